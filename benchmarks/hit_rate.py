@@ -24,9 +24,9 @@ from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from twostroke.api.llm import LLM
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.errors import InvalidRequest
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 INDEXES = ("radix", "hash")
 RATES = (0, 25, 50, 75, 100)
@@ -81,9 +81,9 @@ def take_turn(llm: LLM, case: Case, prompts: PromptSource, number: int, output: 
     index.clear()
     if index.num_pages or llm.pool.num_used:
         raise Differs(f"{index.num_pages} pages are indexed and {llm.pool.num_used} in use after a reset")
-    (prompt,) = prompts.make(llm, Shape(case.prompt, output), number)
+    (prompt,) = prompts.make(llm, BatchShape(case.prompt, output), number)
     if case.known:
-        (other,) = prompts.make(llm, Shape(case.other, output), number) if case.other else [[]]
+        (other,) = prompts.make(llm, BatchShape(case.other, output), number) if case.other else [[]]
         llm.prefill(prompt[: case.known] + other)
     queried, hit, others = index.queried_tokens, index.hit_tokens, Others()
     (answer,) = llm.generate([prompt], max_tokens=output, ignore_eos=True)

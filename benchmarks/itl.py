@@ -29,7 +29,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 LEAD_TOKENS = 8  # tokens of every stream when the prompt arrives
@@ -100,8 +100,8 @@ def take_turn(llm: LLM, policy: Policy, load: Load, prompts: PromptSource, numbe
     """Run the load once. The engine must be idle."""
     engine, others = llm.engine, Others()
     engine.config = SchedulerConfig(policy.max_step_tokens, itl_ms=policy.itl_ms)
-    short = prompts.make(llm, Shape(load.stream_prompt, load.output_tokens, load.streams), number)
-    (long,) = prompts.make(llm, Shape(load.prompt, load.answer), number)
+    short = prompts.make(llm, BatchShape(load.stream_prompt, load.output_tokens, load.streams), number)
+    (long,) = prompts.make(llm, BatchShape(load.prompt, load.answer), number)
 
     def submit(prompt: list[int], tokens: int) -> Request:
         return engine.submit(llm.request(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)))
@@ -135,7 +135,7 @@ def measure(
         raise InvalidRequest(f"the load needs {needed} positions, and {llm.name} has {llm.config.max_position}")
     prompts, by_name = PromptSource(), {policy.name: policy for policy in chosen}
     found: dict[str, list[Turn]] = {name: [] for name in by_name}
-    llm.generate(prompts.make(llm, Shape(min(WARM_UP, load.prompt), 8), rounds), max_tokens=8)
+    llm.generate(prompts.make(llm, BatchShape(min(WARM_UP, load.prompt), 8), rounds), max_tokens=8)
     for number in range(rounds):
         for name in turn_order(list(by_name), number):
             say(f"{llm.name}: round {number + 1} of {rounds}, {name}")

@@ -19,9 +19,9 @@ from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from twostroke.api.llm import LLM
-from twostroke.backends.native.compiled import NativeModel
+from twostroke.backends.native.model import NativeModel
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 BATCHES = (1, 8)
 
@@ -78,7 +78,7 @@ class Turn:
 def take_turn(llm: LLM, timed: Timed, batch: int, prompt: int, output: int, number: int) -> Turn:
     """Answer `batch` prompts, and time the steps after the last prefill."""
     params = SamplingParams(max_tokens=output, ignore_eos=True)
-    prompts = PromptSource().make(llm, Shape(prompt, output, batch), number)
+    prompts = PromptSource().make(llm, BatchShape(prompt, output, batch), number)
     requests = [llm.engine.submit(llm.request(one, params)) for one in prompts]
     while any(request.timings.ttft is None for request in requests):
         llm.engine.step()

@@ -24,7 +24,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.methods import Method, Plain, method
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 DEFINITIONS = {
     "cold_s": "from the preemption to the next token, minus a step, with an empty prefix index; the least",
@@ -80,7 +80,7 @@ def measure(llms: tuple[LLM, LLM], name: str, chosen: Method, prompt: int, outpu
 
 def started(llm: LLM, chosen: Method, prompt: int, output: int, number: int) -> tuple[Request, float]:
     """(a request in the middle of its answer, seconds per step)."""
-    (tokens,) = PromptSource().make(llm, Shape(prompt, output, 1), number)
+    (tokens,) = PromptSource().make(llm, BatchShape(prompt, output, 1), number)
     request = llm.request(tokens, SamplingParams(max_tokens=output, ignore_eos=True), chosen)
     llm.engine.submit(request)
     steps = list[float]()

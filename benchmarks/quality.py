@@ -38,7 +38,7 @@ from twostroke.models.checkpoints.quantize import quantize
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.evaluate.distance import compare
+from twostroke.study.evaluate.logit_distance import compare
 from twostroke.study.evaluate.statistics import bootstrap
 from twostroke.study.evaluate.wikipedia import SOURCE, articles
 from twostroke.system.machine import describe

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.api.llm import LLM
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 RANDOM_TOKENS = 256  # length of a prompt of random tokens
 
@@ -88,7 +88,7 @@ class Workload:
     def prompts(self, llm: LLM) -> list[Sequence[int]]:
         """Token ids: of a chat if the model has a template, else of the text."""
         if not self.questions:
-            return [PromptSource().make(llm, Shape(RANDOM_TOKENS, 1), number)[0] for number in range(2)]
+            return [PromptSource().make(llm, BatchShape(RANDOM_TOKENS, 1), number)[0] for number in range(2)]
         if llm.tokenizer.chat_template is None:
             return [llm.encode(question) for question in self.questions]
         return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in self.questions]

@@ -25,12 +25,12 @@ from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from twostroke.api.llm import LLM
 from twostroke.backends.native.backend import NativeBackend
-from twostroke.backends.native.compiled import NativeModel
-from twostroke.backends.native.ranks import NativeRanks
+from twostroke.backends.native.model import NativeModel
+from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
 from twostroke.models.config import GatedMLP, ModelConfig
 from twostroke.models.cost import Rows
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.bench.latency import PromptSource, Shape, summarize
+from twostroke.study.bench.latency import BatchShape, PromptSource, summarize
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
 from twostroke.study.plan.roofline import Roofline
@@ -38,7 +38,7 @@ from twostroke.study.plan.weights import weight_format
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 PREFILLS = (512, 2000, 4096)
-DECODE = Shape(512, 65)
+DECODE = BatchShape(512, 65)
 DECODES = 4  # of each contender in a round: memory's rate drifts within a minute, where neighbours share it
 # Name -> ranks, threads of each, cores.
 CONTENDERS = {"one core": (1, 1, 1), "two ranks": (2, 1, 2), "two threads": (1, 2, 2)}
@@ -89,13 +89,13 @@ def say(facts: Any) -> None:
 
 def turn_of(llm: LLM, prompt: int, output: int, number: int) -> dict[str, Any]:
     """Answer one prompt."""
-    backend, shape = llm.backend, Shape(prompt, output)
+    backend, shape = llm.backend, BatchShape(prompt, output)
     assert isinstance(backend, NativeBackend)
     ranks, others = backend.ranks, Others()
-    if isinstance(ranks, NativeRanks):
+    if isinstance(ranks, SharedMemoryRanks):
         ranks.account()
     answers = llm.generate(PromptSource().make(llm, shape, number), SamplingParams(max_tokens=output, ignore_eos=True))
-    meetings, waited = ranks.account() if isinstance(ranks, NativeRanks) else (0, 0.0)
+    meetings, waited = ranks.account() if isinstance(ranks, SharedMemoryRanks) else (0, 0.0)
     found = summarize(answers)
     rate = found.prefill_tokens_per_second if output == 1 else found.decode_tokens_per_second
     passes = -(-prompt // llm.engine.config.max_step_tokens) + output - 1
@@ -107,7 +107,7 @@ def exchanges(llm: LLM, rows: int) -> dict[str, float]:
     """Microseconds and bytes of one layer's communication alone, for a pass of so many rows."""
     backend, config = llm.backend, llm.config
     assert isinstance(backend, NativeBackend)
-    assert isinstance(backend.ranks, NativeRanks)
+    assert isinstance(backend.ranks, SharedMemoryRanks)
     assert isinstance(llm.model.compiled, NativeModel)
     rounds = ROUNDS if rows <= SMALL else ROUNDS // 10
     widths = gathered(config)
@@ -168,7 +168,7 @@ class Contender:
 
 def measure(model: str, rounds: int, prefills: tuple[int, ...]) -> dict[str, Any]:
     """All turns of all contenders, and the exchanges."""
-    shapes = {f"prefill {count}": Shape(count, 1) for count in prefills} | {"decode": DECODE}
+    shapes = {f"prefill {count}": BatchShape(count, 1) for count in prefills} | {"decode": DECODE}
     found: dict[str, dict[str, list[Any]]] = {shape: {name: [] for name in CONTENDERS} for shape in shapes}
     with ExitStack() as stack:
         open_ones = {name: stack.enter_context(Contender(model, name)) for name in CONTENDERS}

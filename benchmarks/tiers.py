@@ -29,7 +29,7 @@ from benchmarks.results_file import save, today
 from benchmarks.server_process import free_port
 from twostroke.api.completion import Completion
 from twostroke.api.llm import LLM
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 MODELS = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"]
 LENGTHS = [512, 2000, 8000]
@@ -107,7 +107,7 @@ def ask(llm: LLM, prompt: list[int]) -> tuple[Completion, float]:
 def measure(model: str, lengths: Sequence[int], rounds: int, places: Places) -> dict[str, Any]:
     """All sources of one model. Raises Differs."""
     prompts = {
-        (length, number): PromptSource().make(llm, Shape(length, OUTPUT), number)[0]
+        (length, number): PromptSource().make(llm, BatchShape(length, OUTPUT), number)[0]
         for llm in [LLM(model, kv_bytes=1 << 20)]
         for length in lengths
         for number in range(rounds)

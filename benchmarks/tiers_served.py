@@ -27,7 +27,7 @@ from benchmarks.results_file import save
 from benchmarks.server_process import ServerFailed, ServerProcess
 from twostroke.api.llm import LLM
 from twostroke.engine.timings import percentile
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 OUTPUT = 16
 
@@ -180,7 +180,7 @@ def filled(model: str, pool: int, host: int, work: Path) -> dict[str, Any]:
 
 def make_prompts(model: str, length: int, count: int, first: int = 0) -> list[list[int]]:
     with LLM(model, kv_bytes=1 << 22) as llm:
-        return [PromptSource().make(llm, Shape(length, OUTPUT), first + number)[0] for number in range(count)]
+        return [PromptSource().make(llm, BatchShape(length, OUTPUT), first + number)[0] for number in range(count)]
 
 
 def report(facts: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from benchmarks.peer.figures import turn_order
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerProcess
 from twostroke.api.llm import LLM
-from twostroke.study.bench.latency import PromptSource, Shape
+from twostroke.study.bench.latency import BatchShape, PromptSource
 
 WATCHERS = (0, 1, 10)
 
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens (default 128)")
     parser.add_argument("--output", type=int, default=256, help="tokens (default 256)")
     options = parser.parse_args()
-    source, shape = PromptSource(), Shape(options.prompt, options.output, options.streams)
+    source, shape = PromptSource(), BatchShape(options.prompt, options.output, options.streams)
     llm = LLM(options.model, kv_bytes=64 << 20)  # for its tokens alone
     rounds = [source.make(llm, shape, number) for number in range(3 * (options.rounds + 1))]
     llm.close()

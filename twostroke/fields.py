@@ -1,4 +1,4 @@
-"""What a parameter must be, declared once, where the parameter is.
+"""Rules of parameters, each declared once, where the parameter is.
 
     @dataclass(frozen=True)
     class Nucleus(Checked):
@@ -26,7 +26,7 @@ _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a t
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be, and what it is for.
+    """The rule of one parameter: its type, its range, and a sentence of help.
 
     Attributes:
         kind: int, float, bool, str, tuple (several values), dict, or object (anything, subject to `test`).
@@ -151,7 +151,7 @@ class Checked:
 
     @property
     def checked_as(self) -> str:
-        """What messages begin with."""
+        """The beginning of error messages."""
         return ""
 
 

@@ -9,7 +9,7 @@ from typer.testing import Result
 
 from twostroke.api.llm import LLM
 from twostroke.engine.timings import percentile
-from twostroke.study.bench.latency import PromptSource, Shape, measure
+from twostroke.study.bench.latency import BatchShape, PromptSource, measure
 
 SMALL = ("--repeats", 2, "--warmup", 1)
 FIELDS = {"model", "backend", "dtype", "threads", "prompt_tokens", "output_tokens", "batch", "repeats",
@@ -63,7 +63,7 @@ def test_a_table_for_people(run: Callable[..., Result], tiny: str) -> None:
 
 def test_fresh_tokens_for_every_repeat(tiny: str) -> None:
     llm, prompts = LLM(tiny, threads=1), PromptSource(seed=1)
-    shape = Shape(20, 2, batch=2)
+    shape = BatchShape(20, 2, batch=2)
     rounds = [prompts.make(llm, shape, number) for number in range(3)]
     assert len({tuple(row) for made in rounds for row in made}) == 6
     assert rounds[0] == PromptSource(seed=1).make(llm, shape, 0)
@@ -74,7 +74,7 @@ def test_workloads_are_interleaved(tiny: str, monkeypatch: pytest.MonkeyPatch) -
     llm, lengths = LLM(tiny, threads=1, prefix_index="off"), []
     generate = llm.generate
     monkeypatch.setattr(llm, "generate", lambda p, params: (lengths.append(len(p[0])), generate(p, params))[1])
-    results = measure(llm, [Shape(4, 2), Shape(6, 2)], repeats=2, warmup=1, prompts=PromptSource())
+    results = measure(llm, [BatchShape(4, 2), BatchShape(6, 2)], repeats=2, warmup=1, prompts=PromptSource())
     assert lengths == [4, 6] * 3
     assert [len(result.repeats) for result in results] == [2, 2]
 

@@ -10,9 +10,9 @@ from twostroke.cli import report
 def test_a_wait_without_a_terminal_writes_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "QUIET_S", 0.2)
-    monkeypatch.setattr(report, "EVERY_S", 0.05)
-    with report.Loading("loading tiny") as progress:
+    monkeypatch.setattr(report, "FIRST_LINE_S", 0.2)
+    monkeypatch.setattr(report, "LINE_INTERVAL_S", 0.05)
+    with report.ProgressDisplay("loading tiny") as progress:
         assert capsys.readouterr().err == ""
         time.sleep(0.4)
         assert capsys.readouterr().err.startswith("loading tiny ...\n")
@@ -22,6 +22,6 @@ def test_a_wait_without_a_terminal_writes_lines(
 
 
 def test_a_quick_wait_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with report.Loading("loading tiny") as progress:
+    with report.ProgressDisplay("loading tiny") as progress:
         progress("loading tiny", 1, 2)
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ from twostroke.api import llm as llm_module
 from twostroke.api.llm import LLM
 from twostroke.cli.eval import command_line
 from twostroke.cli.options import ModelOptions
-from twostroke.cli.report import found_text, tiers_text
+from twostroke.cli.report import tier_hits_text, tiers_text
 from twostroke.engine.forecast import Forecast
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.study.evaluate.tasks import NameIndex
@@ -106,9 +106,9 @@ def test_a_second_process_says_what_it_found(
 
 
 def test_found() -> None:
-    assert found_text({}) == found_text({"pool": 0}) == ""
-    assert found_text({"disk": 3200, "pool": 16}) == "16 from the pool, 3,200 from disk"
-    assert found_text({"host": 1, "remote": 2}) == "1 from the host, 2 from the remote store"
+    assert tier_hits_text({}) == tier_hits_text({"pool": 0}) == ""
+    assert tier_hits_text({"disk": 3200, "pool": 16}) == "16 from the pool, 3,200 from disk"
+    assert tier_hits_text({"host": 1, "remote": 2}) == "1 from the host, 2 from the remote store"
 
 
 def test_what_serve_prints(tiny_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.study.explain import test_page
 from twostroke.study.explain.explanation import Explanation
-from twostroke.study.explain.page import write_page
+from twostroke.study.explain.html_page import write_page
 
 made = test_page.made
 

@@ -38,8 +38,10 @@ def test_it_reads_what_the_engine_reads(family: str, tiny_directory: Directory, 
     """The teacher's logits and entries, and the student's logits after them, equal the reference backend's."""
     teacher = pruned(family, tiny_directory, tmp_path / "student")
     (window, *_) = distilling.windows_of(teacher, TEXT)
-    expected, kv = distilling.Reader(teacher, learning=False)(window)
-    said, _ = distilling.Reader(open_checkpoint(str(tmp_path / "student")), learning=True)(window[20:], kv[:, :, :20])
+    expected, kv = distilling.WindowModel(teacher, learning=False)(window)
+    said, _ = distilling.WindowModel(open_checkpoint(str(tmp_path / "student")), learning=True)(
+        window[20:], kv[:, :, :20]
+    )
     llm = LLM(teacher, student=str(tmp_path / "student"), backend="reference", dtype="float32", kv_bytes=16 << 20)
 
     def program() -> Program:

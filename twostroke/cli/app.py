@@ -25,7 +25,7 @@ from twostroke.cli import (
 from twostroke.errors import TwostrokeError
 
 
-class Commands(TyperGroup):
+class ErrorHandlingGroup(TyperGroup):
     """Prints a typed error, and one of the system, as one line.
 
     Wrong options (exit 2), Ctrl-C (130) and closed pipes are typer's to handle.
@@ -40,14 +40,14 @@ class Commands(TyperGroup):
         except OSError as error:  # a full disk, a file that cannot be written
             if error.errno == errno.EPIPE:
                 raise
-            report.give_up_stdout()
+            report.discard_stdout()
             typer.echo(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", err=True)
             raise typer.Exit(1) from None
 
 
 app = typer.Typer(
     name="twostroke",
-    cls=Commands,
+    cls=ErrorHandlingGroup,
     help="An LLM inference engine of two strokes, prefill and decode, whose KV cache is a value you hold.",
     no_args_is_help=True,
     add_completion=False,

@@ -12,7 +12,7 @@ from twostroke.cli.report import print_json, size, stderr_console
 
 if TYPE_CHECKING:
     from twostroke.api.llm import LLM
-    from twostroke.study.bench.latency import Latency, Shape
+    from twostroke.study.bench.latency import BatchShape, Latency
 
 app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
 app.command()(bench_serve.serve)
@@ -59,11 +59,11 @@ def latency(
     began = time.perf_counter()
     with model_options.open(**changes) as llm:
         load_s = time.perf_counter() - began
-        from twostroke.study.bench.latency import PromptSource, Shape
+        from twostroke.study.bench.latency import BatchShape, PromptSource
 
         if prompt is not None:
             prompt_tokens = [len(llm.encode(prompt))]
-        shapes = [Shape(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
+        shapes = [BatchShape(*counts) for counts in product(prompt_tokens, output_tokens, batch)]
         results = run(llm, shapes, repeats, warmup, PromptSource(seed, shared_prefix, prompt))
         facts = describe(llm, results, load_s)
     if as_json:
@@ -72,7 +72,7 @@ def latency(
     print_table(facts)
 
 
-def run(llm: "LLM", shapes: "list[Shape]", repeats: int, warmup: int, prompts: Any) -> "list[Latency]":
+def run(llm: "LLM", shapes: "list[BatchShape]", repeats: int, warmup: int, prompts: Any) -> "list[Latency]":
     """Measure, with a bar on stderr where that is a terminal."""
     from rich.progress import Progress
 

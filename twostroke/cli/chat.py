@@ -98,7 +98,7 @@ class Session:
         }
 
     def run(self) -> None:
-        """Until /quit or the end of the input."""
+        """Read and answer lines until /quit or the end of the input."""
         for line in self._lines():
             name, _, argument = line[1:].partition(" ")
             if line.startswith("/") and name in ("quit", "exit"):

@@ -11,13 +11,13 @@ from twostroke.cli.options import JsonFlag, MethodModule, ModelOptions, load_met
 from twostroke.cli.parsers import parse_pair, without_password
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.fields import rules
-from twostroke.study.evaluate.options import Options
+from twostroke.study.evaluate.options import EvaluationOptions
 from twostroke.study.evaluate.task import Task
 from twostroke.study.evaluate.tasks import ArcChallenge, ArcEasy, Cloze, LongForm, MiddleMatch, NameIndex, Perplexity
 
 if TYPE_CHECKING:
     from twostroke.study.evaluate.contenders import Contender
-    from twostroke.study.evaluate.evaluation import Evaluation, Line
+    from twostroke.study.evaluate.evaluation import Evaluation, ItemRecords
     from twostroke.study.evaluate.summary import Summary
 
 FLAGS = {
@@ -41,7 +41,7 @@ def _eval(*names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class ContenderOptions:
-    """Which methods are compared."""
+    """Options: which methods are compared."""
 
     methods: Annotated[
         str,
@@ -68,7 +68,7 @@ class ContenderOptions:
 @dataclass(frozen=True)
 class EvalOptions(
     options_of(
-        Options,
+        EvaluationOptions,
         "Evaluation",
         leave_out=("measures",),
         changes={
@@ -78,20 +78,20 @@ class EvalOptions(
         },
     )
 ):
-    """What is measured, on how many items, and where it is kept."""
+    """Options: what is measured, on how many items, and where the results are kept."""
 
     measure: Annotated[
         str | None,
-        _eval(metavar="NAME,...", help=rules(Options)["measures"].help, show_default="the task's own"),
+        _eval(metavar="NAME,...", help=rules(EvaluationOptions)["measures"].help, show_default="the task's own"),
     ] = None
     output: Annotated[
         Path | None, _eval(file_okay=False, help="A directory for items and report; a run there is continued.")
     ] = None
 
-    def options(self) -> Options:
+    def options(self) -> EvaluationOptions:
         """Raises InvalidRequest naming the option that is out of range."""
-        declared = {name: value for name, value in vars(self).items() if name in rules(Options)}
-        return Options(**declared, measures=tuple(self.measure.split(",")) if self.measure else ())
+        declared = {name: value for name, value in vars(self).items() if name in rules(EvaluationOptions)}
+        return EvaluationOptions(**declared, measures=tuple(self.measure.split(",")) if self.measure else ())
 
 
 def split_methods(text: str) -> list[str]:
@@ -150,8 +150,8 @@ def evaluate(
         print_table(summary)
 
 
-def run(evaluation: "Evaluation", directory: Path | None) -> "list[Line]":
-    """With a bar on stderr where that is a terminal."""
+def run(evaluation: "Evaluation", directory: Path | None) -> "list[ItemRecords]":
+    """Run the evaluation; a terminal on stderr shows a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = stderr_console()

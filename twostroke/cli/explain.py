@@ -8,10 +8,10 @@ import typer
 
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, options_of, spread
 from twostroke.cli.prompt import PromptOptions
-from twostroke.cli.report import Loading, note, print_json
+from twostroke.cli.report import ProgressDisplay, note, print_json
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
-from twostroke.system.save import replaceable
+from twostroke.system.atomic_files import check_replaceable
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ def explain(
     """
     text = asked.read()
     if html is not None:
-        replaceable(html)
+        check_replaceable(html)
     params = sampling.params()
     method = method_options.build()
     model_options.check_companions(method)
     with model_options.open() as llm:
-        from twostroke.study.explain.explanation import Aspects, explain
+        from twostroke.study.explain.explanation import ExplainOptions, explain
         from twostroke.study.explain.explanation import as_json as plain
 
         tokens = asked.tokens(llm, text)
-        aspects = Aspects(layer, head, naive, None if method.name == "plain" else method)
-        with Loading(f"answering {len(tokens):,} tokens, and watching"):
+        aspects = ExplainOptions(layer, head, naive, None if method.name == "plain" else method)
+        with ProgressDisplay(f"answering {len(tokens):,} tokens, and watching"):
             made = explain(llm, text, tokens, params, aspects)
         if html is not None:
-            from twostroke.study.explain.page import write_page
+            from twostroke.study.explain.html_page import write_page
 
             write_page(html, made)
             note(f"written to {html}")
@@ -71,9 +71,9 @@ def explain(
             return
         from rich.console import Console
 
-        from twostroke.study.explain.terminal import show
+        from twostroke.study.explain.terminal import print_explanation
 
-        show(Console(highlight=False), made, everything)
+        print_explanation(Console(highlight=False), made, everything)
         facts = made.model
         note(
             f"{facts.name} | {facts.layers} layers, hidden {facts.hidden:,}, {facts.heads} heads, {facts.kv_heads} KV "

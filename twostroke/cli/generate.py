@@ -6,14 +6,14 @@ import typer
 
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.prompt import PromptOptions
-from twostroke.cli.report import found_text, note, pace_text, print_json, size, write
+from twostroke.cli.report import note, pace_text, print_json, size, tier_hits_text, write
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from twostroke.api.llm import LLM
+    from twostroke.engine.output import Token
     from twostroke.engine.request import Request
-    from twostroke.engine.track import Token
 
 
 @spread
@@ -145,7 +145,7 @@ def facts_line(request: "Request", facts: dict[str, Any]) -> str:
     """One line for people."""
     from twostroke.engine.timings import Pace
 
-    cached = f" ({found})" if (found := found_text(facts["cached_tokens_by_tier"])) else ""
+    cached = f" ({found})" if (found := tier_hits_text(facts["cached_tokens_by_tier"])) else ""
     parts = [f"{facts['prompt_tokens']} prompt{cached} + {facts['output_tokens']} output tokens"]
     parts.append(pace_text(Pace.of(request.timings, request.prefilled_tokens - request.cached_tokens)))
     if (total := facts["total_output_tokens_per_second"]) is not None and len(facts["outputs"]) > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag
-from twostroke.cli.report import Loading, note, print_json, size
+from twostroke.cli.report import ProgressDisplay, note, print_json, size
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoints.catalog import CatalogEntry
@@ -48,7 +48,7 @@ def pull(name: Name, *, as_json: JsonFlag = False) -> None:
     """Fetch a model, unless it is there already."""
     from twostroke.models.checkpoints.resolve import open_checkpoint
 
-    with Loading(f"fetching {name}") as progress:
+    with ProgressDisplay(f"fetching {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
     files, where = file_facts(checkpoint), origin(name)
     if as_json:
@@ -85,7 +85,7 @@ def check(name: Name, *, as_json: JsonFlag = False) -> None:
     from twostroke.models.checkpoints.resolve import open_checkpoint
     from twostroke.models.checkpoints.verify import verify
 
-    with Loading(f"checking {name}") as progress:
+    with ProgressDisplay(f"checking {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
         found = verify(checkpoint, progress)
     if as_json:
@@ -130,7 +130,7 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
     from twostroke.models.checkpoints.resolve import open_checkpoint
     from twostroke.models.checkpoints.tokenizer import Tokenizer
 
-    with Loading(f"opening {name}") as progress:
+    with ProgressDisplay(f"opening {name}") as progress:
         checkpoint = open_checkpoint(name, progress=progress)
         tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
     return {
@@ -179,7 +179,7 @@ def _experts(config: "ModelConfig") -> dict[str, int] | None:
 
 def weight_facts(checkpoint: "Checkpoint") -> dict[str, dict[str, int]]:
     """Tensors and stored bytes of each number format, the largest first."""
-    from twostroke.models.formats.packed import PackedTensor
+    from twostroke.models.formats.packed_tensor import PackedTensor
 
     formats: dict[str, dict[str, int]] = {}
     for tensor in checkpoint.stored.values():

@@ -27,7 +27,7 @@ def _model(*names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and how it is run."""
+    """Options: which model, and how it is run."""
 
     model: Annotated[
         str, _model("--model", "-m", help="A catalog name, a GGUF file, a Hugging Face directory, or a hub id.")
@@ -104,7 +104,7 @@ class ModelOptions:
     ] = False
 
     def check_companions(self, method: "Method") -> None:
-        """Before anything is loaded: raise InvalidRequest if the technique lacks a companion; note unused ones."""
+        """Raise InvalidRequest if the technique lacks a companion, and note unused ones. Call it before loading."""
         from twostroke.cli.report import note
 
         for role in ("student", "draft"):
@@ -121,11 +121,11 @@ class ModelOptions:
         Close it at the end: then what waits to be written to a tier is written.
         """
         from twostroke.api.llm import LLM
-        from twostroke.cli.report import Loading, note
+        from twostroke.cli.report import ProgressDisplay, note
 
         settings = asdict(self) | changes
         name = settings.pop("model")
-        with Loading(f"loading {name}") as progress:
+        with ProgressDisplay(f"loading {name}") as progress:
             llm = LLM(name, progress=progress, **settings)
         if llm.verified is not None:
             note(llm.verified.text)
@@ -192,7 +192,7 @@ class SamplingOptions(
     """How tokens are chosen, and when generation ends."""
 
     def fields(self) -> dict[str, Any]:
-        """As fields of `SamplingParams`."""
+        """The options as fields of `SamplingParams`."""
         fields = asdict(self) | {"stop": tuple(self.stop or ())}
         fields["stop_token_ids"] = tuple(fields.pop("stop_token_id") or ())
         pairs = [parse_pair(pair, "--logit-bias") for pair in self.logit_bias or ()]
@@ -217,10 +217,10 @@ class ChatSamplingOptions(
     ),
     SamplingOptions,
 ):
-    """The same, with the model's own generation defaults for what is not given."""
+    """Sampling options that default to the model's own generation defaults."""
 
     def fields(self) -> dict[str, Any]:
-        """As fields of `SamplingParams`, without those that the model decides."""
+        """The options as fields of `SamplingParams`, without those that are left to the model."""
         return {name: value for name, value in super().fields().items() if name not in DEFAULTS or value is not None}
 
 
@@ -246,7 +246,7 @@ def load_method_modules(names: list[str] | None) -> None:
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """Which technique answers."""
+    """Options: which technique answers."""
 
     method: Annotated[str, typer.Option(help="The technique, such as plain or repeat.", rich_help_panel="Method")] = (
         "plain"
@@ -267,7 +267,7 @@ class MethodOptions:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """For typer: every parameter that is one of the dataclasses above becomes one option per field."""
+    """Make a command for typer: each parameter that is a dataclass of options becomes one option per field."""
     hints = get_type_hints(command, include_extras=True)
     parameters, groups = [], {}
     for parameter in inspect.signature(command).parameters.values():
@@ -296,7 +296,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _default(one: Field[Any]) -> Any:
-    """What an option is where nobody gives it; `empty` if it must be given."""
+    """The default of an option; `empty` if it is required."""
     return inspect.Parameter.empty if one.default is MISSING else one.default
 
 

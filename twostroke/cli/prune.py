@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from twostroke.cli.options import JsonFlag
-from twostroke.cli.report import Loading, Steps, print_json
-from twostroke.system.extras import extra
+from twostroke.cli.report import ProgressDisplay, StepProgress, print_json
+from twostroke.system.extras import requires_extra
 
 
 def prune(
@@ -30,12 +30,12 @@ def prune(
     from twostroke.cli.prompt import read_prompt
     from twostroke.models.checkpoints.resolve import open_checkpoint
 
-    with extra("torch", "pruning"):
+    with requires_extra("torch", "pruning"):
         from twostroke.study import distilling
         from twostroke.study.pruning import mlp_of, prune
 
     text = read_prompt(None, None, calibration)
-    with Loading(f"pruning {model}") as progress:
+    with ProgressDisplay(f"pruning {model}") as progress:
         checkpoint = open_checkpoint(model, progress=progress)
         windows = distilling.windows_of(checkpoint, text, max_tokens) if distill else []
         kept = prune(checkpoint, text, directory, hidden, intermediate, max_tokens)
@@ -44,7 +44,7 @@ def prune(
     facts |= {"intermediate_size": [mlp_of(old).intermediate_size, mlp_of(kept).intermediate_size]}
     learned = None
     if distill:
-        with Steps(f"distilling {model}", distill) as steps:
+        with StepProgress(f"distilling {model}", distill) as steps:
             learned = distilling.distill(
                 checkpoint, directory, windows, distill, learning_rate=learning_rate, progress=steps
             )

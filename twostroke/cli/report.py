@@ -1,4 +1,4 @@
-"""What commands print: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
+"""Output of commands: JSON lines, facts for people on stderr, and progress while a model is fetched and loaded."""
 
 import os
 import sys
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from twostroke.api.llm import LLM
     from twostroke.engine.timings import Pace
 
-QUIET_S, EVERY_S = 2.0, 5.0  # seconds without a line, and between lines
+FIRST_LINE_S, LINE_INTERVAL_S = 2.0, 5.0  # seconds until the first line, and between lines
 
-FOUND = {"pool": "the pool", "host": "the host", "disk": "disk", "remote": "the remote store"}
+TIER_NAMES = {"pool": "the pool", "host": "the host", "disk": "disk", "remote": "the remote store"}
 
 
 def print_json(value: Any) -> None:
@@ -36,7 +36,7 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
-def give_up_stdout() -> None:
+def discard_stdout() -> None:
     """Drop what stdout has not taken, or the interpreter would try again, and complain, at its end."""
     try:
         sys.stdout.flush()
@@ -77,13 +77,13 @@ def size(count: int) -> str:
     return f"{count:,} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
-def found_text(by_tier: Mapping[str, int]) -> str:
-    """Where prompt tokens were found that were not computed; empty if there are none."""
-    return ", ".join(f"{by_tier[tier]:,} from {words}" for tier, words in FOUND.items() if by_tier.get(tier))
+def tier_hits_text(by_tier: Mapping[str, int]) -> str:
+    """The tiers in which cached prompt tokens were found, in words; empty if there are none."""
+    return ", ".join(f"{by_tier[tier]:,} from {words}" for tier, words in TIER_NAMES.items() if by_tier.get(tier))
 
 
 def tiers_text(llm: "LLM") -> str:
-    """Where the KV of a model may be, and how much of it."""
+    """The tiers of a model's KV and their sizes, in words."""
     tiers = llm.tiers
     parts = [f"{size(llm.pool.num_pages * llm.pool.page_bytes)} in the pool"]
     if tiers.host_bytes:
@@ -105,10 +105,11 @@ def pace_text(pace: "Pace") -> str:
     return " | ".join(parts)
 
 
-class Loading:
+class ProgressDisplay:
     """While it is open: a spinner on a terminal; once called with progress in bytes, a bar.
 
-    Without a terminal it writes a line after `QUIET_S` seconds, and then one every `EVERY_S`, so no wait is silent.
+    Without a terminal it writes a line after `FIRST_LINE_S`, and then one every `LINE_INTERVAL_S`, so no wait is
+    silent.
     """
 
     def __init__(self, title: str) -> None:
@@ -121,7 +122,7 @@ class Loading:
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_lines, daemon=True)
 
-    def __enter__(self) -> "Loading":
+    def __enter__(self) -> "ProgressDisplay":
         if self._status is not None:
             self._status.start()
         else:
@@ -137,13 +138,13 @@ class Loading:
                 display.stop()
 
     def _write_lines(self) -> None:
-        wait = QUIET_S
+        wait = FIRST_LINE_S
         while not self._ended.wait(wait):
             self._console.print(self._line, markup=False, soft_wrap=True)
-            wait = EVERY_S
+            wait = LINE_INTERVAL_S
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """How far a download or the loading is, in bytes; may come from another thread."""
+        """Report how far a download or the loading is, in bytes. Any thread may call it."""
         if self._status is None:
             self._line = f"{stage}: {size(done)} of {size(total)}"
             return
@@ -157,7 +158,7 @@ class Loading:
             self._progress.refresh()
 
 
-class Steps:
+class StepProgress:
     """While it is open: a bar over steps, with the loss of each. Without a terminal, a line every tenth of them."""
 
     def __init__(self, title: str, steps: int) -> None:
@@ -170,7 +171,7 @@ class Steps:
         )
         self._task = self._progress.add_task(title, total=steps)
 
-    def __enter__(self) -> "Steps":
+    def __enter__(self) -> "StepProgress":
         self._progress.start()
         return self
 

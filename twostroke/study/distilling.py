@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
-from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.reference.decoder import ReferenceDecoder
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
@@ -96,12 +96,12 @@ class Differentiable(Operations):
         return out.transpose(0, 1).flatten(1)
 
 
-class Reader:
+class WindowModel:
     """A model that reads windows of text."""
 
     def __init__(self, checkpoint: Checkpoint, learning: bool) -> None:
         self.config, self.operations = checkpoint.config, Differentiable(learning)
-        self.decoder = Decoder(self.config, self.operations, checkpoint.tensor)
+        self.decoder = ReferenceDecoder(self.config, self.operations, checkpoint.tensor)
 
     def __call__(self, tokens: torch.Tensor, before: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits of every token, [N, vocab]; all entries, [layers, 2, P + N, Hkv, D]), with prefix `before`."""
@@ -152,7 +152,7 @@ def distill(
     if steps < 1 or not 0 < learning_rate < 1:
         raise InvalidRequest(f"distillation needs steps, at a rate between 0 and 1, not {steps} at {learning_rate}")
     held, learned = windows[::HELD_OUT], [window for i, window in enumerate(windows) if i % HELD_OUT]
-    wise, student = Reader(teacher, learning=False), Reader(open_checkpoint(str(directory)), learning=True)
+    wise, student = WindowModel(teacher, learning=False), WindowModel(open_checkpoint(str(directory)), learning=True)
 
     def loss(window: torch.Tensor, start: int) -> torch.Tensor:
         """Mean KL on a window, of which the student reads the tokens from `start` on."""

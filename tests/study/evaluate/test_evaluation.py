@@ -11,9 +11,9 @@ import torch
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.study.evaluate.contenders import Contender, contender
-from twostroke.study.evaluate.evaluation import Evaluation, Line
+from twostroke.study.evaluate.evaluation import Evaluation, ItemRecords
 from twostroke.study.evaluate.measures import MEASURES
-from twostroke.study.evaluate.options import NAMES, Options
+from twostroke.study.evaluate.options import NAMES, EvaluationOptions
 from twostroke.study.evaluate.summary import summarize
 from twostroke.study.evaluate.task import Task
 from twostroke.study.evaluate.tasks import LongForm, NameIndex, Perplexity
@@ -25,10 +25,10 @@ OPTIONS: dict[str, Any] = {"limit": 5, "batch": 2, "max_tokens": 6, "positions":
 
 
 def evaluation(llm: LLM, task: Task | None = None, methods: list[Contender] = METHODS, **changes: Any) -> Evaluation:
-    return Evaluation(llm, task or NameIndex(4), methods, Options(**(OPTIONS | changes)))
+    return Evaluation(llm, task or NameIndex(4), methods, EvaluationOptions(**(OPTIONS | changes)))
 
 
-def untimed(lines: list[Line]) -> list[Any]:
+def untimed(lines: list[ItemRecords]) -> list[Any]:
     """Without the values that differ between runs."""
     rows = [json.loads(line.dump()) for line in lines]
     for row in rows:

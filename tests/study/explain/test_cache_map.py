@@ -11,7 +11,7 @@ from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.methods import Prompt, method
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.explain.cache_map import CacheMap, Entries, cache_map
+from twostroke.study.explain.cache_map import CacheMap, EntryRange, cache_map
 
 TinyLLM = Callable[..., LLM]
 N = len(PROMPT)
@@ -32,19 +32,19 @@ def followed(llm: LLM, name: str, most: int = 8, **options: Any) -> CacheMap:
 
 def test_plain(tiny_llm: TinyLLM) -> None:
     prefill, decode = followed(tiny_llm(), "plain").strokes
-    assert (prefill.given, prefill.made, prefill.dropped) == ((), (Entries("main", 0, N),), ())
+    assert (prefill.given, prefill.made, prefill.dropped) == ((), (EntryRange("main", 0, N),), ())
     assert [token.id for token in prefill.tokens] == PROMPT
-    assert (decode.given, decode.made) == ((Entries("main", 0, N),), (Entries("main", N, N + 7),))
+    assert (decode.given, decode.made) == ((EntryRange("main", 0, N),), (EntryRange("main", N, N + 7),))
     assert len(decode.tokens) == 8
 
 
 def test_repeat_shows_the_slice(tiny_llm: TinyLLM) -> None:
     made = followed(tiny_llm(), "repeat", sinks=2)
     prefill, decode = made.strokes
-    assert prefill.made == (Entries("main", 0, 2 * N),)
-    assert decode.given == (Entries("main", 0, 2), Entries("main", N, 2 * N))
-    assert decode.dropped == (Entries("main", 2, N),)
-    assert decode.made == (Entries("main", 2 * N, 2 * N + 7),)
+    assert prefill.made == (EntryRange("main", 0, 2 * N),)
+    assert decode.given == (EntryRange("main", 0, 2), EntryRange("main", N, 2 * N))
+    assert decode.dropped == (EntryRange("main", 2, N),)
+    assert decode.made == (EntryRange("main", 2 * N, 2 * N + 7),)
     assert made.entries == N + 2 + 7
     assert made.plain_entries == N + 7
     assert made.parameters["sinks"] == 2
@@ -52,21 +52,21 @@ def test_repeat_shows_the_slice(tiny_llm: TinyLLM) -> None:
 
 def test_overfill_shows_whose_entries(tiny_llm: TinyLLM, student: str) -> None:
     _, decode = followed(tiny_llm(student=student), "overfill").strokes
-    assert (decode.model, decode.given) == ("student", (Entries("main", 0, N),))
-    assert decode.made == (Entries("student", N, N + 7),)
+    assert (decode.model, decode.given) == ("student", (EntryRange("main", 0, N),))
+    assert decode.made == (EntryRange("student", N, N + 7),)
     _, decode = followed(tiny_llm(student=student), "overfill", recompute=True).strokes
-    assert decode.made == (Entries("student", N - 1, N + 7),)
+    assert decode.made == (EntryRange("student", N - 1, N + 7),)
 
 
 def test_refresh_shows_what_was_replaced(tiny_llm: TinyLLM, student: str) -> None:
     made = followed(tiny_llm(student=student), "refresh", every=4)
     first, run, refreshed, again = made.strokes
     assert (first.model, refreshed.model) == ("main", "main")
-    assert run.made == (Entries("student", N, N + 3),)
-    assert refreshed.made == (Entries("main", N, N + 3),)
-    assert again.given == (Entries("main", 0, N + 3),)
-    assert again.dropped == (Entries("student", N, N + 3),)
-    assert again.made[0] == Entries("student", N + 3, N + 7)
+    assert run.made == (EntryRange("student", N, N + 3),)
+    assert refreshed.made == (EntryRange("main", N, N + 3),)
+    assert again.given == (EntryRange("main", 0, N + 3),)
+    assert again.dropped == (EntryRange("student", N, N + 3),)
+    assert again.made[0] == EntryRange("student", N + 3, N + 7)
     assert made.facts["teacher_tokens"] == 3
 
 

@@ -17,7 +17,7 @@ import torch
 from tests.methods.watching import needs_native, queried
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
-from twostroke.backends.reference.decoder import Layer
+from twostroke.backends.reference.decoder import ReferenceLayer
 from twostroke.backends.reference.operations import Operations
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.attention import attention_weights
@@ -25,10 +25,10 @@ from twostroke.models.config import Experts
 from twostroke.models.cost import Rows
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import log_softmax
-from twostroke.study.explain.explanation import Aspects, Explanation, as_json, explain
-from twostroke.study.explain.heat import CELLS
+from twostroke.study.explain.attention_maps import CELLS
+from twostroke.study.explain.explanation import ExplainOptions, Explanation, as_json, explain
 from twostroke.study.explain.lens import settled_after
-from twostroke.study.explain.prefill import Shape
+from twostroke.study.explain.prefill import LayerTensor
 from twostroke.system import strict_json
 
 TinyLLM = Callable[..., LLM]
@@ -46,9 +46,9 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes: list[dict[str, list[torch.Tensor]]] = []
-        call, turned, gated = Layer.__call__, Operations.turned, Operations.gated_linear
+        call, turned, gated = ReferenceLayer.__call__, Operations.turned, Operations.gated_linear
 
-        def layer(of: Layer, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        def layer(of: ReferenceLayer, x: torch.Tensor, *rest: Any) -> torch.Tensor:
             if of.index == 0:
                 self.passes.append({"inputs": [], "outputs": [], "q": [], "k": [], "v": [], "gated": []})
             made = call(of, x, *rest)
@@ -67,12 +67,12 @@ class Recorder:
             self.passes[-1]["gated"].append(made)
             return made
 
-        monkeypatch.setattr(Layer, "__call__", layer)
+        monkeypatch.setattr(ReferenceLayer, "__call__", layer)
         monkeypatch.setattr(Operations, "turned", heads)
         monkeypatch.setattr(Operations, "gated_linear", product)
 
 
-def explained(llm: LLM, text: str = TEXT, aspects: Aspects | None = None, **sampling: Any) -> Explanation:
+def explained(llm: LLM, text: str = TEXT, aspects: ExplainOptions | None = None, **sampling: Any) -> Explanation:
     fields: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True}
     return explain(llm, text, llm.tokenizer.encode(text), SamplingParams(**(fields | sampling)), aspects)
 
@@ -98,7 +98,7 @@ def test_every_number_is_a_tensor_of_the_reference(
     explained(llm)  # what calibration takes is not recorded
     recorder = Recorder(monkeypatch)
     layer, head = 1, 2
-    made = explained(llm, aspects=Aspects(layer, head, naive=0))
+    made = explained(llm, aspects=ExplainOptions(layer, head, naive=0))
     config, n = llm.config, len(made.tokens)
     assert n <= CELLS, "one tile: the passes are the whole prompt, then single tokens"
     begin = next(i for i, one in enumerate(recorder.passes) if len(one["inputs"][0]) == n)
@@ -196,7 +196,7 @@ def test_every_number_is_a_tensor_of_the_reference(
     assert (made.finish_reason, made.timed_alike) == ("length", True)
 
 
-def check_gated(mlp: Any, shapes: dict[str, Shape], gated: list[torch.Tensor], layer: int, rows: int) -> None:
+def check_gated(mlp: Any, shapes: dict[str, LayerTensor], gated: list[torch.Tensor], layer: int, rows: int) -> None:
     if isinstance(mlp, Experts):
         assert shapes["gated"].dims == (rows, mlp.chosen, mlp.intermediate_size)
         assert shapes["router"].dims == (rows, mlp.count)
@@ -215,7 +215,7 @@ def test_both_ways(tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
     drawn: dict[str, Any] = {"temperature": 1.5, "seed": 3}
     for sampling in ({}, drawn):
-        made = explained(llm, max_tokens=7, aspects=Aspects(naive=6), **sampling)
+        made = explained(llm, max_tokens=7, aspects=ExplainOptions(naive=6), **sampling)
         found, p, g = made.both_ways, len(made.tokens), 6
         assert found is not None
         assert (found.prompt, found.steps) == (p, g)
@@ -229,7 +229,7 @@ def test_both_ways(tiny_llm: TinyLLM) -> None:
         assert found.cached.tokens == answer[:g]
         assert len(found.naive.seconds) == len(found.cached.seconds) == g
         assert found.largest_difference < 1e-4
-    assert explained(llm, aspects=Aspects(naive=0)).both_ways is None
+    assert explained(llm, aspects=ExplainOptions(naive=0)).both_ways is None
 
 
 @pytest.fixture
@@ -273,10 +273,10 @@ def test_a_long_prompt_takes_memory_for_a_tile(tmp_path: Path) -> None:
     llm = LLM(str(directory), backend="reference", kv_bytes=32 << 20, threads=1)
     ids = [(i * 7919 + 3) % llm.config.vocab_size for i in range(4000)]
     params = SamplingParams(max_tokens=2, ignore_eos=True)
-    explain(llm, "warm", ids[:100], params, Aspects(naive=0))
+    explain(llm, "warm", ids[:100], params, ExplainOptions(naive=0))
     tracemalloc.start()
     try:
-        made = explain(llm, "long", ids, params, Aspects(naive=0))
+        made = explain(llm, "long", ids, params, ExplainOptions(naive=0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -292,7 +292,7 @@ def test_cells_of_a_long_prompt_are_sums_of_its_weights(tiny_llm: TinyLLM) -> No
     """Tiles, cells that join columns and cells that join rows: as from one pass over the whole matrix."""
     llm = tiny_llm("mistral")
     ids = [(i * 7919 + 3) % llm.config.vocab_size for i in range(150)]
-    made = explain(llm, "", ids, SamplingParams(max_tokens=1), Aspects(layer=2, naive=0)).attention
+    made = explain(llm, "", ids, SamplingParams(max_tokens=1), ExplainOptions(layer=2, naive=0)).attention
     whole = queried(llm, ids, len(ids))
     expected = list(attention_weights(whole.kv, whole.queries))[2]
     starts = list(made.starts)
@@ -304,7 +304,7 @@ def test_cells_of_a_long_prompt_are_sums_of_its_weights(tiny_llm: TinyLLM) -> No
 
 
 def test_as_json(tiny_llm: TinyLLM) -> None:
-    made = explained(tiny_llm("mistral"), aspects=Aspects(naive=2))
+    made = explained(tiny_llm("mistral"), aspects=ExplainOptions(naive=2))
     text = strict_json.dumps(as_json(made))
     back = json.loads(text)
     values = np.array(back["embedding"]["values"]).astype(np.float32)
@@ -324,9 +324,9 @@ def test_settled_after(tiny_llm: TinyLLM) -> None:
 def test_errors(tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
     with pytest.raises(InvalidRequest, match="layer must be from 0 to 2"):
-        explained(llm, aspects=Aspects(layer=3))
+        explained(llm, aspects=ExplainOptions(layer=3))
     with pytest.raises(InvalidRequest, match="head must be from 0 to 3"):
-        explained(llm, aspects=Aspects(head=4))
+        explained(llm, aspects=ExplainOptions(head=4))
     with pytest.raises(InvalidRequest, match="empty"):
         explain(llm, "", [], SamplingParams())
     with pytest.raises(ContextLengthExceeded):

@@ -15,8 +15,8 @@ from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.explain.explanation import Aspects, Explanation, as_json, explain
-from twostroke.study.explain.page import page, write_page
+from twostroke.study.explain.explanation import ExplainOptions, Explanation, as_json, explain
+from twostroke.study.explain.html_page import page, write_page
 
 HOSTILE = "</script><script>document.title='gone'</script><!-- <b>fox</b> & \u2028\u202e over\ud800"
 
@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
     llm = LLM(str(directory), backend="reference", kv_bytes=8 << 20, threads=1)
     text = HOSTILE.replace("\ud800", "")
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    aspects = Aspects(layer=1, naive=3, method=method("repeat"))
+    aspects = ExplainOptions(layer=1, naive=3, method=method("repeat"))
     return explain(llm, HOSTILE, llm.tokenizer.encode(text)[:40], params, aspects)
 
 

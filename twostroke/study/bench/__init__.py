@@ -1,1 +1,1 @@
-"""How long the strokes take: latency of a model in this process (latency.py), and of a server under load (serving)."""
+"""Benchmarks: latency of a model in this process (latency.py), and of a server under load (serving)."""

@@ -20,7 +20,7 @@ from twostroke.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """`batch` sequences at once, each a prompt and exactly `output_tokens` greedy tokens."""
 
     prompt_tokens: int
@@ -30,13 +30,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class PromptSource:
-    """Where prompts come from: `text`, or random tokens of which the first `shared` are always the same."""
+    """The source of prompts: `text`, or random tokens of which the first `shared` are always the same."""
 
     seed: int = 0
     shared: int = 0
     text: str | None = None
 
-    def make(self, llm: LLM, shape: Shape, round_number: int) -> list[list[int]]:
+    def make(self, llm: LLM, shape: BatchShape, round_number: int) -> list[list[int]]:
         """One prompt for each sequence of the batch."""
         if self.text is not None:
             return [llm.encode(self.text)] * shape.batch
@@ -61,7 +61,7 @@ class Measurement(Pace):
 class Latency:
     """All measurements of one shape."""
 
-    shape: Shape
+    shape: BatchShape
     kv_bytes: int
     repeats: list[Measurement]
 
@@ -85,7 +85,7 @@ class Latency:
 
 def measure(
     llm: LLM,
-    shapes: Sequence[Shape],
+    shapes: Sequence[BatchShape],
     *,
     repeats: int,
     warmup: int,

@@ -13,20 +13,20 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.contenders import Contender
-from twostroke.study.evaluate.measure import Case, Comparison, Known
+from twostroke.study.evaluate.measure import Case, Comparison, RecordsByMeasure
 from twostroke.study.evaluate.measures import MEASURES
-from twostroke.study.evaluate.options import Options
+from twostroke.study.evaluate.options import EvaluationOptions
 from twostroke.study.evaluate.task import Item, Task, encode_answer, encode_prompt, random_stream
 
 ITEMS, SETTINGS = "items.jsonl", "settings.json"
 
 
 @dataclass(frozen=True)
-class Line:
+class ItemRecords:
     """An item's records. `measures` are by measure, then by contender."""
 
     item: str
-    measures: Known
+    measures: RecordsByMeasure
 
     def dump(self) -> str:
         return json.dumps({"item": self.item, "measures": self.measures}) + "\n"
@@ -41,7 +41,7 @@ class Evaluation:
         measures: what is measured, in order.
     """
 
-    def __init__(self, llm: LLM, task: Task, contenders: Sequence[Contender], options: Options) -> None:
+    def __init__(self, llm: LLM, task: Task, contenders: Sequence[Contender], options: EvaluationOptions) -> None:
         """Raises InvalidRequest for what cannot be measured, FetchError if the task's data cannot be had."""
         names = [contender.name for contender in contenders]
         for contender in contenders:
@@ -104,7 +104,9 @@ class Evaluation:
             "timings": options.timings,
         }
 
-    def run(self, directory: Path | None = None, progress: Callable[[int], None] = lambda done: None) -> list[Line]:
+    def run(
+        self, directory: Path | None = None, progress: Callable[[int], None] = lambda done: None
+    ) -> list[ItemRecords]:
         """Every item's records, in order.
 
         Args:
@@ -136,14 +138,14 @@ class Evaluation:
             seed=random_stream(self.options.seed, "sampling", item.id).getrandbits(63),
         )
 
-    def _measure(self, cases: Sequence[Case]) -> list[Line]:
-        known: list[Known] = [{} for _ in cases]
+    def _measure(self, cases: Sequence[Case]) -> list[ItemRecords]:
+        known: list[RecordsByMeasure] = [{} for _ in cases]
         for measure in self.measures:
             for records, made in zip(known, measure.measure(self.comparison, cases, known), strict=True):
                 records[measure.name] = made
-        return [Line(case.item.id, records) for case, records in zip(cases, known, strict=True)]
+        return [ItemRecords(case.item.id, records) for case, records in zip(cases, known, strict=True)]
 
-    def _resume(self, directory: Path) -> dict[str, Line]:
+    def _resume(self, directory: Path) -> dict[str, ItemRecords]:
         """The lines that the directory has. Without settings, it is created and gets them."""
         settings, items = directory / SETTINGS, directory / ITEMS
         try:
@@ -168,11 +170,11 @@ def _require_equal(directory: Path, known: dict[str, Any], mine: dict[str, Any])
             )
 
 
-def _read(path: Path) -> dict[str, Line]:
+def _read(path: Path) -> dict[str, ItemRecords]:
     """The lines of a file. An unfinished last line, left by a killed run, is cut off."""
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         path.write_text(whole, encoding="utf-8")
     rows = [json.loads(line) for line in whole.splitlines()]
-    return {row["item"]: Line(row["item"], row["measures"]) for row in rows}
+    return {row["item"]: ItemRecords(row["item"], row["measures"]) for row in rows}

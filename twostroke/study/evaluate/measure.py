@@ -1,4 +1,4 @@
-"""What an evaluation measures: for every method and item a record of numbers, and a note on what they cannot show."""
+"""Measures of an evaluation: for every method and item a record of numbers, and a note on their limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twostroke.study.evaluate.contenders import Contender
 from twostroke.study.evaluate.task import Item, Task
 
 Record = dict[str, Any]
-Known = dict[str, dict[str, Record]]  # by measure, then by contender
+RecordsByMeasure = dict[str, dict[str, Record]]  # by measure, then by contender
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Who is compared, and on which terms.
+    """The methods of a comparison, and its terms.
 
     Attributes:
         baseline: the contender that the others are compared with.
@@ -93,7 +93,7 @@ class Comparison:
         engine.finish(requests)
         return requests
 
-    def forget(self) -> None:
+    def clear_prefix_indexes(self) -> None:
         """Empty the prefix indexes, so that one method's prefill does not shorten the next one's."""
         for model in self.llm.engine.models.values():
             if model.index is not None:
@@ -120,5 +120,7 @@ class Measure(ABC):
         return None
 
     @abstractmethod
-    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
-        """For each case, each contender's record. `known` are those of the measures before this one."""
+    def measure(
+        self, comparison: Comparison, cases: Sequence[Case], known: Sequence[RecordsByMeasure]
+    ) -> list[dict[str, Record]]:
+        """Return each contender's record for each case. `known` has the records of earlier measures."""

@@ -1,4 +1,4 @@
-"""How an evaluation is run. The options of `twostroke eval` are made from this file, which imports no numpy."""
+"""Options of an evaluation. Those of `twostroke eval` are made from this file, which imports no numpy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NAMES = ("answers", "likelihood", "divergence", "judge")  # of the measures, in 
 
 
 @dataclass(frozen=True)
-class Options(Checked):
-    """How an evaluation is run, checked on construction (InvalidRequest names the field)."""
+class EvaluationOptions(Checked):
+    """Options of an evaluation, checked on construction (InvalidRequest names the field)."""
 
     limit: int = integer(100, least=1, help="Items; a larger limit continues a smaller one.")
     seed: int = integer(0, least=0, help="Of the items.")

@@ -33,15 +33,15 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph; `code` sets it in one block."""
+class Paragraph:
+    """A paragraph, or with `code` a code block."""
 
     text: str
     code: bool = False
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """The first column is words, the others are numbers."""
 
     header: Sequence[str]
@@ -56,19 +56,19 @@ class Figure:
     caption: str
 
 
-Block = Heading | Text | Table | Figure
+Block = Heading | Paragraph | ReportTable | Figure
 
 
 def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Block]:
-    """What was run, on what, what came out, and what it cannot show."""
+    """The blocks of a report: settings, results, and their limits."""
     settings = summary.settings
     task = settings["task"]
     parameters = ", ".join(f"{key} {value}" for key, value in task["parameters"].items())
     where = machine["machine"]
     blocks: list[Block] = [
         Heading(1, f"{task['name']}: {', '.join(summary.methods)}"),
-        Text(command, code=True),
-        Table(
+        Paragraph(command, code=True),
+        ReportTable(
             ("", "what was run"),
             [
                 ("model", f"{settings['model']}, {settings['backend']} backend, {settings['dtype']}"),
@@ -83,7 +83,7 @@ def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Bloc
                 ("machine", f"{where['gpu'] or where['cpu']}, {where['cores']} cores; {machine['date']}"),
             ],
         ),
-        Text(
+        Paragraph(
             "In brackets: 95% intervals. Shares have Wilson's; means the bootstrap over items (10,000 resamples). "
             "Pairs are compared on the same items: shares by McNemar's exact test, differences by the paired "
             "bootstrap. No correction is made for the number of comparisons."
@@ -92,11 +92,11 @@ def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Bloc
     blocks += [Heading(2, "at a glance"), headlines(summary)]
     for name, metrics in summary.metrics.items():
         blocks += [Heading(2, name), *_measure(summary.methods, metrics, settings["baseline"])]
-        blocks.append(Text(f"What this cannot show: {MEASURES[name].blind}"))
+        blocks.append(Paragraph(f"What this cannot show: {MEASURES[name].blind}"))
     return blocks
 
 
-def headlines(summary: Summary) -> Table:
+def headlines(summary: Summary) -> ReportTable:
     """A row for each method, a column for each of the metrics that say most; means alone."""
     chosen = [
         one
@@ -105,7 +105,7 @@ def headlines(summary: Summary) -> Table:
         if one.metric.key in MEASURES[name].headlines
     ]
     rows = [(method, *(shown(one.metric, one.of(method), bare=True) for one in chosen)) for method in summary.methods]
-    return Table(("", *(one.metric.title for one in chosen)), rows)
+    return ReportTable(("", *(one.metric.title for one in chosen)), rows)
 
 
 def _answers(settings: dict[str, Any]) -> str:
@@ -125,7 +125,7 @@ def _measure(methods: Sequence[str], metrics: Sequence[MetricSummary], baseline:
     single = [one for one in metrics if one.metric.form != "curve"]
     # A column a metric would be too wide a table: a row a metric, a column a method.
     rows = [(one.metric.title, *(shown(one.metric, one.of(method)) for method in methods)) for one in single]
-    blocks.append(Table(("", *methods), rows))
+    blocks.append(ReportTable(("", *methods), rows))
     for form, caption in CAPTIONS.items():
         same = [one for one in single if one.metric.form == form]
         scale = 2**-20 if form == "bytes" else 1.0
@@ -147,9 +147,9 @@ def _measure(methods: Sequence[str], metrics: Sequence[MetricSummary], baseline:
         for pair in one.pairs
         if pair.difference.n and (len(methods) <= MANY or baseline in (pair.first, pair.second))
     ]:
-        blocks.append(Table(("pairs", "", "difference", "only second / only first", "McNemar p"), pairs))
+        blocks.append(ReportTable(("pairs", "", "difference", "only second / only first", "McNemar p"), pairs))
     definitions = "; ".join(f"{one.metric.title}: {one.metric.meaning}" for one in metrics)
-    blocks.append(Text(f"{definitions}."))
+    blocks.append(Paragraph(f"{definitions}."))
     return blocks
 
 
@@ -165,7 +165,7 @@ def _curve(one: MetricSummary, methods: Sequence[str], baseline: str) -> list[Bl
         for name in methods
     ]
     counts = ("items", *(str(one.estimates[methods[0]][place - 1].n) for place in places))
-    table = Table((one.metric.title, *(f"token {place}" for place in places)), [*rows, counts])
+    table = ReportTable((one.metric.title, *(f"token {place}" for place in places)), [*rows, counts])
     figure = Figure(
         curves({name: one.estimates[name] for name in others}, methods),
         f"{one.metric.title}, nats, to {baseline}: means and 95% intervals over items.",
@@ -222,9 +222,9 @@ def markdown(blocks: Sequence[Block]) -> str:
         match block:
             case Heading(level, text):
                 parts.append(f"{'#' * level} {text}")
-            case Text(text, code):
+            case Paragraph(text, code):
                 parts.append(f"```\n{text}\n```" if code else text)
-            case Table(header, rows):
+            case ReportTable(header, rows):
                 rule = ["---", *["--:"] * (len(header) - 1)]
                 parts.append("\n".join(f"| {' | '.join(_cell(c) for c in row)} |" for row in (header, rule, *rows)))
             case Figure():
@@ -251,9 +251,9 @@ def _html(block: Block) -> str:
     match block:
         case Heading(level, text):
             return f"<h{level}>{html.escape(text)}</h{level}>"
-        case Text(text, code):
+        case Paragraph(text, code):
             return f"<pre>{html.escape(text)}</pre>" if code else f"<p>{html.escape(text)}</p>"
-        case Table(header, rows):
+        case ReportTable(header, rows):
             head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
             lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
             body = "".join(f"<tr>{line}</tr>" for line in lines)

@@ -50,7 +50,7 @@ def bootstrap(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def bootstrap_columns(values: np.ndarray) -> list[Estimate]:
-    """The same for each column of [items, columns]: whole items are resampled, so columns stay together."""
+    """Bootstrap each column of [items, columns]. Whole items are resampled, so columns stay together."""
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
     counts = known.sum(0)

@@ -1,4 +1,4 @@
-"""From records to estimates: every metric of every method, and methods against each other, item by item."""
+"""Estimates of every metric for every method, and comparisons of methods item by item."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.study.evaluate.evaluation import Evaluation, Line
+from twostroke.study.evaluate.evaluation import Evaluation, ItemRecords
 from twostroke.study.evaluate.measure import Measure, Metric
 from twostroke.study.evaluate.statistics import Estimate, bootstrap, bootstrap_columns, mcnemar, wilson
 
 
 @dataclass(frozen=True)
-class Pair:
+class MethodPair:
     """Two methods on the items that both have a value for.
 
     Attributes:
@@ -38,7 +38,7 @@ class MetricSummary:
 
     metric: Metric
     estimates: dict[str, list[Estimate]]
-    pairs: list[Pair]
+    pairs: list[MethodPair]
 
     def of(self, method: str) -> Estimate:
         return self.estimates[method][0]
@@ -46,7 +46,7 @@ class MetricSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What an evaluation found. `metrics` are by measure; those that no item has a value for are left out."""
+    """The result of an evaluation. `metrics` are by measure; those without any value are left out."""
 
     settings: dict[str, Any]
     about: str
@@ -55,7 +55,7 @@ class Summary:
     metrics: dict[str, list[MetricSummary]]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: nan becomes null."""
+        """The summary for JSON, where nan becomes null."""
         measures = {
             name: {
                 one.metric.key: {
@@ -75,14 +75,14 @@ class Summary:
         return {"settings": self.settings, "data": self.about, "n": self.n, "measures": measures}
 
 
-def summarize(evaluation: Evaluation, lines: Sequence[Line]) -> Summary:
+def summarize(evaluation: Evaluation, lines: Sequence[ItemRecords]) -> Summary:
     """Estimates over all lines."""
     methods = [contender.name for contender in evaluation.comparison.contenders]
     metrics = {measure.name: _metrics(measure, methods, lines) for measure in evaluation.measures}
     return Summary(evaluation.settings, evaluation.comparison.task.about, len(lines), methods, metrics)
 
 
-def _metrics(measure: Measure, methods: Sequence[str], lines: Sequence[Line]) -> list[MetricSummary]:
+def _metrics(measure: Measure, methods: Sequence[str], lines: Sequence[ItemRecords]) -> list[MetricSummary]:
     found: list[MetricSummary] = []
     for metric in measure.metrics:
         key = metric.exponent_of or metric.key
@@ -112,12 +112,12 @@ def _estimate(metric: Metric, values: np.ndarray) -> Estimate:
     return Estimate(mean.n, *(math.exp(value) for value in (mean.value, mean.low, mean.high)))
 
 
-def _pair(metric: Metric, first: str, second: str, a: np.ndarray, b: np.ndarray) -> Pair:
+def _pair(metric: Metric, first: str, second: str, a: np.ndarray, b: np.ndarray) -> MethodPair:
     difference = bootstrap(b - a)
     if metric.form != "share":
-        return Pair(first, second, difference)
+        return MethodPair(first, second, difference)
     first_only, second_only = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    return Pair(first, second, difference, first_only, second_only, mcnemar(first_only, second_only))
+    return MethodPair(first, second, difference, first_only, second_only, mcnemar(first_only, second_only))
 
 
 def _ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:

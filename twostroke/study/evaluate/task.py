@@ -1,4 +1,4 @@
-"""What an evaluation asks: items, and how an answer to one is graded."""
+"""Tasks of an evaluation: their items, and the grading of answers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
 
 
 def encode_answer(tokenizer: Tokenizer, answer: str | Sequence[int], chat: bool) -> list[int]:
-    """As it would follow the prompt: at the start of a turn, or after "Answer:" and a space."""
+    """Encode an answer as it would follow the prompt: at the start of a turn, or after "Answer:" and a space."""
     if not isinstance(answer, str):
         return list(answer)
     return tokenizer.encode(answer if chat else f" {answer}", add_bos=False, parse_special=False)

@@ -46,7 +46,7 @@ def articles() -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Without templates, references, tables and link targets."""
+    """Strip templates, references, tables and link targets."""
     for pattern, words in MARKUP:
         found = 1
         while found:

@@ -1,11 +1,11 @@
-"""What the engine does with a prompt, step by step: every number is its own."""
+"""Explanations of how the engine answers a prompt. Every number comes from the engine itself."""
 
 from twostroke.study.explain.attention import TokenAttention, attention_of, attention_request
-from twostroke.study.explain.explanation import Aspects, Explanation, as_json, explain
-from twostroke.study.explain.page import page, write_page
+from twostroke.study.explain.explanation import ExplainOptions, Explanation, as_json, explain
+from twostroke.study.explain.html_page import page, write_page
 
 __all__ = [
-    "Aspects",
+    "ExplainOptions",
     "Explanation",
     "TokenAttention",
     "as_json",

@@ -1,4 +1,4 @@
-"""What one token attends to: its query of the engine's own pass, over the keys in the pool."""
+"""The attention of one token: its query from the engine's own pass, applied to the keys in the pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenAttention:
 
     @classmethod
     def of(cls, kv: KVCache, queries: Queries) -> TokenAttention:
-        """Of a value's last entry, whose query is the last of `queries`."""
+        """The attention of a value's last entry, whose query is the last of `queries`."""
         last = Queries(queries.rows[:, -1:], queries.windows)
         return cls(kv.tokens, kv.positions, np.stack([weights[:, 0] for weights in attention_weights(kv, last)]))
 
@@ -90,7 +90,10 @@ def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | 
 
 
 def attention_of(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> TokenAttention:
-    """The same, run at once. Raises also what `LLM.prefill` raises."""
+    """The attention of one token of a prompt, computed at once.
+
+    Raises what `attention_request` and `LLM.prefill` raise.
+    """
     request = attention_request(llm, prompt, position)
     llm.engine.run([request])
     made: Prefilled = request.result

@@ -1,4 +1,4 @@
-"""What a technique does to the cache: whose entries each stroke is given, which of them it makes, and what is dropped.
+"""The effect of a technique on the cache: the entries that each stroke is given, makes and drops, and their owners.
 
 A technique cuts and joins values, and pages may be copied. So an entry is known by its bits, those of its key in the
 last layer: two entries with the same bits are the same for every stroke.
@@ -13,7 +13,7 @@ from twostroke.api.llm import LLM, MAIN
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Method, Prompt
 from twostroke.methods.method import method_facts
 from twostroke.sampling.params import SamplingParams
@@ -159,7 +159,7 @@ class _Recorder:
         if isinstance(stroke, Decode) or not self._decoded:
             self._last = after
         self._decoded = self._decoded or isinstance(stroke, Decode)
-        right = num_common(guesses, tokens)
+        right = common_prefix_length(guesses, tokens)
         tokenizer, first = self._llm.tokenizer, kv.next_position
         self.strokes.append(
             CacheStroke(
@@ -187,6 +187,6 @@ class _Recorder:
 
 
 def _entries(kv: KVCache) -> dict[bytes, int]:
-    """Each entry's bits and position."""
+    """The bits of each entry, with its position."""
     keys = list(kv.keys(kv.pool.geometry.num_layers - 1))
     return {key.tobytes() + at.to_bytes(8): at for key, at in zip(keys, kv.positions, strict=True)}

@@ -12,8 +12,8 @@ from twostroke.kv.cache import KVCache
 from twostroke.models.cost import Predictor, Rows
 from twostroke.study.explain.attention import TokenAttention
 from twostroke.study.explain.lens import LensLayer, lens
-from twostroke.study.explain.tokens import Candidate, ShownToken, shown_tokens
-from twostroke.study.explain.work import StepWork, step_work
+from twostroke.study.explain.shown_tokens import Candidate, ShownToken, shown_tokens
+from twostroke.study.explain.step_work import StepWork, step_work
 
 ATTENDED = 5  # entries shown
 
@@ -32,7 +32,7 @@ class CacheSize:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """One step of a decode.
 
     Attributes:
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class SampledRow:
-    """What one sampled token was chosen from."""
+    """The distribution that one token was sampled from."""
 
     candidates: tuple[Candidate, ...]
     token: Candidate
@@ -68,17 +68,17 @@ class SampledRow:
 
 
 def sampled_row(llm: LLM, run: Decoded, states: np.ndarray, attention: TokenAttention, count: int) -> SampledRow:
-    """Of a decode's one token. `states`: [layers + 1, hidden], of the row that it was sampled from."""
+    """Describe the one token of a decode. `states`: [layers + 1, hidden], of the row that it was sampled from."""
     id = run.tokens[0]
     made = lens(llm, states, id, count)
     token = Candidate(id, llm.tokenizer.token_text(id), made[-1].probability)
     return SampledRow(made[-1].candidates, token, made, tuple(attention.most(ATTENDED)))
 
 
-def step_of(llm: LLM, predictor: Predictor, before: KVCache, after: KVCache, row: SampledRow) -> Step:
+def step_of(llm: LLM, predictor: Predictor, before: KVCache, after: KVCache, row: SampledRow) -> DecodeStep:
     """The step that entered one token, not timed yet."""
     entered = int(after.token_array[-1])
-    return Step(
+    return DecodeStep(
         shown_tokens(llm.tokenizer, [entered], len(before))[0],
         CacheSize.of(before),
         CacheSize.of(after),

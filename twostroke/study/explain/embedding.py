@@ -22,18 +22,18 @@ class Embedding:
     values: np.ndarray
 
 
-class EmbeddingRows:
+class EmbeddingCollector:
     """Collects first values, tile by tile, of the states that a pass hands out."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray] = []
         self._hidden = 0
 
-    def see(self, states: np.ndarray) -> None:
+    def add(self, states: np.ndarray) -> None:
         """`states`: [layers + 1, rows, hidden]; the first of them is the embedding."""
         self._hidden = states.shape[2]
         self._parts.append(states[0, :, :FIRST_VALUES].copy())
 
-    def all(self) -> Embedding:
+    def result(self) -> Embedding:
         values = np.concatenate(self._parts)
         return Embedding((len(values), self._hidden), values)

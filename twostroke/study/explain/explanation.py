@@ -19,18 +19,18 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Prompt
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.explain.attention import check_index
-from twostroke.study.explain.both_ways import BothWays, both_ways, cached_way
+from twostroke.study.explain.attention_maps import PromptAttention
+from twostroke.study.explain.cache_comparison import CacheComparison, compare_with_cache, run_with_cache
 from twostroke.study.explain.cache_map import CacheMap, cache_map
-from twostroke.study.explain.decode import Step
+from twostroke.study.explain.decode import DecodeStep
 from twostroke.study.explain.embedding import Embedding
-from twostroke.study.explain.heat import Attention
 from twostroke.study.explain.lens import LensLayer
-from twostroke.study.explain.prefill import Prefill, attended_pairs, layer_shapes
-from twostroke.study.explain.tokens import ShownToken, shown_tokens
-from twostroke.study.explain.watched import watch
-from twostroke.study.explain.work import prefill_steps, step_work
+from twostroke.study.explain.observation import observe
+from twostroke.study.explain.prefill import PrefillExplanation, attended_pairs, layer_shapes
+from twostroke.study.explain.shown_tokens import ShownToken, shown_tokens
+from twostroke.study.explain.step_work import prefill_steps, step_work
 
-MOST_NAIVE_TOKENS = 8192  # tokens that the naive way computes; at least one step runs
+MAX_NAIVE_TOKENS = 8192  # tokens that the naive way computes; at least one step runs
 CANDIDATES = 5
 
 
@@ -53,7 +53,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the engine did with a prompt.
+    """The whole explanation of a prompt.
 
     Attributes:
         prompt: the text as it was given; tokens: what the model was given, chat template and all.
@@ -71,20 +71,20 @@ class Explanation:
     prompt: str
     tokens: tuple[ShownToken, ...]
     embedding: Embedding
-    prefill: Prefill
-    attention: Attention
+    prefill: PrefillExplanation
+    attention: PromptAttention
     lens: tuple[LensLayer, ...]
-    decode: tuple[Step, ...]
+    decode: tuple[DecodeStep, ...]
     text: str
     finish_reason: str | None
     timed_alike: bool
-    both_ways: BothWays | None
+    both_ways: CacheComparison | None
     method: CacheMap | None
 
 
 @dataclass(frozen=True)
-class Aspects:
-    """What is to be shown.
+class ExplainOptions:
+    """What an explanation shows.
 
     Attributes:
         layer: whose attention and shapes; None is the one in the middle.
@@ -100,7 +100,7 @@ class Aspects:
 
 
 def explain(
-    llm: LLM, prompt: str, tokens: Sequence[int], params: SamplingParams, aspects: Aspects | None = None
+    llm: LLM, prompt: str, tokens: Sequence[int], params: SamplingParams, aspects: ExplainOptions | None = None
 ) -> Explanation:
     """Answer a prompt and show how.
 
@@ -112,7 +112,7 @@ def explain(
         InvalidRequest: no such layer or head, an empty prompt, or a companion that the technique needs is missing.
         ContextLengthExceeded: the prompt leaves no room for an answer.
     """
-    aspects = aspects or Aspects()
+    aspects = aspects or ExplainOptions()
     config, tokenizer = llm.config, llm.tokenizer
     layer = config.num_layers // 2 if aspects.layer is None else aspects.layer
     check_index("layer", layer, config.num_layers)
@@ -126,13 +126,13 @@ def explain(
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
     predictor = calibrate(llm.model)
-    seen = watch(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES)
+    seen = observe(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES)
     made = (seen.first.token.id, *(step.token_out.id for step in seen.steps))
-    timed = cached_way(llm, tokens, params).way
+    timed = run_with_cache(llm, tokens, params).way
     seconds = [*timed.seconds[1:], *[None] * len(made)]
     steps = tuple(replace(step, seconds=taken) for step, taken in zip(seen.steps, seconds, strict=False))
     chunks = prefill_steps(len(tokens), llm.engine.config.max_step_tokens)
-    prefill = Prefill(
+    prefill = PrefillExplanation(
         layer,
         layer_shapes(config, layer, len(tokens), len(tokens)),
         attended_pairs(config, layer, len(tokens)),
@@ -161,16 +161,16 @@ def explain(
     )
 
 
-def _both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> BothWays | None:
-    steps = min(steps, max(1, MOST_NAIVE_TOKENS // len(tokens)))
+def _both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> CacheComparison | None:
+    steps = min(steps, max(1, MAX_NAIVE_TOKENS // len(tokens)))
     pages = -(-(len(tokens) + steps) // llm.pool.page_size)
     if not steps or 2 * pages > llm.pool.num_pages:
         return None
-    return both_ways(llm, tokens, params, steps)
+    return compare_with_cache(llm, tokens, params, steps)
 
 
 def model_facts(llm: LLM) -> ModelFacts:
-    """Of an open model."""
+    """Describe an open model."""
     config, backend = llm.config, llm.backend
     return ModelFacts(
         llm.name,

@@ -1,6 +1,6 @@
-"""How an answer forms: the head applied to the hidden state after each layer.
+"""The logit lens: the head applied to the hidden state after each layer.
 
-This is the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens"). The head is trained for the last
+Source: nostalgebraist 2020, "interpreting GPT: the logit lens". The head is trained for the last
 layer's states. What it says of earlier ones shows a direction, and is no answer that the model could have given.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.api.llm import LLM
-from twostroke.study.explain.tokens import Candidate, candidates
+from twostroke.study.explain.shown_tokens import Candidate, candidates
 
 
 @dataclass(frozen=True)
 class LensLayer:
-    """What the head makes of one layer's hidden state.
+    """The prediction of the head from one layer's hidden state.
 
     Attributes:
         layer: 0 is the embedding, i is after i layers.
@@ -55,5 +55,5 @@ def settled_after(layers: Sequence[LensLayer]) -> int | None:
 
 
 def layer_name(after: int) -> str:
-    """What `LensLayer.layer` counts, in words."""
+    """`LensLayer.layer` in words."""
     return f"layer {after - 1}" if after else "the embedding"

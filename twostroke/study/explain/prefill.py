@@ -1,4 +1,4 @@
-"""Stroke one: the shapes that go through a layer, what is stored, and what it costs."""
+"""The prefill, explained: the tensors of a layer, the KV that is stored, and the cost."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from twostroke.kv.cache import KVCache
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.cost import Rows, attended
-from twostroke.study.explain.tokens import Candidate
-from twostroke.study.explain.work import StepWork
+from twostroke.study.explain.shown_tokens import Candidate
+from twostroke.study.explain.step_work import StepWork
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerTensor:
     """One tensor on its way through a layer.
 
     Attributes:
@@ -30,7 +30,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredKV:
     """The KV cache after a prefill.
 
     Attributes:
@@ -49,7 +49,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillExplanation:
     """Stroke one of the prompt.
 
     Attributes:
@@ -64,9 +64,9 @@ class Prefill:
     """
 
     layer: int
-    shapes: tuple[Shape, ...]
+    shapes: tuple[LayerTensor, ...]
     pairs: int
-    stored: Stored
+    stored: StoredKV
     work: StepWork
     steps: int
     seconds: float
@@ -75,30 +75,34 @@ class Prefill:
     token: Candidate
 
 
-def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tuple[Shape, ...]:
+def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tuple[LayerTensor, ...]:
     """The tensors of a layer for `rows` rows, the last ones of `entries` entries."""
     one, hidden = config.layers[layer], config.hidden_size
     attention, mlp = one.attention, one.feed_forward
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     shapes = [
-        Shape("hidden", ("rows", "hidden"), (rows, hidden), "what the layer before made"),
-        Shape("Q", ("rows", "heads", "head_dim"), (rows, heads, dim), "norm(hidden) W_Q, turned by RoPE"),
-        Shape("K", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_K, turned by RoPE", True),
-        Shape("V", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_V", True),
-        Shape("scores", ("heads", "rows", "entries"), (heads, rows, entries), "Q K^T x scale, tile by tile"),
-        Shape("attended", ("rows", "heads", "head_dim"), (rows, heads, dim), "softmax(scores) V"),
-        Shape("hidden + attention", ("rows", "hidden"), (rows, hidden), "hidden + attended W_O"),
+        LayerTensor("hidden", ("rows", "hidden"), (rows, hidden), "what the layer before made"),
+        LayerTensor("Q", ("rows", "heads", "head_dim"), (rows, heads, dim), "norm(hidden) W_Q, turned by RoPE"),
+        LayerTensor(
+            "K", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_K, turned by RoPE", True
+        ),
+        LayerTensor("V", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_V", True),
+        LayerTensor("scores", ("heads", "rows", "entries"), (heads, rows, entries), "Q K^T x scale, tile by tile"),
+        LayerTensor("attended", ("rows", "heads", "head_dim"), (rows, heads, dim), "softmax(scores) V"),
+        LayerTensor("hidden + attention", ("rows", "hidden"), (rows, hidden), "hidden + attended W_O"),
     ]
     if isinstance(mlp, Experts):
         wide = (rows, mlp.chosen, mlp.intermediate_size)
         axes = ("rows", "chosen experts", "intermediate")
-        shapes.append(Shape("router", ("rows", "experts"), (rows, mlp.count), "norm(hidden) W_router"))
+        shapes.append(LayerTensor("router", ("rows", "experts"), (rows, mlp.count), "norm(hidden) W_router"))
     else:
         wide, axes = (rows, mlp.intermediate_size), ("rows", "intermediate")
     activation = "SiLU" if mlp.activation == "silu" else "GELU"
     shapes += [
-        Shape("gated", axes, wide, f"{activation}(norm(hidden) W_gate) x norm(hidden) W_up"),
-        Shape("hidden + MLP", ("rows", "hidden"), (rows, hidden), "hidden + gated W_down: the next layer's input"),
+        LayerTensor("gated", axes, wide, f"{activation}(norm(hidden) W_gate) x norm(hidden) W_up"),
+        LayerTensor(
+            "hidden + MLP", ("rows", "hidden"), (rows, hidden), "hidden + gated W_down: the next layer's input"
+        ),
     ]
     return tuple(shapes)
 
@@ -108,10 +112,10 @@ def attended_pairs(config: ModelConfig, layer: int, rows: int) -> int:
     return attended(Rows(rows), config.layers[layer].attention.window)[0]
 
 
-def stored(kv: KVCache) -> Stored:
-    """What a value holds."""
+def stored_kv(kv: KVCache) -> StoredKV:
+    """Describe the memory of a KV value."""
     geometry = kv.pool.geometry
-    return Stored(
+    return StoredKV(
         len(kv),
         geometry.num_layers,
         geometry.num_kv_heads,

@@ -9,15 +9,15 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from twostroke.study.explain.both_ways import BothWays
-from twostroke.study.explain.decode import Step
+from twostroke.study.explain.attention_maps import PromptAttention
+from twostroke.study.explain.cache_comparison import CacheComparison
+from twostroke.study.explain.decode import DecodeStep
 from twostroke.study.explain.explanation import Explanation
-from twostroke.study.explain.heat import Attention
 from twostroke.study.explain.lens import LensLayer, layer_name, settled_after
-from twostroke.study.explain.terminal_caches import show_caches
-from twostroke.study.explain.tokens import Candidate
-from twostroke.study.explain.words import amount, ms, plural, quoted, say, table_of
-from twostroke.study.explain.work import StepWork
+from twostroke.study.explain.shown_tokens import Candidate
+from twostroke.study.explain.step_work import StepWork
+from twostroke.study.explain.terminal_caches import print_caches
+from twostroke.study.explain.terminal_text import amount, ms, plural, print_paragraph, quoted, table_of
 
 SHADES = " ·░▒▓█"
 FEW_TOKENS, FEW_STEPS, FEW_LAYERS, FEW_CELLS = 24, 8, 6, 32  # of the short form
@@ -25,7 +25,7 @@ CELLS_ALL = 64  # of a map with everything
 BAR = 24  # columns
 
 
-def show(console: Console, made: Explanation, everything: bool) -> None:
+def print_explanation(console: Console, made: Explanation, everything: bool) -> None:
     """Print an explanation. Texts of tokens are shown as they are quoted in Python: nothing in them acts."""
     _heading(console, "The prompt becomes tokens")
     _tokens(console, made, everything)
@@ -45,7 +45,7 @@ def show(console: Console, made: Explanation, everything: bool) -> None:
         _both_ways(console, made.both_ways, everything)
     if made.method is not None:
         _heading(console, f"What {made.method.method} does to the cache")
-        show_caches(console, made.method, everything)
+        print_caches(console, made.method, everything)
 
 
 def _heading(console: Console, text: str) -> None:
@@ -62,16 +62,16 @@ def _tokens(console: Console, made: Explanation, everything: bool) -> None:
         return
     shown = made.tokens[:FEW_TOKENS]
     more = f" and {len(made.tokens) - len(shown):,} more" if len(shown) < len(made.tokens) else ""
-    say(console, "  ".join(f"{token.id} {quoted(token.text)}" for token in shown) + more)
-    say(console, f"{len(made.tokens):,} tokens of a vocabulary of {made.model.vocabulary:,}")
+    print_paragraph(console, "  ".join(f"{token.id} {quoted(token.text)}" for token in shown) + more)
+    print_paragraph(console, f"{len(made.tokens):,} tokens of a vocabulary of {made.model.vocabulary:,}")
 
 
 def _embedding(console: Console, made: Explanation, everything: bool) -> None:
     rows, hidden = made.embedding.shape
     for token, values in list(zip(made.tokens, made.embedding.values, strict=True))[: None if everything else 1]:
         numbers = ", ".join(f"{value:.4g}" for value in values)
-        say(console, f"{quoted(token.text)} is [{numbers}, ...]")
-    say(console, f"[{rows:,}, {hidden:,}] numbers: {rows:,} tokens, {hidden:,} each")
+        print_paragraph(console, f"{quoted(token.text)} is [{numbers}, ...]")
+    print_paragraph(console, f"[{rows:,}, {hidden:,}] numbers: {rows:,} tokens, {hidden:,} each")
 
 
 def _prefill(console: Console, made: Explanation, everything: bool) -> None:
@@ -85,12 +85,12 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
             table.add_row(name, dims, ", ".join(shape.axes), shape.made + (": stored" if shape.stored else ""))
     console.print(table)
     n = len(made.tokens)
-    say(
+    print_paragraph(
         console,
         f"Of the {n:,} x {n:,} scores of a head, {prefill.pairs:,} count: no token sees a later one"
         + ("." if made.attention.window is None else f", nor further back than {made.attention.window:,} positions."),
     )
-    say(
+    print_paragraph(
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
         f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
@@ -98,7 +98,7 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         "later token needs it.",
     )
     steps = plural(prefill.steps, "step")
-    say(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
+    print_paragraph(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
     if everything:
         _parts(console, work)
 
@@ -117,10 +117,10 @@ def _parts(console: Console, work: StepWork) -> None:
     for i, (name, count, seconds) in enumerate(zip(names, amounts, work.predicted_s, strict=True)):
         table.add_row(name, amount(count, "B" if i < 2 else "FLOP"), ms(seconds))
     console.print(table)
-    say(console, "Predicted at prices fitted to a few timed steps of this model on this machine.", "dim")
+    print_paragraph(console, "Predicted at prices fitted to a few timed steps of this model on this machine.", "dim")
 
 
-def _attention_title(attention: Attention) -> str:
+def _attention_title(attention: PromptAttention) -> str:
     head = "the mean over heads" if attention.head is None else f"head {attention.head}"
     return f"What attends to what: layer {attention.layer}, {head}"
 
@@ -144,15 +144,17 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
         console.print(line, no_wrap=True, overflow="crop")
     each = join * (starts[1] if len(starts) > 1 else 1)
     cell = "" if each == 1 else f" A cell is {each:,} x {each:,} tokens."
-    say(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
+    print_paragraph(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
     share, first = sum(float(row[0]) for row in rows) / len(rows), starts[1] if len(starts) > 1 else 1
     if share > 0.3:
         tokens = "the first token: an" if first == 1 else f"the first {first} tokens, with the"
-        say(console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim")
+        print_paragraph(
+            console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim"
+        )
     if len(starts) == len(made.tokens):
         last = [(int(i), float(rows[-1][i])) for i in np.argsort(-rows[-1], kind="stable")]
-        say(console, f"The last token attends most to {_attended(made, last)}.")
-    say(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
+        print_paragraph(console, f"The last token attends most to {_attended(made, last)}.")
+    print_paragraph(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
 
 
 def _attended(made: Explanation, attends: Iterable[tuple[int, float]], count: int = 3) -> str:
@@ -185,13 +187,15 @@ def _lens(console: Console, layers: Sequence[LensLayer], everything: bool) -> No
         first, own = one.candidates[0], f"{one.probability:.2g}"
         table.add_row(layer_name(one.layer), Text(quoted(first.text)), f"{first.probability:.4f}", f"{one.rank:,}", own)
     console.print(table)
-    say(console, "The head applied to each layer's hidden state (logit lens): a direction, not yet an answer.", "dim")
+    print_paragraph(
+        console, "The head applied to each layer's hidden state (logit lens): a direction, not yet an answer.", "dim"
+    )
 
 
 def _decode(console: Console, made: Explanation, everything: bool) -> None:
     steps = made.decode if everything else made.decode[:FEW_STEPS]
     if not steps:
-        say(console, "No step: the first token, which prefill gave, is the whole answer.")
+        print_paragraph(console, "No step: the first token, which prefill gave, is the whole answer.")
         return
     table = table_of("token in", "token out", ">probability", "attends most to", ">entries", ">read", ">time")
     for step in steps:
@@ -206,17 +210,19 @@ def _decode(console: Console, made: Explanation, everything: bool) -> None:
         )
     console.print(table)
     if len(steps) < len(made.decode):
-        say(console, f"and {len(made.decode) - len(steps):,} more steps (--all)", "dim")
+        print_paragraph(console, f"and {len(made.decode) - len(steps):,} more steps (--all)", "dim")
     if everything:
         _all_candidates(console, steps)
     last = made.decode[-1]
-    say(console, f"The last step: {_work_text(last.work)}; K and V are {amount(last.work.kv_bytes, 'B')} of it.")
+    print_paragraph(
+        console, f"The last step: {_work_text(last.work)}; K and V are {amount(last.work.kv_bytes, 'B')} of it."
+    )
     alike = "made the same tokens" if made.timed_alike else "made OTHER tokens: its backend is not exact"
-    say(console, f"Times are of a plain request that nobody watched; it {alike}.", "dim")
-    say(console, f"The answer: {quoted(made.text)} ({made.finish_reason or 'no room for more'})")
+    print_paragraph(console, f"Times are of a plain request that nobody watched; it {alike}.", "dim")
+    print_paragraph(console, f"The answer: {quoted(made.text)} ({made.finish_reason or 'no room for more'})")
 
 
-def _all_candidates(console: Console, steps: Sequence[Step]) -> None:
+def _all_candidates(console: Console, steps: Sequence[DecodeStep]) -> None:
     table = table_of(">entry", "candidates", ">settled after")
     for step in steps:
         texts = "  ".join(f"{quoted(one.text)} {one.probability:.3f}" for one in step.candidates)
@@ -225,7 +231,7 @@ def _all_candidates(console: Console, steps: Sequence[Step]) -> None:
     console.print(table)
 
 
-def _both_ways(console: Console, made: BothWays, everything: bool) -> None:
+def _both_ways(console: Console, made: CacheComparison, everything: bool) -> None:
     table = table_of("", ">K and V computed", ">formula", ">ms of each step")
     for name, way, formula in (
         ("without", made.naive, made.naive_formula),
@@ -238,8 +244,10 @@ def _both_ways(console: Console, made: BothWays, everything: bool) -> None:
     p, g = made.prompt, made.steps
     same = "The same tokens" if made.same_tokens else "OTHER tokens"
     bits = "the same bits" if made.largest_difference == 0 else f"equal up to {made.largest_difference:.2g}"
-    say(console, f"{p:,} prompt tokens and {g} generated: {made.ratio:.1f} times as much. {same}; K and V are {bits}.")
-    say(
+    print_paragraph(
+        console, f"{p:,} prompt tokens and {g} generated: {made.ratio:.1f} times as much. {same}; K and V are {bits}."
+    )
+    print_paragraph(
         console,
         "Formulas: g p + g (g - 1) / 2 without, p + g - 1 with it. The usual estimate, (g p + g^2 / 2) / (p + g), says "
         f"{made.usual_ratio:.1f} times.",

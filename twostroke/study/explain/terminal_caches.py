@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from twostroke.study.explain.cache_map import CacheMap, CacheStroke, Entries
-from twostroke.study.explain.words import quoted, say
+from twostroke.study.explain.cache_map import CacheMap, CacheStroke, EntryRange
+from twostroke.study.explain.terminal_text import print_paragraph, quoted
 
 STROKES = 6  # in the short form
 OWNERS = {"main": ("█", "cyan"), "student": ("▒", "yellow"), "draft": ("░", "magenta")}
 
 
-def show_caches(console: Console, made: CacheMap, everything: bool) -> None:
+def print_caches(console: Console, made: CacheMap, everything: bool) -> None:
     """Print a technique's caches, a bar for each stroke."""
     strokes = made.strokes if everything else made.strokes[:STROKES]
     width = max([one.stop for stroke in strokes for one in (*stroke.given, *stroke.made, *stroke.dropped)], default=1)
@@ -23,15 +23,17 @@ def show_caches(console: Console, made: CacheMap, everything: bool) -> None:
         line = Text(f"{stroke.stroke:<8}{stroke.model:<9}")
         line.append_text(_bar(stroke, width, scale))
         console.print(line, no_wrap=True, overflow="crop")
-        say(console, f"                 {_stroke_text(stroke)}", "dim")
+        print_paragraph(console, f"                 {_stroke_text(stroke)}", "dim")
     if len(strokes) < len(made.strokes):
-        say(console, f"and {len(made.strokes) - len(strokes):,} more strokes (--all)", "dim")
+        print_paragraph(console, f"and {len(made.strokes) - len(strokes):,} more strokes (--all)", "dim")
     shown = "  ".join(f"{mark} {owner}'s" for owner, (mark, _) in OWNERS.items() if _has(made, owner))
     each = "" if scale == 1 else f"; a column is {scale} positions"
-    say(console, f"Entries by position: {shown}  ┄ dropped{each}", "dim")
+    print_paragraph(console, f"Entries by position: {shown}  ┄ dropped{each}", "dim")
     facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in made.facts.items())
-    say(console, f"At the end {made.entries:,} entries; the plain request has {made.plain_entries:,}. {facts}".strip())
-    say(console, f"The answer: {quoted(made.text)}")
+    print_paragraph(
+        console, f"At the end {made.entries:,} entries; the plain request has {made.plain_entries:,}. {facts}".strip()
+    )
+    print_paragraph(console, f"The answer: {quoted(made.text)}")
 
 
 def _has(made: CacheMap, owner: str) -> bool:
@@ -41,7 +43,7 @@ def _has(made: CacheMap, owner: str) -> bool:
 def _bar(stroke: CacheStroke, width: int, scale: int) -> Text:
     cells = [(" ", "")] * -(-width // scale)
 
-    def paint(entries: Iterable[Entries], mark: str | None, style: str, bold: bool) -> None:
+    def paint(entries: Iterable[EntryRange], mark: str | None, style: str, bold: bool) -> None:
         for one in entries:
             own, colour = OWNERS.get(one.owner, ("█", "cyan"))
             for position in range(one.start, one.stop):

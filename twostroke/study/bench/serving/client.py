@@ -18,7 +18,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass
 class Outcome:
-    """How a request ended. Times are in seconds from the start of the test.
+    """The outcome of one request. Times are in seconds from the start of the test.
 
     Attributes:
         due: when it was to be sent, which counts as its arrival.

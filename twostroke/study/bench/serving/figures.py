@@ -1,4 +1,4 @@
-"""From times to figures. Pure functions. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
+"""Figures computed from times, by pure functions. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a load test: a line for each request, the summary, and a plot."""
+"""Files of a load test: a line for each request, the summary, and a plot."""
 
 from __future__ import annotations
 

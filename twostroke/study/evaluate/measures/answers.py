@@ -8,8 +8,17 @@ from twostroke.engine.strokes import Decode, Prefill, Program, Stroke
 from twostroke.engine.timings import Pace
 from twostroke.methods.method import method_facts
 from twostroke.study.evaluate.contenders import Contender
-from twostroke.study.evaluate.forced import watched
-from twostroke.study.evaluate.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
+from twostroke.study.evaluate.forced_text import with_stroke_times
+from twostroke.study.evaluate.measure import (
+    KEPT,
+    Case,
+    Comparison,
+    Measure,
+    Metric,
+    Record,
+    RecordsByMeasure,
+    add_ratios,
+)
 from twostroke.study.evaluate.task import random_stream
 
 
@@ -44,13 +53,15 @@ class Answers(Measure):
         "for the latter, measure with one item at a time."
     )
 
-    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(
+        self, comparison: Comparison, cases: Sequence[Case], known: Sequence[RecordsByMeasure]
+    ) -> list[dict[str, Record]]:
         records: list[dict[str, Record]] = [{} for _ in cases]
         # A different order for every batch, so that no method always follows the same other one.
         order = random_stream(0, cases[0].item.id).sample(comparison.contenders, len(comparison.contenders))
         for contender in order:
             if comparison.timings:
-                comparison.forget()
+                comparison.clear_prefix_indexes()
             for made, record in zip(records, self._answers(comparison, contender, cases), strict=True):
                 made[contender.name] = record
         for made in records:
@@ -63,9 +74,9 @@ class Answers(Measure):
         return records
 
     def _answers(self, comparison: Comparison, contender: Contender, cases: Sequence[Case]) -> list[Record]:
-        watches = [Watch() for _ in cases]
+        watches = [StrokeRecord() for _ in cases]
         programs = [
-            lambda case=case, watch=watch: watch.over(contender.method.program(case.prompt))
+            lambda case=case, watch=watch: watch.record(contender.method.program(case.prompt))
             for case, watch in zip(cases, watches, strict=True)
         ]
         requests = comparison.run(programs, [comparison.params(case.item) for case in cases])
@@ -103,7 +114,7 @@ class Answers(Measure):
         return records
 
 
-class Watch:
+class StrokeRecord:
     """Records what a program asked for. When a preempted program starts again, so does its record.
 
     Attributes:
@@ -113,10 +124,10 @@ class Watch:
         late_s: seconds that they took.
     """
 
-    def over(self, program: Program) -> Program:
+    def record(self, program: Program) -> Program:
         self.kept_bytes = self.late_prefills = self.teacher_tokens = 0
         self.late_s = 0.0
-        return watched(program, self._note)
+        return with_stroke_times(program, self._note)
 
     def _note(self, stroke: Stroke, seconds: float) -> None:
         if isinstance(stroke, Decode):

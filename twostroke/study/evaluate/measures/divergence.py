@@ -10,9 +10,18 @@ from collections.abc import Sequence
 
 from twostroke.engine.strokes import Program
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.evaluate.distance import compare
-from twostroke.study.evaluate.forced import forced
-from twostroke.study.evaluate.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
+from twostroke.study.evaluate.forced_text import force_text
+from twostroke.study.evaluate.logit_distance import compare
+from twostroke.study.evaluate.measure import (
+    KEPT,
+    Case,
+    Comparison,
+    Measure,
+    Metric,
+    Record,
+    RecordsByMeasure,
+    add_ratios,
+)
 
 
 class Divergence(Measure):
@@ -34,7 +43,9 @@ class Divergence(Measure):
         "early are missing from later positions."
     )
 
-    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(
+        self, comparison: Comparison, cases: Sequence[Case], known: Sequence[RecordsByMeasure]
+    ) -> list[dict[str, Record]]:
         baseline = comparison.baseline.method
         requests = comparison.run(
             [lambda case=case: baseline.program(case.prompt) for case in cases],
@@ -43,10 +54,10 @@ class Divergence(Measure):
         texts = [[token.id for token in request.events] for request in requests]
 
         def program(case: Case, text: list[int]) -> Program:
-            expected = yield from forced(baseline.program(case.prompt), text, comparison.baseline.name)
+            expected = yield from force_text(baseline.program(case.prompt), text, comparison.baseline.name)
             records: dict[str, Record] = {}
             for contender in comparison.contenders:
-                made = yield from forced(contender.method.program(case.prompt), text, contender.name)
+                made = yield from force_text(contender.method.program(case.prompt), text, contender.name)
                 _, kl, same = compare(expected.logits, made.logits, text).tolist()
                 records[contender.name] = {
                     "kl": kl,

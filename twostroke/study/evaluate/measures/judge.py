@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from twostroke.engine.strokes import Prefill, Prefilled, Program
-from twostroke.study.evaluate.measure import Case, Comparison, Known, Measure, Metric, Record
+from twostroke.study.evaluate.measure import Case, Comparison, Measure, Metric, Record, RecordsByMeasure
 
 TAIL = 50
 
@@ -46,7 +46,9 @@ class Judge(Measure):
         "Read it together with repetition@3 and the length."
     )
 
-    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(
+        self, comparison: Comparison, cases: Sequence[Case], known: Sequence[RecordsByMeasure]
+    ) -> list[dict[str, Record]]:
         def program(case: Case, answers: dict[str, Record]) -> Program:
             records: dict[str, Record] = {}
             for contender in comparison.contenders:

@@ -7,8 +7,17 @@ from typing import Any
 
 from twostroke.engine.strokes import Program
 from twostroke.study.evaluate.contenders import Contender
-from twostroke.study.evaluate.forced import forced
-from twostroke.study.evaluate.measure import KEPT, Case, Comparison, Known, Measure, Metric, Record, add_ratios
+from twostroke.study.evaluate.forced_text import force_text
+from twostroke.study.evaluate.measure import (
+    KEPT,
+    Case,
+    Comparison,
+    Measure,
+    Metric,
+    Record,
+    RecordsByMeasure,
+    add_ratios,
+)
 from twostroke.study.evaluate.task import Task
 
 
@@ -35,7 +44,9 @@ class Likelihood(Measure):
     def suits(self, task: Task, cases: Sequence[Case]) -> str | None:
         return None if all(case.answers for case in cases) else f"the items of {task.name} come without answers"
 
-    def measure(self, comparison: Comparison, cases: Sequence[Case], known: Sequence[Known]) -> list[dict[str, Record]]:
+    def measure(
+        self, comparison: Comparison, cases: Sequence[Case], known: Sequence[RecordsByMeasure]
+    ) -> list[dict[str, Record]]:
         def program(case: Case) -> Program:
             records: dict[str, Record] = {}
             for contender in comparison.contenders:
@@ -49,7 +60,7 @@ def _score(contender: Contender, case: Case) -> Generator[Any, Any, Record]:
     per_byte: list[float] = []
     gold: Record = {}
     for index, (tokens, text) in enumerate(zip(case.answers, case.item.answers, strict=True)):
-        made = yield from forced(contender.method.program(case.prompt), tokens, contender.name)
+        made = yield from force_text(contender.method.program(case.prompt), tokens, contender.name)
         logprobs = made.logprobs(tokens)
         likeliest = [int(best) == token for best, token in zip(made.logits.argmax(-1), tokens, strict=True)]
         per_byte.append(sum(logprobs) / len(text.encode() if isinstance(text, str) else text))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 BLANK = "____"
-FEWEST = 8  # words of a sentence
+MIN_SENTENCE_WORDS = 8  # words of a sentence
 _SENTENCE = re.compile(r"[A-Z].*?[.!?](?=\s|$)")
 _WORD = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{3,}\b")  # a proper noun within a sentence
 
@@ -64,7 +64,7 @@ class Cloze(Task):
             gaps = [
                 (sentence, word)
                 for sentence in rng.choice(chosen)
-                if len(sentence.split()) >= FEWEST
+                if len(sentence.split()) >= MIN_SENTENCE_WORDS
                 for word in _WORD.findall(sentence)
                 if len(re.findall(rf"\b{word}\b", whole, re.IGNORECASE)) == 1
             ]

@@ -20,8 +20,8 @@ ALL_LAYERS = 256  # tokens of a prompt up to which every layer has a map
 
 
 @dataclass(frozen=True)
-class AttentionMap:
-    """How much each row attends to each column.
+class AttentionHeatMap:
+    """The weights with which each row attends to each column.
 
     Attributes:
         layer: its index.
@@ -36,8 +36,8 @@ class AttentionMap:
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """The numbers that one layer's map of a short prompt is made of.
+class AttentionArithmetic:
+    """The numbers behind one layer's map, kept for short prompts.
 
     Attributes:
         queries: [n, Hq, D] float32, after RoPE and times the scale; keys: [n, Hkv, D] float32, after RoPE.
@@ -50,7 +50,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class Attention:
+class PromptAttention:
     """The attention of a prompt.
 
     Attributes:
@@ -68,19 +68,19 @@ class Attention:
     scale: float
     window: int | None
     starts: tuple[int, ...]
-    layers: tuple[AttentionMap, ...]
-    heads: tuple[AttentionMap, ...]
-    arithmetic: Arithmetic | None
+    layers: tuple[AttentionHeatMap, ...]
+    heads: tuple[AttentionHeatMap, ...]
+    arithmetic: AttentionArithmetic | None
 
     @property
-    def shown(self) -> AttentionMap:
+    def shown(self) -> AttentionHeatMap:
         """The map of the layer and head that were asked for."""
         if self.head is not None:
             return self.heads[self.head]
         return next(one for one in self.layers if one.layer == self.layer)
 
 
-class Heat:
+class AttentionCollector:
     """Collects the attention of a prompt of `length` tokens while it is prefilled in tiles of rows."""
 
     def __init__(self, config: ModelConfig, length: int, layer: int, head: int | None) -> None:
@@ -97,7 +97,7 @@ class Heat:
         self._scores: list[np.ndarray] = []
         self._keys = np.empty((0, config.num_kv_heads, config.head_dim), np.float32)
 
-    def see(self, kv: KVCache, queries: Queries) -> None:
+    def add(self, kv: KVCache, queries: Queries) -> None:
         """Add the rows of a value's last entries."""
         rows = max(1, TILE_SCORES // (self._config.num_heads * len(kv)))
         for start in range(0, len(queries), rows):
@@ -120,7 +120,7 @@ class Heat:
             if layer == self._layer:
                 np.add.at(self._heads.swapaxes(0, 1)[:, :, : len(starts)], cells, weights.swapaxes(0, 1))
 
-    def all(self) -> Attention:
+    def result(self) -> PromptAttention:
         """The maps, once all rows were seen."""
         counts = np.diff(self._starts, append=self._length)[:, None]
         means, heads = self._means / counts, self._heads / counts
@@ -129,19 +129,19 @@ class Heat:
         if self._exact:
             queries = np.concatenate(self._queries)
             scores = [tuple(row[head, : i + 1] for i, row in enumerate(self._scores)) for head in range(len(heads))]
-            arithmetic = Arithmetic(queries, self._keys, tuple(scores))
-        return Attention(
+            arithmetic = AttentionArithmetic(queries, self._keys, tuple(scores))
+        return PromptAttention(
             layer,
             self._head,
             config.layers[layer].attention.scale,
             config.windows[layer],
             tuple(self._starts.tolist()),
-            tuple(AttentionMap(one, None, _lower(means[i])) for i, one in enumerate(self._layers)),
-            tuple(AttentionMap(layer, head, _lower(weights)) for head, weights in enumerate(heads)),
+            tuple(AttentionHeatMap(one, None, _lower(means[i])) for i, one in enumerate(self._layers)),
+            tuple(AttentionHeatMap(layer, head, _lower(weights)) for head, weights in enumerate(heads)),
             arithmetic,
         )
 
 
 def _lower(weights: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Rows without the columns behind their own."""
+    """The lower triangle: each row without the columns after its own."""
     return tuple(row[: i + 1].astype(np.float32) for i, row in enumerate(weights))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twostroke.study.explain.explanation import Explanation, as_json
 from twostroke.system import strict_json
-from twostroke.system.save import replacing
+from twostroke.system.atomic_files import atomic_replace
 
 SCRIPTS = ("1_elements.js", "2_prefill.js", "3_attention.js", "4_answer.js", "5_cache.js", "6_walk.js")
 
@@ -49,7 +49,7 @@ def embedded(made: Explanation) -> str:
 def write_page(path: Path, made: Explanation) -> None:
     """Write the page; an existing file is replaced when all is written. Raises OSError."""
     text = page(made)
-    with replacing(path) as out:
+    with atomic_replace(path) as out:
         out.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -1,4 +1,4 @@
-"""What a step costs: its FLOPs and bytes as counted from the architecture, and what bounds it on this machine."""
+"""The cost of a step: FLOPs and bytes counted from the architecture, and what bounds it on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far one distribution over the next token is from another."""
+"""Distances between two distributions over the next token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = 64  # of logits compared at a time: 39 MB for each temporary at a vocabul
 
 
 def compare(baseline: np.ndarray, mine: np.ndarray, following: Sequence[int]) -> np.ndarray:
-    """Of each of n rows of logits: surprise, KL from the baseline, and whether the likeliest is the same; [3, n].
+    """Compare n rows of logits: surprise, KL from the baseline, and whether the likeliest token is the same; [3, n].
 
     Raises ValueError for other numbers of rows.
     """

@@ -18,8 +18,8 @@ COMPARED = 64  # entries that are compared at once
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to make the answer.
+class AnswerRun:
+    """One run of the request, with or without the cache.
 
     Attributes:
         tokens: what came out.
@@ -33,7 +33,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class BothWays:
+class CacheComparison:
     """A prompt of `prompt` tokens with `steps` tokens generated, without and with the cache.
 
     Attributes:
@@ -47,8 +47,8 @@ class BothWays:
 
     prompt: int
     steps: int
-    naive: Way
-    cached: Way
+    naive: AnswerRun
+    cached: AnswerRun
     naive_formula: int
     cached_formula: int
     ratio: float
@@ -58,14 +58,14 @@ class BothWays:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A run of the plain request, and the value at its end."""
+class TimedRun:
+    """A run of the plain request, and its final KV value."""
 
-    way: Way
+    way: AnswerRun
     kv: KVCache
 
 
-def cached_way(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Timed:
+def run_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> TimedRun:
     """Prefill once, then decode: the plain request, with nothing observed and nothing found in a prefix index."""
 
     def program() -> Program:
@@ -75,8 +75,8 @@ def cached_way(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Timed
     return _timed(llm, program, params, len(tokens))
 
 
-def naive_way(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Timed:
-    """For each token, prefill everything before it from nothing."""
+def run_without_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> TimedRun:
+    """Answer without a cache: for each token, prefill everything before it again."""
 
     def program() -> Program:
         entered = list(tokens)
@@ -90,7 +90,7 @@ def naive_way(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Timed:
     return _timed(llm, program, params, len(tokens))
 
 
-def _timed(llm: LLM, program: Callable[[], Program], params: SamplingParams, prompt: int) -> Timed:
+def _timed(llm: LLM, program: Callable[[], Program], params: SamplingParams, prompt: int) -> TimedRun:
     request = Request(program, params, llm.tokenizer, prompt)
     llm.engine.run([request])
     times, kv = request.timings, request.result
@@ -99,15 +99,15 @@ def _timed(llm: LLM, program: Callable[[], Program], params: SamplingParams, pro
     made = tuple(token.id for token in request.events)
     decoded = len(kv) - prompt if prefilled == prompt else 0
     gaps = tuple(b - a for a, b in itertools.pairwise([times.arrival, *times.tokens]))
-    return Timed(Way(made, prefilled + decoded, gaps), kv)
+    return TimedRun(AnswerRun(made, prefilled + decoded, gaps), kv)
 
 
-def both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> BothWays:
+def compare_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> CacheComparison:
     """Make the first `steps` tokens of an answer both ways. `params` has a seed, so that both draw alike."""
     few = replace(params, max_tokens=steps)
-    cached, naive = cached_way(llm, tokens, few), naive_way(llm, tokens, few)
+    cached, naive = run_with_cache(llm, tokens, few), run_without_cache(llm, tokens, few)
     p, g = len(tokens), len(naive.way.tokens)
-    return BothWays(
+    return CacheComparison(
         p,
         g,
         naive.way,
@@ -122,7 +122,7 @@ def both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: in
 
 
 def largest_difference(one: KVCache, other: KVCache) -> float:
-    """Between the K and V of two values, over the entries that both have, a few at a time."""
+    """The largest difference between K and V of two values, over the entries that both have."""
     found = 0.0
     for start in range(0, min(len(one), len(other)), COMPARED):
         mine, theirs = (kv[start : min(start + COMPARED, len(one), len(other))] for kv in (one, other))

@@ -1,4 +1,4 @@
-"""Any method over a given text: which logits would it have sampled each token from?
+"""Teacher forcing of any method: the logits from which it would have sampled each token of a given text.
 
 A program's decodes are answered with the tokens of the text, entered after the value that the program would decode
 from. So a method is judged at every position of the same text, where two generated texts may only be compared up to
@@ -19,14 +19,14 @@ import numpy as np
 from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program, Stroke
 from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import NO_QUERIES
-from twostroke.kv.contents import Tail
+from twostroke.kv.entries import Tail
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.statistics import information, log_softmax, picked
 
 
 @dataclass(frozen=True)
-class Forced:
-    """What a method computed for a text.
+class ForcedLogits:
+    """The logits of a method over a given text.
 
     Attributes:
         logits: [n, vocab] float32, row i before token i.
@@ -38,11 +38,11 @@ class Forced:
     kv_bytes: int
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
-        """Of each of the n tokens."""
+        """The log-probability of each of the n tokens."""
         return picked(log_softmax(self.logits), tokens).tolist()
 
 
-def forced(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, Forced]:
+def force_text(program: Program, tokens: Sequence[int], name: str = "the method") -> Generator[Any, Any, ForcedLogits]:
     """A program that drives another one over `tokens` (at least one). For `yield from`, or as a request's.
 
     Raises InvalidRequest for a program whose decodes are drafts or candidates (emit=False, or side by side), since its
@@ -69,11 +69,11 @@ def forced(program: Program, tokens: Sequence[int], name: str = "the method") ->
     finally:
         program.close()
     assert first is not None
-    return Forced(np.concatenate(logits), len(first.kv), first.kv.nbytes)
+    return ForcedLogits(np.concatenate(logits), len(first.kv), first.kv.nbytes)
 
 
-def watched(program: Program, note: Callable[[Stroke, float], None]) -> Program:
-    """The same program, with the same result. `note` is called with each stroke that is done and the seconds it took.
+def with_stroke_times(program: Program, note: Callable[[Stroke, float], None]) -> Program:
+    """Wrap a program without changing its result. `note` is called with each stroke and its seconds.
 
     Strokes side by side share their seconds: each is given an equal part.
     """

@@ -1,4 +1,4 @@
-"""The plain request with everything observed: a program whose strokes hand out queries and hidden states."""
+"""A plain request under observation: a program whose strokes also return queries and hidden states."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Progra
 from twostroke.models.cost import Predictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.explain.attention import TokenAttention
-from twostroke.study.explain.decode import SampledRow, Step, sampled_row, step_of
-from twostroke.study.explain.embedding import Embedding, EmbeddingRows
-from twostroke.study.explain.heat import Attention, Heat
-from twostroke.study.explain.prefill import Stored, stored
+from twostroke.study.explain.attention_maps import AttentionCollector, PromptAttention
+from twostroke.study.explain.decode import DecodeStep, SampledRow, sampled_row, step_of
+from twostroke.study.explain.embedding import Embedding, EmbeddingCollector
+from twostroke.study.explain.prefill import StoredKV, stored_kv
 
 TILE_ROWS = 64  # tokens whose queries and states are in memory at once
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What one answer showed of itself. `first`: the row of the first token, which the prefill gave."""
+class Observation:
+    """Everything observed while one prompt was answered. `first` is the first token, sampled after the prefill."""
 
     embedding: Embedding
-    attention: Attention
-    stored: Stored
+    attention: PromptAttention
+    stored: StoredKV
     first: SampledRow
-    steps: tuple[Step, ...]
+    steps: tuple[DecodeStep, ...]
     finish_reason: str | None
 
 
-def watch(
+def observe(
     llm: LLM,
     predictor: Predictor,
     tokens: Sequence[int],
@@ -41,14 +41,14 @@ def watch(
     layer: int,
     head: int | None,
     count: int,
-) -> Watched:
+) -> Observation:
     """Answer a prompt and observe it; `count` candidates are kept of each row. Raises what `LLM.generate` raises.
 
     The prompt is prefilled in tiles of rows, so memory holds the queries and states of one tile.
     """
 
     def program() -> Program:
-        heat, embedding = Heat(llm.config, len(tokens), layer, head), EmbeddingRows()
+        heat, embedding = AttentionCollector(llm.config, len(tokens), layer, head), EmbeddingCollector()
         kv, states, attention = None, np.empty(0), None
         for start in range(0, len(tokens), TILE_ROWS):
             some, last = tokens[start : start + TILE_ROWS], start + TILE_ROWS >= len(tokens)
@@ -57,16 +57,16 @@ def watch(
             )
             assert made.states is not None, "the stroke has asked for them"
             kv, states = made.kv, made.states[:, -1].copy()
-            heat.see(kv, made.queries)
-            embedding.see(made.states)
+            heat.add(kv, made.queries)
+            embedding.add(made.states)
             if last:
                 attention = TokenAttention.of(kv, made.queries)
             del made
         assert kv is not None
         assert attention is not None, "a prompt has tokens"
-        prompt = stored(kv)
+        prompt = stored_kv(kv)
         run: Decoded = yield Decode(kv, max_tokens=1)
-        first, steps = sampled_row(llm, run, states, attention, count), list[Step]()
+        first, steps = sampled_row(llm, run, states, attention, count), list[DecodeStep]()
         while run.finish_reason is None:
             before = run.kv
             run = yield Decode(before, max_tokens=1, queries=1, states=1)
@@ -75,7 +75,7 @@ def watch(
             assert run.states is not None, "the stroke has asked for them"
             row = sampled_row(llm, run, run.states[:, -1], TokenAttention.of(run.kv, run.queries), count)
             steps.append(step_of(llm, predictor, before, run.kv, row))
-        return Watched(embedding.all(), heat.all(), prompt, first, tuple(steps), run.finish_reason)
+        return Observation(embedding.result(), heat.result(), prompt, first, tuple(steps), run.finish_reason)
 
     request = Request(program, params, llm.tokenizer, len(tokens))
     llm.engine.run([request])

@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def quoted(text: str) -> str:
-    """As Python writes it: what cannot be printed, or would move the cursor, is escaped."""
+    """A text as a Python literal, so that control characters are escaped."""
     return repr(text)
 
 
@@ -30,7 +30,7 @@ def ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
-def say(console: Console, text: str, style: str = "") -> None:
+def print_paragraph(console: Console, text: str, style: str = "") -> None:
     """One paragraph; nothing in it is markup."""
     console.print(Text(text, style=style))
 

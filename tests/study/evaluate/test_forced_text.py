@@ -18,10 +18,10 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods import BestOf, Drop, Method, Plain, Prompt, Repeat, Snap
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.contenders import Contender, contender
-from twostroke.study.evaluate.forced import Forced, forced, watched
+from twostroke.study.evaluate.forced_text import ForcedLogits, force_text, with_stroke_times
 from twostroke.study.evaluate.measure import Case, Comparison
 from twostroke.study.evaluate.measures import Divergence
-from twostroke.study.evaluate.measures.answers import Watch
+from twostroke.study.evaluate.measures.answers import StrokeRecord
 from twostroke.study.evaluate.task import Item
 from twostroke.study.evaluate.tasks import LongForm
 
@@ -45,8 +45,8 @@ def result(llm: LLM, make: Callable[[], Program], max_tokens: int | None = None)
     return request
 
 
-def lead(llm: LLM, make: Callable[[], Program], tokens: list[int]) -> Forced:
-    return result(llm, lambda: forced(make(), tokens)).result
+def lead(llm: LLM, make: Callable[[], Program], tokens: list[int]) -> ForcedLogits:
+    return result(llm, lambda: force_text(make(), tokens)).result
 
 
 @pytest.mark.parametrize("method", SETTINGS)
@@ -136,7 +136,9 @@ def test_watching_changes_nothing(tiny_llm: TinyLLM) -> None:
     method = Repeat(sinks=2)
     request = result(
         llm,
-        lambda: watched(method.program(Prompt(PROMPT, llm.tokenizer)), lambda stroke, _: seen.append(type(stroke))),
+        lambda: with_stroke_times(
+            method.program(Prompt(PROMPT, llm.tokenizer)), lambda stroke, _: seen.append(type(stroke))
+        ),
         5,
     )
     plain = llm.generate([PROMPT], method=method, max_tokens=5, ignore_eos=True)[0]
@@ -145,9 +147,9 @@ def test_watching_changes_nothing(tiny_llm: TinyLLM) -> None:
 
 
 def test_a_watch_counts_refreshes_and_starts_over(tiny_llm: TinyLLM) -> None:
-    llm, watch = tiny_llm(), Watch()
+    llm, watch = tiny_llm(), StrokeRecord()
     for _ in range(2):
-        result(llm, lambda: watch.over(refreshing()), max_tokens=8)
+        result(llm, lambda: watch.record(refreshing()), max_tokens=8)
         assert watch.kept_bytes == len(PROMPT) * llm.pool.entry_bytes
         assert watch.late_prefills == 2
         assert watch.late_s > 0

@@ -14,7 +14,7 @@ import pytest
 
 from twostroke.api.llm import LLM
 from twostroke.server.app import create_app
-from twostroke.server.listen import Server, make_server
+from twostroke.server.lifecycle import HttpServer, make_server
 from twostroke.server.settings import Settings
 
 LONG = {"max_tokens": 1900, "ignore_eos": True}  # seconds of work
@@ -25,7 +25,7 @@ class Serving:
     """A server that runs in a thread of this process."""
 
     llm: LLM
-    server: Server
+    server: HttpServer
     thread: threading.Thread
     url: str
 

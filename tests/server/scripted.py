@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from twostroke.engine.output import Token
 from twostroke.engine.timings import Timings
-from twostroke.engine.track import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.tools.parser import parser_factory
 

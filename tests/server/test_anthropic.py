@@ -135,8 +135,8 @@ def test_tools(claude: anthropic.Anthropic) -> None:
 def test_a_text_and_calls(reference: LLM) -> None:
     """Blocks in the order in which they were written; each is closed before the next begins."""
     call = '<tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n'
-    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
-    stream, tokens = MessageAnswer("tiny", exchange), scripted.tokens("hi " + call * 2)
+    active_call = scripted.active_call(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+    stream, tokens = MessageAnswer("tiny", active_call), scripted.tokens("hi " + call * 2)
     events = [event for token in tokens for event in stream.events(0, token)] + list(stream.closing())
     marks = [(event["type"], event.get("index")) for event in events if event["type"] != "content_block_delta"]
     assert marks == [
@@ -145,10 +145,10 @@ def test_a_text_and_calls(reference: LLM) -> None:
         ("message_stop", None),
     ]
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    whole = MessageAnswer("tiny", exchange)
+    whole = MessageAnswer("tiny", active_call)
     for token in tokens:
-        whole.keep(0, token)
-    content = whole.whole()["content"]
+        whole.add_token(0, token)
+    content = whole.body()["content"]
     assert [block["type"] for block in content] == ["text", "tool_use", "tool_use"]
     assert content[0]["text"].strip() == "hi"
     for index, block in enumerate(content[1:], 1):

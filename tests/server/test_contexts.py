@@ -267,7 +267,7 @@ def test_the_key_of_the_server(open_tiny: Callable[..., LLM]) -> None:
 
 
 def test_long_bodies(running: Serving) -> None:
-    """A long body goes through the preflight, which knows no context; both ways of using one pass it."""
+    """A long body goes through the body validator, which knows no context; both ways of using one pass it."""
     padding = " " * 20_000
     put(running, name="mine", messages=MESSAGES, metadata=padding)
     answer = post(running, "/v1/chat/completions", messages=QUESTION, context="mine", max_tokens=2, user=padding)

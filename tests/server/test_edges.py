@@ -13,16 +13,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import Serving, asgi, serving
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
+from twostroke.server.body_validation.supervisor import LONG_BODY_BYTES
 from twostroke.server.errors import ApiError
-from twostroke.server.http.surrogates import refuse_halves
-from twostroke.server.preflight.supervisor import LONG_BODY
+from twostroke.server.http.surrogates import refuse_lone_surrogates
 from twostroke.server.settings import Settings
 
 PAGE = "https://chat.example"
 
 
 def test_a_page_of_an_allowed_origin(open_tiny: Callable[..., LLM]) -> None:
-    """A preflight needs no key, and the answer, an error too, may be read by the page."""
+    """A CORS preflight needs no key, and the answer, an error too, may be read by the page."""
     asks = {
         "origin": PAGE,
         "access-control-request-method": "POST",
@@ -148,9 +148,9 @@ def test_vllms_metrics(open_tiny: Callable[..., LLM]) -> None:
         assert "vllm:" not in httpx.get(f"{plain.url}/metrics").text
 
 
-def test_a_refusal_of_the_preflight_is_written_as_the_api_does(server: Serving) -> None:
+def test_a_refusal_of_the_body_validator_is_written_as_the_api_does(server: Serving) -> None:
     """A long body is tried out in another process, which answers in the same form."""
-    long = "the fox " * (LONG_BODY // 8 + 100)
+    long = "the fox " * (LONG_BODY_BYTES // 8 + 100)
     said = [{"role": "user", "content": long}]
     with server.http() as http:
         claude = http.post("/v1/messages", json={"model": "tiny", "max_tokens": 3, "messages": said})
@@ -172,7 +172,7 @@ HALVES = [HALF, r"\ude00", r"\ude00\ud83d", r"\ud83d\ud83d\ude00", r"\\\ud83d", 
 
 @pytest.mark.parametrize("text", WHOLE)
 def test_pairs_and_other_escapes_are_text(text: str) -> None:
-    refuse_halves(f'{{"a": "{text}"}}'.encode())
+    refuse_lone_surrogates(f'{{"a": "{text}"}}'.encode())
 
 
 @pytest.mark.parametrize("text", HALVES)
@@ -180,7 +180,7 @@ def test_half_of_a_pair_is_none(text: str) -> None:
     body = f'{{"a": "{text}"}}'
     for written in (body.encode(), json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "surrogatepass")):
         with pytest.raises(ApiError, match="half of a surrogate pair"):
-            refuse_halves(written)
+            refuse_lone_surrogates(written)
 
 
 BROKEN = [

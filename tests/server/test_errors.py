@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.server.conftest import Serving, asgi
 from twostroke.api.llm import LLM
-from twostroke.server.http.middleware import Middleware
+from twostroke.server.http.middleware import CallMiddleware
 from twostroke.server.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -201,7 +201,7 @@ def test_no_websocket_passes_the_door() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await Middleware(app, Settings())({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+        await CallMiddleware(app, Settings())({"type": "websocket", "path": "/health", "headers": []}, receive, send)
         assert sent == [{"type": "websocket.close", "code": 1008}]
 
     asyncio.run(check())

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import Serving, asgi
 from twostroke.api.llm import LLM
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.chat import ChatBody, Message
+from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage
 from twostroke.server.openai.schemas.completions import CompletionBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 
@@ -399,7 +399,7 @@ def test_any_is_required_and_allowed_tools_may_be_auto() -> None:
 def test_arguments_of_earlier_calls_may_be_objects() -> None:
     def rendered(arguments: Any) -> Any:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]}).for_template()
+        return ChatMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]}).for_template()
 
     assert rendered({"a": 1}) == rendered('{"a": 1}')
 

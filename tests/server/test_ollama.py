@@ -188,10 +188,10 @@ def test_refusals(local: ollama.Client, server: Serving) -> None:
 def test_calls_are_sent_as_a_whole(reference: LLM) -> None:
     """In a stream each call comes once it is complete, with arguments as an object."""
     text = 'hi <tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n' * 2
-    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+    active_call = scripted.active_call(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
 
     def answer() -> OllamaAnswer:
-        return OllamaAnswer("tiny", exchange, reference.tokenizer, chat=True, logprobs=False)
+        return OllamaAnswer("tiny", active_call, reference.tokenizer, chat=True, logprobs=False)
 
     stream, tokens = answer(), scripted.tokens(text)
     lines = [event for token in tokens for event in stream.events(0, token)] + list(stream.closing())
@@ -200,8 +200,8 @@ def test_calls_are_sent_as_a_whole(reference: LLM) -> None:
     assert [call["function"] for call in calls] == expected
     whole = answer()
     for token in tokens:
-        whole.keep(0, token)
-    made = whole.whole()
+        whole.add_token(0, token)
+    made = whole.body()
     assert [call["function"] for call in made["message"]["tool_calls"]] == expected
     assert made["message"]["content"] == "".join(line["message"]["content"] for line in lines)
     assert made["done_reason"] == "stop"

@@ -12,9 +12,9 @@ from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.answers.responses import ResponsesAnswer
-from twostroke.server.openai.items import offered
+from twostroke.server.openai.response_items import offered_tools
 from twostroke.server.openai.schemas.responses import ResponsesBody
-from twostroke.server.openai.stored import StoredResponses
+from twostroke.server.openai.stored_responses import StoredResponses
 
 SCHEMA = {
     "type": "object",
@@ -95,10 +95,12 @@ def test_events_of_a_text(client: openai.OpenAI) -> None:
 def test_events_of_a_text_and_calls(reference: LLM) -> None:
     """Items in the order in which they were written; each is done before the next is added."""
     call = '<tool_call>\n{"name": "remember", "arguments": {"name": "a", "age": 1}}\n</tool_call>\n'
-    exchange = scripted.exchange(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
+    active_call = scripted.active_call(reference.tokenizer, [{"name": "remember", "parameters": SCHEMA}])
     kept: list[dict[str, Any]] = []
     body = ResponsesBody.model_validate({"input": "x", "tools": [TOOL]})
-    stream = ResponsesAnswer("tiny", exchange, body, reference.tokenizer, offers=offered([TOOL], []), keep=kept.append)
+    stream = ResponsesAnswer(
+        "tiny", active_call, body, reference.tokenizer, offers=offered_tools([TOOL], []), keep=kept.append
+    )
     events = list(stream.opening())
     for token in scripted.tokens("hi " + call * 2):
         events += stream.events(0, token)

@@ -17,11 +17,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
+from twostroke.server.body_validation.supervisor import BodyValidator
 from twostroke.server.http import middleware
-from twostroke.server.http.loading import LoadingPage
-from twostroke.server.listen import listen
+from twostroke.server.http.loading import LoadingResponder
+from twostroke.server.lifecycle import listen
 from twostroke.server.openai.routes import generate, tokens
-from twostroke.server.preflight.supervisor import Preflight
 
 OpenTiny = Callable[..., LLM]
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -194,14 +194,14 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
     long = {"prompt": "the", "max_tokens": 2, "user": "x" * 20_000}
     with serving(open_tiny()) as running, running.http() as http:
         assert http.post("/v1/completions", json=long).status_code == 200
-        preflight: Preflight = running.server._app.state.engine.preflight  # pyright: ignore[reportPrivateUsage]
-        worker: Any = preflight._long._worker  # pyright: ignore[reportPrivateUsage]
+        validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
+        worker: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
         worker._process.kill()
         answer = http.post("/v1/completions", json=long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert http.post("/v1/completions", json=long).status_code == 200
-        monkeypatch.setattr("twostroke.server.preflight.supervisor.MOST_SECONDS", 0.1)
-        slow: Any = preflight._long._worker  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr("twostroke.server.body_validation.supervisor.MOST_SECONDS", 0.1)
+        slow: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
         slow._process.send_signal(signal.SIGSTOP)
         assert http.post("/v1/completions", json=long).status_code == 413
         ended: Any = worker._process
@@ -213,8 +213,8 @@ def test_a_huge_body_keeps_no_other_waiting(open_tiny: OpenTiny) -> None:
     with serving(open_tiny()) as running, running.http() as http, ThreadPoolExecutor(1) as threads:
         huge: dict[str, Any] = {"json": {"prompt": "word " * 300_000}, "timeout": 100}
         assert http.post("/v1/completions", **huge).status_code == 400
-        preflight: Preflight = running.server._app.state.engine.preflight  # pyright: ignore[reportPrivateUsage]
-        worker: Any = preflight._huge._worker  # pyright: ignore[reportPrivateUsage]
+        validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
+        worker: Any = validator._huge._worker  # pyright: ignore[reportPrivateUsage]
         worker._process.send_signal(signal.SIGSTOP)
         try:
             waiting = threads.submit(http.post, "/v1/completions", **huge)
@@ -228,7 +228,7 @@ def test_a_huge_body_keeps_no_other_waiting(open_tiny: OpenTiny) -> None:
 def test_the_worker_ends_with_the_server(open_tiny: OpenTiny) -> None:
     with serving(open_tiny()) as running, running.http() as http:
         http.post("/tokenize", json={"prompt": TEXT * 3000})
-        worker: Any = running.server._app.state.engine.preflight._long._worker  # pyright: ignore[reportPrivateUsage]
+        worker: Any = running.server._app.state.engine.body_validator._long._worker  # pyright: ignore[reportPrivateUsage]
         assert worker._process.poll() is None
     assert worker._process.poll() is not None
 
@@ -246,7 +246,7 @@ def test_a_technique_that_the_worker_lacks(server: Serving) -> None:
         del METHODS["here"]
 
 
-def test_a_client_that_leaves_the_preflight(server: Serving) -> None:
+def test_a_client_that_disconnects_during_validation(server: Serving) -> None:
     """Its body is forgotten, and the server goes on."""
     body = {"messages": [{"role": "user", "content": TEXT * 300_000}]}
     for _ in range(3):
@@ -282,7 +282,7 @@ def test_every_address_of_a_name_has_one_port() -> None:
 def test_a_client_that_stays_while_the_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
     """It is let go, and nothing is said."""
     sockets = listen("127.0.0.1", 0)
-    with LoadingPage(sockets):
+    with LoadingResponder(sockets):
         client = socket.create_connection(sockets[0].getsockname())
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert client.recv(12) == b"HTTP/1.1 503"
@@ -295,7 +295,7 @@ def test_calls_while_the_model_is_loaded() -> None:
     """503 with the time to wait; the sockets stay open for the server, and what comes in between waits."""
     sockets = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-    with LoadingPage(sockets):
+    with LoadingResponder(sockets):
         for method, path in (("GET", "/health"), ("POST", "/v1/completions"), ("HEAD", "/")):
             answer = httpx.request(method, url + path, content=b"x" * 300_000 if method == "POST" else None)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")

@@ -12,7 +12,7 @@ from tests.server.conftest import Serving, serving
 from tests.tiny import write_model
 from twostroke.api.conversation import Conversation, Overflow
 from twostroke.api.conversation.fitting import LeftOut
-from twostroke.api.conversation.window import Extent, Room
+from twostroke.api.conversation.window import ContextRoom, Extent
 from twostroke.api.llm import LLM
 
 SLOTS, SINKS = 256, 2
@@ -110,7 +110,9 @@ def test_the_servers_own_default(directory: Path) -> None:
         again: Any = running.client.chat.completions.create(**fields)
         found = again.usage.prompt_tokens_details.cached_tokens
         assert 0 < found < SLOTS, "up to the first cut"
-        long: Any = running.client.chat.completions.create(**fields, user="x" * 20_000)  # goes through the preflight
+        long: Any = running.client.chat.completions.create(
+            **fields, user="x" * 20_000
+        )  # goes through the body validator
         assert long.left_out == told.left_out
         answer: Any = running.client.responses.create(model="tiny", input=messages, max_output_tokens=7)
         assert answer.truncation == "window"
@@ -147,6 +149,6 @@ def test_extents_count_the_pages_of_values(directory: Path) -> None:
             assert Extent.of(cut) == kept
             again = Extent.of(llm.prefill([1] * 30, after=cut))
             assert again == Extent(kept.first, kept.since, kept.end + 30)
-            assert Room(cut.num_pages, llm.pool.page_size, 400, 1).fits(kept, 0) is False, "a page may be copied"
+            assert ContextRoom(cut.num_pages, llm.pool.page_size, 400, 1).fits(kept, 0) is False, "a page may be copied"
         assert Extent.of(kv).window(10, 0, 149) is None
         assert Extent.of(kv).window(10, 0, 8) is None

@@ -8,7 +8,7 @@ import typer
 from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, spread
 from twostroke.cli.report import note, tiers_text
 from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
-from twostroke.system.extras import extra
+from twostroke.system.extras import requires_extra
 
 if TYPE_CHECKING:
     from twostroke.api.llm import LLM
@@ -27,9 +27,9 @@ def serve(
     listening.check()
     from twostroke.backends.choose import follow_torchrun
 
-    with extra("serve", "serving"):
-        from twostroke.server.http.loading import LoadingPage
-        from twostroke.server.listen import address_text, end_at_signals, listen, make_server
+    with requires_extra("serve", "serving"):
+        from twostroke.server.http.loading import LoadingResponder
+        from twostroke.server.lifecycle import address_text, end_at_signals, listen, make_server
         from twostroke.server.observability.logs import configure
 
     settings = settings_options.settings()
@@ -39,14 +39,14 @@ def serve(
     sockets = listen(listening.host, listening.port)
     url = f"http://{address_text(listening.host, sockets[0].getsockname()[1])}/v1"
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
-    with LoadingPage(sockets):
+    with LoadingResponder(sockets):
         load_method_modules(method_module)
         llm = model_options.open(max_running=steps.max_running, itl_ms=steps.objective)
         if steps.itl_ms == "auto":
             llm.engine.choose_itl()
         configure(listening.log_format)
         server = make_server(llm, settings, listening.host, listening.port)
-        server.warm()
+        server.warm_up()
     note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
     note(f"to chat, and to see the engine at work, open {url.removesuffix('v1')}")

@@ -3,16 +3,16 @@
 The way of a call that generates text, and the words for it:
 
     body        what a client sends, checked against a schema                       openai/schemas
-    terms       how it is to be served: choices, stream, priority, deadline         exchange.py
+    terms       how it is to be served: choices, stream, priority, deadline         active_call.py
     request     what the engine runs, one for each prompt of the body               prepare.py, openai/constraints.py
-    exchange    the call in flight: its places in the queue and its requests        exchange.py
-    update      what one step did for one request, from the engine's thread         engine/thread.py
+    exchange    the call in flight: its places in the queue and its requests        active_call.py
+    update      what one step did for one request, from the engine's thread         engine/engine_thread.py
     answer      takes the tokens of all updates and writes them as the API does     answer.py, openai/answers
 
 A route (openai/routes) reads a body and calls `generate` (generate.py), which leads it along this way:
 
-    exchange = engine.reserve(...)  ->  requests = prepare()  ->  engine.begin(exchange, requests)
-             ->  exchange.updates()  ->  answer  ->  JSON or an EventStream (http/transport.py)
+    active_call = engine.reserve(...)  ->  requests = prepare()  ->  engine.begin(active_call, requests)
+             ->  active_call.updates()  ->  answer  ->  JSON or an EventStream (http/transport.py)
 
 `AsyncEngine` (async_engine.py) is the engine as the event loop sees it; `EngineThread` runs its steps.
 

@@ -7,7 +7,7 @@ from fastapi import Request as HttpRequest
 
 from twostroke.engine.engine import Engine
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.http.transport import json_response
+from twostroke.server.http.responses import json_response
 
 router = APIRouter()
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.timings import Pace
-from twostroke.engine.track import Token
 from twostroke.kv.pages import TIERS
 from twostroke.methods.method import method_facts
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
 
-LEAST_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI writes the same
+MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI writes the same
 
 
 class Answer(ABC):
@@ -29,11 +29,11 @@ class Answer(ABC):
     done_marker = True  # whether a stream ends with [DONE]
     media_type = "text/event-stream"
 
-    def __init__(self, prefix: str, model: str, exchange: Exchange, n: int) -> None:
+    def __init__(self, prefix: str, model: str, active_call: ActiveCall, n: int) -> None:
         """`prefix` begins the id; `model` is what the client called the model; `n` is choices of each prompt."""
         self.id = f"{prefix}{secrets.token_hex(16)}"
         self.created = int(time.time())
-        self.model, self.exchange, self.n = model, exchange, n
+        self.model, self.active_call, self.n = model, active_call, n
         self.output_tokens = 0
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -49,24 +49,24 @@ class Answer(ABC):
         yield from ()
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """The HTTP response's body, after every token was taken."""
 
     @abstractmethod
-    def keep(self, prompt: int, token: Token) -> None:
+    def add_token(self, prompt: int, token: Token) -> None:
         """Take a token of an answer that is not streamed."""
 
     def encode(self, event: dict[str, Any]) -> bytes:
         """An event as a server-sent event."""
         return b"data: " + to_json(event, inf_nan_mode="null") + b"\n\n"
 
-    def failed(self, error: ApiError) -> dict[str, Any]:
+    def error_event(self, error: ApiError) -> dict[str, Any]:
         """The event for an error in a stream that has begun."""
         return error.body()
 
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and choices so far."""
-        requests = self.exchange.requests
+        requests = self.active_call.requests
         prompt = sum(request.prompt_tokens for request in requests)
         cached = self.cached_by_tier()
         return {
@@ -83,7 +83,7 @@ class Answer(ABC):
         farthest away.
         """
         cached = dict.fromkeys(TIERS, 0)
-        for request in self.exchange.requests:
+        for request in self.active_call.requests:
             left = request.prompt_tokens
             for tier in reversed(TIERS):
                 found = min(left, request.cached_by_tier[tier])
@@ -92,7 +92,7 @@ class Answer(ABC):
         return cached
 
 
-def figures(request: Request) -> dict[str, Any]:
+def own_fields(request: Request) -> dict[str, Any]:
     """The fields of a finished answer that are this server's own: its timings, and what its technique counted."""
     counted = {name: value for name, value in method_facts(request.result).items() if _numbers(value)}
     return {"timings": timings(request)} | ({"method_facts": counted} if counted else {})
@@ -124,4 +124,4 @@ def _ms(start: float | None, stop: float | None) -> float | None:
 def logprob(value: float | None) -> float:
     """A log-probability as JSON can hold it. The request must have asked for it."""
     assert value is not None
-    return max(value, LEAST_LOGPROB)
+    return max(value, MIN_LOGPROB)

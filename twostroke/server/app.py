@@ -20,6 +20,7 @@ from twostroke.server.anthropic import routes as anthropic
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts import routes as contexts
 from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.http.middleware import CallMiddleware
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
@@ -28,11 +29,10 @@ from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
 from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
-from twostroke.server.openai.stored import StoredResponses
+from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import attention
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
-from twostroke.server.refusals import error_response
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
     app = routes_app(engine, lifespan)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(CallMiddleware, settings=settings, preflight=engine.preflight)
+    app.add_middleware(CallMiddleware, settings=settings, body_validator=engine.body_validator)
     app.add_middleware(AnyContentType)
-    if settings.cors:  # outermost: a preflight has no key, and a refusal must be readable too
+    if settings.cors:  # outermost: a CORS preflight has no key, and a refusal must be readable too
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
     return app
 

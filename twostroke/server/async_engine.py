@@ -1,4 +1,4 @@
-"""The engine as the event loop sees it: admission, start and end of exchanges, and updates on their way to them."""
+"""The engine as the event loop sees it: admission, start and end of calls, and updates on their way to them."""
 
 import asyncio
 import contextlib
@@ -10,30 +10,30 @@ from typing import Any, TypeVar
 
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
+from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
-from twostroke.engine.thread import EngineThread, Update
 from twostroke.errors import EngineStopped, InvalidRequest, RankLost
-from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, from_engine
-from twostroke.server.exchange import Exchange
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.body_validation.supervisor import BodyValidator, WorkerState
+from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, to_api_error
 from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.observability.tracing import Tracer
-from twostroke.server.preflight.supervisor import Facts, Preflight
 from twostroke.server.settings import Settings
 
 T = TypeVar("T")
 
 
 class AsyncEngine:
-    """A served model, its engine's thread, and every exchange in flight.
+    """A served model, its engine's thread, and every call in flight.
 
     All methods belong to the event loop's thread. What takes long and needs no engine (templates, tokenization,
-    grammars) runs in a small pool of threads, by `aside`.
+    grammars) runs in a small pool of threads, by `run_in_thread`.
 
     Attributes:
         name: what clients call the model.
         created: when serving began, in seconds since 1970.
-        preflight: tries out long bodies in another process.
+        body_validator: validates long bodies in another process.
         draining: no new work is taken.
         output_tokens: how many were made so far.
     """
@@ -43,15 +43,15 @@ class AsyncEngine:
         self.name = settings.model_name or llm.name
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
-        self.preflight = Preflight(lambda: Facts.of(llm, settings, self.name, self.created))
+        self.body_validator = BodyValidator(lambda: WorkerState.of(llm, settings, self.name, self.created))
         self.draining, self.output_tokens = False, 0
         self._tracer = Tracer()
-        self._exchanges: set[Exchange] = set()
-        self._taken = 0  # choices in flight
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
+        self._active_calls: set[ActiveCall] = set()
+        self._choices_in_flight = 0  # choices in flight
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="server")
         self._thread = EngineThread(llm.engine, self._publish, metrics.step)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seconds = 1.0  # mean duration of a request, updated with each one
+        self._mean_request_s = 1.0  # mean duration of a request, updated with each one
 
     # Start and end ----------------------------------------------------------------------------------------------------
 
@@ -60,12 +60,13 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def warm(self) -> None:
-        """Prepare what the first calls would wait for: the tokenizer's form for grammars, and the preflight's worker.
+    def warm_up(self) -> None:
+        """Prepare what the first calls would wait for: the tokenizer's form for grammars and
+        the body validation worker.
 
         Both take the interpreter's lock for a part of a second, in which streams would stand still.
         """
-        self.preflight.start()
+        self.body_validator.start()
         with contextlib.suppress(InvalidRequest):  # a model without an end token has no grammars
             self.grammars.compile(json_schema({"type": "object"}))
 
@@ -80,7 +81,7 @@ class AsyncEngine:
         self._abort_all()
         await asyncio.to_thread(self._thread.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self.preflight.stop)
+        await asyncio.to_thread(self.body_validator.stop)
 
     @property
     def alive(self) -> bool:
@@ -88,7 +89,7 @@ class AsyncEngine:
 
     @property
     def failure(self) -> ApiError | None:
-        return None if self._thread.failure is None else from_engine(self._thread.failure)
+        return None if self._thread.failure is None else to_api_error(self._thread.failure)
 
     @property
     def lost(self) -> bool:
@@ -98,12 +99,12 @@ class AsyncEngine:
     @property
     def in_flight(self) -> int:
         """Choices that wait or run."""
-        return self._taken
+        return self._choices_in_flight
 
     # Work -------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, choices: int) -> Exchange:
-        """An exchange with places in the queue, which its `close` gives back. Raises ApiError where there is none."""
+    def reserve_call(self, choices: int) -> ActiveCall:
+        """A call with places in the queue, which its `close` gives back. Raises ApiError where there is none."""
         if self.failure is not None:
             raise self.failure
         if self.draining:
@@ -112,19 +113,19 @@ class AsyncEngine:
         if choices > min(room, self.settings.max_choices):
             most = min(room, self.settings.max_choices)
             raise ApiError(400, f"n must be such that all prompts together ask for at most {most} answers", param="n")
-        if self._taken + choices > room:
+        if self._choices_in_flight + choices > room:
             self.metrics.rejected("queue_full")
             raise Overloaded(self._retry_after())
-        exchange = Exchange(choices, self._closed)
-        self._exchanges.add(exchange)
-        self._taken += choices
-        return exchange
+        active_call = ActiveCall(choices, self._closed)
+        self._active_calls.add(active_call)
+        self._choices_in_flight += choices
+        return active_call
 
-    def begin(self, exchange: Exchange, requests: list[Request], timeout_s: float | None) -> None:
+    def submit(self, active_call: ActiveCall, requests: list[Request], timeout_s: float | None) -> None:
         """Start what was reserved."""
-        exchange.start(self._thread, requests, timeout_s or self.settings.timeout_s)
+        active_call.start(self._thread, requests, timeout_s or self.settings.timeout_s)
 
-    async def aside(self, action: Callable[[], T]) -> T:
+    async def run_in_thread(self, action: Callable[[], T]) -> T:
         """Run what needs no engine in another thread than the event loop's."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, action)
 
@@ -133,12 +134,12 @@ class AsyncEngine:
         try:
             return await asyncio.wrap_future(self._thread.call(action))
         except EngineStopped as error:
-            raise from_engine(error) from None
+            raise to_api_error(error) from None
 
-    def needs_state(self) -> None:
+    def require_engine_process(self) -> None:
         """A route calls this before it reads what the server keeps in memory, such as stored answers.
 
-        The preflight's worker has none of it, so there the call ends here and passes.
+        The body validation worker has none of it, so there the call ends here and passes.
         """
 
     # Inside -----------------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class AsyncEngine:
         if updates and self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(self._dispatch, updates)
-            except RuntimeError:  # the loop is closed, and every exchange with it
+            except RuntimeError:  # the loop is closed, and every call with it
                 return
 
     def _dispatch(self, updates: list[Update]) -> None:
@@ -165,16 +166,16 @@ class AsyncEngine:
         self.metrics.finished(request, update.error)
         self._tracer.record(request, self.name, update.error)
         if update.error is None and not request.cancelled and request.timings.finished is not None:
-            self._seconds += 0.2 * (request.timings.finished - request.timings.arrival - self._seconds)
+            self._mean_request_s += 0.2 * (request.timings.finished - request.timings.arrival - self._mean_request_s)
 
     def _retry_after(self) -> int:
         """Seconds until a place is likely to be free: a request's mean duration / those running, at least 1."""
-        return min(60, max(1, math.ceil(self._seconds / max(1, self.llm.engine.num_running))))
+        return min(60, max(1, math.ceil(self._mean_request_s / max(1, self.llm.engine.num_running))))
 
     def _abort_all(self) -> None:
-        for exchange in list(self._exchanges):
-            exchange.abort(ShuttingDown())
+        for active_call in list(self._active_calls):
+            active_call.abort(ShuttingDown())
 
-    def _closed(self, exchange: Exchange) -> None:
-        self._exchanges.discard(exchange)
-        self._taken -= exchange.choices
+    def _closed(self, active_call: ActiveCall) -> None:
+        self._active_calls.discard(active_call)
+        self._choices_in_flight -= active_call.choices

@@ -62,7 +62,7 @@ class ShuttingDown(ApiError):
         super().__init__(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
 
 
-class Loading(ApiError):
+class ModelLoading(ApiError):
     """The model is not there yet."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class DeadlineExceeded(ApiError):
         )
 
 
-def from_engine(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """The error to send for an error that ended a request. Only errors raised on purpose show their message."""
     if isinstance(error, ApiError):
         return error

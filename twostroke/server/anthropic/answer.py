@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.anthropic.errors import error_body
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
@@ -20,9 +20,9 @@ class MessageAnswer(Answer):
 
     done_marker = False
 
-    def __init__(self, model: str, exchange: Exchange) -> None:
-        super().__init__("msg_", model, exchange, 1)
-        self._parser = ChoiceParser(exchange.requests[0])
+    def __init__(self, model: str, active_call: ActiveCall) -> None:
+        super().__init__("msg_", model, active_call, 1)
+        self._parser = ChoiceParser(active_call.requests[0])
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._stop: str | None = None
@@ -51,11 +51,11 @@ class MessageAnswer(Answer):
         yield {"type": "message_delta", "delta": ended, "usage": self.usage()}
         yield {"type": "message_stop"}
 
-    def keep(self, prompt: int, token: Token) -> None:
+    def add_token(self, prompt: int, token: Token) -> None:
         for piece in self._read(token):
             self._add(piece)
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         if not self._blocks:
             self._add(PlainText(""))
         return self._message([made for block in self._blocks if (made := _whole(block))], self._reason)
@@ -63,7 +63,7 @@ class MessageAnswer(Answer):
     def encode(self, event: dict[str, Any]) -> bytes:
         return f"event: {event['type']}\n".encode() + super().encode(event)
 
-    def failed(self, error: ApiError) -> dict[str, Any]:
+    def error_event(self, error: ApiError) -> dict[str, Any]:
         return error_body(error)
 
     def usage(self) -> dict[str, Any]:

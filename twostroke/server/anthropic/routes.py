@@ -3,16 +3,16 @@
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.anthropic.answer import MessageAnswer
 from twostroke.server.anthropic.schemas import MessagesBody, PromptBody
-from twostroke.server.anthropic.translate import translated
+from twostroke.server.anthropic.translate import chat_from_anthropic
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import json_response, warn
-from twostroke.server.openai.conversation import Conversation
+from twostroke.server.http.responses import json_response, warn
 from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.prepare_chat import Conversation
 
 router = APIRouter(prefix="/v1/messages")
 
@@ -21,14 +21,14 @@ router = APIRouter(prefix="/v1/messages")
 async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    chat, warnings = translated(body, engine.name)
+    chat, warnings = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
     warn(http.scope, warnings)
     conversation = Conversation(engine, chat)
 
-    def answer(exchange: Exchange) -> Answer:
+    def answer(active_call: ActiveCall) -> Answer:
         warn(http.scope, conversation.warnings)
-        return MessageAnswer(body.model, exchange)
+        return MessageAnswer(body.model, active_call)
 
     return await generate(http, chat.terms(), conversation.requests, answer)
 
@@ -37,7 +37,7 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
 async def count_tokens(body: PromptBody, http: HttpRequest) -> Response:
     """How many tokens the same body has as a prompt."""
     engine: AsyncEngine = http.app.state.engine
-    chat, _ = translated(body, engine.name)
+    chat, _ = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
-    tokens = await engine.aside(Conversation(engine, chat).tokens)
+    tokens = await engine.run_in_thread(Conversation(engine, chat).tokens)
     return json_response({"input_tokens": len(tokens)})

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.openai.schemas.lenient import Lenient, Neutral, Undeclared, whole
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, UndeclaredField, whole_number
 
-Whole = Annotated[int, BeforeValidator(whole)]
+Whole = Annotated[int, BeforeValidator(whole_number)]
 
 
 def _blocks(value: Any) -> Any:
@@ -15,26 +15,26 @@ def _blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class Block(Lenient):
+class ContentBlock(LenientModel):
     """A block of content. `translate.py` says which types, and which of their fields, are read."""
 
     type: str
 
-    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+    def undeclared(self, path: str = "") -> Iterator[UndeclaredField]:
         yield from ()
 
 
-Content = Annotated[list[Block], BeforeValidator(_blocks)]
+Content = Annotated[list[ContentBlock], BeforeValidator(_blocks)]
 
 
-class Message(Lenient):
+class AnthropicMessage(LenientModel):
     """One turn. A system message among the turns is Claude Code's way to tell the model what has changed."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
-class Tool(Lenient):
+class AnthropicTool(LenientModel):
     """A tool of the client's, with a schema; or one of Anthropic's own, which has a type and no schema."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
@@ -46,12 +46,12 @@ class Tool(Lenient):
     input_schema: dict[str, Any] | None = None
     strict: bool = False
 
-    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+    def undeclared(self, path: str = "") -> Iterator[UndeclaredField]:
         if self.input_schema is not None:  # one of Anthropic's own is left out as a whole
             yield from super().undeclared(path)
 
 
-class ToolChoice(Lenient):
+class AnthropicToolChoice(LenientModel):
     """Whether tools may, must or must not be called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -59,21 +59,21 @@ class ToolChoice(Lenient):
     disable_parallel_tool_use: bool = False
 
 
-class OutputFormat(Lenient):
+class OutputFormat(LenientModel):
     """The schema that the answer must follow."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Lenient):
+class OutputConfig(LenientModel):
     """The format of the answer."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"effort"})
     format: OutputFormat | None = None
 
 
-class PromptBody(Lenient):
+class PromptBody(LenientModel):
     """What a prompt is made of. Cache marks have no effect: every prompt is cached."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
@@ -86,10 +86,10 @@ class PromptBody(Lenient):
     }
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
     system: Content = Field(default_factory=list)
-    tools: list[Tool] = Field(default_factory=list)
-    tool_choice: ToolChoice = ToolChoice(type="auto")
+    tools: list[AnthropicTool] = Field(default_factory=list)
+    tool_choice: AnthropicToolChoice = AnthropicToolChoice(type="auto")
     thinking: dict[str, Any] = Field(default_factory=dict, description="Accepted: the model does not think apart.")
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = None

@@ -4,17 +4,23 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from twostroke.server.anthropic.schemas import Block, Message, MessagesBody, PromptBody, ToolChoice
+from twostroke.server.anthropic.schemas import (
+    AnthropicMessage,
+    AnthropicToolChoice,
+    ContentBlock,
+    MessagesBody,
+    PromptBody,
+)
 from twostroke.server.errors import ApiError
-from twostroke.server.openai.conversation import chat_body, without_tracking
+from twostroke.server.openai.prepare_chat import chat_body, without_tracking
 from twostroke.server.openai.schemas.chat import ChatBody
 
 # Blocks of earlier turns that a model here cannot have made: thoughts, and what Anthropic's own tools did.
-_DROPPED = ("thinking", "redacted_thinking", "server_tool_use", "container_upload", "compaction", "fallback")
+_IGNORED_BLOCKS = ("thinking", "redacted_thinking", "server_tool_use", "container_upload", "compaction", "fallback")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "method", "priority", "timeout")
 
 
-def translated(body: PromptBody, served: str) -> tuple[ChatBody, list[str]]:
+def chat_from_anthropic(body: PromptBody, served: str) -> tuple[ChatBody, list[str]]:
     """The body as chat completions have it, and what of it was left out, for the client to read.
 
     Args:
@@ -53,7 +59,7 @@ def _tools(body: PromptBody, warnings: list[str]) -> Iterator[dict[str, Any]]:
         yield {"type": "function", "function": {**function, "strict": tool.strict}}
 
 
-def _choice(choice: ToolChoice) -> dict[str, Any]:
+def _choice(choice: AnthropicToolChoice) -> dict[str, Any]:
     named: Any = {"auto": "auto", "any": "required", "none": "none"}.get(choice.type)
     if named is None:
         if choice.name is None:
@@ -86,7 +92,7 @@ def _messages(body: PromptBody) -> list[dict[str, Any]]:
     return made
 
 
-def _turn(message: Message, where: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _turn(message: AnthropicMessage, where: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """A turn as messages: the results of tools come before the text. `names` are those of earlier calls, by id."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -111,7 +117,7 @@ def _turn(message: Message, where: str, names: dict[str, str]) -> Iterator[dict[
         yield {"role": "user", "content": content}
 
 
-def _call(block: Block, place: str) -> dict[str, Any]:
+def _call(block: ContentBlock, place: str) -> dict[str, Any]:
     function = {
         "name": _field(block, "name", str, place),
         "arguments": json.dumps(_field(block, "input", dict, place), ensure_ascii=False),
@@ -119,22 +125,22 @@ def _call(block: Block, place: str) -> dict[str, Any]:
     return {"id": _field(block, "id", str, place), "type": "function", "function": function}
 
 
-def _inner(block: Block, place: str) -> list[Block]:
+def _inner(block: ContentBlock, place: str) -> list[ContentBlock]:
     """The content of a tool's result: a text, blocks, or nothing."""
     content = getattr(block, "content", None) or []
     if isinstance(content, str):
-        return [Block(type="text", text=content)]  # pyright: ignore[reportCallIssue]
+        return [ContentBlock(type="text", text=content)]  # pyright: ignore[reportCallIssue]
     if not isinstance(content, list) or not all(isinstance(one, dict) and "type" in one for one in content):
         raise ApiError(400, f"{place}.content: must be a text or a list of blocks", param=f"{place}.content")
-    return [Block.model_validate(one) for one in content]
+    return [ContentBlock.model_validate(one) for one in content]
 
 
-def _texts(blocks: Sequence[Block], where: str, start: int = 0) -> list[str]:
+def _texts(blocks: Sequence[ContentBlock], where: str, start: int = 0) -> list[str]:
     """What is text in some blocks. Raises ApiError for what a model of text cannot read."""
     return [text for index, block in enumerate(blocks, start) if (text := _text(block, f"{where}.{index}"))]
 
 
-def _text(block: Block, place: str) -> str | None:
+def _text(block: ContentBlock, place: str) -> str | None:
     match block.type:
         case "text":
             return _field(block, "text", str, place)
@@ -147,27 +153,27 @@ def _text(block: Block, place: str) -> str | None:
             return "\n\n".join([_field(block, "title", str, place), *_texts(_inner(block, place), f"{place}.content")])
         case "tool_reference":
             return _field(block, "tool_name", str, place)
-        case kind if kind in _DROPPED or (kind.endswith("_tool_result") and kind != "tool_result"):
+        case kind if kind in _IGNORED_BLOCKS or (kind.endswith("_tool_result") and kind != "tool_result"):
             return None
         case kind:
             raise ApiError(400, f"{place}: a block of type {kind!r:.60} is not supported here", param=place)
 
 
-def _document(block: Block, place: str) -> str:
+def _document(block: ContentBlock, place: str) -> str:
     source = _field(block, "source", dict, place)
     title = getattr(block, "title", None)
     match source.get("type"):
         case "text" if isinstance(source.get("data"), str):
             text: str = source["data"]
         case "content" if isinstance(source.get("content"), str | list):
-            inner = Block(type="text", content=source["content"])  # pyright: ignore[reportCallIssue]
+            inner = ContentBlock(type="text", content=source["content"])  # pyright: ignore[reportCallIssue]
             text = "\n\n".join(_texts(_inner(inner, place), f"{place}.source.content"))
         case kind:
             raise ApiError(400, f"{place}: a document must be text, not {kind!r:.40}", param=place)
     return f"{title}\n\n{text}" if isinstance(title, str) and title else text
 
 
-def _field(block: Block, name: str, kind: type, place: str) -> Any:
+def _field(block: ContentBlock, name: str, kind: type, place: str) -> Any:
     value = getattr(block, name, None)
     if not isinstance(value, kind):
         wanted = "a text" if kind is str else "an object"

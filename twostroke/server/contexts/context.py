@@ -15,11 +15,11 @@ from twostroke.backends.interface import PAGE
 from twostroke.engine.strokes import Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.contexts.schema import ContextBody
+from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.schemas.chat import ChatBody
 
@@ -78,7 +78,7 @@ class Context:
         ids = tokenizer.encode(first) if isinstance(first, str) else first
         return [*ids, *(tokenizer.encode(prompt, add_bos=False) if isinstance(prompt, str) else prompt)]
 
-    def brought(
+    def with_context(
         self, index: PrefixIndex, prompt: Sequence[int], program: Callable[[], Program]
     ) -> Callable[[], Program]:
         """`program`, for which the context is in the prefix index as far as `prompt` begins with it.
@@ -87,7 +87,7 @@ class Context:
         pages of the pool that a running request needs. Where there is no room for them they are computed.
         """
         size = self.kv.pool.page_size
-        kv = self.kv[: num_common(self.kv.tokens, prompt) // size * size]
+        kv = self.kv[: common_prefix_length(self.kv.tokens, prompt) // size * size]
 
         def whole() -> Program:
             with suppress(OutOfPages):

@@ -9,16 +9,16 @@ from fastapi import Request as HttpRequest
 
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
-from twostroke.server.contexts.schema import ContextBody
+from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.errors import ApiError
 
 
-def named(http: HttpRequest, name: str | None) -> Context | None:
+def find_context(http: HttpRequest, name: str | None) -> Context | None:
     """The context that a body goes on from, if it names one. Raises ApiError (404)."""
     if name is None:
         return None
     engine: AsyncEngine = http.app.state.engine
-    engine.needs_state()
+    engine.require_engine_process()
     contexts: Contexts = http.app.state.contexts
     return contexts.get(name)
 

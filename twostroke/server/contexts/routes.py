@@ -15,16 +15,22 @@ from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST
 from twostroke.sampling.params import SamplingParams
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
-from twostroke.server.contexts.schema import ContextBody
+from twostroke.server.contexts.schemas import ContextBody
+from twostroke.server.engine_requests import check_length, check_size, choose_method
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
-from twostroke.server.http.transport import CLIENT_GONE, ClientGone, json_response, unless_gone, warnings_field
-from twostroke.server.openai.conversation import prompt_tokens
+from twostroke.server.http.responses import (
+    CLIENT_CLOSED_REQUEST,
+    ClientDisconnected,
+    cancel_on_disconnect,
+    json_response,
+    warnings_field,
+)
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.prepare import check_length, check_size, choose_method
+from twostroke.server.openai.prepare_chat import prompt_tokens
 
 router = APIRouter(prefix="/v1/contexts")
 
@@ -38,22 +44,22 @@ async def make(body: ContextBody, http: HttpRequest) -> Response:
     warn_of_fields(http, body, *(body.unused(template) if body.messages else ()))
     choose_method(engine.name, body.model, None)
     name = body.name or f"ctx_{secrets.token_hex(12)}"
-    exchange = engine.reserve(1)
+    active_call = engine.reserve_call(1)
     try:
-        request = await unless_gone(http.receive, engine.aside(lambda: request_of(engine.llm, body)))
+        request = await cancel_on_disconnect(http.receive, engine.run_in_thread(lambda: request_of(engine.llm, body)))
         http.scope["facts"]["prompt_tokens"] = request.prompt_tokens
-        engine.needs_state()
+        engine.require_engine_process()
         context = contexts.known(name, body)
         if context is None:
             size = size_of(engine.llm, body, request.prompt_tokens)
             with contexts.room(size):
-                kv = await computed(http, engine, exchange, request)
+                kv = await compute_kv(http, engine, active_call, request)
             now = time.time()  # another call may have put the same context meanwhile
             context = contexts.known(name, body) or Context(name, body, request.prompt_tokens, kv, size, now, now)
-    except ClientGone:
-        return Response(status_code=CLIENT_GONE)
+    except ClientDisconnected:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
-        exchange.close()
+        active_call.close()
     context = replace(context, expires=time.time() + body.ttl)
     contexts.put(context)
     return json_response(facts(engine, context) | warnings_field(http.scope))
@@ -128,17 +134,17 @@ def size_of(llm: LLM, body: ContextBody, tokens: int) -> int:
     return tokens // llm.pool.page_size * llm.pool.page_bytes + len(body.model_dump_json())
 
 
-async def computed(http: HttpRequest, engine: AsyncEngine, exchange: Exchange, request: Request) -> KVCache:
+async def compute_kv(http: HttpRequest, engine: AsyncEngine, active_call: ActiveCall, request: Request) -> KVCache:
     """The request's result. Raises ApiError or ClientGone."""
     if engine.llm.model.index is None:
         raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
 
     async def finish() -> None:
-        async for _ in exchange.updates():
+        async for _ in active_call.updates():
             pass
 
-    engine.begin(exchange, [request], None)
-    await unless_gone(http.receive, finish())
+    engine.submit(active_call, [request], None)
+    await cancel_on_disconnect(http.receive, finish())
     if request.result is None:
         raise ApiError(413, "there is no memory left for the context: delete others", code="contexts_full")
     return request.result

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from twostroke.server.errors import Loading
-from twostroke.server.http.raw import raw_response
+from twostroke.server.errors import ModelLoading
+from twostroke.server.http.raw_response import raw_response
 
-CALL_S = 5  # seconds that a call may take
+CONNECTION_TIMEOUT_S = 5  # seconds that a call may take
 
 
-class LoadingPage:
+class LoadingResponder:
     """Answers at listening sockets, in a thread, while it is open. It leaves the sockets open for the server."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
@@ -21,7 +21,7 @@ class LoadingPage:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="loading page", daemon=True)
 
-    def __enter__(self) -> "LoadingPage":
+    def __enter__(self) -> "LoadingResponder":
         self._thread.start()
         return self
 
@@ -47,9 +47,9 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     # A task that ends as cancelled makes asyncio's streams log a traceback (Python 3.11).
     gone = OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
     with contextlib.suppress(*gone):
-        async with asyncio.timeout(CALL_S):
+        async with asyncio.timeout(CONNECTION_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(raw_response(Loading(), with_body=not head.startswith(b"HEAD ")))
+            writer.write(raw_response(ModelLoading(), with_body=not head.startswith(b"HEAD ")))
             await writer.drain()
             writer.write_eof()
             while await reader.read(1 << 16):  # closed with bytes unread, a connection loses the answer

@@ -14,33 +14,48 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twostroke.server.body_validation.supervisor import HUGE_BODY_BYTES, LONG_BODY_BYTES, BodyValidator, HttpCall
+from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError
-from twostroke.server.http.surrogates import refuse_halves
-from twostroke.server.http.transport import ClientGone, unless_gone, warning_header
+from twostroke.server.http.responses import ClientDisconnected, cancel_on_disconnect, warning_header
+from twostroke.server.http.surrogates import refuse_lone_surrogates
 from twostroke.server.observability.logs import request_id
-from twostroke.server.preflight.supervisor import HUGE_BODY, LONG_BODY, Call, Preflight
-from twostroke.server.refusals import refused
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
-OPEN = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers
-LEAST_RATE = 16 << 10  # bytes per second of a body, once its time is over
-HUGE_AT_ONCE = 8  # huge bodies in memory at once
-_SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "root_path")
+PATHS_WITHOUT_KEY = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers
+MIN_BODY_RATE = 16 << 10  # bytes per second of a body, once its time is over
+MAX_HUGE_BODIES = 8  # huge bodies in memory at once
+_FORWARDED_SCOPE = (
+    "type",
+    "asgi",
+    "http_version",
+    "method",
+    "scheme",
+    "path",
+    "raw_path",
+    "query_string",
+    "headers",
+    "root_path",
+)
 
 
-def is_open(path: str, headers: Headers) -> bool:
+def needs_no_key(path: str, headers: Headers) -> bool:
     """Whether a call needs no key: probes, scrapers, and a browser that asks for the page, which holds no secret."""
-    return path in OPEN or path.startswith("/page/") or (path == "/" and "text/html" in headers.get("accept", ""))
+    return (
+        path in PATHS_WITHOUT_KEY
+        or path.startswith("/page/")
+        or (path == "/" and "text/html" in headers.get("accept", ""))
+    )
 
 
-class Middleware:
+class CallMiddleware:
     """Puts `facts` into the ASGI scope: handlers add to them, and they are logged."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, preflight: Preflight | None = None) -> None:
-        """Without `preflight`, long bodies are not tried out first."""
-        self._app, self._settings, self._preflight = app, settings, preflight
-        self._huge = asyncio.Semaphore(HUGE_AT_ONCE)
+    def __init__(self, app: ASGIApp, settings: Settings, body_validator: BodyValidator | None = None) -> None:
+        """Without `body_validator`, long bodies are not validated in another process first."""
+        self._app, self._settings, self._body_validator = app, settings, body_validator
+        self._huge = asyncio.Semaphore(MAX_HUGE_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -66,12 +81,12 @@ class Middleware:
         try:
             refusal = self._refusal(scope["path"], headers)
             if refusal is not None:
-                await refused(scope["path"], refusal)(scope, receive, answered)
+                await error_response(scope["path"], refusal)(scope, receive, answered)
             else:
                 await self._call(scope, receive, answered)
         except ApiError as error:
-            await refused(scope["path"], error)(scope, receive, answered)
-        except ClientGone:
+            await error_response(scope["path"], error)(scope, receive, answered)
+        except ClientDisconnected:
             facts["client"] = "gone"
         finally:
             facts["ms"] = round((time.perf_counter() - started) * 1e3, 1)
@@ -81,7 +96,7 @@ class Middleware:
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         """The error for a call that is refused before its body is read."""
         key = self._settings.api_key
-        if key is not None and not is_open(path, headers):
+        if key is not None and not needs_no_key(path, headers):
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))  # Anthropic's way
             # A comparison in constant time: otherwise the key could be guessed one character at a time.
@@ -106,12 +121,12 @@ class Middleware:
             await self._read(receive, body, memory)
             whole = bytes(body)
             del body
-            if len(whole) <= LONG_BODY or self._preflight is None:
-                refuse_halves(whole)  # of a long body, the worker does it
-            if self._preflight is not None and len(whole) > LONG_BODY:
-                sent = {key: scope[key] for key in _SENT if key in scope}
-                call = Call(sent, whole)
-                reply = await unless_gone(receive, self._preflight.check(call))
+            if len(whole) <= LONG_BODY_BYTES or self._body_validator is None:
+                refuse_lone_surrogates(whole)  # of a long body, the worker does it
+            if self._body_validator is not None and len(whole) > LONG_BODY_BYTES:
+                sent = {key: scope[key] for key in _FORWARDED_SCOPE if key in scope}
+                call = HttpCall(sent, whole)
+                reply = await cancel_on_disconnect(receive, self._body_validator.validate(call))
                 if reply is not None:
                     await Response(reply.body, reply.status, dict(_texts(reply.headers)))(scope, receive, send)
                     return
@@ -130,7 +145,7 @@ class Middleware:
         held, began, loop = False, 0.0, asyncio.get_running_loop()
         began = loop.time()
         while True:
-            patience = self._settings.body_timeout_s + len(body) / LEAST_RATE
+            patience = self._settings.body_timeout_s + len(body) / MIN_BODY_RATE
             try:
                 async with asyncio.timeout_at(began + patience):
                     message = await receive()
@@ -138,13 +153,13 @@ class Middleware:
                 message = f"the body did not come in time: {len(body)} bytes in {patience:.0f} s"
                 raise ApiError(408, message, code="body_timeout", headers={"connection": "close"}) from None
             if message["type"] == "http.disconnect":
-                raise ClientGone
+                raise ClientDisconnected
             body += message.get("body", b"")
             if len(body) > self._settings.max_body_bytes:
                 raise self._too_long
             if not message.get("more_body", False):
                 return
-            if len(body) > HUGE_BODY and not held:
+            if len(body) > HUGE_BODY_BYTES and not held:
                 waited = loop.time()
                 await memory.enter_async_context(self._huge)
                 held, began = True, began + loop.time() - waited

@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twostroke.server.errors import ApiError
 
 
-class Paths:
+class RouteTable:
     """The paths of some routers."""
 
     def __init__(self, routers: Iterable[APIRouter]) -> None:
         self._routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
 
-    def missing(self, scope: MutableMapping[str, Any]) -> ApiError:
+    def not_found(self, scope: MutableMapping[str, Any]) -> ApiError:
         """The error for a call that no route takes: 405 with what is allowed there, or 404 with what there is."""
         method, path = scope["method"], scope["path"]
         if allowed := sorted(self._allowed(scope)):
@@ -33,7 +33,7 @@ class Paths:
         return methods | {"HEAD"} if "GET" in methods else methods
 
 
-class Head:
+class HeadMiddleware:
     """Answers HEAD as GET is answered, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twostroke.server.errors import ApiError
-from twostroke.server.http.raw import raw_response
+from twostroke.server.http.raw_response import raw_response
 
 if TYPE_CHECKING:
     Base = H11Protocol
@@ -19,7 +19,7 @@ else:
     Base = object
 
 
-class _InTime(Base):
+class _HeaderDeadline(Base):
     """Closes a connection whose next request's headers take too long; answers 408 if some of them have come."""
 
     header_timeout_s: float
@@ -69,4 +69,4 @@ def protocol_class(header_timeout_s: float) -> type[asyncio.Protocol]:
     kind: Any = H11Protocol
     with contextlib.suppress(ImportError):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as kind
-    return type("InTime", (_InTime, kind), {"header_timeout_s": header_timeout_s})
+    return type("InTime", (_HeaderDeadline, kind), {"header_timeout_s": header_timeout_s})

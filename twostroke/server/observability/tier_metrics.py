@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from twostroke.api.llm import LLM
-from twostroke.kv.tiers.traffic import Reading
+from twostroke.kv.tiers.counters import TierCounts
 
 # What `tiers.traffic` counts: each is there from the start, as 0, so that an alert can watch it.
 _NOT_KEPT = ("corrupt", "foreign", "full", "evicted", "second_touch", "budget", "queue")
@@ -34,7 +34,7 @@ class TierCollector(Collector):
         waiting = _gauge("waiting_bytes", "Bytes that wait to be written to a tier")
         answering = _gauge("answering", "1 while a tier is asked; 0 after failures, until it answers again")
         if tiers.host_bytes:
-            used.add_metric(["host"], 0 if index is None else index.host.used)
+            used.add_metric(["host"], 0 if index is None else index.host.used_bytes)
             most.add_metric(["host"], tiers.host_bytes)
         for store in tiers.stores:
             for family, count in ((used, store.used_bytes), (most, store.most_bytes)):
@@ -45,7 +45,7 @@ class TierCollector(Collector):
         yield from (used, most, waiting, answering)
 
 
-def _moved(readings: dict[str, Reading]) -> Iterator[Metric]:
+def _moved(readings: dict[str, TierCounts]) -> Iterator[Metric]:
     """By direction: "out" is away from the pool, "in" is back."""
     pages = _counter("pages", "KV pages that moved: out of the pool, or in again", "direction")
     size = _counter("bytes", "Bytes that moved", "direction")
@@ -61,7 +61,7 @@ def _moved(readings: dict[str, Reading]) -> Iterator[Metric]:
     yield from (pages, size, seconds)
 
 
-def _looked_up(readings: dict[str, Reading]) -> Iterator[Metric]:
+def _looked_up(readings: dict[str, TierCounts]) -> Iterator[Metric]:
     lookups = _counter("lookups", "KV pages that prompts looked for in a tier: all that are in no nearer one", "result")
     skipped = _counter("skipped_pages", "KV pages that were not read, not written or deleted, by reason", "reason")
     for tier, one in readings.items():

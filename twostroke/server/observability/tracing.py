@@ -35,7 +35,7 @@ class Tracer:
         attributes = {
             "gen_ai.request.model": model,
             "gen_ai.usage.input_tokens": request.prompt_tokens,
-            "gen_ai.usage.output_tokens": sum(len(choice.track.ids) for choice in request.choices),
+            "gen_ai.usage.output_tokens": sum(len(choice.output.ids) for choice in request.choices),
             "twostroke.cached_tokens": request.cached_tokens,
             "twostroke.preemptions": request.preemptions,
         }

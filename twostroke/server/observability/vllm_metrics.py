@@ -115,8 +115,8 @@ class VllmMetrics:
                 self._tpot.observe(timings.tpot)
         reasons = ["error"] if error is not None else ["abort"] if request.cancelled else []
         for choice in request.choices:
-            self._answers.observe(len(choice.track.ids))
-            for reason in reasons or [choice.track.finish_reason or "stop"]:
+            self._answers.observe(len(choice.output.ids))
+            for reason in reasons or [choice.output.finish_reason or "stop"]:
                 self._success.labels(*self._labels, reason).inc()
         self._prompts.observe(request.prompt_tokens)
         self._choices.observe(request.params.n)

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
 from twostroke.server.ollama.errors import error_body
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.tools.choice_parser import ChoiceParser
@@ -24,10 +24,12 @@ class OllamaAnswer(Answer):
     done_marker = False
     media_type = "application/x-ndjson"
 
-    def __init__(self, model: str, exchange: Exchange, tokenizer: Tokenizer, *, chat: bool, logprobs: bool) -> None:
+    def __init__(
+        self, model: str, active_call: ActiveCall, tokenizer: Tokenizer, *, chat: bool, logprobs: bool
+    ) -> None:
         """`chat`: texts are messages; otherwise responses to a prompt."""
-        super().__init__("", model, exchange, 1)
-        self._parser = ChoiceParser(exchange.requests[0])
+        super().__init__("", model, active_call, 1)
+        self._parser = ChoiceParser(active_call.requests[0])
         self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
         self._text = ""
         self._calls: list[dict[str, Any]] = []
@@ -37,7 +39,7 @@ class OllamaAnswer(Answer):
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         before, entries = len(self._text), len(self._entries)
-        self.keep(prompt, token)
+        self.add_token(prompt, token)
         text, new = self._text[before:], self._entries[entries:]
         calls = self._complete(token.finish_reason is not None)
         if text or calls:
@@ -46,7 +48,7 @@ class OllamaAnswer(Answer):
     def closing(self) -> Iterator[dict[str, Any]]:
         yield self._object("", [], []) | self._end()
 
-    def keep(self, prompt: int, token: Token) -> None:
+    def add_token(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         for piece in self._parser.read(token):
             match piece:
@@ -61,13 +63,13 @@ class OllamaAnswer(Answer):
         if token.finish_reason is not None:
             self._reason = "length" if token.finish_reason == "length" else "stop"
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         return self._object(self._text, self._complete(ended=True), self._entries) | self._end()
 
     def encode(self, event: dict[str, Any]) -> bytes:
         return to_json(event, inf_nan_mode="null") + b"\n"
 
-    def failed(self, error: ApiError) -> dict[str, Any]:
+    def error_event(self, error: ApiError) -> dict[str, Any]:
         return error_body(error)
 
     def _complete(self, ended: bool) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ class OllamaAnswer(Answer):
 
     def _end(self) -> dict[str, Any]:
         """Why it ended, and durations in nanoseconds. The model is loaded already."""
-        request = self.exchange.requests[0]
+        request = self.active_call.requests[0]
         times = request.timings
         first, last = (times.tokens[0], times.tokens[-1]) if times.tokens else (times.arrival, times.arrival)
         start = times.scheduled or times.arrival

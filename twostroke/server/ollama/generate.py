@@ -7,24 +7,24 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.engine.request import Request
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.exchange import Exchange
+from twostroke.server.engine_requests import choose_method
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import json_response, leave_out, warn
+from twostroke.server.http.responses import json_response, leave_out, warn
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
-from twostroke.server.ollama.schemas import ChatBody, GenerateBase, GenerateBody
-from twostroke.server.openai.conversation import Conversation
+from twostroke.server.ollama.schemas import OllamaBody, OllamaChatBody, OllamaGenerateBody
 from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.prepare_chat import Conversation
 from twostroke.server.openai.routes.generate import refuse
-from twostroke.server.prepare import choose_method
 
 router = APIRouter(prefix="/api")
 
 
 @router.post("/chat")
-async def chat(body: ChatBody, http: HttpRequest) -> Response:
+async def chat(body: OllamaChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
@@ -34,7 +34,7 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
 
 
 @router.post("/generate")
-async def generate_text(body: GenerateBody, http: HttpRequest) -> Response:
+async def generate_text(body: OllamaGenerateBody, http: HttpRequest) -> Response:
     """Answer a prompt."""
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
@@ -45,23 +45,23 @@ async def generate_text(body: GenerateBody, http: HttpRequest) -> Response:
     return await _answer(http, body, conversation)
 
 
-async def _answer(http: HttpRequest, body: GenerateBase, conversation: Conversation) -> Response:
+async def _answer(http: HttpRequest, body: OllamaBody, conversation: Conversation) -> Response:
     engine: AsyncEngine = http.app.state.engine
-    raw = body.prompt if isinstance(body, GenerateBody) and body.raw else None
+    raw = body.prompt if isinstance(body, OllamaGenerateBody) and body.raw else None
 
     def prepare() -> list[Request]:
         return conversation.requests(raw)
 
-    def answer(exchange: Exchange) -> Answer:
+    def answer(active_call: ActiveCall) -> Answer:
         warn(http.scope, conversation.warnings)
         leave_out(http.scope, conversation.left_out)
-        chat, logprobs = isinstance(body, ChatBody), body.logprobs
-        return OllamaAnswer(body.model, exchange, engine.llm.tokenizer, chat=chat, logprobs=logprobs)
+        chat, logprobs = isinstance(body, OllamaChatBody), body.logprobs
+        return OllamaAnswer(body.model, active_call, engine.llm.tokenizer, chat=chat, logprobs=logprobs)
 
     return await generate(http, conversation.body.terms(), prepare, answer)
 
 
-def _loaded(engine: AsyncEngine, body: GenerateBase, empty: dict[str, Any]) -> Response:
+def _loaded(engine: AsyncEngine, body: OllamaBody, empty: dict[str, Any]) -> Response:
     """The answer to a client that wants the model loaded, which it is, or unloaded, which it cannot be."""
     choose_method(engine.name, translate.served_name(body.model, engine.name), None)
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")

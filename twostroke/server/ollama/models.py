@@ -12,11 +12,11 @@ from fastapi import Request as HttpRequest
 
 from twostroke.models.config import tensor_shapes
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError, NoEmbeddings
-from twostroke.server.http.transport import json_response
+from twostroke.server.http.responses import json_response
 from twostroke.server.ollama.translate import served_name
-from twostroke.server.openai.schemas.lenient import Lenient
-from twostroke.server.prepare import choose_method
+from twostroke.server.openai.schemas.base_model import LenientModel
 
 # Clients compare it with the version in which a feature came. The routes here are those of this version.
 API_VERSION = "0.12.6"
@@ -25,7 +25,7 @@ _QUANTIZED = re.compile(r"(?:I?Q\d\w*|BF16|F16|F32|MXFP4)(?=\.gguf$)", re.IGNORE
 router = APIRouter(prefix="/api")
 
 
-class NamedBody(Lenient):
+class NamedBody(LenientModel):
     """A body that names a model; `name` is what it was called first."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"name": "model"}

@@ -4,13 +4,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.openai.schemas.lenient import Lenient, Neutral, whole
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
 
-Whole = Annotated[int, BeforeValidator(whole)]
+Whole = Annotated[int, BeforeValidator(whole_number)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Options(Lenient):
+class OllamaOptions(LenientModel):
     """How tokens are chosen, under Ollama's names. Those of how a model is loaded have no effect."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
@@ -54,20 +54,20 @@ class Options(Lenient):
     frequency_penalty: Number | None = None
 
 
-class GenerateBase(Lenient):
+class OllamaBody(LenientModel):
     """What both bodies have. A model stays loaded, whatever `keep_alive` says; a thought is not told apart."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"keep_alive", "think"})
     model: Annotated[str, Field(min_length=1)]
     stream: bool = True
     format: str | dict[str, Any] | None = None
-    options: Options = Options()
+    options: OllamaOptions = OllamaOptions()
     logprobs: bool = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] = 0
     method: str | dict[str, Any] | None = None
 
 
-class Called(Lenient):
+class OllamaCalledFunction(LenientModel):
     """A function that an assistant called in an earlier turn."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"index", "description"})
@@ -75,39 +75,39 @@ class Called(Lenient):
     arguments: dict[str, Any] | str = Field(default_factory=dict)
 
 
-class Call(Lenient):
+class OllamaToolCall(LenientModel):
     """A call in an assistant's message."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"type"})
     id: str | None = None
-    function: Called
+    function: OllamaCalledFunction
 
 
-class Message(Lenient):
+class OllamaMessage(LenientModel):
     """One turn. A tool's message names the tool."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"thinking"})
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     images: list[Any] = Field(default_factory=list)
-    tool_calls: list[Call] = Field(default_factory=list)
+    tool_calls: list[OllamaToolCall] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
 
-class ChatBody(GenerateBase):
+class OllamaChatBody(OllamaBody):
     """Answer a conversation. Without messages, nothing is done: clients load a model in this way.
 
     With `truncate`, which is Ollama's default, the oldest turns are left out where there is no room for them.
     """
 
-    messages: list[Message] = Field(default_factory=list)
+    messages: list[OllamaMessage] = Field(default_factory=list)
     truncate: bool = True
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
 
 
-class GenerateBody(GenerateBase):
+class OllamaGenerateBody(OllamaBody):
     """Answer a prompt, which goes through the chat template unless it is `raw`."""
 
     WITHOUT_EFFECT: ClassVar[Neutral] = {"template": ("",), "context": ([],)}

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from twostroke.server.errors import ApiError
-from twostroke.server.ollama.schemas import ChatBody, GenerateBase, GenerateBody, Message
-from twostroke.server.openai import conversation
+from twostroke.server.ollama.schemas import OllamaBody, OllamaChatBody, OllamaGenerateBody, OllamaMessage
+from twostroke.server.openai import prepare_chat as conversation
 from twostroke.server.openai.schemas.chat import ChatBody as Chat
 
 # Ollama's defaults, which the model's own come before.
@@ -19,13 +19,13 @@ def served_name(name: str, served: str) -> str:
     return name if name == served else name.removesuffix(":latest")
 
 
-def chat(body: ChatBody, served: str, generation: dict[str, float]) -> Chat:
+def chat(body: OllamaChatBody, served: str, generation: dict[str, float]) -> Chat:
     """The body as chat completions have it. Raises ApiError."""
     fields = {"messages": list(_messages(body)), "tools": body.tools, **_common(body, served, generation)}
     return conversation.chat_body(fields | {"truncation": "auto" if body.truncate else "disabled"})
 
 
-def prompt(body: GenerateBody, served: str, generation: dict[str, float]) -> Chat:
+def prompt(body: OllamaGenerateBody, served: str, generation: dict[str, float]) -> Chat:
     """The same for a prompt, as one turn of a conversation. Raises ApiError."""
     _refuse_images(body.images, "images")
     messages = [{"role": "system", "content": body.system}] if body.system else []
@@ -33,7 +33,7 @@ def prompt(body: GenerateBody, served: str, generation: dict[str, float]) -> Cha
     return conversation.chat_body({"messages": messages, **_common(body, served, generation)})
 
 
-def _common(body: GenerateBase, served: str, generation: dict[str, float]) -> dict[str, Any]:
+def _common(body: OllamaBody, served: str, generation: dict[str, float]) -> dict[str, Any]:
     given = {
         name: value for name in type(body.options).model_fields if (value := getattr(body.options, name)) is not None
     }
@@ -68,7 +68,7 @@ def _common(body: GenerateBase, served: str, generation: dict[str, float]) -> di
     return fields
 
 
-def _messages(body: ChatBody) -> Iterator[dict[str, Any]]:
+def _messages(body: OllamaChatBody) -> Iterator[dict[str, Any]]:
     """As chat completions have them. Ollama's results name a tool; here they name a call, so each call gets an id."""
     waiting: list[tuple[str, str]] = []  # (name, id) of calls without a result
     for index, message in enumerate(body.messages):
@@ -87,7 +87,7 @@ def _messages(body: ChatBody) -> Iterator[dict[str, Any]]:
         yield made
 
 
-def _calls(message: Message, index: int) -> Iterator[dict[str, Any]]:
+def _calls(message: OllamaMessage, index: int) -> Iterator[dict[str, Any]]:
     for number, call in enumerate(message.tool_calls):
         arguments = call.function.arguments
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

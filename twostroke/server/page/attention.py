@@ -7,19 +7,25 @@ from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
 from twostroke.engine.strokes import Prefilled
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.exchange import Exchange
-from twostroke.server.http.transport import CLIENT_GONE, ClientGone, json_response, unless_gone, warnings_field
+from twostroke.server.engine_requests import check_length, choose_method
+from twostroke.server.http.responses import (
+    CLIENT_CLOSED_REQUEST,
+    ClientDisconnected,
+    cancel_on_disconnect,
+    json_response,
+    warnings_field,
+)
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.schemas.lenient import Lenient, TokenId, whole
-from twostroke.server.prepare import check_length, choose_method
+from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, whole_number
 from twostroke.study.explain.attention import TokenAttention, attention_request, check_index
 
 router = APIRouter()
-Index = Annotated[int, Field(ge=0), BeforeValidator(whole)]
+Index = Annotated[int, Field(ge=0), BeforeValidator(whole_number)]
 
 
-class AttentionBody(Lenient):
+class AttentionBody(LenientModel):
     """The tokens of a conversation so far, and one of them by its index, the last where none is named.
 
     The weights are means over all layers and heads where none is named. A token was chosen by the row of the token
@@ -44,17 +50,17 @@ async def attention(body: AttentionBody, http: HttpRequest) -> Response:
         if index is not None:
             check_index(name, index, count)
     check_length(engine.llm, len(body.tokens) - 1 if body.position is None else body.position)
-    exchange = engine.reserve(1)
+    active_call = engine.reserve_call(1)
     try:
-        request = await engine.aside(lambda: attention_request(engine.llm, body.tokens, body.position))
-        engine.begin(exchange, [request], None)
-        await unless_gone(http.receive, _end(exchange))
+        request = await engine.run_in_thread(lambda: attention_request(engine.llm, body.tokens, body.position))
+        engine.submit(active_call, [request], None)
+        await cancel_on_disconnect(http.receive, _end(active_call))
         made: Prefilled = request.result
-        found = await engine.aside(lambda: TokenAttention.of(made.kv, made.queries))
-    except ClientGone:
-        return Response(status_code=CLIENT_GONE)
+        found = await engine.run_in_thread(lambda: TokenAttention.of(made.kv, made.queries))
+    except ClientDisconnected:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
-        exchange.close()
+        active_call.close()
     tokenizer = engine.llm.tokenizer
     facts = {
         "tokens": found.tokens,
@@ -67,6 +73,6 @@ async def attention(body: AttentionBody, http: HttpRequest) -> Response:
     return json_response(facts | warnings_field(http.scope))
 
 
-async def _end(exchange: Exchange) -> None:
-    async for _ in exchange.updates():
+async def _end(active_call: ActiveCall) -> None:
+    async for _ in active_call.updates():
         pass

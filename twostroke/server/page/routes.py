@@ -22,7 +22,7 @@ from twostroke.methods import METHODS
 from twostroke.methods.method import Method
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
-from twostroke.server.http.transport import StreamedResponse, json_response
+from twostroke.server.http.responses import StreamedResponse, json_response
 from twostroke.server.page.feed import EngineFeed
 
 router = APIRouter()

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.answer import Answer, figures
-from twostroke.server.exchange import Exchange
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.answer import Answer, own_fields
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
@@ -17,11 +17,11 @@ from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, Plain
 class ChatAnswer(Answer):
     """`n` messages."""
 
-    def __init__(self, model: str, exchange: Exchange, body: ChatBody, tokenizer: Tokenizer) -> None:
-        super().__init__("chatcmpl-", model, exchange, body.n)
+    def __init__(self, model: str, active_call: ActiveCall, body: ChatBody, tokenizer: Tokenizer) -> None:
+        super().__init__("chatcmpl-", model, active_call, body.n)
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
-        self._parsers = [ChoiceParser(exchange.requests[0]) for _ in range(body.n)]
+        self._parsers = [ChoiceParser(active_call.requests[0]) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
         self._ids: list[list[int]] = [[] for _ in range(body.n)]
@@ -49,7 +49,7 @@ class ChatAnswer(Answer):
         if self._options.include_usage:
             yield {**self._object("chat.completion.chunk", []), "usage": self.usage()}
 
-    def keep(self, prompt: int, token: Token) -> None:
+    def add_token(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         message = self._messages[token.choice]
         for piece in self._parsers[token.choice].read(token):
@@ -59,7 +59,7 @@ class ChatAnswer(Answer):
             self._entries[token.choice].append(entry(self._tokenizer, token))
         self._reasons[token.choice] = self._parsers[token.choice].reason(token)
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
         for index, message in enumerate(self._messages):
             if message["content"] is None and "tool_calls" not in message:
@@ -69,7 +69,7 @@ class ChatAnswer(Answer):
             if self._asked.return_token_ids:
                 choice["token_ids"] = self._ids[index]
             choices.append({**choice, "finish_reason": self._reasons[index], **self._figures(index)})
-        scores = prompt_logprobs(self.exchange.requests[0], self._tokenizer, self._asked.prompt_logprobs)
+        scores = prompt_logprobs(self.active_call.requests[0], self._tokenizer, self._asked.prompt_logprobs)
         return {**self._object("chat.completion", choices), "usage": self.usage(), **scores}
 
     def _chunk(
@@ -84,7 +84,7 @@ class ChatAnswer(Answer):
         return chunk
 
     def _figures(self, index: int) -> dict[str, Any]:
-        return figures(self.exchange.requests[0]) if index == 0 else {}
+        return own_fields(self.active_call.requests[0]) if index == 0 else {}
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

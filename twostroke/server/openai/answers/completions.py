@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.answer import Answer, figures, logprob
-from twostroke.server.exchange import Exchange
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.answer import Answer, logprob, own_fields
 from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.completions import CompletionBody
 
@@ -27,10 +27,10 @@ class CompletionAnswer(Answer):
     """One choice for each prompt and n."""
 
     def __init__(
-        self, model: str, exchange: Exchange, body: CompletionBody, tokenizer: Tokenizer, echoes: Sequence[Echo]
+        self, model: str, active_call: ActiveCall, body: CompletionBody, tokenizer: Tokenizer, echoes: Sequence[Echo]
     ) -> None:
         """`echoes`: the prompts, if they are to be sent back; otherwise empty."""
-        super().__init__("cmpl-", model, exchange, body.n)
+        super().__init__("cmpl-", model, active_call, body.n)
         self._asked, self._logprobs, self._tokenizer = body, body.logprobs, tokenizer
         self._options, self._echoes = body.stream_options, echoes
         self._kept: dict[tuple[int, int], list[Token]] = {}
@@ -47,20 +47,20 @@ class CompletionAnswer(Answer):
 
     def closing(self) -> Iterator[dict[str, Any]]:
         if self._asked.max_tokens == 0:  # no token has come
-            for prompt in range(len(self.exchange.requests)):
+            for prompt in range(len(self.active_call.requests)):
                 for choice in range(self.n):
                     yield from self._opened(prompt, choice)
                     yield self._chunk(self._choice(prompt, choice, [], reason="length"))
         if self._options.include_usage:
             yield {**self._object([]), "usage": self.usage()}
 
-    def keep(self, prompt: int, token: Token) -> None:
+    def add_token(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         self._kept.setdefault((prompt, token.choice), []).append(token)
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
-        for prompt in range(len(self.exchange.requests)):
+        for prompt in range(len(self.active_call.requests)):
             for choice in range(self.n):
                 tokens = self._kept.get((prompt, choice), [])
                 reason = tokens[-1].finish_reason if tokens else "length"
@@ -92,7 +92,7 @@ class CompletionAnswer(Answer):
         self, prompt: int, index: int, tokens: Sequence[Token], *, echo: bool = False, reason: str | None
     ) -> dict[str, Any]:
         """Tokens of a choice, with its prompt before them if `echo`; `reason` is why it ends with them, if it does."""
-        request = self.exchange.requests[prompt]
+        request = self.active_call.requests[prompt]
         made: dict[str, Any] = {
             "index": prompt * self.n + index,
             "text": (self._echoes[prompt].text if echo else "") + "".join(token.text for token in tokens),
@@ -102,7 +102,7 @@ class CompletionAnswer(Answer):
         if not self._asked.stream:
             made |= prompt_logprobs(request, self._tokenizer, self._asked.prompt_logprobs)
         if reason is not None and index == 0:
-            made |= figures(request)
+            made |= own_fields(request)
         return made
 
     def _log_probabilities(self, prompt: int, index: int, tokens: Sequence[Token], echo: bool) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class CompletionAnswer(Answer):
             made["text_offset"].append(offset)
 
         if echo:
-            scores = self.exchange.requests[prompt].prompt_scores or ()
+            scores = self.active_call.requests[prompt].prompt_scores or ()
             for score, id, offset in zip(scores, known.tokens, offsets.of_prompt(), strict=True):
                 own, top = (None, ()) if score is None else (score.logprob, score.top[: self._logprobs])
                 add(id, own, top, offset)

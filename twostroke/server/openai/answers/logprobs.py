@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.answer import logprob
 

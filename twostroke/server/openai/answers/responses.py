@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.answer import Answer, figures
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.answer import Answer, own_fields
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
 from twostroke.server.openai.answers.logprobs import entry
-from twostroke.server.openai.items import Offer
+from twostroke.server.openai.response_items import OfferedTool
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
 Event = dict[str, Any]
-_PLAIN = Offer({})
+_PLAIN = OfferedTool({})
 # Fields of the body that the response repeats.
 _ECHOED = (
     *("instructions", "previous_response_id", "store", "max_output_tokens", "max_tool_calls", "metadata", "tools"),
@@ -35,17 +35,17 @@ class ResponsesAnswer(Answer):
     def __init__(
         self,
         model: str,
-        exchange: Exchange,
+        active_call: ActiveCall,
         body: ResponsesBody,
         tokenizer: Tokenizer,
         *,
-        offers: Mapping[str, Offer],
+        offers: Mapping[str, OfferedTool],
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         """`offers` are the tools by name; `keep` is given the whole response once it is complete."""
-        super().__init__("resp_", model, exchange, 1)
+        super().__init__("resp_", model, active_call, 1)
         self._asked, self._tokenizer, self._offers, self._keep = body, tokenizer, offers, keep
-        self._parser = ChoiceParser(exchange.requests[0])
+        self._parser = ChoiceParser(active_call.requests[0])
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item goes on
         self._reason: str | None = None
@@ -70,18 +70,18 @@ class ResponsesAnswer(Answer):
         self._keep(response)
         yield self._event(self._status, response=response)
 
-    def keep(self, prompt: int, token: Token) -> None:
+    def add_token(self, prompt: int, token: Token) -> None:
         for _ in self.events(prompt, token):
             pass
 
-    def whole(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         *_, last = self.closing()
         return last["response"]
 
     def encode(self, event: Event) -> bytes:
         return f"event: {event['type']}\n".encode() + super().encode(event)
 
-    def failed(self, error: ApiError) -> Event:
+    def error_event(self, error: ApiError) -> Event:
         facts = {"code": error.code or "server_error", "message": error.message}
         return self._event("failed", response={**self._response("failed"), "error": facts})
 
@@ -205,7 +205,7 @@ class ResponsesAnswer(Answer):
             "text": {"format": wanted},
             "usage": self.usage() if done else None,
             "timings": None,
-        } | (figures(self.exchange.requests[0]) if done else {})
+        } | (own_fields(self.active_call.requests[0]) if done else {})
         return response | {name: getattr(body, name) for name in _ECHOED}
 
 

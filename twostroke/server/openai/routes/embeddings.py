@@ -4,14 +4,14 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import NoEmbeddings
-from twostroke.server.openai.schemas.lenient import Lenient
-from twostroke.server.prepare import choose_method
+from twostroke.server.openai.schemas.base_model import LenientModel
 
 router = APIRouter(prefix="/v1/embeddings")
 
 
-class EmbeddingsBody(Lenient):
+class EmbeddingsBody(LenientModel):
     """What names the model; nothing else is read."""
 
     model: str | None = None

@@ -8,21 +8,21 @@ from fastapi import Request as HttpRequest
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.contexts.contexts import named
+from twostroke.server.contexts.contexts import find_context
+from twostroke.server.engine_requests import check_length, check_size, choose_method, engine_requests, truncated
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import leave_out, warn
+from twostroke.server.http.responses import leave_out, warn
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.prepare_chat import Conversation
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
-from twostroke.server.prepare import check_length, check_size, choose_method, engine_requests, truncated
 
 router = APIRouter(prefix="/v1")
 
@@ -33,7 +33,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     body = body.with_defaults(engine.llm.generation)
-    technique, context = choose_method(engine.name, body.model, body.method), named(http, body.context)
+    technique, context = choose_method(engine.name, body.model, body.method), find_context(http, body.context)
     refuse(
         ("suffix", bool(body.suffix)),
         ("best_of", body.best_of is not None and body.best_of != body.n),
@@ -53,8 +53,8 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
             echoes.extend(prompts)
         return engine_requests(engine.llm, [prompt.tokens for prompt in prompts], params, technique, context)
 
-    def answer(exchange: Exchange) -> Answer:
-        return CompletionAnswer(body.model or engine.name, exchange, body, tokenizer, echoes)
+    def answer(active_call: ActiveCall) -> Answer:
+        return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes)
 
     return await generate(http, body.terms(len(body.prompt)), prepare, answer)
 
@@ -65,7 +65,7 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
-    conversation = Conversation(engine, body, named(http, body.context))
+    conversation = Conversation(engine, body, find_context(http, body.context))
 
     def prepare() -> list[Request]:
         made = conversation.requests()
@@ -73,8 +73,8 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
         leave_out(http.scope, conversation.left_out)
         return made
 
-    def answer(exchange: Exchange) -> Answer:
-        return ChatAnswer(body.model or engine.name, exchange, conversation.body, engine.llm.tokenizer)
+    def answer(active_call: ActiveCall) -> Answer:
+        return ChatAnswer(body.model or engine.name, active_call, conversation.body, engine.llm.tokenizer)
 
     return await generate(http, body.terms(), prepare, answer)
 

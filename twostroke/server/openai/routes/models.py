@@ -8,8 +8,8 @@ from fastapi import Request as HttpRequest
 
 from twostroke.methods import METHODS
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.http.transport import json_response
-from twostroke.server.prepare import choose_method
+from twostroke.server.engine_requests import choose_method
+from twostroke.server.http.responses import json_response
 
 router = APIRouter(prefix="/v1/models")
 

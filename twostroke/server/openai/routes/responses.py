@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.contexts.contexts import named
+from twostroke.server.contexts.contexts import find_context
 from twostroke.server.errors import ApiError
-from twostroke.server.exchange import Exchange
 from twostroke.server.generate import generate
-from twostroke.server.http.transport import json_response, leave_out, warn
+from twostroke.server.http.responses import json_response, leave_out, warn
 from twostroke.server.openai.answers.responses import ResponsesAnswer
-from twostroke.server.openai.conversation import Conversation
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.items import offered, translated
+from twostroke.server.openai.prepare_chat import Conversation
+from twostroke.server.openai.response_items import chat_from_items, offered_tools
 from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.responses import ResponsesBody
-from twostroke.server.openai.stored import Record, StoredResponses
+from twostroke.server.openai.stored_responses import StoredResponse, StoredResponses
 
 router = APIRouter(prefix="/v1/responses")
 
@@ -33,22 +33,22 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     body = body.model_copy(update={"truncation": body.truncation or engine.settings.truncation})
     before, items = _taken_up(engine, body, stored)
     warnings: list[str] = []
-    offers = offered(body.tools, warnings)
-    chat = translated(body, items, [] if before is None else before.history, offers, warnings)
+    offers = offered_tools(body.tools, warnings)
+    chat = chat_from_items(body, items, [] if before is None else before.history, offers, warnings)
     warn_of_fields(http, body)
     warn(http.scope, warnings)
-    conversation = Conversation(engine, chat, named(http, body.context))
+    conversation = Conversation(engine, chat, find_context(http, body.context))
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
             stored.put(response, before, items)
 
-    def answer(exchange: Exchange) -> Answer:
+    def answer(active_call: ActiveCall) -> Answer:
         warn(http.scope, conversation.warnings)
         leave_out(http.scope, conversation.left_out)
         return ResponsesAnswer(
             body.model or engine.name,
-            exchange,
+            active_call,
             body,
             engine.llm.tokenizer,
             offers=offers,
@@ -64,8 +64,8 @@ async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
-    chat = translated(body, items, history, offered(body.tools, []), [])
-    tokens = await engine.aside(Conversation(engine, chat, named(http, body.context)).tokens)
+    chat = chat_from_items(body, items, history, offered_tools(body.tools, []), [])
+    tokens = await engine.run_in_thread(Conversation(engine, chat, find_context(http, body.context)).tokens)
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 
@@ -109,11 +109,11 @@ async def input_items(
 
 def _taken_up(
     engine: AsyncEngine, body: ResponsesBody, stored: StoredResponses
-) -> tuple[Record | None, list[dict[str, Any]]]:
+) -> tuple[StoredResponse | None, list[dict[str, Any]]]:
     """The response that a body goes on from, and the body's own items, each with an id."""
     refuse(("n", body.n != 1), ("prompt_logprobs", body.prompt_logprobs is not None))
     if body.previous_response_id is not None or any(item["type"] == "item_reference" for item in body.input):
-        engine.needs_state()
+        engine.require_engine_process()
     before = None if body.previous_response_id is None else stored.previous(body.previous_response_id)
     return before, [_identified(item, stored) for item in body.input]
 

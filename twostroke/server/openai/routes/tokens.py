@@ -4,12 +4,12 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
-from twostroke.server.http.transport import json_response, warnings_field
-from twostroke.server.openai.conversation import prompt_tokens
+from twostroke.server.http.responses import json_response, warnings_field
 from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
-from twostroke.server.prepare import choose_method
 
 router = APIRouter()
 
@@ -40,7 +40,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
             return prompt_tokens(engine.llm, body)
         return tokenizer.encode(body.prompt or "", add_bos=None if body.add_special_tokens else False)
 
-    ids = await engine.aside(encode)
+    ids = await engine.run_in_thread(encode)
     facts = {"count": len(ids), "max_model_len": engine.llm.max_model_len, "tokens": ids}
     return json_response(facts | {"token_strs": [tokenizer.token_text(id) for id in ids]} | warnings_field(http.scope))
 
@@ -54,5 +54,5 @@ async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
     if any(id >= engine.llm.config.vocab_size for id in body.tokens):
         most = engine.llm.config.vocab_size - 1
         raise ApiError(400, f"tokens must be ids from 0 to {most}", param="tokens")
-    text = await engine.aside(lambda: engine.llm.tokenizer.decode(body.tokens, skip_special=False))
+    text = await engine.run_in_thread(lambda: engine.llm.tokenizer.decode(body.tokens, skip_special=False))
     return json_response({"prompt": text} | warnings_field(http.scope))

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Neutral, Undeclared, whole
+from twostroke.server.openai.schemas.base_model import Neutral, UndeclaredField, whole_number
+from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
 from twostroke.server.openai.schemas.sampling import described
 
 
@@ -31,7 +31,7 @@ def _text(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_text)]
 
 
-class Part(Lenient):
+class ContentPart(LenientModel):
     """A part of content. Its text is read by `_text`; this class knows which fields it may have."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
@@ -42,10 +42,10 @@ class Part(Lenient):
     refusal: Any = None
 
 
-class Content(Lenient):
+class MessageWithParts(LenientModel):
     """A message whose content may have parts; they become one text, but their fields are remembered."""
 
-    _parts: list[Part] = PrivateAttr(default_factory=list)
+    _parts: list[ContentPart] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -53,23 +53,23 @@ class Content(Lenient):
         message = handler(data)
         parts = data.get("content") if isinstance(data, dict) else None  # pyright: ignore
         if isinstance(parts, list):
-            message._parts = [Part.model_validate(part) for part in parts]  # pyright: ignore
+            message._parts = [ContentPart.model_validate(part) for part in parts]  # pyright: ignore
         return message
 
-    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+    def undeclared(self, path: str = "") -> Iterator[UndeclaredField]:
         yield from super().undeclared(path)
         for index, part in enumerate(self._parts):
             yield from part.undeclared(f"{path}content[{index}].")
 
 
-class CalledFunction(Lenient):
+class CalledFunction(LenientModel):
     """A function that an assistant called in an earlier turn."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"  # a text in OpenAI's API, an object in other servers'
 
 
-class ToolCall(Lenient):
+class ToolCall(LenientModel):
     """A call in an assistant's message."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"index", "type"})
@@ -77,7 +77,7 @@ class ToolCall(Lenient):
     function: CalledFunction
 
 
-class Message(Content):
+class ChatMessage(MessageWithParts):
     """One turn. `developer` is a system message under its newer name."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"reasoning": "reasoning_content"}
@@ -118,7 +118,7 @@ def _object(arguments: str | dict[str, Any]) -> Any:
         return arguments
 
 
-class Function(Lenient):
+class FunctionDefinition(LenientModel):
     """A function that may be called; `parameters` is a JSON schema."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -131,21 +131,21 @@ class Function(Lenient):
         return self.model_dump(exclude_none=True, include=set(type(self).model_fields))
 
 
-class Tool(Lenient):
+class ChatTool(LenientModel):
     """OpenAI's wrapper around a function."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
-class NamedFunction(Lenient):
+class NamedFunction(LenientModel):
     """The function that must be called."""
 
     name: str
 
 
-class AllowedFunctions(Lenient):
+class AllowedFunctions(LenientModel):
     """Some of the tools, which may or must be called."""
 
     mode: Literal["auto", "required"]
@@ -175,11 +175,11 @@ def _tool_choice(value: Any) -> Any:
             raise ValueError('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
 
 
-class ChatPrompt(Lenient):
+class ChatPrompt(LenientModel):
     """Messages, and what else makes a prompt of them through the chat template."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: Annotated[list[ChatTool], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, NamedFunction or AllowedFunctions
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: list[dict[str, Any]] | None = None
@@ -204,7 +204,7 @@ class ChatPrompt(Lenient):
         return choice == "required" or isinstance(choice, NamedFunction)
 
     @property
-    def callable_functions(self) -> list[Function]:
+    def callable_functions(self) -> list[FunctionDefinition]:
         """The functions that the tool choice allows to be called."""
         if self.tool_choice == "none":
             return []
@@ -240,16 +240,16 @@ class ChatBody(ChatPrompt, GenerateBody):
         "functions": ([],),
         "return_tokens_as_token_ids": (False,),
     }
-    max_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
-    max_completion_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
+    max_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole_number)] = None
+    max_completion_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole_number)] = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
+    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole_number)] = 0
     parallel_tool_calls: bool = True
     # What goes where the context has no room: nothing, the oldest turns (as in OpenAI's responses), or KV entries that
     # lie between the first and a window of the last. Without it, the server's own default.
     truncation: Literal["auto", "window", "disabled"] | None = None
-    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
-    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
+    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
+    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
 
     @property

@@ -9,15 +9,15 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
-from twostroke.server.exchange import Terms
+from twostroke.server.active_call import CallOptions
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.lenient import Lenient, Neutral, TokenId, whole
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, whole_number
 from twostroke.server.openai.schemas.sampling import declared
 
-__all__ = ["GenerateBody", "JsonSchema", "Lenient", "ResponseFormat", "StreamOptions", "TokenId"]
+__all__ = ["GenerateBody", "JsonSchema", "LenientModel", "ResponseFormat", "StreamOptions", "TokenId"]
 
 
-class StreamOptions(Lenient):
+class StreamOptions(LenientModel):
     """Whether a stream gives usage in a last chunk, or in every one."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
@@ -25,7 +25,7 @@ class StreamOptions(Lenient):
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(Lenient):
+class JsonSchema(LenientModel):
     """A named schema. `strict` refuses one that cannot be guaranteed; otherwise such keywords are skipped."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"description"})
@@ -34,7 +34,7 @@ class JsonSchema(Lenient):
     strict: bool = False
 
 
-class ResponseFormat(Lenient):
+class ResponseFormat(LenientModel):
     """The format that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -58,7 +58,7 @@ class ResponseFormat(Lenient):
 # Each endpoint declares these by itself.
 _OWN = {"max_tokens", "logprobs", "constraint", "reader"}
 _SAMPLING = {name: declared(name) for name in rules(SamplingParams) if name not in _OWN}
-_SamplingFields: Any = create_model("SamplingFields", __base__=Lenient, **_SAMPLING)  # pyright: ignore
+_SamplingFields: Any = create_model("SamplingFields", __base__=LenientModel, **_SAMPLING)  # pyright: ignore
 
 
 class GenerateBody(_SamplingFields):
@@ -84,8 +84,8 @@ class GenerateBody(_SamplingFields):
     grammar: str | None = None
     method: str | dict[str, Any] | None = None
     context: str | None = None
-    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole)] = None
-    priority: Annotated[int, Field(ge=-100, le=100), BeforeValidator(whole)] = 0
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole_number)] = None
+    priority: Annotated[int, Field(ge=-100, le=100), BeforeValidator(whole_number)] = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @classmethod
@@ -100,9 +100,9 @@ class GenerateBody(_SamplingFields):
             return "and a constraint is not passed over"
         return None
 
-    def terms(self, prompts: int = 1) -> Terms:
+    def terms(self, prompts: int = 1) -> CallOptions:
         """How the call is to be served."""
-        return Terms(prompts * self.n, self.stream, self.priority, self.timeout)
+        return CallOptions(prompts * self.n, self.stream, self.priority, self.timeout)
 
     def with_defaults(self, generation: Mapping[str, float]) -> Self:
         """The body with a model's own generation defaults for sampling fields that the client left out."""

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas import other_servers
+from twostroke.server.openai.schemas.base_model import Neutral, whole_number
 from twostroke.server.openai.schemas.common import GenerateBody
-from twostroke.server.openai.schemas.lenient import Neutral, whole
 from twostroke.server.openai.schemas.sampling import described
 
-MOST = 2048  # prompts in one request
+MAX_PROMPTS = 2048  # prompts in one request
 
 
 def _prompts(value: Any) -> list[str] | list[list[int]]:
@@ -20,8 +20,8 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, list) and value:
         if all(map(is_id, value)):
             return [value]
-        if len(value) > MOST:
-            raise ValueError(f"at most {MOST} prompts at once")
+        if len(value) > MAX_PROMPTS:
+            raise ValueError(f"at most {MAX_PROMPTS} prompts at once")
         if all(isinstance(one, str) for one in value) or all(
             isinstance(one, list) and all(map(is_id, one)) for one in value
         ):
@@ -35,7 +35,7 @@ def is_id(value: object) -> bool:
 
 def _number(value: Any) -> Any:
     """Other servers take true for the chosen tokens' log-probabilities alone."""
-    return {False: None, True: 0}[value] if isinstance(value, bool) else whole(value)
+    return {False: None, True: 0}[value] if isinstance(value, bool) else whole_number(value)
 
 
 class CompletionBody(GenerateBody):
@@ -49,10 +49,10 @@ class CompletionBody(GenerateBody):
         "tools": ([],),
     }
     prompt: Annotated[Any, BeforeValidator(_prompts)]
-    max_tokens: Annotated[int | None, described("max_tokens"), BeforeValidator(whole)] = 16
+    max_tokens: Annotated[int | None, described("max_tokens"), BeforeValidator(whole_number)] = 16
     logprobs: Annotated[int | None, described("logprobs", le=20), BeforeValidator(_number)] = None
     add_special_tokens: bool = True
     return_tokens_as_token_ids: bool = False
     echo: bool = False
     suffix: str = ""
-    best_of: Annotated[int | None, Field(ge=1), BeforeValidator(whole)] = None
+    best_of: Annotated[int | None, Field(ge=1), BeforeValidator(whole_number)] = None

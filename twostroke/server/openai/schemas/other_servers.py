@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from twostroke.server.openai.schemas.lenient import Neutral, put
+from twostroke.server.openai.schemas.base_model import Neutral, set_alias
 
 ALIASES = {
     "repeat_penalty": "repetition_penalty",
@@ -101,10 +101,10 @@ def translated(given: dict[str, Any], limit: str) -> dict[str, Any]:
         if kind in ("grammar", "regex"):  # Fireworks, Friendli
             given.pop("response_format")
             text = next((format[key] for key in (kind, "pattern", "schema", "value") if key in format), None)  # pyright: ignore
-            put(given, kind, text, "response_format")
+            set_alias(given, kind, text, "response_format")
     for alias in ("guided_json", "json_schema"):
         if alias in given:
-            put(given, "response_format", _json(given.pop(alias), alias), alias)
+            set_alias(given, "response_format", _json(given.pop(alias), alias), alias)
     if isinstance(given.get("grammar"), dict):  # Text Generation Inference
         _structured(given, {given["grammar"].get("type"): given.pop("grammar").get("value")}, "grammar")
     if "structured_outputs" in given:
@@ -117,7 +117,7 @@ def translated(given: dict[str, Any], limit: str) -> dict[str, Any]:
             given[name] = None
     if "n_predict" in given:
         most = given.pop("n_predict")
-        put(given, limit, None if most in (-1, -2) else most, "n_predict")
+        set_alias(given, limit, None if most in (-1, -2) else most, "n_predict")
     if given.get("top_p") == 0 and not isinstance(given["top_p"], bool):  # only the most likely token is left
         given |= {"top_p": 1.0, "temperature": 0.0}
     return given
@@ -128,11 +128,11 @@ def _structured(given: dict[str, Any], asked: dict[Any, Any], where: str) -> Non
     for name in ("disable_any_whitespace", "disable_fallback", "disable_additional_properties"):
         asked.pop(name, None)  # our JSON has one layout
     if asked.pop("json_object", False):
-        put(given, "response_format", {"type": "json_object"}, where)
+        set_alias(given, "response_format", {"type": "json_object"}, where)
     for name, value in asked.items():
         if name not in _STRUCTURED:
             raise ValueError(f"{where}: {name!s:.60} is not supported here: json, regex, choice or grammar")
-        put(given, _STRUCTURED[name], _json(value, where) if name == "json" else value, where)
+        set_alias(given, _STRUCTURED[name], _json(value, where) if name == "json" else value, where)
 
 
 def _json(schema: Any, where: str) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.common import GenerateBody, Lenient
-from twostroke.server.openai.schemas.lenient import Neutral, whole
+from twostroke.server.openai.schemas.base_model import Neutral, whole_number
+from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
 from twostroke.server.openai.schemas.sampling import described
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
 
 
-class TextFormat(Lenient):
+class TextFormat(LenientModel):
     """The format that the text must have."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"description"})
@@ -29,7 +29,7 @@ class TextFormat(Lenient):
         return self
 
 
-class TextOptions(Lenient):
+class TextOptions(LenientModel):
     """OpenAI's `text` object."""
 
     WITHOUT_EFFECT: ClassVar[Neutral] = {"verbosity": ("medium",)}
@@ -69,16 +69,16 @@ class ResponsesBody(GenerateBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
-    max_output_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole)] = None
+    max_output_tokens: Annotated[int | None, described("max_tokens", ge=1), BeforeValidator(whole_number)] = None
     text: TextOptions = TextOptions()
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole)] = 0
+    top_logprobs: Annotated[int, described("logprobs", le=20), BeforeValidator(whole_number)] = 0
     include: list[str] = Field(default_factory=list)
     truncation: Literal["auto", "window", "disabled"] | None = None
-    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
-    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole)] = None
+    sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
+    passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     # Without effect; the response repeats them.

@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
-from twostroke.server.openai.schemas.lenient import TokenId, whole
+from twostroke.server.openai.schemas.base_model import TokenId, whole_number
 
 # Where the API differs: another default, as OpenAI has it, or a narrower range.
 PENALTY: dict[str, Any] = {"ge": -2, "le": 2}
@@ -46,7 +46,7 @@ def declared(name: str) -> tuple[Any, Any]:
     kind = _kind(name, rule)
     annotated = Annotated[kind | None if rule.optional else kind, described(name, **changes)]
     if rule.kind.__name__ == "int":
-        annotated = Annotated[annotated, BeforeValidator(whole)]
+        annotated = Annotated[annotated, BeforeValidator(whole_number)]
     if name == "stop":  # one text is a list of one
         annotated = Annotated[annotated, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
     empty = {tuple: list, dict: dict}.get(rule.kind)

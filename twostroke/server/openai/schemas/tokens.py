@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from twostroke.server.openai.schemas.chat import ChatPrompt, Message
-from twostroke.server.openai.schemas.lenient import Lenient, TokenId
+from twostroke.server.openai.schemas.base_model import LenientModel, TokenId
+from twostroke.server.openai.schemas.chat import ChatMessage, ChatPrompt
 
 
 class TokenizeBody(ChatPrompt):
@@ -17,7 +17,7 @@ class TokenizeBody(ChatPrompt):
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"return_token_strs"})  # they are always returned
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] = Field(default_factory=list)
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(default_factory=list)
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -27,7 +27,7 @@ class TokenizeBody(ChatPrompt):
         return self
 
 
-class DetokenizeBody(Lenient):
+class DetokenizeBody(LenientModel):
     """Token ids."""
 
     model: str | None = None

@@ -12,18 +12,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from twostroke.api.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
-from twostroke.api.conversation.window import Room, Windowed, windowed
+from twostroke.api.conversation.window import ContextRoom, WindowPlan, plan_window
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Plain
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
+from twostroke.server.engine_requests import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
-from twostroke.server.prepare import chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.tools.parser import parser_factory
 
 NO_ROOM = "the last message and the system message leave no room for an answer: shorten them"
@@ -43,7 +43,7 @@ class Conversation:
         """The body goes on after `context`. Raises ApiError for what can be told before the prompt is made."""
         self.warnings: list[str] = []
         self.left_out = LeftOut()
-        self._window: Windowed | None = None
+        self._window: WindowPlan | None = None
         body = body if context is None else context.before_chat(body)
         self._engine, self._context, self.body = engine, context, body.with_defaults(engine.llm.generation)
         self._technique = choose_method(engine.name, body.model, body.method)
@@ -130,9 +130,9 @@ class Conversation:
 
         def system() -> int:
             alone = body.model_copy(update={"messages": messages[:1], "add_generation_prompt": False})
-            return num_common(prompt_tokens(llm, alone, cut=True), self._encode(messages))
+            return common_prefix_length(prompt_tokens(llm, alone, cut=True), self._encode(messages))
 
-        found = windowed(messages, self._encode, Room.of(llm, most), sinks, system)
+        found = plan_window(messages, self._encode, ContextRoom.of(llm, most), sinks, system)
         if found is None:
             raise ApiError(400, NO_ROOM, param="messages", code="context_length_exceeded")
         left = list(found.messages)

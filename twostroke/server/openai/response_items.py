@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.server.errors import ApiError
-from twostroke.server.openai.conversation import chat_body
+from twostroke.server.openai.prepare_chat import chat_body
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
 from twostroke.server.openai.schemas.responses import ResponsesBody
 
 Item = Mapping[str, Any]
-_QUIET = ("reasoning", "compaction", "compaction_trigger")  # items that no model here makes or needs
+_IGNORED_ITEMS = ("reasoning", "compaction", "compaction_trigger")  # items that no model here makes or needs
 # The argument of a custom tool, which takes a text, where functions take objects.
-_FREEFORM = {
+_CUSTOM_TOOL_SCHEMA = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
@@ -23,7 +23,7 @@ _FREEFORM = {
 
 
 @dataclass(frozen=True)
-class Offer:
+class OfferedTool:
     """How a tool is called: `custom` takes a text; a `namespace` is told back with each call."""
 
     function: dict[str, Any]
@@ -31,11 +31,11 @@ class Offer:
     namespace: str | None = None
 
 
-def translated(
+def chat_from_items(
     body: ResponsesBody,
     items: Sequence[Item],
     history: Sequence[Item],
-    offers: Mapping[str, Offer],
+    offers: Mapping[str, OfferedTool],
     warnings: list[str],
 ) -> ChatBody:
     """The body as chat completions have it. What is left out is told in `warnings`.
@@ -79,19 +79,19 @@ def translated(
     return chat_body(fields)
 
 
-def offered(tools: Sequence[Item], warnings: list[str]) -> dict[str, Offer]:
+def offered_tools(tools: Sequence[Item], warnings: list[str]) -> dict[str, OfferedTool]:
     """The tools that a client executes, by name. Those that OpenAI's servers execute are told in `warnings`."""
-    found: dict[str, Offer] = {}
+    found: dict[str, OfferedTool] = {}
     for index, tool in enumerate(tools):
         match tool.get("type"):
             case "function":
-                offer = Offer(_function(tool, f"tools[{index}]"))
+                offer = OfferedTool(_function(tool, f"tools[{index}]"))
             case "custom":
-                plain = {**tool, "parameters": _FREEFORM, "strict": False}
-                offer = Offer(_function(plain, f"tools[{index}]"), custom=True)
+                plain = {**tool, "parameters": _CUSTOM_TOOL_SCHEMA, "strict": False}
+                offer = OfferedTool(_function(plain, f"tools[{index}]"), custom=True)
             case "namespace" if isinstance(tool.get("tools"), list) and isinstance(tool.get("name"), str):
-                inner = offered(tool["tools"], warnings)
-                found |= {name: Offer(one.function, one.custom, tool["name"]) for name, one in inner.items()}
+                inner = offered_tools(tool["tools"], warnings)
+                found |= {name: OfferedTool(one.function, one.custom, tool["name"]) for name, one in inner.items()}
                 continue
             case str(kind):
                 warnings.append(f"a tool of type {kind:.60} is left out: this server does not have it")
@@ -111,7 +111,7 @@ def _function(tool: Item, where: str) -> dict[str, Any]:
     return {key: facts.get(key) for key in ("name", "description", "parameters", "strict")}
 
 
-def _choice(choice: Any, offers: Mapping[str, Offer], warnings: list[str]) -> tuple[list[str], Any]:
+def _choice(choice: Any, offers: Mapping[str, OfferedTool], warnings: list[str]) -> tuple[list[str], Any]:
     """The names that may be called, and the choice as chat completions have it."""
     everything = list(offers)
     match choice:
@@ -162,7 +162,7 @@ def _messages(items: Sequence[Item], warnings: list[str]) -> list[dict[str, Any]
                 id = _text_field(item, "call_id", f"input[{index}]")
                 content = _content(item.get("output"), f"input[{index}].output")
                 made.append({"role": "tool", "tool_call_id": id, "content": content})
-            case kind if kind in _QUIET:
+            case kind if kind in _IGNORED_ITEMS:
                 continue
             case str(kind):
                 warnings.append(f"an item of type {kind:.60} is left out of the input")

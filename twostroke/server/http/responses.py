@@ -14,14 +14,14 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from twostroke.api.conversation.fitting import LeftOut
-from twostroke.engine.thread import Update
+from twostroke.engine.engine_thread import Update
+from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
-from twostroke.server.errors import ApiError, from_engine
-from twostroke.server.exchange import Exchange
+from twostroke.server.errors import ApiError, to_api_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-CLIENT_GONE = 499  # no client reads it; it is for the log
+CLIENT_CLOSED_REQUEST = 499  # no client reads it; it is for the log
 
 
 def warn(scope: Scope, warnings: list[str]) -> None:
@@ -53,7 +53,7 @@ def warning_header(facts: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     return [(b"x-twostroke-warnings", text[:1000].strip())]
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed the connection."""
 
 
@@ -62,13 +62,13 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
     return Response(to_json(content, inf_nan_mode="null"), status, headers, "application/json")
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """The work's result. If the client disconnects first, the work is cancelled and ClientGone raised."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGone
+            raise ClientDisconnected
         return working.result()
     finally:
         for task in (working, leaving):
@@ -76,12 +76,12 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class Streamed(Response, ABC):
+class StreamedResponse(Response, ABC):
     """A body that is sent in pieces as they come, until there are no more or the client goes."""
 
     def __init__(self, media_type: str) -> None:
@@ -95,8 +95,8 @@ class Streamed(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
-        except ClientGone:
+            await cancel_on_disconnect(receive, self._send(send))
+        except ClientDisconnected:
             scope["facts"]["client"] = "gone"
 
     async def _send(self, send: Send) -> None:
@@ -107,7 +107,7 @@ class Streamed(Response, ABC):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class EventStream(Streamed):
+class EventStream(StreamedResponse):
     """An answer as a stream of events, until it is complete, something fails, or the client goes."""
 
     def __init__(
@@ -115,10 +115,10 @@ class EventStream(Streamed):
         answer: Answer,
         first: tuple[int, Update],
         rest: AsyncIterator[tuple[int, Update]],
-        exchange: Exchange,
+        active_call: ActiveCall,
     ) -> None:
         super().__init__(answer.media_type)
-        self._answer, self._first, self._rest, self._exchange = answer, first, rest, exchange
+        self._answer, self._first, self._rest, self._active_call = answer, first, rest, active_call
         self._told: dict[str, Any] = {}  # fields that the first event has in addition
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +126,7 @@ class EventStream(Streamed):
             self._told = warnings_field(scope)
             await super().__call__(scope, receive, send)
         finally:
-            self._exchange.close()
+            self._active_call.close()
             scope["facts"]["output_tokens"] = self._answer.output_tokens
 
     async def chunks(self) -> AsyncGenerator[bytes]:
@@ -141,7 +141,7 @@ class EventStream(Streamed):
         except Exception as error:
             if not isinstance(error, ApiError):
                 log.exception("a stream failed")
-            yield answer.encode(answer.failed(from_engine(error)))
+            yield answer.encode(answer.error_event(to_api_error(error)))
         if answer.done_marker:
             yield b"data: [DONE]\n\n"
 

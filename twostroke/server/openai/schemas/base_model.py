@@ -12,25 +12,25 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from twostroke.server.errors import ApiError
 
-MOST_TOLD = 20  # warnings of one body
+MAX_WARNINGS = 20  # warnings of one body
 Neutral = dict[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
 
 
-def whole(value: Any) -> Any:
+def whole_number(value: Any) -> Any:
     """A number without a fraction as an integer: 16.0 is 16 in JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(whole)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(whole_number)]
 
 
-class Undeclared(NamedTuple):
+class UndeclaredField(NamedTuple):
     """A field that a body does not declare: where it is, and the model that lacks it."""
 
     path: str
     name: str
     value: Any
-    model: "type[Lenient]"
+    model: "type[LenientModel]"
 
     @property
     def field(self) -> str:
@@ -39,7 +39,7 @@ class Undeclared(NamedTuple):
         return self.path + (name if len(name) <= 60 else f"{name[:60]}...")
 
 
-class Lenient(BaseModel):
+class LenientModel(BaseModel):
     """Reads null as a field that is left out, as OpenAI's clients send it, and remembers what it does not declare.
 
     Attributes:
@@ -62,7 +62,7 @@ class Lenient(BaseModel):
             return data
         given = {key: value for key, value in data.items() if value is not None}
         for alias in cls.ALIASES.keys() & given.keys():
-            put(given, cls.ALIASES[alias], given.pop(alias), alias)
+            set_alias(given, cls.ALIASES[alias], given.pop(alias), alias)
         return cls.translated(given)
 
     @classmethod
@@ -70,17 +70,17 @@ class Lenient(BaseModel):
         """The fields with other servers' forms rewritten. Raises ValueError, whose text begins with a field's name."""
         return given
 
-    def undeclared(self, path: str = "") -> Iterator[Undeclared]:
+    def undeclared(self, path: str = "") -> Iterator[UndeclaredField]:
         """The fields that this model and those within it do not declare."""
         for name, value in (self.model_extra or {}).items():
-            yield Undeclared(path, name, value, type(self))
+            yield UndeclaredField(path, name, value, type(self))
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, Lenient):
+            if isinstance(value, LenientModel):
                 yield from value.undeclared(f"{path}{name}.")
             elif isinstance(value, list):
                 for index, one in enumerate(value):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-                    if isinstance(one, Lenient):
+                    if isinstance(one, LenientModel):
                         yield from one.undeclared(f"{path}{name}[{index}].")
 
     @classmethod
@@ -95,13 +95,13 @@ class Lenient(BaseModel):
         return None
 
 
-def put(given: dict[str, Any], name: str, value: Any, alias: str) -> None:
+def set_alias(given: dict[str, Any], name: str, value: Any, alias: str) -> None:
     """Give a field what was sent under another name. Raises ValueError if it was sent as well, and differs."""
     if given.setdefault(name, value) != value:
         raise ValueError(f"{alias}: the same as {name}, which is also given: leave one of them out")
 
 
-def warnings(body: Lenient, strict: bool) -> list[str]:
+def undeclared_warnings(body: LenientModel, strict: bool) -> list[str]:
     """A sentence for each field without effect. Raises ApiError for one that must not be passed over."""
     told: list[str] = []
     for one in body.undeclared():
@@ -118,15 +118,15 @@ def warnings(body: Lenient, strict: bool) -> list[str]:
             message, refused = f"{one.field} has no effect here", None
         else:
             refused = model.why_refused(one.name)
-            message = f"{one.field} is unknown{'' if refused is None else f', {refused}'}{_meant(one)}"
+            message = f"{one.field} is unknown{'' if refused is None else f', {refused}'}{_suggestion(one)}"
         if refused is not None or strict:
             raise ApiError(400, message, param=one.field)
         told.append(message)
-    if len(told) > MOST_TOLD:
-        told[MOST_TOLD:] = [f"{len(told) - MOST_TOLD} more fields are unknown"]
+    if len(told) > MAX_WARNINGS:
+        told[MAX_WARNINGS:] = [f"{len(told) - MAX_WARNINGS} more fields are unknown"]
     return told
 
 
-def _meant(one: Undeclared) -> str:
+def _suggestion(one: UndeclaredField) -> str:
     close = get_close_matches(one.name[:60], one.model.names(), 1, 0.7)
     return f": did you mean {close[0]}?" if close else ""

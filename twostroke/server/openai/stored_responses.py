@@ -11,7 +11,7 @@ from twostroke.server.errors import ApiError
 
 
 @dataclass(frozen=True)
-class Record:
+class StoredResponse:
     """A response, and every item that led to it.
 
     Attributes:
@@ -38,19 +38,19 @@ class StoredResponses:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: OrderedDict[str, StoredResponse] = OrderedDict()
         self._size = 0
 
-    def put(self, response: dict[str, Any], before: "Record | None", items: Sequence[dict[str, Any]]) -> None:
+    def put(self, response: dict[str, Any], before: "StoredResponse | None", items: Sequence[dict[str, Any]]) -> None:
         """Keep a response: `before` is the one it went on from, `items` are its own input."""
         size = len(to_json(response)) + len(to_json(items)) + (0 if before is None else before.size)
         history = [] if before is None else before.history
-        self._records[response["id"]] = Record(response, [*history, *items], size)
+        self._records[response["id"]] = StoredResponse(response, [*history, *items], size)
         self._size += size
         while len(self._records) > self._most or self._size > self._most_bytes:
             self._size -= self._records.popitem(last=False)[1].size
 
-    def get(self, id: str) -> Record:
+    def get(self, id: str) -> StoredResponse:
         """Raises ApiError (404) for one that is not kept."""
         record = self._records.get(id)
         if record is None:
@@ -58,7 +58,7 @@ class StoredResponses:
             raise ApiError(404, message, code="response_not_found")
         return record
 
-    def previous(self, id: str) -> Record:
+    def previous(self, id: str) -> StoredResponse:
         """The same for a response to go on from: a wrong field (400)."""
         try:
             return self.get(id)

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from twostroke.server.openai.schemas.chat import ChatPrompt, Message
+from twostroke.server.openai.schemas.chat import ChatMessage, ChatPrompt
 from twostroke.server.openai.schemas.completions import is_id
 
 TTL_S = 3600.0  # seconds that a context lives if nothing is said
-MOST_TTL_S = 7 * 86400.0
+MAX_TTL_S = 7 * 86400.0
 
 
 def _prompt(value: Any) -> Any:
@@ -27,8 +27,8 @@ class ContextBody(ChatPrompt):
     ALIASES: ClassVar[Mapping[str, str]] = {"input": "prompt", "tokens": "prompt"}
     model: str | None = None
     name: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")] = None
-    ttl: Annotated[float, Field(gt=0, le=MOST_TTL_S, allow_inf_nan=False)] = TTL_S
-    messages: Annotated[list[Message], Field(min_length=1)] = Field(default_factory=list)
+    ttl: Annotated[float, Field(gt=0, le=MAX_TTL_S, allow_inf_nan=False)] = TTL_S
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(default_factory=list)
     prompt: Annotated[Any, BeforeValidator(_prompt)] = None
     add_generation_prompt: bool = False
 

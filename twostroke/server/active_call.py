@@ -1,0 +1,87 @@
+"""Everything in flight for one HTTP call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from twostroke.engine.engine_thread import EngineThread, Update
+from twostroke.engine.request import Request
+from twostroke.server.errors import ApiError, DeadlineExceeded, to_api_error
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """How a call is to be served, whatever API it came by.
+
+    Attributes:
+        choices: places in the queue: prompts x choices of each.
+        stream: the answer is sent as it is made.
+        priority: lower is sooner.
+        timeout_s: seconds until the deadline; None for the server's own.
+    """
+
+    choices: int
+    stream: bool = False
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+class ActiveCall:
+    """One HTTP call: its place in the queue, its requests (one per prompt), and what the engine reports of them.
+
+    Every method belongs to the event loop's thread.
+    """
+
+    def __init__(self, choices: int, on_close: Callable[["ActiveCall"], None]) -> None:
+        self.choices = choices
+        self.requests: list[Request] = []
+        self._on_close = on_close
+        self._thread: EngineThread | None = None
+        self._reports: asyncio.Queue[Update | ApiError] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def start(self, thread: EngineThread, requests: list[Request], timeout_s: float | None) -> None:
+        """Hand the requests to the engine; their deadline is `timeout_s` seconds from now."""
+        self._thread, self.requests = thread, requests
+        for request in requests:
+            thread.submit(request, self)
+        if timeout_s is not None:
+            expired = DeadlineExceeded(timeout_s)
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort, expired)
+
+    def report(self, update: Update) -> None:
+        """Take what a step did for one of the requests."""
+        self._reports.put_nowait(update)
+
+    def abort(self, reason: ApiError) -> None:
+        """End it from outside: `updates` raises the reason, and the engine cancels before its next step."""
+        self._reports.put_nowait(reason)
+        self._cancel()
+
+    async def updates(self) -> AsyncIterator[tuple[int, Update]]:
+        """(index of the prompt, what is new) until all are done. Raises ApiError when one of them failed."""
+        indices = {request: index for index, request in enumerate(self.requests)}
+        while indices:
+            update = await self._reports.get()
+            if isinstance(update, ApiError):
+                raise update
+            if update.error is not None:
+                raise to_api_error(update.error)
+            yield indices[update.request], update
+            if update.done:
+                del indices[update.request]
+
+    def close(self) -> None:
+        """Cancel what is not done, and give back the places in the queue. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._cancel()
+            self._on_close(self)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for request in self.requests:
+            if not request.done and self._thread is not None:
+                self._thread.cancel(request)

@@ -1,0 +1,192 @@
+"""Long bodies are tried out in another process first, so that no request stops the others.
+
+Reading 8 MB of JSON, checking it, and tokenizing what it holds takes Python's interpreter lock (GIL) for up to a
+second, in which the event loop answers nobody and the engine makes no token. So a long body goes through the same
+routes in a worker process (`worker.py`), up to the point where it would be handed to the engine. A refusal, or
+an answer that needs no engine (`/tokenize`), is sent from there. A body that passes is within the model's context and
+is then read here as well.
+"""
+
+import asyncio
+import itertools
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import PriorityQueue
+from types import SimpleNamespace
+from typing import Any
+
+from twostroke.api.llm import LLM
+from twostroke.methods import METHODS
+from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.models.config import ModelConfig
+from twostroke.server.errors import ApiError
+from twostroke.server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+LONG_BODY_BYTES = 16 << 10  # bytes; a shorter body takes the lock for a few milliseconds
+HUGE_BODY_BYTES = 1 << 20  # bytes
+MAX_SECONDS = 10  # that one body may take
+START_CODE = (
+    "import sys; sys.path[:] = {path!r}; from twostroke.server.body_validation.worker import main; main({file})"
+)
+
+
+@dataclass(frozen=True)
+class HttpCall:
+    """A call over HTTP: ASGI's scope without the server's state, the body, and the techniques that there are."""
+
+    scope: dict[str, Any]
+    body: bytes
+    methods: frozenset[str] = field(default_factory=lambda: frozenset(METHODS))
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """A complete response."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What a worker has to know about the server: everything that decides about a request, and no weights."""
+
+    llm: dict[str, Any]
+    settings: Settings
+    name: str
+    created: int
+
+    @classmethod
+    def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "WorkerState":
+        kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, type(None))
+        known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
+        pool = {key: getattr(llm.pool, key) for key in ("num_pages", "page_size", "entry_bytes", "page_bytes")}
+        known["pool"] = SimpleNamespace(**pool)
+        known["engine"] = SimpleNamespace(config=llm.engine.config, models=dict.fromkeys(llm.engine.models))
+        return cls(known, settings, name, created)
+
+
+class BodyValidator:
+    """Two worker processes: one for long bodies, and one for huge ones, for which no other body should wait."""
+
+    def __init__(self, facts: Callable[[], WorkerState]) -> None:
+        pickled = cache(lambda: pickle.dumps(facts()))  # made once, since that takes the lock
+        self._long, self._huge = _WorkerQueue(pickled), _WorkerQueue(pickled)
+
+    def start(self) -> None:
+        """Start the process for long bodies now, so that the first of them does not wait for it."""
+        self._long.send(0, None)
+
+    async def validate(self, call: HttpCall) -> HttpReply | None:
+        """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
+        lane = self._huge if len(call.body) > HUGE_BODY_BYTES else self._long
+        return await asyncio.wrap_future(lane.send(len(call.body), call))
+
+    def stop(self) -> None:
+        """End the processes. Nothing may be in flight."""
+        self._long.stop()
+        self._huge.stop()
+
+
+class _WorkerQueue:
+    """A worker process, and who waits for it: the shortest body goes first.
+
+    The process begins with the first call. One that dies or takes too long over a body is replaced, and that body is
+    refused.
+    """
+
+    def __init__(self, facts: Callable[[], bytes]) -> None:
+        self._facts = facts
+        self._order = itertools.count()
+        self._waiting: PriorityQueue[tuple[int, int, HttpCall | None, Future[HttpReply | None]]] = PriorityQueue()
+        self._worker: _WorkerProcess | None = None
+        self._thread: threading.Thread | None = None
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._thread is not None:
+            self.send(-1, None)
+            self._thread.join()
+
+    def send(self, priority: int, call: HttpCall | None) -> "Future[HttpReply | None]":
+        """Queue a call, lower priorities first; None only starts the process."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="body validation", daemon=True)
+            self._thread.start()
+        result: Future[HttpReply | None] = Future()
+        self._waiting.put((priority, next(self._order), call, result))
+        return result
+
+    def _run(self) -> None:
+        while True:
+            priority, _, call, result = self._waiting.get()
+            if priority < 0:
+                break
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(self._ask(call))
+                except Exception as error:
+                    result.set_exception(error)
+            del call, result  # a long body is not kept while nothing happens
+        if self._worker is not None:
+            self._worker.end()
+
+    def _ask(self, call: HttpCall | None) -> HttpReply | None:
+        if self._worker is None:
+            self._worker = _WorkerProcess(self._facts())
+        if call is None:
+            return None
+        try:
+            return self._worker.ask(call)
+        except (EOFError, OSError):
+            self._worker.end()
+            self._worker = None
+            log.warning("a body of %d bytes took too much memory or time to read", len(call.body))
+            raise ApiError(
+                413, "reading the body takes too much memory or time: shorten it", code="body_too_large"
+            ) from None
+
+
+class _WorkerProcess:
+    """One process, which answers one call after another."""
+
+    def __init__(self, facts: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # A new session, so that Ctrl-C in a terminal reaches the server alone.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", START_CODE.format(path=sys.path, file=theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._pipe = Connection(ours.detach())
+        self._pipe.send_bytes(facts)
+        self._pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
+
+    def ask(self, call: HttpCall) -> HttpReply | None:
+        """Raises EOFError or OSError if the process has died or takes too long."""
+        self._pipe.send_bytes(pickle.dumps(replace(call, body=b"")))
+        self._pipe.send_bytes(call.body)  # not copied
+        if not self._pipe.poll(MAX_SECONDS):
+            raise EOFError
+        return pickle.loads(self._pipe.recv_bytes())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()

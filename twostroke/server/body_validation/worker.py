@@ -1,0 +1,149 @@
+"""The process that tries out long bodies: the server's routes, over an engine that computes nothing."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.api.llm import LLM
+from twostroke.engine.engine import Engine
+from twostroke.engine.model import Model
+from twostroke.engine.request import Request
+from twostroke.methods import METHODS, Method, load_installed
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.app import routes_app
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.body_validation.supervisor import HttpCall, HttpReply, WorkerState
+from twostroke.server.error_responses import error_response
+from twostroke.server.errors import ApiError
+from twostroke.server.grammar import Grammars
+from twostroke.server.http.surrogates import refuse_lone_surrogates
+from twostroke.server.observability.metrics import Metrics
+
+T = TypeVar("T")
+NICENESS = 10  # running streams come first
+MAX_MEMORY_BYTES = 1 << 30  # of memory for one body
+# Lists and objects, and commas: JSON of more takes the server's process too long to read, should it pass.
+MAX_CONTAINERS, MAX_ITEMS = 20_000, 300_000
+
+
+class NeedsEngine(Exception):
+    """The call is one for the engine."""
+
+
+class DryEngine(AsyncEngine):
+    """What routes see of an engine, up to the point where it would do something."""
+
+    def __init__(self, facts: WorkerState) -> None:  # the base class would start an engine
+        self.llm = LLM.__new__(LLM)
+        vars(self.llm).update(facts.llm)
+        self.llm.model = Model.__new__(Model)
+        compiled = SimpleNamespace(config=facts.llm["config"])
+        vars(self.llm.model).update(name=facts.llm["name"], pool=facts.llm["pool"], compiled=compiled)
+        self.settings, self.name, self.created = facts.settings, facts.name, facts.created
+        self.metrics = Metrics(self.llm)
+        self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
+        self.draining, self._choices_in_flight, self._active_calls = False, 0, set()
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    @property
+    def failure(self) -> None:
+        return None
+
+    def submit(self, active_call: ActiveCall, requests: list[Request], timeout_s: float | None) -> None:
+        raise NeedsEngine
+
+    async def run_in_thread(self, action: Callable[[], T]) -> T:
+        return action()
+
+    async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
+        raise NeedsEngine
+
+    def require_engine_process(self) -> None:
+        raise NeedsEngine
+
+
+def main(file: int) -> None:
+    """Answer calls that come by a connection until it is closed."""
+    os.nice(NICENESS)
+    with contextlib.suppress(EOFError, OSError), Connection(file) as pipe:  # the server has ended
+        app = _app(pickle.loads(pipe.recv_bytes()))
+        status = Path("/proc/self/status").read_text()
+        used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MAX_MEMORY_BYTES, -1))
+        gc.freeze()
+        pipe.send_bytes(b"ready")
+        with asyncio.Runner() as runner:
+            while True:
+                call: HttpCall = replace(pickle.loads(pipe.recv_bytes()), body=pipe.recv_bytes())
+                pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
+
+
+def _app(facts: WorkerState) -> FastAPI:
+    load_installed()
+    app = routes_app(DryEngine(facts))
+    app.add_exception_handler(NeedsEngine, _mark_for_engine)
+    return app
+
+
+def _unknown_method(**_: Any) -> Method:
+    """A technique that only the server's process has loaded."""
+    raise NeedsEngine
+
+
+async def _mark_for_engine(http: HttpRequest, _: Exception) -> Response:
+    http.scope["passed"][0] = True
+    return Response()
+
+
+async def answer(app: FastAPI, call: HttpCall) -> HttpReply | None:
+    """The response of the application; None if the call is one for the engine, or if the server must say why not."""
+    try:
+        _refuse_oversized(call.body)
+    except ApiError as error:
+        refusal = error_response(call.scope["path"], error)
+        return HttpReply(refusal.status_code, refusal.raw_headers, bytes(refusal.body))
+    for name in call.methods - METHODS.keys():
+        METHODS[name] = _unknown_method  # pyright: ignore[reportArgumentType]
+    messages = [{"type": "http.request", "body": call.body, "more_body": False}]
+    passed, headers, body, status = [False], [], bytearray(), 500
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], list(message["headers"])
+        else:
+            body.extend(message.get("body", b""))
+
+    try:
+        await app({**call.scope, "facts": {}, "passed": passed}, receive, send)
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+    return None if passed[0] or status >= 500 else HttpReply(status, headers, bytes(body))
+
+
+def _refuse_oversized(body: bytes) -> None:
+    """Raise ApiError for a body that must not even be read."""
+    if body.count(b",") > MAX_ITEMS or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        message = f"the body has more than {MAX_CONTAINERS:,} lists and objects, or {MAX_ITEMS:,} items: shorten it"
+        raise ApiError(413, message, code="body_too_large")
+    refuse_lone_surrogates(body)

@@ -1,0 +1,118 @@
+"""From what a body asks for to the engine's requests.
+
+Runs off the event loop, since templates and tokenization take time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
+from twostroke.methods import METHODS, Method, method
+from twostroke.models.checkpoints.chat_tokens import ChatTokens
+from twostroke.sampling.params import SamplingParams
+from twostroke.server import tools
+from twostroke.server.contexts.context import Context
+from twostroke.server.errors import ApiError, invalid, to_api_error
+
+TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
+
+
+def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:
+    """The technique that a body names, by itself or by the model's alias `NAME:METHOD`.
+
+    Raises ApiError: 404 for another model, 400 for an unknown method or parameter.
+    """
+    alias = None
+    if model is not None and model != served:
+        name, _, alias = model.rpartition(":")
+        if name != served or alias not in METHODS:
+            message = f"there is no model {model!r:.100}; there is {served!r}, alone or as {served}:METHOD"
+            raise ApiError(404, message, param="model", code="model_not_found")
+    parameters = {"name": chosen} if isinstance(chosen, str) else dict(chosen or {})
+    named = parameters.pop("name", alias or "plain")
+    try:
+        if not isinstance(named, str):
+            raise InvalidRequest(f"a method's name is a text, not {named!r:.60}")
+        return method(named, **parameters)
+    except InvalidRequest as error:
+        raise invalid(error, "method") from None
+
+
+def check_length(llm: LLM, tokens: int) -> None:
+    """Raise ApiError for a prompt that leaves no room for a token of the answer."""
+    try:
+        llm.model.require_room(tokens)
+    except ContextLengthExceeded as error:
+        raise to_api_error(error) from None
+
+
+def check_size(llm: LLM, text: str) -> None:
+    """Raise ApiError for a text that is certainly longer than the context, which takes no tokenization to tell."""
+    most = llm.max_model_len
+    if len(text) > 8 * most and (least := llm.tokenizer.least_tokens(text)) > most:
+        message = f"the prompt has {len(text):,} characters, so at least {least:,} tokens; there is room for {most:,}"
+        raise ApiError(400, f"{message}: shorten it", code="context_length_exceeded")
+
+
+def engine_requests(
+    llm: LLM,
+    prompts: Iterable[str | Sequence[int]],
+    params: SamplingParams,
+    technique: Method,
+    context: Context | None = None,
+) -> list[Request]:
+    """A request for each prompt, which may begin with a context. Raises ApiError or InvalidRequest."""
+    made: list[Request] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_size(llm, prompt)
+        tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        check_length(llm, len(tokens))
+        request = llm.request(tokens, params, technique)
+        if context is not None and llm.model.index is not None:
+            request.make_program = context.with_context(llm.model.index, tokens, request.make_program)
+        made.append(request)
+    return made
+
+
+def chat_tokens(
+    llm: LLM,
+    messages: Sequence[Mapping[str, Any]],
+    functions: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    cut: bool = False,
+) -> ChatTokens:
+    """A conversation through the chat template.
+
+    Args:
+        llm: the model.
+        messages: as chat templates expect them.
+        functions: those that the model may call, each as {"name", "description", "parameters"}.
+        variables: further variables of the template.
+        add_generation_prompt: whether the beginning of an answer follows the messages.
+        continue_final_message: whether the answer continues the last message.
+        cut: whether a prompt that is too long will be cut, and so must not be refused.
+
+    Raises:
+        InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.
+    """
+    if taken := TEMPLATE_VARIABLES & set(variables or {}):
+        raise ApiError(400, f"{min(taken)} is set by the server: leave it out", param="chat_template_kwargs")
+    ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    values = {**(variables or {}), **ends}
+    messages, offered = tools.prompt_messages(llm.tokenizer, messages, functions, values)
+    if not cut and sum(len(str(message.get("content"))) for message in messages) > 8 * llm.max_model_len:
+        check_size(llm, llm.tokenizer.chat(messages, tools=offered, **values))
+    return llm.tokenizer.encode_chat(messages, tools=offered, **values)
+
+
+def truncated(llm: LLM, tokens: list[int], most: int | None) -> list[int]:
+    """The last `most` tokens of a prompt: all for None, and what the context holds besides a token for -1."""
+    if most is None or (most := llm.max_model_len - 1 if most < 0 else most) >= len(tokens):
+        return tokens
+    return tokens[len(tokens) - most :]

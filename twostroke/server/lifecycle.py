@@ -1,0 +1,135 @@
+"""Listening until a signal: sockets bound before the model is loaded, and an end that lets requests finish."""
+
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from twostroke.api.llm import LLM
+from twostroke.errors import InvalidRequest
+from twostroke.server.app import create_app
+from twostroke.server.http.protocol import protocol_class
+from twostroke.server.settings import Settings
+
+RANK_LOSS_GRACE_S = 3  # /health is still answered this long after a rank is lost
+CLOSE_S = 5  # for sending errors to open connections once the grace time is over
+SWITCH_INTERVAL_S = (
+    0.001  # that the engine's thread waits for the interpreter while the event loop is busy; 0.005 is Python's
+)
+MAX_PENDING_CONNECTIONS = 2048  # not accepted yet (listen(2))
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at every address of a host; port 0 is a free one.
+
+    Raises InvalidRequest, one line: the port is taken, needs rights, or the host is none of this machine's.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            chosen = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
+            sock.bind((address[0], chosen, *address[2:]))
+            sock.listen(MAX_PENDING_CONNECTIONS)
+    except (OSError, UnicodeError) as error:
+        for sock in sockets:
+            sock.close()
+        raise InvalidRequest(f"cannot listen at {address_text(host, port)}: {_reason(error)}") from None
+    return sockets
+
+
+def address_text(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError | socket.gaierror):
+        return "there is no such host: give this machine's address or name with --host"
+    if error.errno == errno.EADDRINUSE:
+        return "the port is taken: stop what listens there, or choose another with --port"
+    if error.errno == errno.EACCES:
+        return "this user may not listen there: choose a --port of 1024 or more"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "the address is not one of this machine's: give one that is with --host"
+    return error.strerror or str(error)
+
+
+class HttpServer(uvicorn.Server):
+    """On SIGTERM or SIGINT it accepts nothing new, and running requests may finish within the grace time.
+
+    A second signal ends the process at once, with the exit code 128 + its number.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: Any, grace_s: float) -> None:
+        super().__init__(config)
+        self._app, self._grace_s = app, grace_s
+        self.lost_at: float | None = None  # when a rank was found to be lost
+
+    def warm_up(self) -> None:
+        """Prepare what the first calls would wait for, and the process for being a server."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._app.state.engine.warm()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a collection that visited it would stop streams for 100 ms
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; True ends the server. It ends when a rank of the model is lost."""
+        ended, engine = await super().on_tick(counter), self._app.state.engine
+        if engine.lost and self.lost_at is None:
+            self.lost_at = time.monotonic()
+        return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + RANK_LOSS_GRACE_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn on a signal."""
+        self._app.state.engine.drain(self._grace_s)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called on a signal."""
+        if self.should_exit:
+            end_at_once(sig, frame)
+        self.should_exit = True
+
+
+def end_at_once(sig: int, _: FrameType | None = None) -> None:
+    """End the process without any cleaning up; nothing is stored that would need it."""
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")  # a progress bar has hidden the cursor
+    os._exit(128 + sig)
+
+
+def end_at_signals() -> None:
+    """From now on SIGINT and SIGTERM end the process at once, without a traceback."""
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, end_at_once)
+
+
+def make_server(llm: LLM, settings: Settings, host: str, port: int) -> HttpServer:
+    """A server for one model; `run` serves until a signal, at the host and port or at the sockets that it is given."""
+    app = create_app(llm, settings)
+    config = uvicorn.Config(
+        app,
+        host,
+        port,
+        http=protocol_class(settings.header_timeout_s),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=MAX_PENDING_CONNECTIONS,
+        timeout_keep_alive=settings.keep_alive_s,  # pyright: ignore[reportArgumentType] (seconds of a timer)
+        timeout_graceful_shutdown=int(settings.grace_s) + CLOSE_S,
+    )
+    return HttpServer(config, app, settings.grace_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.seeds import outcomes
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import Cost, Predictor
+from twostroke.models.cost import CostModel, StepPredictor
 from twostroke.models.rope import Rope
 from twostroke.study.plan.specification import of_config
 from twostroke.study.simulate.costs import Priced
@@ -26,7 +26,7 @@ from twostroke.study.traffic.requests import Arrival, Piece, Traffic
 
 LAYER = Layer(Attention(4, 2, 16, 1.0, Rope(10_000.0)), GatedMLP(96))
 CONFIG = ModelConfig("tiny", 384, 64, 2048, 1e-6, (LAYER,) * 2, tied=True)
-COST = Cost(CONFIG, {"embed": 30_000, "layers.0.q": 5_000}, 256)
+COST = CostModel(CONFIG, {"embed": 30_000, "layers.0.q": 5_000}, 256)
 PRICES = (1e-7, 1e-8, 1e-7, 1e-11, 1e-11, 1e-11, 1e-10, 1e-10, 1e-10)
 AUDIT_EVERY = 200  # events between two counts of all pages
 MOST_EVENTS = 500_000  # of a run; more would be a livelock
@@ -48,7 +48,7 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
     page_size = rng.choice([4, 16])
     setup = Setup(
         model=of_config("tiny", CONFIG),
-        costs=Priced(Predictor(COST, PRICES), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])),
+        costs=Priced(StepPredictor(COST, PRICES), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])),
         pages=rng.choice([24, 40, 100, 1000]) * 16 // page_size,
         page_size=page_size,
         index=rng.choice(["radix", "hash", "off"]),
@@ -87,16 +87,16 @@ def _traffic(rng: random.Random, most: int) -> Traffic:
     return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
 
 
-def check(seed: int, leaps: bool = True) -> Outcome:
+def check(seed: int) -> Outcome:
     """Run one fleet to the end. Raises AssertionError if a token, a request or a page is missing or too many."""
-    service = Service(*draw(seed), leaps=leaps)
+    service = Service(*draw(seed))
     while service.left and service.events.step():
         assert service.events.count < MOST_EVENTS, "it does not come to an end"
         if not service.events.count % AUDIT_EVERY:
             assert not service.leaked(), "pages that nobody holds"
             for index in [one.model.index for one in service.workers if one.model.index is not None]:
-                unused = index.num_unused
-                assert (index.can_free(unused), index.can_free(unused + 1)) == (True, False)
+                unused = index.num_evictable
+                assert (index.can_evict(unused), index.can_evict(unused + 1)) == (True, False)
     calls = service.calls
     assert len(calls) == len(service.traffic.arrivals)
     assert not service.left

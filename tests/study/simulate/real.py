@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.backends.interface import CompiledModel, Drawn, LazyLogits, Output, RaggedBatch
+from twostroke.backends.interface import CompiledModel, DrawnTokens, ForwardOutput, LazyLogits, RaggedBatch
 from twostroke.engine.engine import Engine
 from twostroke.engine.model import Model
-from twostroke.engine.opening import new_pool
+from twostroke.engine.model_loader import new_pool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.clock import VirtualClock
@@ -22,7 +22,7 @@ from twostroke.study.simulate.opening import Setup, open_engine
 class Timed:
     """Implements `Drawn`: real tokens at a simulated time."""
 
-    def __init__(self, tokens: Tokens, real: Drawn) -> None:
+    def __init__(self, tokens: Tokens, real: DrawnTokens) -> None:
         self._tokens, self.real = tokens, real
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Paced(SimulatedModel):
 
     real: CompiledModel
 
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> ForwardOutput:
         super().forward(batch, memory)
         drawn = batch.drawn.real if isinstance(batch.drawn, Timed) else None
         return self.real.forward(replace(batch, drawn=drawn), memory)

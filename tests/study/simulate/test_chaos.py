@@ -24,9 +24,3 @@ def test_nothing_is_lost() -> None:
 def test_a_seed_replays() -> None:
     for seed in (1, 2, 3):
         assert check(seed) == check(seed)
-
-
-def test_leaps_change_nothing() -> None:
-    """The same times, steps and faults as step by step."""
-    for seed in (*range(SEEDS, SEEDS + 12), 145):  # 145: all lanes ride, and nobody is left to ride with
-        assert check(seed) == check(seed, leaps=False), seed

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.study.simulate.chaos import draw
 from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
 from twostroke.study.plan.roofline import Roofline
@@ -28,13 +28,13 @@ from twostroke.study.simulate.worker import Worker
 from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.requests import Arrival, Piece, Traffic
 
-ROWS = st.builds(Rows, st.integers(1, 600), st.integers(0, 9000), st.integers(0, 1))
+ROWS = st.builds(SequenceRows, st.integers(1, 600), st.integers(0, 9000), st.integers(0, 1))
 
 
 @given(
     st.sampled_from(["llama-3-8b", "gpt-oss-20b"]), st.sampled_from([1, 2, 8]), st.lists(ROWS, min_size=1, max_size=6)
 )
-def test_peaks_are_the_roofline(name: str, tp: int, rows: list[Rows]) -> None:
+def test_peaks_are_the_roofline(name: str, tp: int, rows: list[SequenceRows]) -> None:
     model = find_model(name).model
     roofline = Roofline(model, find_machine("h100"), weight_format(model.weights), tp)
     taken, expected = Peaks(roofline).step(rows), roofline.step(rows)
@@ -58,7 +58,7 @@ def test_percentiles_of_a_spread(values: list[float]) -> None:
 def test_a_timeline_loses_nothing(steps: list[tuple[float, float]]) -> None:
     timeline = Timeline()
     for began, seconds in steps:
-        timeline.add([began], [began + seconds], [Interval(busy_s=seconds, decode=2.0)])
+        timeline.add(began, began + seconds, Interval(busy_s=seconds, decode=2.0))
     assert len(timeline.intervals) <= MOST
     assert sum(one.busy_s for one in timeline.intervals) == pytest.approx(sum(seconds for _, seconds in steps))
     assert sum(one.decode for one in timeline.intervals) == pytest.approx(2.0 * len(steps))
@@ -71,7 +71,7 @@ def test_a_timeline_adds_up_the_same_in_any_batches(steps: list[tuple[float, flo
     together, one_by_one = Timeline(), Timeline()
     for began, seconds in steps:
         for timeline in (together, one_by_one):
-            timeline.add([began], [began + seconds], [Interval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7)])
+            timeline.add(began, began + seconds, Interval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7))
         assert one_by_one.intervals
     assert together.intervals == one_by_one.intervals
     assert together.width == one_by_one.width

@@ -7,7 +7,7 @@ import pytest
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
 from twostroke.study.plan.plan import Workload, make_plan
@@ -44,7 +44,7 @@ def served(made: Setup, count: int = 1, output: int = OUTPUT, apart_s: float = 1
 
 def decoded(roofline: Roofline, first: int) -> list[float]:
     """Seconds of each gap of an answer that is decoded alone from so many entries."""
-    return [roofline.step([Rows(1, first + i, 1)]).seconds for i in range(OUTPUT - 1)]
+    return [roofline.step([SequenceRows(1, first + i, 1)]).seconds for i in range(OUTPUT - 1)]
 
 
 @pytest.mark.parametrize("method", ["plain", "repeat", "ptdo", "drop", "overfill"])

@@ -6,8 +6,6 @@ costs            how long a step takes: by a roofline of peaks, or at measured p
 opening          the engine itself over these
 prompts          tokens of prompts whose pieces have names
 call, worker     a request as its user sees it; one engine on its own clock
-lanes            what is known of an engine's next step
-leap, riders     steps in which nothing is decided, taken together; lanes that only decode on while others change
 router, names    which worker gets a call; what its index holds
 fleet, service   workers, links and faults; traffic on them
 audit            every used page has a holder

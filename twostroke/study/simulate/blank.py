@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.backends.memory import Layout
+from twostroke.backends.page_memory import Layout
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 

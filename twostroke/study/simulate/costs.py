@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from twostroke.models.cost import Predictor, Rows, attended
+from twostroke.models.cost import SequenceRows, StepPredictor, attended
 from twostroke.study.plan.roofline import Roofline
 from twostroke.study.plan.specification import VALUE_BYTES
 
@@ -20,11 +18,6 @@ class Taken(NamedTuple):
     seconds: float
     flops: float
     bytes: float
-
-
-def taken(*columns: np.ndarray) -> list[Taken]:
-    """One for each step, from arrays of seconds, FLOPs and bytes."""
-    return list(map(Taken._make, zip(*(column.tolist() for column in columns), strict=True)))
 
 
 class StepCosts(Protocol):
@@ -49,26 +42,7 @@ class StepCosts(Protocol):
     @property
     def stalls(self) -> Sequence[float]: ...
 
-    def step(self, rows: Sequence[Rows]) -> Taken: ...
-
-    def decode(self, contexts: np.ndarray, steps: int) -> list[Taken]:
-        """Steps after each other in each of which some sequences make a token, the first after so many entries: [n]
-        integers."""
-        ...
-
-
-def entries_seen(contexts: np.ndarray, steps: int, window: int | None) -> np.ndarray:
-    """[steps] entries that single rows attend to, all together, themselves included; each step adds one to each."""
-    if window is None:
-        return int(contexts.sum()) + len(contexts) * np.arange(1, steps + 1)
-    return np.minimum(contexts + np.arange(1, steps + 1)[:, None], window).sum(1)
-
-
-def contexts_of(rows: Sequence[Rows]) -> np.ndarray | None:
-    """The contexts of rows that all make a token; None if some do not."""
-    if any(one.count != 1 or one.logits != 1 for one in rows):
-        return None
-    return np.array([one.context for one in rows], np.int64)
+    def step(self, rows: Sequence[SequenceRows]) -> Taken: ...
 
 
 @dataclass(frozen=True)
@@ -78,38 +52,19 @@ class Priced:
     `entered_s`: seconds in which Python handles each token of a chunk.
     """
 
-    predictor: Predictor
+    predictor: StepPredictor
     host_s: float = 0.0
     token_s: float = 0.0
     entered_s: float = 0.0
     peak: Taken | None = None
     stalls: Sequence[float] = ()
 
-    known: dict[int, tuple[float, ...]] = field(default_factory=dict[int, tuple[float, ...]], compare=False, repr=False)
-
-    def step(self, rows: Sequence[Rows]) -> Taken:
-        if (contexts := contexts_of(rows)) is not None:
-            return self.decode(contexts, 1)[0]
+    def step(self, rows: Sequence[SequenceRows]) -> Taken:
         work = self.predictor.cost.work(rows)
         entered = sum(one.count - one.logits for one in rows)
         flops = work.linear_flops + work.attention_flops + work.head_flops
         seconds = self.predictor.seconds(rows) + entered * self.entered_s
         return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
-
-    def decode(self, contexts: np.ndarray, steps: int) -> list[Taken]:
-        """What depends on contexts is linear in the entries that are read, so the rest is looked up."""
-        cost, lanes = self.predictor.cost, len(contexts)
-        if (known := self.known.get(lanes)) is None:
-            rows = [Rows(1, 0, 1)] * lanes
-            work = cost.work(rows)
-            seconds = self.predictor.seconds(rows) - self.predictor.kv_price * work.kv_bytes
-            self.known[lanes] = known = seconds, work.linear_flops + work.head_flops, work.weight_bytes
-        seconds, flops, read = known
-        seen = np.zeros(steps, np.int64)
-        for window, layers in cost.windows:
-            seen = seen + layers * entries_seen(contexts, steps, window)
-        kv_bytes = cost.entry_bytes * seen / cost.config.num_layers
-        return taken(seconds + self.predictor.kv_price * kv_bytes, flops + cost.key_flops * seen, read + kv_bytes)
 
 
 class Peaks:
@@ -134,39 +89,21 @@ class Peaks:
         self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
         self._bandwidth = machine.bandwidth * machine.memory_share
 
-    def step(self, rows: Sequence[Rows]) -> Taken:
+    def step(self, rows: Sequence[SequenceRows]) -> Taken:
         flops = read = 0.0
-        count, logits = sum(one.count for one in rows), sum(one.logits for one in rows)
-        if count == logits == len(rows):  # as `decode` adds up, to the last bit
-            for window, pair_flops, entry_bytes in self._windows:
-                seen = sum(attended(one, window)[1] for one in rows)
-                flops += pair_flops * seen
-                read += entry_bytes * seen
-        else:
-            for one in rows:
-                for window, pair_flops, entry_bytes in self._windows:
-                    pairs, entries = attended(one, window)
-                    flops += pair_flops * pairs
-                    read += entry_bytes * entries
-        products = self._of_products(count, logits)
+        for window, pair_flops, entry_bytes in self._windows:
+            pairs, entries = map(sum, zip(*(attended(one, window) for one in rows), strict=True))
+            flops += pair_flops * pairs
+            read += entry_bytes * entries
+        products = self._of_products(sum(one.count for one in rows), sum(one.logits for one in rows))
         seconds = max(flops / self._rate, read / self._bandwidth)
         return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
-
-    def decode(self, contexts: np.ndarray, steps: int) -> list[Taken]:
-        flops = read = np.zeros(steps)
-        for window, pair_flops, entry_bytes in self._windows:
-            seen = entries_seen(contexts, steps, window)
-            flops = flops + pair_flops * seen
-            read = read + entry_bytes * seen
-        products = self._of_products(len(contexts), len(contexts))
-        seconds = np.maximum(flops / self._rate, read / self._bandwidth)
-        return taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
 
     def _of_products(self, count: int, logits: int) -> Taken:
         """What a step's matrices and links take."""
         key = count, logits
         if (known := self._products.get(key)) is None:
-            made = self.roofline.step([Rows(count, 0, logits)])
+            made = self.roofline.step([SequenceRows(count, 0, logits)])
             parts = [one for one in made.parts if one.name != "scores"]
             seconds = made.link_s + sum(one.seconds for one in parts)
             known = Taken(seconds, sum(one.flops for one in parts), sum(one.bytes for one in parts))
@@ -180,7 +117,7 @@ class WithHost:
 
     costs: StepCosts
 
-    def seconds(self, step: Iterable[Rows]) -> float:
+    def seconds(self, step: Iterable[SequenceRows]) -> float:
         rows = list(step)
         if not rows:
             return 0.0

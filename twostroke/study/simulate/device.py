@@ -11,22 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.backends.interface import START, STOP, Output, RaggedBatch
+from twostroke.backends.interface import START, STOP, ForwardOutput, RaggedBatch
 from twostroke.models.config import ModelConfig
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.scores import TokenScore
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.costs import StepCosts, Taken
 
-Watch = Callable[[float, float, Sequence[Rows], Taken], None]  # when a step begins and ends, its rows, what it takes
+Watch = Callable[
+    [float, float, Sequence[SequenceRows], Taken], None
+]  # when a step begins and ends, its rows, what it takes
 
 
 @dataclass(frozen=True)
 class Facts:
     """The part of a `Backend` that engines read.
 
-    `asynchronous`: whether the device computes while Python works (`engine/flight.py`).
+    `asynchronous`: whether the device computes while Python works (`engine/step_in_flight.py`).
     """
 
     asynchronous: bool
@@ -98,8 +100,6 @@ class SimulatedModel:
 
     Attributes:
         steps: how many it has begun.
-        riders: rows that its passes compute besides those that they are given; each is a token too.
-        free_at: when it has done all that it was given.
     """
 
     def __init__(
@@ -108,7 +108,6 @@ class SimulatedModel:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
         self.steps, self._device = 0, Device()
-        self.riders: list[Rows] = []
         self.token = Sampled(config.vocab_size - 1)
         self._right, self._luck = 1.0, random.Random(0)
 
@@ -118,48 +117,30 @@ class SimulatedModel:
         made._device, made.token, made._right = self._device, self.token, right
         return made
 
-    @property
-    def free_at(self) -> float:
-        """When the device has done all that it was given."""
-        return self._device.free_at
-
-    @free_at.setter
-    def free_at(self, moment: float) -> None:
-        self._device.free_at = moment
-
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> Output:
-        self.compute(rows_of(batch))
-        return Output(NoLogits(len(batch.wanted)), None)
-
-    def compute(self, rows: Sequence[Rows]) -> None:
-        """A pass over these rows, and over those of riders."""
-        clock, costs, rows = self._clock, self.costs, [*self.riders, *rows]
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: Any) -> ForwardOutput:
+        clock, costs, rows = self._clock, self.costs, rows_of(batch)
         clock.advance(costs.host_s)
-        began = max(clock.now, self.free_at)
-        taken = self.stalled(costs.step(rows))
+        began = max(clock.now, self._device.free_at)
+        taken = costs.step(rows)
+        if costs.stalls:
+            taken = taken._replace(seconds=taken.seconds + costs.stalls[self.steps % len(costs.stalls)])
         self.steps += 1
-        self.free_at = ended = began + taken.seconds
+        self._device.free_at = ended = began + taken.seconds
         if not self._asynchronous:
             clock.until(ended)
         if self._watch is not None:
             self._watch(began, ended, rows, taken)
-
-    def stalled(self, taken: Taken, ahead: int = 0) -> Taken:
-        """What the next step takes, or one that comes so many steps after it, with its stall."""
-        stalls = self.costs.stalls
-        if not stalls:
-            return taken
-        return taken._replace(seconds=taken.seconds + stalls[(self.steps + ahead) % len(stalls)])
+        return ForwardOutput(NoLogits(len(batch.wanted)), None)
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
-        self._clock.advance(self.costs.token_s * (len(rows) + len(self.riders)))
+        self._clock.advance(self.costs.token_s * len(rows))
         made = [self.token] * len(rows)
         if self._right < 1:
             made = [one if self._luck.random() < self._right else Sampled(one.id - 1) for one in made]
-        return Tokens(self._clock, self.free_at, made)
+        return Tokens(self._clock, self._device.free_at, made)
 
 
-def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:
+def rows_of(batch: RaggedBatch[np.ndarray]) -> list[SequenceRows]:
     """Each sequence's share of a step. Without tables, its entries are at positions 0, 1, 2, ..., as those of plain
     requests are."""
     starts, wanted, positions = batch.row_starts, batch.wanted.tolist(), batch.positions
@@ -171,6 +152,6 @@ def rows_of(batch: RaggedBatch[np.ndarray]) -> list[Rows]:
     else:
         before = [int(positions[start]) for start in starts[:-1]]
     return [
-        Rows(count, context, after - first)
+        SequenceRows(count, context, after - first)
         for count, context, first, after in zip(counts, before, below, below[1:], strict=False)
     ]

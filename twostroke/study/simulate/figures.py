@@ -88,8 +88,8 @@ class Figures:
         self._met = self._inputs = self._outputs = self._cached = self._entered = self._preemptions = self._moves = 0
         self._first, self._last = math.inf, 0.0
 
-    def watch(self, worker: Worker, began: Sequence[float], ended: Sequence[float], what: Sequence[Interval]) -> None:
-        """Steps of a worker."""
+    def watch(self, worker: Worker, began: float, ended: float, what: Interval) -> None:
+        """A step of a worker."""
         self.timeline.add(began, ended, what)
 
     def ended(self, call: Call) -> None:

@@ -9,14 +9,14 @@ from typing import Any, cast
 from twostroke.engine.engine import Engine
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
-from twostroke.engine.opening import INDEXES
+from twostroke.engine.model_loader import INDEXES
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import Cost
+from twostroke.models.cost import CostModel
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Sampled
 from twostroke.study.plan.specification import Specification
@@ -118,7 +118,7 @@ def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool
             tokenizer=cast(Tokenizer, tokenizer),
             pool=pool,
             index=None if kind is None else kind(pool, name),
-            cost=Cost(compiled.config, {}, pool.entry_bytes),
+            cost=CostModel(compiled.config, {}, pool.entry_bytes),
         )
 
     model = model_of(setup.model.name, compiled, pool)

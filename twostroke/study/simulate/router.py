@@ -126,13 +126,9 @@ class KvAware(LeastLoaded):
         least = self.least()
         if least is None:
             return None
-        while True:
-            # Of those that hold as many pages, the one with the least load is the best.
-            found = [(least, 0), *((self._lightest(those), pages) for those, pages in self.overlaps(call, least))]
-            best, _ = min(found, key=lambda one: (self.loads[one[0]] - one[1], one[0].number))
-            if not best.evicting:  # the others may have lost pages too, and then cost no less
-                break
-            best.settle()
+        # Of those that hold as many pages, the one with the least load is the best.
+        found = [(least, 0), *((self._lightest(those), pages) for those, pages in self.overlaps(call, least))]
+        best, _ = min(found, key=lambda one: (self.loads[one[0]] - one[1], one[0].number))
         self.add(best, self.weight(call))
         return best
 

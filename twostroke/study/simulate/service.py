@@ -48,11 +48,9 @@ class Service:
         traffic: Traffic,
         watch: Watch | None = None,
         ended: Callable[[Call], None] | None = None,
-        leaps: bool = True,
         keep: bool = True,
     ) -> None:
         """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
-        `leaps`: whether engines take steps together in which nothing is decided.
         `keep`: whether `calls` has them; a million of them with all their tokens take gigabytes.
 
         Raises InvalidRequest: a request does not fit.
@@ -70,7 +68,7 @@ class Service:
         self.happened: Counter[str] = Counter()
         self.steps = self.stranded = 0
         self.workers: list[Worker] = []
-        self._watch, self._ended, self._leaps, self._keep = watch, ended, leaps, keep
+        self._watch, self._ended, self._keep = watch, ended, keep
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
@@ -122,7 +120,6 @@ class Service:
         """Number of used pages of all workers that nobody holds. Between two events it is 0."""
         moving, found = self._transfers.held(), 0
         for worker in self.workers:
-            worker.settle()
             made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
             found += leaked(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
         return found
@@ -131,7 +128,7 @@ class Service:
 
     def _begin(self, router: Router) -> None:
         """A worker joins."""
-        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch, self._leaps)
+        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
         self._numbers += 1
         self.workers.append(worker)
         self._transfers.join(worker)
@@ -152,7 +149,6 @@ class Service:
         now, faults = self.events.now, self.fleet.faults
         self.happened["death"] += 1
         self.happened["death of a busy worker"] += bool(worker.calls)
-        worker.settle()
         worker.alive = False
         for call, request in worker.calls.items():
             self._take_tokens(call, request, now)

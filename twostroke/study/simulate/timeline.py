@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -46,11 +45,11 @@ class Timeline:
         self._ended: list[float] = []
         self._steps: list[Interval] = []
 
-    def add(self, began: Sequence[float], ended: Sequence[float], what: Sequence[Interval]) -> None:
-        """Steps, each of which went on evenly from its `began` to its `ended`."""
-        self._began += began
-        self._ended += ended
-        self._steps += what
+    def add(self, began: float, ended: float, what: Interval) -> None:
+        """A step, which went on evenly from `began` to `ended`."""
+        self._began.append(began)
+        self._ended.append(ended)
+        self._steps.append(what)
         if len(self._steps) >= BATCH:
             self._add_up()
 

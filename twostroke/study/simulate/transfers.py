@@ -115,8 +115,6 @@ class Transfers:
     def _forget(self, transfer: Transfer, delivered: bool = False) -> None:
         """A transfer is over, or will never be: neither side holds pages for it."""
         target, call, began = transfer.target, transfer.call, transfer.arriving is not None
-        for worker in (transfer.source, target):  # pages of both change now
-            worker.settle()
         del self._transfers[call]
         transfer.arriving = None
         del transfer.kv

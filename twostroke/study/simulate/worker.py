@@ -10,20 +10,16 @@ from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.cache import KVCache
 from twostroke.methods import Prompt, method
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.blank import NoText
 from twostroke.study.simulate.call import Call
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.costs import Taken
-from twostroke.study.simulate.device import SimulatedModel
 from twostroke.study.simulate.events import STEPS, Events
-from twostroke.study.simulate.lanes import Lanes, lanes_of
-from twostroke.study.simulate.leap import MOST, Leap, plan_leap
 from twostroke.study.simulate.names import Announcer
 from twostroke.study.simulate.opening import ROLE, Setup
 from twostroke.study.simulate.prompts import tokens_of
-from twostroke.study.simulate.riders import may_ride, ride
 from twostroke.study.simulate.timeline import Interval
 
 IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
@@ -32,8 +28,7 @@ NO_TEXT = NoText()
 
 Over = Callable[["Worker", Call, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
-# Steps: when each begins and ends, and its work.
-Watch = Callable[["Worker", Sequence[float], Sequence[float], Sequence[Interval]], None]
+Watch = Callable[["Worker", float, float, Interval], None]  # when a step begins and ends, and its work
 Tell = Callable[["Worker", Changes], None]
 
 
@@ -55,15 +50,11 @@ class Worker:
         steps: steps that had something to do.
     """
 
-    def __init__(
-        self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None, leaps: bool = True
-    ) -> None:
-        """`over` is called when a request has ended, with the call; `leaps`: whether it takes steps together."""
+    def __init__(self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None) -> None:
+        """`over` is called when a request has ended, with the call; `watch` at each step."""
         self.number, self.setup = number, setup
-        self._events, self._over = events, over
+        self._events, self._over, self._watch = events, over, watch
         self.clock = VirtualClock(events.now)
-        # A leap knows plain strokes alone.
-        self.leaps, self._watch = leaps and not setup.technique.method, watch
         self._technique = method(**{"name": "plain", **setup.technique.method})
         self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
@@ -78,8 +69,7 @@ class Worker:
         self._tell_router: Tell | None = None
         self._in_engine: set[Call] = set()  # whose requests are not known to have ended
         self._awake = False
-        self._idle = self._turn = 0
-        self._leap: Leap | None = None
+        self._idle = 0
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -114,7 +104,6 @@ class Worker:
         return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
     def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
-        self.settle()
         request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
         request.timings.arrival = self._events.now
         self.calls[call] = request
@@ -132,41 +121,15 @@ class Worker:
     def wake(self) -> None:
         """There may be something to do."""
         if not self._awake:
-            self._wake_at(self.clock.now)
+            self._awake = True
+            self._events.at(self.clock.now, self._step, STEPS + self.number)
 
-    def _wake_at(self, moment: float) -> None:
-        self._awake = True
-        self._turn += 1
-        self._events.at(moment, partial(self._step, self._turn), STEPS + self.number)
-
-    def settle(self) -> None:
-        """Let the engine be in the state of now: called before anybody looks at it, or changes it."""
-        leap, self._leap = self._leap, None
-        if leap is None:
-            return
-        count = leap.begun(self._events.now)
-        leap.take(count, self._tell_changes)
-        self.steps += count
-        if self._watch is not None:
-            what = self._what(leap.prefill[:count], [leap.decode] * count, leap.steps.taken[:count], leap.used)
-            self._watch(self, leap.steps.device_began[:count], leap.steps.device_ended[:count], what)
-        self._wake_at(self.clock.now)
-
-    def _step(self, turn: int) -> None:
-        if not self.alive or turn != self._turn:  # another step was planned since
-            return
-        if self._leap is not None:
-            self.settle()
+    def _step(self) -> None:
+        if not self.alive:
             return
         self._awake = False
         self.clock.until(self._events.now)
-        lanes = self._lanes() if self.leaps else None
-        if lanes is not None and (leap := plan_leap(self.engine, self.model, self.clock, lanes)) is not None:
-            self._leap = leap
-            self._wake_at(leap.ends)
-            return
-        rides = lanes is not None and may_ride(self.engine, self.model, lanes)
-        worked = ride(self.engine, self.model, self.clock, lanes) if lanes and rides else self.engine.step()
+        worked = self.engine.step()
         self.steps += worked
         self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
@@ -176,16 +139,10 @@ class Worker:
             if self._idle > MOST_IDLE:
                 raise Stalled(f"worker {self.number} has {len(self._in_engine)} requests and nothing to do")
             if not worked:
-                self.clock.advance(self.engine.pause() or IDLE_S)
+                self.clock.advance(self.engine.idle_timeout() or IDLE_S)
             self.wake()
         elif worked:
             self.wake()
-
-    def _lanes(self) -> Lanes | None:
-        """What is known of the next step, after it has taken in whom it has room for."""
-        if self.engine.num_waiting:
-            self.engine._requests.admit(self.engine.config.max_running)
-        return lanes_of(self.engine, MOST)
 
     def _find_ended(self) -> None:
         ended = [call for call in self._in_engine if self.calls[call].done]
@@ -197,23 +154,17 @@ class Worker:
         if self.alive:
             self._over(self, call, self.calls[call])
 
-    def _see(self, began: float, ended: float, rows: Sequence[Rows], taken: Taken) -> None:
+    def _see(self, began: float, ended: float, rows: Sequence[SequenceRows], taken: Taken) -> None:
         """A step of the engine."""
+        if self._watch is None:
+            return
         decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
-        what = self._what([sum(one.count for one in rows) - decode], [decode], [taken], [self.pool.num_used])
-        if self._watch is not None:
-            self._watch(self, [began], [ended], what)
-
-    def _what(
-        self, prefill: Sequence[int], decode: Sequence[int], taken: Sequence[Taken], used: Sequence[int]
-    ) -> list[Interval]:
-        """The work of steps, from what each of them enters and takes, and the pages in use."""
-        compiled: SimulatedModel = self.model.compiled  # pyright: ignore[reportAssignmentType]
-        running, waiting = self.engine.num_running + len(compiled.riders), self.engine.num_waiting
-        return [
-            Interval(seconds, in_chunks, alone, flops, read, running * seconds, waiting * seconds, pages * seconds)
-            for in_chunks, alone, (seconds, flops, read), pages in zip(prefill, decode, taken, used, strict=True)
-        ]
+        prefill = sum(one.count for one in rows) - decode
+        engine, (seconds, flops, read) = self.engine, taken
+        running, waiting, used = (
+            seconds * count for count in (engine.num_running, engine.num_waiting, self.pool.num_used)
+        )
+        self._watch(self, began, ended, Interval(seconds, prefill, decode, flops, read, running, waiting, used))
 
     # What others know of it -------------------------------------------------------------------------------------
 
@@ -221,11 +172,6 @@ class Worker:
         """Report what its prefix index holds, at the end of each step."""
         assert self.model.index is not None
         self._announcer, self._tell_router = Announcer(self.model.index), tell
-
-    @property
-    def evicting(self) -> bool:
-        """Whether its index may have lost pages that are not reported yet: `settle` reports them."""
-        return self._leap is not None and self._leap.evicts
 
     def _tell_changes(self, moment: float) -> None:
         """Report what has changed in the index, by a step that ends then."""
@@ -245,10 +191,9 @@ class Worker:
 
         A value that takes all pages fits as well: requests that need more than the pool has were refused.
         """
-        self.settle()
         index, wanted = self.model.index, min(kv.num_pages + 1, self.pool.num_pages)
         missing = wanted - self.pool.num_free
-        fits = missing <= 0 or (index is not None and index.can_free(missing))
+        fits = missing <= 0 or (index is not None and index.can_evict(missing))
         return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running
 
     def arrived(self) -> list[KVCache]:

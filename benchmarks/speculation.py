@@ -27,7 +27,7 @@ from benchmarks.results_file import save
 from benchmarks.shuffled import shuffled
 from benchmarks.speculation_workloads import WORKLOADS, Workload
 from twostroke.api.llm import LLM, Completion
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Plain, Speculative
 from twostroke.methods.speculative import Speculation

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from twostroke import LLM
-from twostroke.engine.turns import Turns
+from twostroke.engine.turns import LeaderFollower
 
 PROMPTS = [[5 + i, 9, 17 + i, 3, 40 + i, 8] * (1 + i % 4) for i in range(4)]
 OTHERS = 3  # threads that are not interrupted
@@ -81,11 +81,11 @@ def press(act: Callable[[], object], work: Callable[[int], object], presses: int
 
 def in_turns() -> None:
     """Threads that wait for each other, switched at nearly every moment."""
-    turns = Turns()
+    turns = LeaderFollower()
 
     def turn(_: int = 0) -> None:
         answers = iter((False, True))
-        turns.tell()
+        turns.notify()
         turns.wait(lambda: next(answers, True), lambda _: True, lambda: 1e-3)
 
     sys.setswitchinterval(1e-5)

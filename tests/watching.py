@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from twostroke.api.llm import LLM
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Program
-from twostroke.engine.track import Token
 from twostroke.kv.cache import KVCache
 
 Answer = tuple[list[Token], list[str]]  # tokens, and the bits of their KV

@@ -19,13 +19,13 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
-from twostroke.backends.native.compiled import NativeModel
+from twostroke.backends.native.model import NativeModel
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling.noise import NO_NOISE, Noise, gumbel
-from twostroke.sampling.statistics import LEAST, draw, likeliest, log_softmax, summarize, weigh
+from twostroke.sampling.statistics import MIN_LOGIT, draw, likeliest, log_softmax, summarize, weigh
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
@@ -54,9 +54,9 @@ def odd_columns(name: str) -> int:
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_no_bit_of_a_weight_is_lost(name: str, kernels: native.NativeBackend) -> None:
     raw = raw_tensor(name, 48, 768)
-    matrix = packed.Matrix(kernels.team, raw)
+    matrix = packed.PackedMatrix(kernels.team, raw)
     expected = gguf.dequantize(raw.data, gguf.GGMLQuantizationType[name])
-    table = packed.Table(kernels.team, raw)
+    table = packed.EmbeddingTable(kernels.team, raw)
     for rows in (matrix, table):
         assert (np.stack([rows.row(i) for i in range(48)]) == expected).all()
     assert matrix.nbytes <= 1.03 * raw.nbytes
@@ -115,7 +115,7 @@ def test_products(name: str, size: float, kernels: native.NativeBackend) -> None
     x = torch.randn(21, cols, generator=torch.Generator().manual_seed(0)).numpy()  # as when the bounds were found
     x[3] = 0
     x[4, 32:64] = 0
-    mine = packed.Matrix(kernels.team, raw).multiply(x)
+    mine = packed.PackedMatrix(kernels.team, raw).multiply(x)
     expected = products(x, raw, kernels.variant)
     # A value between two steps may be rounded either way, so bits may differ. AMX rounds weights, and for these two
     # formats also a minimum that is not stored.
@@ -137,7 +137,7 @@ def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeBa
     blocks[:, starts.get(name, 2) : 192 if name == "Q6_K" else None] = fill
     x = np.ones((9, 512), np.float32)
     x[1::2] = -1
-    mine = packed.Matrix(kernels.team, raw).multiply(x)
+    mine = packed.PackedMatrix(kernels.team, raw).multiply(x)
     expected = products(x, raw, kernels.variant)
     assert np.linalg.norm(mine - expected) <= 1e-5 * np.linalg.norm(expected) + 1e-9
 
@@ -145,7 +145,9 @@ def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeBa
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_a_row_is_the_same_in_any_company(name: str, kernels: native.NativeBackend) -> None:
     cols = odd_columns(name)
-    matrix = packed.Matrix(kernels.team, raw_tensor(name, 80, cols))  # five panels: some kernels take two at a time
+    matrix = packed.PackedMatrix(
+        kernels.team, raw_tensor(name, 80, cols)
+    )  # five panels: some kernels take two at a time
     x = np.random.default_rng(1).standard_normal((235, cols), np.float32)
     together = matrix.multiply(x)
     for start, stop in [(0, 1), (5, 6), (2, 5), (0, 15), (7, 23), (3, 36), (0, 49), (20, 68), (9, 130), (98, 235)]:
@@ -323,7 +325,7 @@ def test_the_likeliest(width: int, kernels: native.NativeBackend) -> None:
     logits[2::4, width // 3 :] = -math.inf
     logits[3::4] = 2.5
     counts = [min(width, count) for count in np.repeat(counts, 4).tolist()]
-    for floors in ([LEAST] * len(counts), np.resize([1.0, -2.0, 3.0], len(counts)).tolist()):
+    for floors in ([MIN_LOGIT] * len(counts), np.resize([1.0, -2.0, 3.0], len(counts)).tolist()):
         expected = [
             np.flatnonzero((row >= np.sort(row)[-count]) & (row >= floor)) if count else []
             for row, count, floor in zip(logits, counts, floors, strict=True)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twostroke.backends.interface import PAGE
-from twostroke.cluster.wire.receiver import Received
+from twostroke.cluster.wire.receiver import ReceivedValue
 from twostroke.engine.strokes import Decoded, Prefilled
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
-from twostroke.study.simulate.audit import leaked
+from twostroke.study.simulate.page_audit import leaked
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker
 
 FRAMES = (GeneratorType, CellType)  # a cell has a variable of an inner function
 LISTS = (list, tuple)
-RESULTS = (Decoded, Prefilled, Received)
+RESULTS = (Decoded, Prefilled, ReceivedValue)
 
 
 def audit(worker: Worker) -> None:
@@ -32,11 +32,11 @@ def audit(worker: Worker) -> None:
         final = one._final
         values += [one._kv, *one._longer, None if final is None else final.kv]
     for choice in engine.choices:
-        shared = [one.value for one in choice.request.shared.values()]
+        shared = [one.value for one in choice.request.shared_prefills.values()]
         values += [getattr(result, "kv", result) for result in (*choice.results, *shared)]
         for lane in choice.lanes:
             values += [] if lane.load is None else [lane.load.known]
-        for errand in choice.errands:
+        for errand in choice.futures:
             if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
                 values += _held_by((errand.future.result(),))
     if _leaked(worker, values):  # a technique that goes on has values besides those that its strokes read

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.chaos.tasks import Process, Task
-from twostroke.cluster.asked import Asked
+from twostroke.cluster.dynamo_request import DynamoRequest
 from twostroke.cluster.wire.channel import WireError
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.errors import EngineStopped, InvalidRequest, KVError
-from twostroke.study.simulate.call import Call
-from twostroke.study.traffic.requests import Arrival
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.traffic.requests import TrafficRequest
 
 if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet
@@ -40,8 +40,8 @@ class Client:
     """
 
     kind: str
-    asked: Asked
-    arrival: Arrival
+    asked: DynamoRequest
+    arrival: TrafficRequest
     deadline: float
     leaves_at: float | None
     tokens: list[list[Token]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Client:
 class Stream:
     """What one worker says of one request, in order."""
 
-    def __init__(self, fleet: Fleet, worker: Worker, call: Call, client: Client, task: Task) -> None:
+    def __init__(self, fleet: Fleet, worker: Worker, call: SimulatedRequest, client: Client, task: Task) -> None:
         self.fleet, self.worker, self.client = fleet, worker, client
         self._call, self._task = call, task
         fleet.streams[worker][self] = None
@@ -167,12 +167,12 @@ class Front:
             client.fate = "left"
             self.fleet.hit("the client leaves", client)
 
-    def _send(self, client: Client, role: str, asked: Asked, handed: dict[str, Any] | None) -> Stream | None:
+    def _send(self, client: Client, role: str, asked: DynamoRequest, handed: dict[str, Any] | None) -> Stream | None:
         """Send a request to a worker. None: there is no worker."""
         fleet, task = self.fleet, self.fleet.tasks.current
         assert task is not None
         router = fleet.routers[role]
-        call = Call(0, client.arrival, fleet.events.now)
+        call = SimulatedRequest(0, client.arrival, fleet.events.now)
         chosen: Any = router.choose(call)
         if chosen is None:
             fleet.happened[f"no {role} worker"] += 1

@@ -19,10 +19,10 @@ from tests.chaos.matrix import Matrix
 from tests.chaos.standin import BOTH, Opened, Sizes
 from tests.cluster.wire.pairs import SECRET
 from twostroke.cluster.wire.secret import VARIABLE
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.study.simulate.prompts import tokens_of
 from twostroke.study.simulate.router import ROUTERS
-from twostroke.study.traffic.requests import Arrival, Piece
+from twostroke.study.traffic.requests import PromptPiece, TrafficRequest
 
 FAULTS = ("kill", "vanish", "drain", "stop", "silence", "front end")
 HANG_S = 400.0  # seconds after the last fault in which every request has to be over, and after which nothing is held
@@ -95,8 +95,8 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
         now += rng.expovariate(1 / gap)
         output, shared = rng.randint(1, longest // 2), rng.choice((0, longest // 4))
         own = rng.randint(1, max(1, longest - output - shared))
-        pieces = ((Piece(rng.randrange(groups), shared),) if shared else ()) + (Piece(1000 + number, own),)
-        arrival = Arrival(now, pieces, output)
+        pieces = ((PromptPiece(rng.randrange(groups), shared),) if shared else ()) + (PromptPiece(1000 + number, own),)
+        arrival = TrafficRequest(now, pieces, output)
         kind = rng.choice(TAUGHT if plan.student else KINDS)
         asked = ask(kind, rng, tokens_of(pieces, VOCAB).tolist(), output)
         leaves_at = now + rng.expovariate(2.0) if rng.random() < leaving else None

@@ -18,13 +18,13 @@ import numpy as np
 
 from tests.chaos.letters import VOCAB, Letters
 from twostroke.api.llm import LLM
-from twostroke.backends.interface import Output, RaggedBatch
-from twostroke.backends.memory import HostMemory, Memory
-from twostroke.backends.rows import Ready, Stored, resolved
+from twostroke.backends.interface import ForwardOutput, RaggedBatch
+from twostroke.backends.lazy_logits import KnownTokens, StoredLogits, resolved
+from twostroke.backends.page_memory import HostMemory, PageMemory
 from twostroke.engine.clock import Clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.model import Model
-from twostroke.engine.opening import INDEXES
+from twostroke.engine.model_loader import INDEXES
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.kv import spans
@@ -34,12 +34,12 @@ from twostroke.kv.tiers.tiers import Tiers
 from twostroke.methods import Method, Prompt
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import Cost
+from twostroke.models.cost import CostModel
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import sample
-from twostroke.study.simulate.device import Facts
+from twostroke.study.simulate.simulated_model import Facts
 
 # A digest has as many bytes as the vocabulary has tokens, and they are the logits.
 LAYERS, HEADS, HEAD_DIM = 2, 2, 4
@@ -64,7 +64,7 @@ class StandIn:
     def __init__(self, weights: str, pause: Pause) -> None:
         self._weights, self._pause = hashlib.blake2b(weights.encode(), digest_size=VOCAB), pause
 
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         tokens, starts = resolved(batch).tolist(), batch.row_starts
         counts = [stop - start for start, stop in pairwise(starts)]
         self._pause(sum(count for count in counts if count > 1), counts.count(1))
@@ -82,10 +82,10 @@ class StandIn:
                 so_far.update(digests[-1])
         made = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, VOCAB)
         memory.storage[:, :, batch.pages, :, batch.slots] = made.reshape(-1, *ENTRY)
-        return Output(Stored(made[batch.wanted].astype(np.float32) / np.float32(SPREAD)), None)
+        return ForwardOutput(StoredLogits(made[batch.wanted].astype(np.float32) / np.float32(SPREAD)), None)
 
-    def sample(self, rows: Sequence[Any], draws: Sequence[Draw]) -> Ready:
-        return Ready(sample(np.concatenate([row.read() for row in rows]), draws)) if rows else Ready()
+    def sample(self, rows: Sequence[Any], draws: Sequence[Draw]) -> KnownTokens:
+        return KnownTokens(sample(np.concatenate([row.read() for row in rows]), draws)) if rows else KnownTokens()
 
     def rows_of(self, states: np.ndarray) -> Any:
         raise NotImplementedError
@@ -129,7 +129,7 @@ class Opened:
         kind = INDEXES[sizes.index]
         index = None if kind is None else kind(self.pool, weights)
         backend, compiled = cast(Any, Facts(asynchronous=False)), StandIn(weights, pause)
-        cost = Cost(CONFIG, {}, self.pool.entry_bytes)
+        cost = CostModel(CONFIG, {}, self.pool.entry_bytes)
         return Model(weights, weights, backend, compiled, self.tokenizer, self.pool, index, cost)
 
     def request(self, prompt: Sequence[int], params: SamplingParams, method: Method) -> Request:

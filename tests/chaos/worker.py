@@ -11,12 +11,12 @@ from tests.chaos.audit import audit
 from tests.chaos.network import Machine
 from tests.chaos.standin import ROLES, STUDENT_ALONE, Opened, Sizes
 from tests.chaos.tasks import Process, Task, Workers
-from twostroke.cluster.asked import Asked
-from twostroke.cluster.roles import Decoding, Prefilling
-from twostroke.cluster.turns import Turns
+from twostroke.cluster.dynamo_request import DynamoRequest
+from twostroke.cluster.interleaving import ChoiceInterleaver
+from twostroke.cluster.roles import DecodeRole, PrefillRole
 from twostroke.cluster.wire.channel import Channel, Message
-from twostroke.cluster.wire.landing import Landing
-from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.offer import ValueOffer
+from twostroke.cluster.wire.page_reservation import PageReservation
 from twostroke.cluster.wire.sender import Sender
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, TwostrokeError
@@ -37,7 +37,7 @@ STOPPED = "the engine was stopped"
 class Asking:
     """A request at a decode worker. Attributes: turns: whose turn it is to send a token. handed: of the prefill."""
 
-    def __init__(self, turns: Turns, handed: dict[str, Any] | None) -> None:
+    def __init__(self, turns: ChoiceInterleaver, handed: dict[str, Any] | None) -> None:
         self.turns, self.handed = turns, handed
 
 
@@ -58,14 +58,14 @@ class Worker:
         self.sent: set[str] = set()
         around = Machine(fleet.network, self.process)
         llm = self.llm.as_llm
-        self.prefilling = Prefilling(llm, transport=self.transport, around=around) if role == "prefill" else None
-        self.decoding = Decoding(llm, alone, transport=self.transport, around=around) if role == "decode" else None
+        self.prefilling = PrefillRole(llm, transport=self.transport, around=around) if role == "prefill" else None
+        self.decoding = DecodeRole(llm, alone, transport=self.transport, around=around) if role == "decode" else None
         if self.prefilling is not None:
             self.prefilling.sender._send = self._watched(self.prefilling.sender)
         self.steps = self._not_audited = 0
         self.closing = self._stopped = False
         self.streams: dict[Request, Stream] = {}
-        self.outgoing: dict[Stream, tuple[Request, Outgoing]] = {}
+        self.outgoing: dict[Stream, tuple[Request, ValueOffer]] = {}
         self._asking: dict[Stream, Asking] = {}
         self._elsewhere: dict[Task, Sequence[Request]] = {}  # requests of this worker's other threads, which wait
         self._commands: deque[Callable[[], object]] = deque()
@@ -76,7 +76,7 @@ class Worker:
 
     # What the front end asks ------------------------------------------------------------------------------------------
 
-    def ask(self, asked: Asked, handed: dict[str, Any] | None, stream: Stream) -> None:
+    def ask(self, asked: DynamoRequest, handed: dict[str, Any] | None, stream: Stream) -> None:
         """A request has come. It is read in a thread of its own, as in a worker."""
         if self.process.dead:
             return
@@ -87,7 +87,7 @@ class Worker:
         else:
             self.tasks.start(self.process, lambda: self._decode(asked, handed, stream))
 
-    def _prefill(self, asked: Asked, stream: Stream) -> None:
+    def _prefill(self, asked: DynamoRequest, stream: Stream) -> None:
         assert self.prefilling is not None
         try:
             request, outgoing = self.prefilling.request(asked)
@@ -100,7 +100,7 @@ class Worker:
         stream.tell("handle", self.prefilling.handed(asked, outgoing))
         self.send(lambda: self._begin(request, stream))
 
-    def _decode(self, asked: Asked, handed: dict[str, Any] | None, stream: Stream) -> None:
+    def _decode(self, asked: DynamoRequest, handed: dict[str, Any] | None, stream: Stream) -> None:
         assert self.decoding is not None
         request = self.decoding.request(asked, handed)
         self._asking[stream] = Asking(asked.continued(request), handed)
@@ -163,7 +163,7 @@ class Worker:
                 if self.fleet.events.now == began:  # nothing was computed
                     self.tasks.sleep(PYTHON_S)
             else:
-                pause = (engine.pause() or STALLED_S) if self.streams or self._elsewhere else IDLE_S
+                pause = (engine.idle_timeout() or STALLED_S) if self.streams or self._elsewhere else IDLE_S
                 self._waits = True
                 self.tasks.park(self.fleet.events.now + pause)
                 self._waits = False
@@ -184,7 +184,7 @@ class Worker:
             tokens = [request.events.popleft() for _ in range(len(request.events))]
             if asking is not None:
                 turns = asking.turns
-                tokens = [due for token in tokens for due in turns.put(token)]
+                tokens = [due for token in tokens for due in turns.push(token)]
                 tokens += list(turns.rest()) if done and request.error is None else []
             if tokens or done:
                 stream.tell("tokens", tokens, done, request.error)
@@ -250,7 +250,7 @@ class Worker:
         """`Sender._send`, with a note of what is sent."""
         send = sender._send
 
-        def sending(channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+        def sending(channel: Channel, asked: Message, outgoing: ValueOffer) -> None:
             task, lease = self.tasks.current, outgoing.handle.lease
             assert task is not None
             self.sending[task] = lease
@@ -284,7 +284,7 @@ class Worker:
         return any(one._come and one._landing is not None and not one._landing.pages for one in self.receptions)
 
     @property
-    def offers(self) -> list[Outgoing]:
+    def offers(self) -> list[ValueOffer]:
         return [] if self.prefilling is None else list(self.prefilling.sender._offers.values())
 
     @property
@@ -292,19 +292,19 @@ class Worker:
         return [] if self.decoding is None else list(self.decoding.receiver._receptions)
 
     @property
-    def landings(self) -> list[Landing]:
+    def landings(self) -> list[PageReservation]:
         return [one._landing for one in self.receptions if one._landing is not None]
 
-    def landing_of(self, frame: int) -> Landing:
+    def landing_of(self, frame: int) -> PageReservation:
         """Whose page is in a frame."""
         return next(one for one in self.landings if frame in self._frames(one))
 
-    def must_be_reserved(self, landing: Landing, frame: int) -> None:
+    def must_be_reserved(self, landing: PageReservation, frame: int) -> None:
         """What was read lands in a frame: it must still be reserved for it."""
         reserved = landing in self.landings and frame in self._frames(landing)
         assert reserved, "a late read reaches a page of somebody else"
 
-    def _frames(self, landing: Landing) -> list[int]:
+    def _frames(self, landing: PageReservation) -> list[int]:
         return [self.llm.pool.frame(page) for page in landing.pages]
 
     def tell_ends(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from twostroke.api.llm import LLM
-from twostroke.backends.interface import CompiledModel, LazyLogits, Output, RaggedBatch
-from twostroke.backends.memory import Memory
-from twostroke.backends.rows import Ready
+from twostroke.backends.interface import CompiledModel, ForwardOutput, LazyLogits, RaggedBatch
+from twostroke.backends.lazy_logits import KnownTokens
+from twostroke.backends.page_memory import PageMemory
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.scores import TokenScore
 
@@ -50,7 +50,7 @@ class Device:
 class LateMemory:
     """A memory whose calls wait for the steps before."""
 
-    def __init__(self, device: Device, memory: Memory) -> None:
+    def __init__(self, device: Device, memory: PageMemory) -> None:
         self.device, self.memory = device, memory
 
     def __getattr__(self, name: str) -> Any:
@@ -62,7 +62,7 @@ class LateMemory:
 class LateRows:
     """Implements `LazyLogits`."""
 
-    def __init__(self, future: Future[Output], rows: range) -> None:
+    def __init__(self, future: Future[ForwardOutput], rows: range) -> None:
         self._future, self._rows = future, rows
 
     @property
@@ -110,19 +110,19 @@ class LateModel:
         self.device, self.compiled, self.config = device, compiled, compiled.config
         self._samples = 0
 
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         real: Any = memory.memory if isinstance(memory, LateMemory) else memory
         drawn = batch.drawn
         self.device.log.append(("forward", batch.num_rows, int((batch.token_ids < 0).sum())))
 
-        def forward() -> Output:
-            known = Ready(drawn.future.result()) if isinstance(drawn, LateDrawn) else None
+        def forward() -> ForwardOutput:
+            known = KnownTokens(drawn.future.result()) if isinstance(drawn, LateDrawn) else None
             return self.compiled.forward(replace(batch, drawn=known), real)
 
         future = self.device.submit(forward)
         asked = batch.query_rows is not None or batch.state_rows is not None
         more = future.result()[1:] if asked else (None, None)
-        return Output(LateRows(future, range(len(batch.wanted))), *more)
+        return ForwardOutput(LateRows(future, range(len(batch.wanted))), *more)
 
     def rows_of(self, states: np.ndarray) -> LazyLogits:
         return self.compiled.rows_of(states)

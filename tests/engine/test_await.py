@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from twostroke.api.llm import LLM
+from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Await, Decode, Prefill, Program
-from twostroke.engine.thread import EngineThread, Update
 from twostroke.errors import OutOfPages
 from twostroke.sampling.params import SamplingParams
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
-from twostroke.engine.track import Token
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
@@ -127,23 +127,23 @@ def test_a_preemption_among_guesses_changes_nothing(seen: int, tiny_llm: TinyLLM
     llm.engine.finish([llm.engine.submit(undisturbed)])
     assert undisturbed.result == made[:4]
     (choice,), taken = request.choices, 0
-    advance = choice.track.push
+    advance = choice.output.push
 
     def push(sampled: Sampled, full: bool = False) -> Token:
         nonlocal taken
         taken += 1
         return advance(sampled, full)
 
-    choice.track.push = push  # type: ignore[method-assign]
+    choice.output.push = push  # type: ignore[method-assign]
     llm.engine.submit(request)
-    resume = llm.engine._requests.resume
+    resume = llm.engine._requests.resume_programs
 
     def preempting() -> None:
         if taken == seen + 1 and not request.preemptions:
             llm.engine._placement._preempt(choice)
         resume()
 
-    llm.engine._requests.resume = preempting  # type: ignore[method-assign]
+    llm.engine._requests.resume_programs = preempting  # type: ignore[method-assign]
     llm.engine.finish([request])
     assert request.preemptions == 1
     assert request.result == undisturbed.result

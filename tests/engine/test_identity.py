@@ -9,7 +9,7 @@ import pytest
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
-from twostroke.engine.opening import _identity
+from twostroke.engine.model_loader import _identity
 from twostroke.kv.cache import KVCache
 from twostroke.models.rope import Rope
 

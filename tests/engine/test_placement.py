@@ -112,7 +112,7 @@ def test_pages_that_another_thread_holds_for_a_moment(tiny_llm: TinyLLM, monkeyp
         llm.engine.submit(asked)
         for _ in range(3):
             llm.engine.step()
-            llm.tiers.settle()
+            llm.tiers.flush()
         assert not asked.done
         other = llm.engine.submit(llm.request([5] * 20, params))
         llm.engine.finish([other])

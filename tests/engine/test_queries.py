@@ -13,9 +13,9 @@ from tests.methods.watching import PROMPT, needs_native, queried
 from tests.models.test_against_transformers import tokens
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
-from twostroke.backends.interface import Output, RaggedBatch
-from twostroke.backends.memory import Memory
+from twostroke.backends.interface import ForwardOutput, RaggedBatch
 from twostroke.backends.native import library
+from twostroke.backends.page_memory import PageMemory
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.kv.attention import Queries, attention_mass, attention_weights
@@ -99,7 +99,7 @@ def test_nothing_asked_nothing_given(tiny_llm: TinyLLM, monkeypatch: pytest.Monk
     llm, asked = tiny_llm(), []
     forward = llm.model.compiled.forward
 
-    def watched(batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+    def watched(batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         asked.append(batch.query_rows)
         return forward(batch, memory)
 

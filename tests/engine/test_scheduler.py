@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twostroke.api.llm import LLM
-from twostroke.engine.request import PATIENCE, Request
-from twostroke.engine.scheduler import share
+from twostroke.engine.request import PRIORITY_S, Request
+from twostroke.engine.scheduler import share_budget
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.methods import method
@@ -22,7 +22,7 @@ TinyLLM = Callable[..., LLM]
 @given(todo=st.lists(st.integers(1, 50), max_size=12), budget=st.integers(1, 60))
 def test_share(todo: list[int], budget: int) -> None:
     """The whole budget is used if there is enough work; the oldest request gets half of it, or all that it needs."""
-    counts = share(todo, budget)
+    counts = share_budget(todo, budget)
     assert all(0 <= count <= most for count, most in zip(counts, todo, strict=True))
     assert sum(counts) == min(budget, sum(todo))
     if todo:
@@ -58,7 +58,7 @@ def test_priorities_order_but_never_starve(tiny_llm: TinyLLM) -> None:
         ("ordinary", 0, 0.0),
         ("later", 5, 0.0),
         ("sooner", -1, 0.0),
-        ("patient", 5, 6 * PATIENCE),
+        ("patient", 5, 6 * PRIORITY_S),
     ):
         request = llm.request([5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True))
         request.priority = priority

@@ -9,8 +9,8 @@ import pytest
 from tests.engine.test_engine import CASES
 from tests.samplings import Falling, samplings
 from twostroke.api.llm import LLM
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method
 from twostroke.sampling.params import SamplingParams
@@ -89,7 +89,7 @@ def test_an_answer_that_has_ended_has_no_more_tokens(exact_llm: TinyLLM) -> None
     rest = request(llm)
     rest.take_over([token.id for token in whole])
     assert answer(llm, rest) == []
-    assert rest.choices[0].track.finish_reason == "length"
+    assert rest.choices[0].output.finish_reason == "length"
 
 
 def test_another_models_answer_is_refused_where_it_is_sampled_again(exact_llm: TinyLLM) -> None:

@@ -9,7 +9,7 @@ from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
 from tests.kv.tiers.memory_store import MemoryStore, Pages
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.engine import load
+from twostroke.engine import page_load as load
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, PageLost
 from twostroke.kv.cache import KVCache
@@ -90,7 +90,7 @@ def test_a_value_on_a_store_that_hangs(opener: Opener, monkeypatch: pytest.Monke
         llm.engine.finish([waiting])
     assert llm.engine.num_arriving == 0
     hanging.go.set()
-    assert llm.tiers.settle(LIMIT_S)
+    assert llm.tiers.flush(LIMIT_S)
     again = continued(llm, kv)
     llm.engine.finish([again])
     assert ids(again) == expected(1)
@@ -118,7 +118,7 @@ def test_a_store_that_hangs_is_left_alone(opener: Opener, monkeypatch: pytest.Mo
     assert ask(llm, 1).cached_tokens == 0
     llm.model.index.clear()
     hanging.go.set()
-    assert llm.tiers.settle(LIMIT_S)
+    assert llm.tiers.flush(LIMIT_S)
     assert not llm.tiers.links["disk"].closed
     assert ask(llm, 1).cached_by_tier == {"disk": 96}
     values.clear()
@@ -206,7 +206,7 @@ def test_what_is_evicted_before_it_is_written_is_not_lost(opener: Opener) -> Non
     ask(llm, 2)  # takes the frames of the first prompt
     ask(llm, 3)
     hanging.go.set()
-    assert llm.tiers.settle(LIMIT_S)
+    assert llm.tiers.flush(LIMIT_S)
     assert store.traffic.read().reasons.get("queue", 0) == 0
     other = opener(over("disk", store.pages))
     for number in (1, 2, 3):
@@ -222,7 +222,7 @@ def test_ten_times_as_many_conversations_as_the_pool_holds(opener: Opener) -> No
             request = ask(llm, number, 70 + 16 * turn)
             found = request.cached_tokens
             assert found == (0 if not turn else (70 + 16 * (turn - 1)) // 16 * 16)
-        assert llm.tiers.settle(LIMIT_S)
+        assert llm.tiers.flush(LIMIT_S)
     assert store.traffic.read().reasons.get("queue", 0) == 0
 
 
@@ -239,7 +239,7 @@ def test_a_preempted_choice_finds_its_entries(opener: Opener, host: int) -> None
         before = llm.engine.preemptions
         llm.engine.step()
         if llm.engine.preemptions > before:
-            assert llm.tiers.settle(LIMIT_S)
+            assert llm.tiers.flush(LIMIT_S)
     assert llm.engine.preemptions > 0
     preempted = [request for request in requests if request.preemptions]
     assert all(request.cached_tokens > 0 for request in preempted)

@@ -52,7 +52,7 @@ def after_prompt(opener: Opener) -> MemoryStore:
     """A disk on which an earlier process has kept prompt 0."""
     pages: Pages = {}
     found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
+    opener.opened[0].tiers.flush()
     return MemoryStore("disk", pages)
 
 
@@ -63,7 +63,7 @@ def test_a_restart(opener: Opener, index: str, tier: str) -> None:
     pages: Pages = {}
     first = opener(over(tier, pages), index=index)
     assert found(first, 0) == {}
-    assert first.tiers.settle()
+    assert first.tiers.flush()
     first.close()
     assert len(pages) == (130 + 6) // 16
     second = opener(over(tier, pages), index=index)
@@ -79,11 +79,11 @@ def test_second_touch(opener: Opener) -> None:
     llm = opener(Tiers(disk=disk, remote=remote))
     lower(llm).computing = lambda context, count: 0.1
     found(llm, 0)
-    assert llm.tiers.settle()
+    assert llm.tiers.flush()
     assert (len(disk.pages), len(remote.pages)) == (0, 8)
     assert disk.traffic.read().reasons["second_touch"] > 0
     found(llm, 0)
-    assert llm.tiers.settle()
+    assert llm.tiers.flush()
     assert (len(disk.pages), len(remote.pages)) == (8, 8)
 
 
@@ -91,7 +91,7 @@ def test_the_nearest_tier_of_each_page(opener: Opener) -> None:
     pages: Pages = {}
     first = opener(Tiers(remote=MemoryStore("remote", pages)))
     found(first, 0)
-    assert first.tiers.settle()
+    assert first.tiers.flush()
     order = list(pages)
     disk = MemoryStore("disk", {key: pages[key] for key in order[:3]})
     second = opener(Tiers(disk=disk, remote=MemoryStore("remote", pages)))
@@ -121,7 +121,7 @@ def test_the_host_has_a_budget(opener: Opener) -> None:
         found(llm, prompt)
         assert llm.pool.num_copies <= 3
         assert llm.model.index is not None
-        assert llm.model.index.host.used <= 3 * PAGE_BYTES
+        assert llm.model.index.host.used_bytes <= 3 * PAGE_BYTES
 
 
 def test_identical_prompts_share_a_load(opener: Opener) -> None:
@@ -135,7 +135,7 @@ def test_steps_go_on_while_pages_come(opener: Opener) -> None:
     """A store that hangs delays its own prompt only; it does not count as running."""
     pages: Pages = {}
     found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
+    opener.opened[0].tiers.flush()
     disk, gate = MemoryStore("disk", pages), threading.Event()
     llm = opener(Tiers(disk=disk))
     disk.threads.clear()
@@ -159,7 +159,7 @@ def test_steps_go_on_while_pages_come(opener: Opener) -> None:
 def test_a_bad_store_costs_time_only(opener: Opener, fault: str) -> None:
     pages: Pages = {}
     found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
+    opener.opened[0].tiers.flush()
     disk, gate = MemoryStore("disk", pages), threading.Event()
     llm = opener(Tiers(disk=disk))
 
@@ -188,7 +188,7 @@ def test_cancelled_while_loading(opener: Opener, again_at_once: bool) -> None:
     """Its pages come back; a request for the same prompt does not count on them."""
     pages: Pages = {}
     found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
+    opener.opened[0].tiers.flush()
     disk, gate, inside = MemoryStore("disk", pages), threading.Event(), threading.Event()
     llm = opener(Tiers(disk=disk))
     disk.before = lambda what: what != "read" or inside.set() or gate.wait(20)
@@ -205,7 +205,7 @@ def test_cancelled_while_loading(opener: Opener, again_at_once: bool) -> None:
         llm.engine.finish([again])
         assert list(again.events) == expected(0)[0]
         return
-    assert llm.tiers.settle()
+    assert llm.tiers.flush()
     assert llm.pool.num_used == 0
     assert found(llm, 0) == {"disk": 128}
 
@@ -225,7 +225,7 @@ def test_the_gate(opener: Opener) -> None:
 def test_other_weights_never_match(opener: Opener) -> None:
     pages: Pages = {}
     found(opener(Tiers(disk=MemoryStore("disk", pages))), 0)
-    opener.opened[0].tiers.settle()
+    opener.opened[0].tiers.flush()
     other = opener(Tiers(disk=MemoryStore("disk", pages)), weights="int8")
     request = other.request(PROMPTS[0], PARAMS)
     other.engine.run([request])
@@ -245,7 +245,7 @@ def test_a_small_pool(opener: Opener, index: str, technique: str, host: int) -> 
     for _ in range(2):
         one, two = expected(0, TECHNIQUES[technique]), expected(1, TECHNIQUES[technique])
         assert ask(llm, [0, 1, 0, 1], TECHNIQUES[technique]) == [one, two, one, two]
-        assert llm.tiers.settle()
+        assert llm.tiers.flush()
 
 
 ASKED = st.tuples(st.sampled_from([0, 1]), st.sampled_from(list(TECHNIQUES)))
@@ -283,7 +283,7 @@ def test_any_schedule(
     for _ in range(2):
         requests = [llm.request(PROMPTS[prompt], PARAMS, TECHNIQUES[name]) for prompt, name in asked]
         assert answers(llm, requests, config, 1) == [expected(prompt, TECHNIQUES[name]) for prompt, name in asked]
-        assert tiers.settle()
+        assert tiers.flush()
     opener.close()
 
 
@@ -291,7 +291,7 @@ def test_asyncio(opener: Opener) -> None:
     """The engine's thread sleeps until pages come, and is woken by them."""
     pages: Pages = {}
     found(opener(over("disk", pages)), 0)
-    opener.opened[0].tiers.settle()
+    opener.opened[0].tiers.flush()
     llm = opener(over("disk", pages))
 
     async def ask_twice() -> list[list[int]]:

@@ -91,7 +91,7 @@ def test_nobody_gets_anothers_content(opener: Opener, index: str) -> None:
     order = [rng.randrange(len(asked)) for _ in range(ASKED)]
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(ask, order))
-    assert llm.tiers.settle(60)
+    assert llm.tiers.flush(60)
     for store in (disk, remote):
         wrong = [key for (_, key), page in store.pages.items() if pages.get(key, page) != page]
         assert not wrong

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from twostroke.api.llm import LLM
-from twostroke.engine.picture import ARRIVING, FREE, HELD, INDEXED, OWNER, PREFIX, SHARED, Picture
 from twostroke.engine.request import Request
-from twostroke.engine.watch import RING, StepRecord, Watch
 from twostroke.methods import METHODS, Repeat
 from twostroke.sampling.params import SamplingParams
+from twostroke.server.page.snapshot import ARRIVING, FREE, HELD, INDEXED, OWNER, PREFIX, SHARED, EngineSnapshot
+from twostroke.server.page.step_recorder import RING, StepRecord, StepRecorder
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the cat "
 
@@ -22,8 +22,8 @@ def requests(llm: LLM, prompts: list[str], tokens: int = 12, **params: Any) -> l
     return [llm.request(prompt, chosen) for prompt in prompts]
 
 
-def watched(llm: LLM, asked: list[Request]) -> tuple[list[StepRecord], Picture | None]:
-    llm.engine.watch = watch = Watch()
+def watched(llm: LLM, asked: list[Request]) -> tuple[list[StepRecord], EngineSnapshot | None]:
+    llm.engine.watch = watch = StepRecorder()
     llm.engine.run(asked)
     return watch.take()
 
@@ -54,7 +54,7 @@ def test_a_request_that_began_before_is_recorded_from_then_on(tiny_llm: Callable
     request = llm.engine.submit(requests(llm, [PROMPT])[0])
     while len(request.timings.tokens) < 4:
         llm.engine.step()
-    llm.engine.watch = watch = Watch()
+    llm.engine.watch = watch = StepRecorder()
     llm.engine.finish([request])
     steps, _ = watch.take()
     assert [us for step in steps for us in step.ttft_us] == []
@@ -74,13 +74,13 @@ def test_preemptions_and_evictions(tiny_llm: Callable[..., LLM]) -> None:
 def test_a_picture(tiny_llm: Callable[..., LLM]) -> None:
     """Two choices of one prompt share its whole pages, and its index knows these; a value holds pages of its own."""
     llm = tiny_llm()
-    llm.engine.watch = watch = Watch()
+    llm.engine.watch = watch = StepRecorder()
     kv = llm.prefill("value " * 20)
     request = llm.engine.submit(requests(llm, [PROMPT], n=2)[0])
     request.name = "mine"
-    while min(len(choice.track.ids) for choice in request.choices) < 8:
+    while min(len(choice.output.ids) for choice in request.choices) < 8:
         llm.engine.step()
-    watch.look(llm.engine)
+    watch.snapshot(llm.engine)
     _, picture = watch.take()
     assert picture is not None
     assert picture.owners == (("mine", request.arrival_order, 0), ("mine", request.arrival_order, 1))
@@ -95,7 +95,7 @@ def test_a_picture(tiny_llm: Callable[..., LLM]) -> None:
     assert np.count_nonzero(cells == FREE) == llm.pool.num_free
     assert not np.count_nonzero(cells == ARRIVING)
     llm.engine.finish([request])
-    watch.look(llm.engine)
+    watch.snapshot(llm.engine)
     _, picture = watch.take()
     assert picture is not None
     assert picture.owners == picture.lanes == ()
@@ -118,11 +118,11 @@ def test_watching_changes_no_answer(tiny_llm: Callable[..., LLM], name: str) -> 
 
 def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
-    llm.engine.watch = watch = Watch()
+    llm.engine.watch = watch = StepRecorder()
     request = llm.engine.submit(llm.request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), Repeat()))
     while len(request.timings.tokens) < 3:
         llm.engine.step()
-    watch.look(llm.engine)
+    watch.snapshot(llm.engine)
     _, picture = watch.take()
     assert picture is not None
     assert picture.lanes[0].table[0, 3] == request.prompt_tokens
@@ -132,10 +132,10 @@ def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> Non
 @pytest.mark.reference
 def test_a_ring_that_nobody_empties_is_bounded(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
-    llm.engine.watch = watch = Watch()
+    llm.engine.watch = watch = StepRecorder()
     llm.engine.run(requests(llm, [PROMPT], tokens=3))
     for _ in range(RING):
-        watch.step(llm.engine, (), 0.0)
+        watch.record(llm.engine, (), 0.0)
     steps, _ = watch.take()
     assert len(steps) == RING
     assert steps[-1].number == RING + 2

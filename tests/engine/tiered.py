@@ -49,7 +49,7 @@ class Opener:
         """Close all. No model may have lost a page."""
         for llm in self.opened:
             if "engine" in llm.__dict__:
-                llm.tiers.settle(20.0)
+                llm.tiers.flush(20.0)
                 no_page_may_be_lost([llm])
                 llm.close()
         self.opened.clear()
@@ -61,11 +61,11 @@ def over(tier: str, pages: Pages) -> Tiers:
 
 
 def lower(llm: LLM) -> BackingStores:
-    assert llm.model.lower is not None
-    return llm.model.lower
+    assert llm.model.backing_stores is not None
+    return llm.model.backing_stores
 
 
 def make_eager(llm: LLM) -> None:
     for model in llm.engine.models.values():
-        if model.lower is not None:
-            model.lower.computing = lambda context, count: 1.0 * count
+        if model.backing_stores is not None:
+            model.backing_stores.computing = lambda context, count: 1.0 * count

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.methods.watching import PROMPT, needs_native, runs_of
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, OverFill, Plain, Speculative, method
 from twostroke.methods.speculative import lookup

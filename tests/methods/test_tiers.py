@@ -51,8 +51,8 @@ def models(native_directory: Path) -> Iterator[Callable[[int | None], LLM]]:
             patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
             llm = LLM(str(native_directory), prefix_index=index, kv_bytes=pages * PAGE_BYTES, **options)
         for model in llm.engine.models.values():
-            if model.lower is not None:  # loading always seems quicker, and pages are written at once
-                model.lower.computing = lambda context, count: 1.0 * count
+            if model.backing_stores is not None:  # loading always seems quicker, and pages are written at once
+                model.backing_stores.computing = lambda context, count: 1.0 * count
         return llm
 
     yield opened
@@ -91,7 +91,7 @@ ASKED = st.tuples(
 def check(asked: list[Asked], chunk: int, running: int, steps: int, llm: LLM, expected: list[Answer]) -> None:
     config = SchedulerConfig(max_step_tokens=chunk, max_running=running)
     assert answers(llm, requests(llm, asked), config, steps) == expected
-    assert llm.tiers.settle()
+    assert llm.tiers.flush()
     for pool in {model.pool for model in llm.engine.models.values()}:
         assert pool.num_used == llm.engine.cached_pages(pool)
 

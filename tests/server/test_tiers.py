@@ -73,7 +73,7 @@ def test_usage_says_where_tokens_were_found(open_over: Callable[..., LLM], name:
     with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
         first = usage_of(name, ask(running, name).json())
         again = usage_of(name, ask(running, name).json())
-        assert llm.tiers.settle()
+        assert llm.tiers.flush()
     with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
         restarted = usage_of(name, ask(running, name).json())
     prompt, whole = first[0], (first[0] - 1) // 16 * 16
@@ -95,7 +95,7 @@ def test_a_repeated_prompt_counts_once(open_over: Callable[..., LLM]) -> None:
     pages: Pages = {}
     with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
         ask(running, "completions", prompt=PROMPT * 2)
-        assert llm.tiers.settle()
+        assert llm.tiers.flush()
     with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
         prompt, cached, by_tier = usage_of("completions", ask(running, "completions", method="repeat").json())
     assert (prompt, cached) == (len(PROMPT), len(PROMPT))
@@ -109,7 +109,7 @@ def test_metrics_of_a_disk(open_over: Callable[..., LLM]) -> None:
     with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
         size = llm.pool.page_bytes
         ask(running, "completions")
-        assert llm.tiers.settle()
+        assert llm.tiers.flush()
         seen = read(running)
         assert seen["tier_lookups_total:hit:disk"] == 0
         assert seen["tier_lookups_total:miss:disk"] == whole
@@ -137,11 +137,11 @@ def test_metrics_of_refusals(open_over: Callable[..., LLM], monkeypatch: pytest.
     whole = (len(PROMPT) - 1) // 16
     with open_over(Tiers(0, MemoryStore("disk", pages))) as llm, serving(llm) as running:
         ask(running, "completions")
-        assert llm.tiers.settle()
+        assert llm.tiers.flush()
     store = MemoryStore("disk", pages)
     with open_over(Tiers(0, store)) as llm, serving(llm) as running:
         llm.tiers.links["disk"].bytes_per_s = 1e-9  # it takes longer than computing, once more than a page is asked for
-        monkeypatch.setattr(llm.model.lower, "worth_asking", lambda *_: True)
+        monkeypatch.setattr(llm.model.backing_stores, "worth_asking", lambda *_: True)
         store.traffic.skipped("corrupt", 2)
         store.answering = False
         assert usage_of("completions", ask(running, "completions").json()) == (len(PROMPT), 0, NOTHING)

@@ -16,14 +16,14 @@ import pytest
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import make_pool
 from twostroke.engine.fair_lock import FairLock
-from twostroke.engine.turns import Turns
+from twostroke.engine.turns import LeaderFollower
 from twostroke.kv.pages import POOL
 from twostroke.kv.tiers.disk.ledger import Account, Ledger
 from twostroke.kv.tiers.names import Namespace
-from twostroke.kv.tiers.private import PrivatePages
-from twostroke.kv.tiers.remote.endpoint import Endpoint
-from twostroke.kv.tiers.workers import Workers
+from twostroke.kv.tiers.private_pages import PrivatePages
+from twostroke.kv.tiers.remote.connection_pool import ConnectionPool
 from twostroke.system import interrupts
+from twostroke.system.daemon_threads import DaemonThreads
 
 
 def at_each_moment(act: Callable[[], object], check: Callable[[], object], presses: int = 1) -> int:
@@ -77,13 +77,13 @@ def soon(*answers: bool) -> Callable[[], bool]:
 
 
 @pytest.fixture
-def turns() -> Turns:
-    return Turns()
+def turns() -> LeaderFollower:
+    return LeaderFollower()
 
 
-def take_a_turn(turns: Turns) -> None:
+def take_a_turn(turns: LeaderFollower) -> None:
     stepped: list[bool] = []
-    turns.tell()
+    turns.notify()
     turns.wait(lambda: bool(stepped), lambda ready: not stepped.append(True), lambda: None)
 
 
@@ -105,17 +105,17 @@ def test_every_moment_is_found() -> None:
     assert held == 2  # after it was taken, before it was given back
 
 
-def test_turns(turns: Turns) -> None:
+def test_turns(turns: LeaderFollower) -> None:
     def check() -> None:
         assert not turns._stepping
         in_a_thread(lambda: take_a_turn(turns))
 
-    assert at_each_moment(turns.tell, check) > 5
+    assert at_each_moment(turns.notify, check) > 5
     assert at_each_moment(lambda: turns.wait(soon(False), lambda _: bool(os.getpid()), lambda: 0), check) > 5
     assert at_each_moment(lambda: turns.wait(soon(False, False), lambda _: False, lambda: 1e-4), check) > 5
 
 
-def test_a_second_ctrl_c_ends_a_step_and_not_the_turns(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_ends_a_step_and_not_the_turns(turns: LeaderFollower, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "PATIENCE_S", 0.0)
 
     def check() -> None:
@@ -128,7 +128,7 @@ def test_a_second_ctrl_c_ends_a_step_and_not_the_turns(turns: Turns, monkeypatch
     assert at_each_moment(wait, check, presses=2) > 5
 
 
-def test_waiting_while_another_thread_steps(turns: Turns) -> None:
+def test_waiting_while_another_thread_steps(turns: LeaderFollower) -> None:
     def act() -> None:
         turns._stepping = True
         try:
@@ -173,7 +173,7 @@ def test_values_that_are_dropped() -> None:
 
 
 def test_workers() -> None:
-    workers, done = Workers("test", 1), list[int]()
+    workers, done = DaemonThreads("test", 1), list[int]()
 
     def act() -> None:
         workers.submit(lambda: done.append(1))
@@ -200,11 +200,11 @@ class Idle:
 
 
 def test_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = Endpoint("redis://127.0.0.1:1")
+    endpoint = ConnectionPool("redis://127.0.0.1:1")
     endpoint._idle = cast(Any, [Idle() for _ in range(1000)])
 
     def act() -> None:
-        with endpoint.line(1.0):
+        with endpoint.connection(1.0):
             pass
 
     def check() -> None:
@@ -219,7 +219,7 @@ def test_ledger(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger", lambda: 0)
 
     def act() -> None:
-        with ledger.held() as account:
+        with ledger.locked() as account:
             account.wrote(1)
 
     def check() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.backends import memory as memory_module
-from twostroke.backends.memory import host_kv_room
-from twostroke.engine.opening import num_pages
+from twostroke.backends import page_memory as memory_module
+from twostroke.backends.page_memory import host_kv_room
+from twostroke.engine.model_loader import num_pages
 from twostroke.kv.geometry import Geometry
 from twostroke.models.rope import Rope
 from twostroke.system.memory import available_memory

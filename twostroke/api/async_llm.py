@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any
 
 from twostroke.api.llm import LLM, Completion, TextOrTokens
+from twostroke.engine.engine_thread import EngineThread, Update
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.engine.thread import EngineThread, Update
-from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.methods import Method
@@ -48,7 +48,7 @@ class AsyncLLM:
 
     async def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
         """Stroke one, as `LLM.prefill`."""
-        ((request, _),) = await self._all(lambda: [self.llm.prefill_request(prompt, after, model)])
+        ((request, _),) = await self._run_all(lambda: [self.llm.prefill_request(prompt, after, model)])
         return request.result
 
     def decode(
@@ -68,7 +68,7 @@ class AsyncLLM:
         **sampling: Any,
     ) -> list[Completion]:
         """Answer a list of prompts, as `LLM.generate`."""
-        answered = await self._all(lambda: self.llm.requests(prompts, sampling_params(params, sampling), method))
+        answered = await self._run_all(lambda: self.llm.requests(prompts, sampling_params(params, sampling), method))
         return [Completion.of(*one) for one in answered]
 
     def stream(
@@ -96,7 +96,7 @@ class AsyncLLM:
             prompt = self.llm.chat_prompt(messages)
             return [self.llm.request(prompt, sampling_params(params, sampling), method)]
 
-        (answered,) = await self._all(prepare)
+        (answered,) = await self._run_all(prepare)
         return Completion.of(*answered)
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _all(self, prepare: Callable[[], list[Request]]) -> list[tuple[Request, list[Token]]]:
+    async def _run_all(self, prepare: Callable[[], list[Request]]) -> list[tuple[Request, list[Token]]]:
         """Run requests to their ends. Returns them with their tokens. Raises the first error."""
         answered: dict[Request, list[Token]] = {request: [] for request in await asyncio.to_thread(prepare)}
         async with aclosing(updates(self._thread, answered)) as news:

@@ -9,9 +9,9 @@ from typing import Any
 
 from twostroke.api.scoring import PromptScores
 from twostroke.engine.engine import Engine
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.timings import Timings
-from twostroke.engine.track import Token
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 
@@ -90,7 +90,7 @@ class Completion:
         for token in tokens:
             by_choice[token.choice].append(token)
         outputs = [
-            Output("".join(token.text for token in tokens), tokens, choice.track.finish_reason)
+            Output("".join(token.text for token in tokens), tokens, choice.output.finish_reason)
             for choice, tokens in zip(request.choices, by_choice, strict=True)
         ]
         facts = (

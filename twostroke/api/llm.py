@@ -12,11 +12,11 @@ from twostroke.api.scoring import score, scored_request
 from twostroke.backends.choose import create_backend
 from twostroke.backends.ranks.processes import require_size
 from twostroke.engine.engine import Engine
-from twostroke.engine.opening import INDEXES, Opening
+from twostroke.engine.model_loader import INDEXES, ModelLoader
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.tiers.tiers import open_tiers
@@ -140,13 +140,13 @@ class LLM:
             )
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-            opening = Opening(chosen, prefix_index, tiers, progress)
-            self.model = opening.main(checkpoint, page_size, kv_bytes)
+            opening = ModelLoader(chosen, prefix_index, tiers, progress)
+            self.model = opening.load_main(checkpoint, page_size, kv_bytes)
             self.tokenizer, self.pool, self.backend = self.model.tokenizer, self.model.pool, chosen
             models = {MAIN: self.model}
             for role, wanted in (("student", student), ("draft", draft)):
                 if wanted is not None:
-                    models[role] = opening.companion(role, wanted, self.model, stored, threads, check)
+                    models[role] = opening.load_companion(role, wanted, self.model, stored, threads, check)
             self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers
         except BaseException:
             tiers.close()

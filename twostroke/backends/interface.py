@@ -1,6 +1,6 @@
 """The interface of a backend. To write a backend, this page and `models/config.py` are enough.
 
-A *backend* computes on one kind of device. It creates the memory for KV pages (`backends.memory`), and turns a model's
+A *backend* computes on one kind of device. It creates the memory for KV pages (`backends.page_memory`), and turns a model's
 description and weights into a `CompiledModel`, whose two calls make a step:
 
     forward    run the rows of a step through all layers; K and V are written to pages
@@ -19,11 +19,11 @@ the `RawTensor` (an embedding table that stays in its file).
 private form. Only `read` makes them an array. `sample` takes such rows and returns tokens, so a device sends logits to
 the host only if log-probabilities of all ids are requested.
 
-**One step in flight.** A step need not wait for the tokens of the previous step. `sample` returns a `Drawn`, which may
+**One step in flight.** A step need not wait for the tokens of the previous step. `sample` returns a `DrawnTokens`, which may
 still be computing, and `RaggedBatch.drawn` passes it to the next `forward`: a row whose token id is `-1 - i` takes its
 i-th token, on the device. If the backend is `asynchronous`, the engine plans step t + 1 while step t computes: each
-decoding lane enters the placeholder of its pending token, `Drawn.read` of step t comes after `forward` of step t + 1
-was launched, and `sample` of step t + 1 after that, when every draw knows all tokens before it (`engine/flight.py`). A
+decoding lane enters the placeholder of its pending token, `DrawnTokens.read` of step t comes after `forward` of step t + 1
+was launched, and `sample` of step t + 1 after that, when every draw knows all tokens before it (`engine/step_in_flight.py`). A
 lane that ended with its token (end token, stop string, grammar) has one row too many: the writer truncates it, and its
 K and V have not been read. The placeholder of a token that proves to be NO_TOKEN stands for any id: its lane fails.
 Lanes with guesses, and those whose queries are returned, enter no placeholders.
@@ -41,7 +41,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from twostroke.backends.memory import Memory
+from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import EngineFailed
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
@@ -86,7 +86,7 @@ class RaggedBatch(Generic[Array]):
     query_rows: Array | None = None
     state_rows: Array | None = None
     dropout: Array | None = None
-    drawn: Drawn | None = None
+    drawn: DrawnTokens | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -124,7 +124,7 @@ class LazyLogits(Protocol):
         ...
 
 
-class Drawn(Protocol):
+class DrawnTokens(Protocol):
     """Tokens drawn by `sample`, which may still be computing."""
 
     def __len__(self) -> int: ...
@@ -134,7 +134,7 @@ class Drawn(Protocol):
         ...
 
 
-class Output(NamedTuple):
+class ForwardOutput(NamedTuple):
     """The result of a forward pass.
 
     Attributes:
@@ -155,15 +155,15 @@ class CompiledModel(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         """Run the rows through all layers, and write their K and V to `memory` at (pages, slots).
 
         `memory` was made by this backend. The step may use the pages in its tables until the next call to the same
-        memory, `Drawn.read` or `LazyLogits.read` of this step has returned, whichever comes first.
+        memory, `DrawnTokens.read` or `LazyLogits.read` of this step has returned, whichever comes first.
         """
         ...
 
-    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Drawn:
+    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> DrawnTokens:
         """Draw a token from each row.
 
         Args:
@@ -241,7 +241,7 @@ class Backend(Protocol):
         """Bytes that a pool takes unless the user says how many; `weights` are bytes that will be loaded beside it."""
         ...
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
+    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
         """Zeroed memory for `num_pages` pages. Raises OutOfPages if there is no room."""
         ...
 

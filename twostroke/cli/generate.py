@@ -76,9 +76,9 @@ def generate(
 
 def cut(llm: "LLM", text: str, budget: int) -> str:
     """The text with its passages cut to a budget; what was cut is told on stderr."""
-    from twostroke.api.conversation.fitting import with_cut_passages
+    from twostroke.api.conversation.fitting import cut_passages
 
-    [message], left_out = with_cut_passages([{"role": "user", "content": text}], budget, llm.tokenizer)
+    [message], left_out = cut_passages([{"role": "user", "content": text}], budget, llm.tokenizer)
     if left_out:
         note(left_out.text)
     return message["content"]

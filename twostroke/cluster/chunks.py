@@ -7,7 +7,7 @@ also where a worker has died between their tokens: the track of the next worker 
 from collections.abc import Mapping
 from typing import Any
 
-from twostroke.engine.track import Token
+from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 
@@ -35,7 +35,7 @@ def chunk(token: Token, tokenizer: Tokenizer, link: Mapping[str, str]) -> dict[s
     return made
 
 
-def ending(reason: str) -> dict[str, Any]:
+def final_chunk(reason: str) -> dict[str, Any]:
     """The last chunk of an answer whose last token was delivered before."""
     return {"token_ids": [], "index": 0, "finish_reason": reason}
 

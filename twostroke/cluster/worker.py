@@ -18,21 +18,21 @@ from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 
 from twostroke.api.async_llm import publish, updates
 from twostroke.api.llm import LLM
-from twostroke.cluster.asked import Asked, read
-from twostroke.cluster.card import write_card
 from twostroke.cluster.chunks import chunk, ending, usage
-from twostroke.cluster.link import BROKEN
-from twostroke.cluster.measures import Measures
+from twostroke.cluster.dynamo_request import Asked, read
+from twostroke.cluster.interleaving import Turns
+from twostroke.cluster.migration import BROKEN
+from twostroke.cluster.model_card import write_card
 from twostroke.cluster.roles import Both, Decoding, Prefilling, Role
-from twostroke.cluster.told import Told
-from twostroke.cluster.turns import Turns
+from twostroke.cluster.router_events import Told
 from twostroke.cluster.wire.channel import WireError
 from twostroke.cluster.wire.sender import LOOPBACK
 from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.worker_metrics import Measures
+from twostroke.engine.engine_thread import EngineThread, Update
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
-from twostroke.engine.thread import EngineThread, Update
-from twostroke.engine.track import Token
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.server.grammar import Grammars
 from twostroke.server.observability.metrics import Metrics
@@ -46,7 +46,7 @@ MODES = {
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerAddress:
     """Where a worker is found.
 
     Attributes:
@@ -66,14 +66,14 @@ class Place:
     cards: Path | None = None
 
 
-class Worker(LLMEngine):
+class DynamoWorker(LLMEngine):
     """An engine of Dynamo's (`dynamo.common.backend`). All methods belong to its event loop.
 
     Who opened the model closes it, once the worker has ended.
     """
 
     def __init__(
-        self, llm: LLM, role: str, place: Place, *, student: bool = False, transport: Transport | None = None
+        self, llm: LLM, role: str, place: WorkerAddress, *, student: bool = False, transport: Transport | None = None
     ) -> None:
         """`role`: one of MODES. `student`, `transport`: see `roles`."""
         self.llm, self.role, self.place = llm, role, place

@@ -8,23 +8,23 @@ import numpy as np
 
 from twostroke.backends.interface import RaggedBatch
 from twostroke.engine.model import Model
-from twostroke.engine.opening import new_pool
-from twostroke.models.cost import Predictor, Rows
+from twostroke.engine.model_loader import new_pool
+from twostroke.models.cost import SequenceRows, StepPredictor
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import NO_NOISE
 from twostroke.sampling.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-LONG_STEP_S, MOST_ROWS = 0.06, 256  # chunks double until a step takes this many seconds or has this many rows
+LONG_STEP_S, MAX_ROWS = 0.06, 256  # chunks double until a step takes this many seconds or has this many rows
 SEQUENCES = 16  # most of a step
-MOST_CONTEXT, MOST_BYTES = 2048, 64 << 20  # limits of the context: KV entries, bytes
+MAX_CONTEXT, MAX_CONTEXT_BYTES = 2048, 64 << 20  # limits of the context: KV entries, bytes
 ROUNDS, MORE_ROUNDS, ENOUGH_S = 3, 5, 1.0  # repeats of each step; repeats up to MORE_ROUNDS while under ENOUGH_S
 GREEDY = SamplingParams(max_tokens=None, ignore_eos=True)
 NO_TOKENS = np.zeros(0, np.int64)
 
 
-def calibrate(model: Model) -> Predictor:
+def calibrate(model: Model) -> StepPredictor:
     """Time a few steps of the model over separate KV memory: the pool's pages are not touched.
 
     The steps are one row, without and with logits; eight sequences that make a token; chunks of 4 rows, 16, 32 and so
@@ -34,27 +34,37 @@ def calibrate(model: Model) -> Predictor:
     """
     began = time.perf_counter()
     entry_bytes, longest = model.pool.entry_bytes, model.max_position
-    context = max(0, min(MOST_CONTEXT, longest - MOST_ROWS, MOST_BYTES // entry_bytes))
-    bench = StepBench(model, context + MOST_ROWS)
+    context = max(0, min(MAX_CONTEXT, longest - MAX_ROWS, MAX_CONTEXT_BYTES // entry_bytes))
+    bench = StepBench(model, context + MAX_ROWS)
     few = min(4, longest)
-    steps: list[list[Rows]] = [[Rows(1)], [Rows(1, 0, 1)], [Rows(1, 0, 1)] * 8, [Rows(few)], [Rows(1, context)]]
+    steps: list[list[SequenceRows]] = [
+        [SequenceRows(1)],
+        [SequenceRows(1, 0, 1)],
+        [SequenceRows(1, 0, 1)] * 8,
+        [SequenceRows(few)],
+        [SequenceRows(1, context)],
+    ]
     chunk = min(16, longest)
-    while bench.quickest([Rows(chunk)]) < LONG_STEP_S and 2 * chunk <= min(MOST_ROWS, longest):
-        steps.append([Rows(chunk)])
+    while bench.quickest([SequenceRows(chunk)]) < LONG_STEP_S and 2 * chunk <= min(MAX_ROWS, longest):
+        steps.append([SequenceRows(chunk)])
         chunk *= 2
-    steps += [[Rows(chunk)], [Rows(chunk, min(context, longest - chunk))], [Rows(few, min(context, longest - few))]]
+    steps += [
+        [SequenceRows(chunk)],
+        [SequenceRows(chunk, min(context, longest - chunk))],
+        [SequenceRows(few, min(context, longest - few))],
+    ]
     taken: list[list[float]] = [[] for _ in steps]
     for number in range(MORE_ROUNDS):
         if number < ROUNDS or time.perf_counter() - began < ENOUGH_S:
             for step, times in zip(steps, taken, strict=True):
                 times.append(bench.seconds(step))
-    predictor = Predictor.fit(model.cost, [(step, min(times)) for step, times in zip(steps, taken, strict=True)])
+    predictor = StepPredictor.fit(model.cost, [(step, min(times)) for step, times in zip(steps, taken, strict=True)])
     log.info(
         "calibrated %s in %.1f s: %.1f ms for one row, %.1f ms for %d",
         model.name,
         time.perf_counter() - began,
-        1e3 * predictor.seconds([Rows(1)]),
-        1e3 * predictor.seconds([Rows(chunk)]),
+        1e3 * predictor.seconds([SequenceRows(1)]),
+        1e3 * predictor.seconds([SequenceRows(chunk)]),
         chunk,
     )
     return predictor
@@ -71,9 +81,9 @@ class StepBench:
         self.memory = new_pool(model.pool.geometry, pages, self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.
         self.memory.storage[:] = 0
-        self.seconds([Rows(1)])  # the first step of a process also allocates
+        self.seconds([SequenceRows(1)])  # the first step of a process also allocates
 
-    def seconds(self, step: Sequence[Rows]) -> float:
+    def seconds(self, step: Sequence[SequenceRows]) -> float:
         """Seconds that one step takes."""
         batch = self._batch(step)
         began = time.perf_counter()
@@ -83,10 +93,10 @@ class StepBench:
         self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
         return time.perf_counter() - began
 
-    def quickest(self, step: Sequence[Rows]) -> float:
+    def quickest(self, step: Sequence[SequenceRows]) -> float:
         return min(self.seconds(step) for _ in range(2))
 
-    def _batch(self, step: Sequence[Rows]) -> RaggedBatch[np.ndarray]:
+    def _batch(self, step: Sequence[SequenceRows]) -> RaggedBatch[np.ndarray]:
         """Each sequence has pages of its own, as in service: entries that are read twice would be in the cache."""
         positions = np.concatenate([np.arange(rows.context, rows.context + rows.count) for rows in step])
         ends = np.cumsum([0, *(rows.count for rows in step)])
@@ -103,10 +113,10 @@ class StepBench:
             wanted=np.concatenate(wanted),
         )
 
-    def _pages(self, rows: Rows) -> int:
+    def _pages(self, rows: SequenceRows) -> int:
         return -(-(rows.context + rows.count) // self.size)
 
-    def _table(self, rows: Rows, first_page: int) -> np.ndarray:
+    def _table(self, rows: SequenceRows, first_page: int) -> np.ndarray:
         first = np.arange(0, rows.context + rows.count, self.size)
         stop = np.minimum(rows.context + rows.count - first, self.size)
         return np.stack([first_page + first // self.size, np.zeros_like(first), stop, first], 1).astype(np.int32)

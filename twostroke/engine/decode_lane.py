@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits
-from twostroke.backends.lazy_logits import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.engine.lane import Lane, reopened
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
@@ -40,7 +40,7 @@ class DecodeLane(Lane[Decode]):
         slot: int,
         model: Model,
         stroke: Decode,
-        track: ChoiceOutput,
+        output: ChoiceOutput,
         seed: bytes,
         record: DecodeRecord,
         models: Mapping[str, Model],
@@ -81,7 +81,7 @@ class DecodeLane(Lane[Decode]):
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
             self.states = LastRows(stroke.states, len(self.guesses))
-        self.track, self.seed, self.record = track, seed, record
+        self.output, self.seed, self.record = output, seed, record
         pending, self._prompt = stroke.kv.pending, stroke.kv.token_array
         if pending is not None:
             self._prompt = np.concatenate([self._prompt, np.array([pending], np.int32)])
@@ -105,8 +105,8 @@ class DecodeLane(Lane[Decode]):
         return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
 
     def _noise(self, ahead: int) -> Noise:
-        """Noise of the track's next token, or of the token `ahead` places later."""
-        return Noise.of(self.track.params.temperature, self.seed, len(self.track.ids) + ahead)
+        """Noise of the output's next token, or of the token `ahead` places later."""
+        return Noise.of(self.output.params.temperature, self.seed, len(self.output.ids) + ahead)
 
     def computed(self, rows: LazyLogits) -> None:
         first = min(self._skipped, len(rows))  # rows that were sampled before a preemption
@@ -118,7 +118,7 @@ class DecodeLane(Lane[Decode]):
         if not self.todo and self.record.complete:
             self._finish()
 
-    def asks(self) -> list[tuple[Model, LazyLogits, Draw]]:
+    def take_draws(self) -> list[tuple[Model, LazyLogits, Draw]]:
         """What to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
         asked = self._draw()
         if len(self._rows) == 1:
@@ -135,27 +135,27 @@ class DecodeLane(Lane[Decode]):
 
     def _draw(self) -> Draw:
         """How to sample the next token."""
-        stroke, track = self.stroke, self.track
-        banned = track.ending_ids if track.params.min_tokens else ()
+        stroke, output = self.stroke, self.output
+        banned = output.ending_ids if output.params.min_tokens else ()
         return Draw(
-            track.params,
+            output.params,
             self._noise(0),
-            len(track.ids),
+            len(output.ids),
             self._prompt,
-            track.ids,
+            output.ids,
             tuple(banned),
-            None if track.constraint is None else _checked(track.constraint.mask()),
+            None if output.constraint is None else _checked(output.constraint.mask()),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
         )
 
-    def go_ahead(self, model: Model, number: int) -> None:
+    def enter_placeholder(self, model: Model, number: int) -> None:
         """The i-th token that `model` draws is this lane's: let the next step enter it before it is known.
 
         Not if it is certain to be the last, if its row is another model's, or if more than an entry might be too much.
         """
-        stroke, track = self.stroke, self.track
-        last = len(self.record.sampled) + 1 == stroke.max_tokens or len(track.ids) + 1 == track.params.max_tokens
+        stroke, output = self.stroke, self.output
+        last = len(self.record.sampled) + 1 == stroke.max_tokens or len(output.ids) + 1 == output.params.max_tokens
         if model is self.model and not (last or self.full or self.guesses or stroke.queries or stroke.states):
             self._placeholder, self.todo = True, [-1 - number]
 
@@ -163,20 +163,20 @@ class DecodeLane(Lane[Decode]):
         """Whether the token was entered before it was known; names it in that case."""
         placeholder, self._placeholder = self._placeholder, False
         if placeholder and not self.todo:
-            self.writer.name_last(token)
+            self.writer.set_last_token(token)
             self.num_computed += 1
             return True
         self.todo.clear()  # the step was placed without it
         return False
 
     def sampled(self, token: Sampled) -> None:
-        """Record a sampled token, which the track already has. The next step enters it, or it stays pending."""
+        """Record a sampled token, which the output already has. The next step enters it, or it stays pending."""
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
         entered = self._entered(token.id)
         wrong = len(self.guesses) + 1 - len(sampled) if self.guesses else int(entered)
         if (
-            self.track.finish_reason is not None
+            self.output.finish_reason is not None
             or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
             or (stroke.until is not None and stroke.until(sampled))
         ):
@@ -202,7 +202,7 @@ class DecodeLane(Lane[Decode]):
         self.states = LastRows(self.stroke.states)
         return True
 
-    def outgrow(self) -> bool:
+    def end_with_length(self) -> bool:
         """End the stroke with "length": even alone, it finds no page for its next token.
 
         Returns False in the middle of a replay, when entries of its tokens are missing.
@@ -210,20 +210,20 @@ class DecodeLane(Lane[Decode]):
         record = self.record
         if record.sampled and self.todo != [record.sampled[-1].id]:
             return False
-        if self.track.finish_reason is None:
-            self.track.cut()
+        if self.output.finish_reason is None:
+            self.output.end_with_length()
         self.todo.clear()
-        record.complete, record.finish_reason = True, self.track.finish_reason
+        record.complete, record.finish_reason = True, self.output.finish_reason
         if record.sampled:
             self._finish()
         else:
             self._forget()
-            self.result = Decoded(self.stroke.kv, (), self.track.finish_reason)
+            self.result = Decoded(self.stroke.kv, (), self.output.finish_reason)
         return True
 
     def _complete(self, wrong: int) -> None:
         """End with the last token; the last `wrong` entries do not belong to the stroke."""
-        self.record.complete, self.record.finish_reason = True, self.track.finish_reason
+        self.record.complete, self.record.finish_reason = True, self.output.finish_reason
         self.writer.truncate(len(self.writer) - wrong)
         self._finish(wrong)
 
@@ -232,7 +232,7 @@ class DecodeLane(Lane[Decode]):
         self._forget()
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
         queries, states = self.queries.all(wrong), self.states.rows(wrong)
-        self.result = Decoded(self.kv, tuple(sampled), self.track.finish_reason, queries, states)
+        self.result = Decoded(self.kv, tuple(sampled), self.output.finish_reason, queries, states)
 
     def _forget(self) -> None:
         self._rows.clear()
@@ -243,7 +243,7 @@ class DecodeRecord:
 
     Attributes:
         start: number of tokens that the choice had when a stroke with emit=False began; None for other strokes.
-        finish_reason: that of the track when the stroke was complete.
+        finish_reason: that of the output when the stroke was complete.
     """
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> 
     if (head := models.get(tail.model)) is not None:
         return (head, tail.row) if head.vocab_size <= model.vocab_size else None
     logits = tail.row.read()  # of a model outside this engine
-    return (model, Stored(logits)) if logits.shape[1] <= model.vocab_size else None
+    return (model, StoredLogits(logits)) if logits.shape[1] <= model.vocab_size else None
 
 
 def _checked(mask: np.ndarray) -> np.ndarray:

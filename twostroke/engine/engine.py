@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from twostroke.engine.clock import SYSTEM, Clock
-from twostroke.engine.driver import Driver
 from twostroke.engine.fair_lock import FairLock
-from twostroke.engine.flight import Flight
 from twostroke.engine.forecast import Forecast
+from twostroke.engine.itl_objective import comfortable_itl_ms
 from twostroke.engine.lane import Lane
-from twostroke.engine.loads import Loads, predict
+from twostroke.engine.load_queue import LoadQueue, measure_stores
 from twostroke.engine.model import Model
-from twostroke.engine.objective import comfortable_itl_ms
+from twostroke.engine.output import Token
 from twostroke.engine.placement import Placement
+from twostroke.engine.program_runner import ProgramRunner
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
-from twostroke.engine.requests import Requests
+from twostroke.engine.request_manager import RequestManager
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
-from twostroke.engine.step import Step, StepReport
-from twostroke.engine.track import Token
-from twostroke.engine.turns import Turns
-from twostroke.engine.watch import Watch
+from twostroke.engine.step import ScheduledStep, StepReport
+from twostroke.engine.step_in_flight import StepInFlight
+from twostroke.engine.turns import LeaderFollower
 from twostroke.errors import EngineFailed, EngineStopped
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tiers.tiers import Tiers
+from twostroke.server.page.step_recorder import StepRecorder
 
 CLOSED = "this model is closed: open it again"
 CUT = "a step of this model was interrupted, so its requests have ended: ask again"
@@ -59,9 +59,9 @@ class Engine:
         """`clock` is where it reads time. `forecast` predicts steps; None: models are calibrated when it is needed."""
         self.models, self.default = dict(models), default
         self._lock = FairLock()  # held for every change of the engine's state
-        self._turns = Turns()
+        self._waiters = LeaderFollower()
         self.on_arrival: Callable[[], None] | None = None
-        self.watch: Watch | None = None
+        self.watch: StepRecorder | None = None
         self._closed = False
         self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
@@ -73,14 +73,17 @@ class Engine:
                 called()
 
         self._queues = Queues()
-        self._driver, self._loads = Driver(self.models, default, wake, clock), Loads(self.tiers, wake, clock)
+        self._programs, self._loads = (
+            ProgramRunner(self.models, default, wake, clock),
+            LoadQueue(self.tiers, wake, clock),
+        )
         unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self._driver.keep, self._loads, clock)
-        self._flight = Flight(self._driver, self._placement, clock)
+        self._placement = Placement(unique, self._queues, self._programs.index_computed, self._loads, clock)
+        self._flight = StepInFlight(self._programs, self._placement, clock)
         idle = self._flight.clear  # nobody may step for a long time
-        self._requests = Requests(self._queues, self._driver, self._placement, self._loads, idle, clock)
+        self._requests = RequestManager(self._queues, self._programs, self._placement, self._loads, idle, clock)
         if self.tiers.stores:
-            predict(self._calibrate(), self.config.max_step_tokens)
+            measure_stores(self._calibrate(), self.config.max_step_tokens)
         self.report = StepReport()
 
     @property
@@ -102,7 +105,7 @@ class Engine:
         return self._forecast
 
     def choose_itl(self) -> None:
-        """Set an ITL objective by what a decode step costs here (`engine/objective.py`)."""
+        """Set an ITL objective by what a decode step costs here (`engine/itl_objective.py`)."""
         with self._lock:
             step_s = self._calibrate().decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
@@ -172,8 +175,8 @@ class Engine:
             with self._lock:
                 if self._closed:
                     raise EngineStopped(CLOSED)
-                self._requests.enter(request)
-            self._turns.tell()
+                self._requests.add(request)
+            self._waiters.notify()
         except BaseException:  # also Ctrl-C, which comes when the lock is released
             self.drop(request)
             raise
@@ -200,7 +203,7 @@ class Engine:
             with self._lock:
                 self._requests.cancel(request)
         finally:
-            self._turns.tell()
+            self._waiters.notify()
 
     def drop(self, request: Request) -> None:
         """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
@@ -218,7 +221,7 @@ class Engine:
             with self._lock:
                 self._placement.close()
         finally:
-            self._turns.tell()
+            self._waiters.notify()
 
     def tokens(self, request: Request) -> Iterator[Token]:
         """Yield the request's tokens as they are made, stepping the engine. Cancels if the caller stops early.
@@ -256,7 +259,9 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
-        self._turns.wait(ready, self._step_unless, lambda: self.pause() or (None if self._requests.expecting else 0))
+        self._waiters.wait(
+            ready, self._step_unless, lambda: self.idle_timeout() or (None if self._requests.awaiting_threads else 0)
+        )
 
     def _step_unless(self, ready: Callable[[], bool]) -> bool:
         with self._lock:
@@ -264,13 +269,13 @@ class Engine:
 
     def _arrival(self) -> None:
         """Called by other threads when a load or an errand is over."""
-        self._turns.tell()
+        self._waiters.notify()
         if (callback := self.on_arrival) is not None:
             callback()
 
-    def pause(self) -> float | None:
+    def idle_timeout(self) -> float | None:
         """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
-        pauses = self._loads.patience() if self._loads else None, self._placement.pause()
+        pauses = self._loads.next_deadline() if self._loads else None, self._placement.retry_after()
         return min((pause for pause in pauses if pause is not None), default=None)
 
     # The step ---------------------------------------------------------------------------------------------------
@@ -281,7 +286,7 @@ class Engine:
             with self._lock:
                 return self._step()
         finally:
-            self._turns.tell()
+            self._waiters.notify()
 
     def _step(self) -> bool:
         try:
@@ -292,32 +297,32 @@ class Engine:
 
     def _advance(self) -> bool:
         began, requests, flight = self._clock(), self._requests, self._flight
-        arrived = requests.collect()
+        arrived = requests.collect_arrivals()
         requests.admit(self.config.max_running)
         chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
-        step = Step(chunks, None if self._forecast is None else self._forecast.placed(chunks), began)
+        step = ScheduledStep(chunks, None if self._forecast is None else self._forecast.placed(chunks), began)
         self.report = StepReport.of(step)
-        models = flight.compute(chunks, requests.guarded)
+        models = flight.launch_forward(chunks, requests.guarded)
         if (before := flight.step) is not None:
-            self._observe(before, flight.land(requests.guarded, began))
-        requests.give_up(failed)  # now that the tokens before are delivered
-        requests.resume()
+            self._observe(before, flight.collect_tokens(requests.guarded, began))
+        requests.end_without_pages(failed)  # now that the tokens before are delivered
+        requests.resume_programs()
         ready = requests.ready
         worked = bool(chunks or ready or before) or arrived
         if self._in_flight:
             if ready or (models and requests):
-                flight.launch(step, ready, requests.guarded, ahead=True, computing=models)
+                flight.launch_sampling(step, ready, requests.guarded, ahead=True, computing=models)
         else:
             while ready:
-                flight.launch(step, ready, requests.guarded)
-                flight.land(requests.guarded, began)
-                requests.resume()
+                flight.launch_sampling(step, ready, requests.guarded)
+                flight.collect_tokens(requests.guarded, began)
+                requests.resume_programs()
                 ready = requests.ready
             self._observe(step, self._clock() - began)
         if self._loads:
             self._loads.start(self._placement.may_load)
         if (watch := self.watch) is not None and worked:
-            watch.step(self, chunks, began)
+            watch.record(self, chunks, began)
         return worked
 
     @property
@@ -325,7 +330,7 @@ class Engine:
         wanted = self.config.in_flight
         return self.models[self.default].backend.asynchronous if wanted is None else wanted
 
-    def _observe(self, step: Step, seconds: float | None) -> None:
+    def _observe(self, step: ScheduledStep, seconds: float | None) -> None:
         """Correct the forecast by a step that is over, and took so many seconds."""
         if self._forecast is not None and step.predicted is not None and step.chunks and seconds is not None:
             self._forecast.observe(step.chunks, step.predicted, seconds)

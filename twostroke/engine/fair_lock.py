@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from twostroke.errors import InvalidRequest
-from twostroke.system.interrupts import Postponed
+from twostroke.system.interrupts import DeferredInterrupts
 
 
 class FairLock:
@@ -22,14 +22,14 @@ class FairLock:
         self._owner: int | None = None
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
         self._deferred: deque[Callable[[], None]] = deque()
-        self._postponed: Postponed | None = None  # of the thread that holds the lock
+        self._postponed: DeferredInterrupts | None = None  # of the thread that holds the lock
 
     def __enter__(self) -> None:
         """Wait for the lock. Raises InvalidRequest in the thread that holds it: a program must not call its engine."""
         me = threading.get_ident()
         if self._owner == me:
             raise InvalidRequest("a program cannot call the model that runs it: yield Prefill, Decode or Emit")
-        postponed = Postponed()
+        postponed = DeferredInterrupts()
         postponed.__enter__()
         try:
             self._take(me)
@@ -74,7 +74,7 @@ class FairLock:
 
     def defer(self, action: Callable[[], None]) -> None:
         """Run an action under the lock, without waiting for it."""
-        with Postponed():
+        with DeferredInterrupts():
             self._deferred.append(action)
             self._flush()
 

@@ -7,7 +7,7 @@ from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
 from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import Plan
-from twostroke.models.cost import Correction, Rows, StepSeconds
+from twostroke.models.cost import SequenceRows, StepCorrection, StepSeconds
 
 
 class Forecast:
@@ -19,7 +19,7 @@ class Forecast:
 
     def __init__(self, predictors: Mapping[Model, StepSeconds]) -> None:
         self._predictors = dict(predictors)
-        self._corrections: defaultdict[str, Correction] = defaultdict(Correction)
+        self._corrections: defaultdict[str, StepCorrection] = defaultdict(StepCorrection)
 
     @classmethod
     def calibrated(cls, models: Iterable[Model]) -> "Forecast":
@@ -33,7 +33,7 @@ class Forecast:
 
     def decode_step(self, model: Model) -> float:
         """Predicted seconds of a step in which one sequence makes a token."""
-        return self._predictors[model].seconds([Rows(1, 0, 1)])
+        return self._predictors[model].seconds([SequenceRows(1, 0, 1)])
 
     def prefill(self, model: Model, chunk: int) -> Callable[[int, int], float]:
         """A function that predicts the seconds to compute tokens alone, `chunk` in a step: (entries before, tokens)."""
@@ -41,7 +41,7 @@ class Forecast:
 
         def seconds(context: int, count: int) -> float:
             starts = range(context, context + count, chunk)
-            steps = [Rows(min(chunk, context + count - start), start) for start in starts]
+            steps = [SequenceRows(min(chunk, context + count - start), start) for start in starts]
             return sum(predictor.seconds([rows]) for rows in steps) * correction.factor
 
         return seconds
@@ -49,13 +49,13 @@ class Forecast:
     def planned(self, plan: Plan) -> float:
         """Predicted seconds of a planned step."""
         return self._seconds(
-            (lane.model, Rows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
+            (lane.model, SequenceRows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
         )
 
     def placed(self, entries: Sequence[Chunk]) -> float:
         """Predicted seconds of a step whose tokens have been placed."""
         return self._seconds(
-            (one.lane.model, Rows(len(one.tokens), len(one.lane.writer) - len(one.tokens), one.logit_rows))
+            (one.lane.model, SequenceRows(len(one.tokens), len(one.lane.writer) - len(one.tokens), one.logit_rows))
             for one in entries
         )
 
@@ -63,8 +63,8 @@ class Forecast:
         """Correct later predictions by one measured step; both arguments are seconds."""
         self._corrections[_kind(len(one.tokens) for one in entries)].observe(predicted, measured)
 
-    def _seconds(self, step: Iterable[tuple[Model, Rows]]) -> float:
-        by_model: defaultdict[Model, list[Rows]] = defaultdict(list)
+    def _seconds(self, step: Iterable[tuple[Model, SequenceRows]]) -> float:
+        by_model: defaultdict[Model, list[SequenceRows]] = defaultdict(list)
         for model, rows in step:
             by_model[model].append(rows)
         kind = _kind(rows.count for group in by_model.values() for rows in group)

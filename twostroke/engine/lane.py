@@ -16,7 +16,7 @@ from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
-from twostroke.kv.writer import Places, Writer
+from twostroke.kv.writer import KVWriter, SlotMapping
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.scores import TokenScore
 
@@ -74,7 +74,7 @@ class Lane(Generic[StrokeKind]):
     def _write_after(self, base: KVCache) -> None:
         # Entries under dropout are canonical only for the same dropout, as for another model.
         name = self.model.id if self.dropout is None else f"{self.model.id}, {self.dropout}"
-        self.writer = Writer(base.copy_to(self.model.pool), name)
+        self.writer = KVWriter(base.copy_to(self.model.pool), name)
         self.num_computed = len(self.writer)
 
     def arrived(self, kv: KVCache, sources: Sequence[str] = ()) -> None:
@@ -100,7 +100,7 @@ class Lane(Generic[StrokeKind]):
         return False
 
     @property
-    def ahead(self) -> bool:
+    def has_placeholder(self) -> bool:
         """Whether the next token is a placeholder: it is being drawn, and may prove to be the last."""
         return bool(self.todo) and self.todo[0] < 0
 
@@ -108,7 +108,7 @@ class Lane(Generic[StrokeKind]):
         """Number of last rows that need logits when the next `count` tokens are entered."""
         raise NotImplementedError
 
-    def enter(self, count: int) -> tuple[list[int], Places]:
+    def enter(self, count: int) -> tuple[list[int], SlotMapping]:
         """Take the next `count` tokens and allocate their slots. On OutOfPages nothing has changed."""
         tokens = self.todo[:count]
         places = self.writer.append(tokens)
@@ -124,13 +124,13 @@ class Lane(Generic[StrokeKind]):
         """Other choices that wait for this lane's result."""
         return []
 
-    def forget(self, choice: Choice) -> None:
+    def remove_waiter(self, choice: Choice) -> None:
         """Remove a choice that no longer waits."""
 
     def close(self) -> None:
         """Release all pages. A plan or a traceback may still reference the lane; it must not keep KV alive."""
         if self.load is not None:
-            self.load.leave(self)
+            self.load.remove_lane(self)
         self.writer.close()
         del self.writer, self.stroke, self.queries, self.states
         self.missing = self.load = None
@@ -187,14 +187,14 @@ class PrefillLane(Lane[Prefill]):
         if not self.todo:
             self._finish(self._tail)
         elif len(self.writer):
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.stroke.progress is not None:
             self.stroke.progress(self.writer.freeze())
 
     @property
-    def least_pages(self) -> int:
+    def min_pages(self) -> int:
         """Minimum number of new pages that its tokens need."""
         size = self.model.pool.page_size
         in_place = size - 1 if len(self.writer) else 0  # at most, in the last page of the value that it extends
@@ -225,7 +225,7 @@ class PrefillLane(Lane[Prefill]):
         if not self.todo:
             self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
         else:
-            self._tell()
+            self._report_progress()
 
     def _forget(self) -> None:
         self._logits.clear()

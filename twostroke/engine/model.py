@@ -9,7 +9,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
-from twostroke.models.cost import Cost
+from twostroke.models.cost import CostModel
 
 
 @dataclass(frozen=True, eq=False)  # hashed by object identity
@@ -21,7 +21,7 @@ class Model:
         id: its identity, which covers everything that its entries' bits depend on. Entries are canonical for an id.
         pool: holds its KV; models of one geometry may share a pool.
         index: its prefix index, or None.
-        lower: the stores below the index, or None.
+        backing_stores: the stores below the index, or None.
         cost: computes the work of its steps.
     """
 
@@ -32,8 +32,8 @@ class Model:
     tokenizer: Tokenizer
     pool: PagePool
     index: PrefixIndex | None
-    cost: Cost
-    lower: BackingStores | None = None
+    cost: CostModel
+    backing_stores: BackingStores | None = None
 
     @property
     def config(self) -> ModelConfig:

@@ -18,10 +18,10 @@ from twostroke.backends.interface import PAGE
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane, PrefillLane
-from twostroke.engine.loads import Loads
+from twostroke.engine.load_queue import LoadQueue
 from twostroke.engine.model import Model
 from twostroke.engine.queues import Queues
-from twostroke.engine.request import WAITING_FOR, Choice
+from twostroke.engine.request import PENDING, Choice
 from twostroke.engine.runner import Chunk
 from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
@@ -45,7 +45,7 @@ class Placement:
         models: Iterable[Model],
         queues: Queues,
         keep: Callable[[Choice], None],
-        loads: Loads,
+        loads: LoadQueue,
         clock: Clock = SYSTEM,
     ) -> None:
         """`keep` indexes what a choice has computed."""
@@ -65,7 +65,7 @@ class Placement:
                 model.index.clear()
             model.pool.reclaim = None
 
-    def next(self) -> Choice | None:
+    def next_to_admit(self) -> Choice | None:
         """The choice to start now; None if there is none, or no room for it.
 
         A preempted choice starts again when the pages that it held fit. One that waits for others lets younger pass.
@@ -81,7 +81,7 @@ class Placement:
                 break
         return None
 
-    def pause(self) -> float | None:
+    def retry_after(self) -> float | None:
         """Seconds until pages that others hold may have come back; None if nobody waits for any."""
         return RETRY_S if self._clock() < self._look_until else None
 
@@ -107,7 +107,7 @@ class Placement:
         older = [one for one in self._queues.active if one.order < choice.order and pool in one.needs]
         return sum(max(0, one.needs[pool] - _pages_held(one).get(pool, 0)) for one in older)
 
-    def certain(self, lane: DecodeLane) -> bool:
+    def next_has_room(self, lane: DecodeLane) -> bool:
         """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
         pool = lane.model.pool
         if lane.result is None:
@@ -132,7 +132,7 @@ class Placement:
             if lane not in lane.choice.lanes:  # preempted by an earlier lane
                 continue
             # A page that is copied in vain, since the token is the last, would not come back.
-            if lane.ahead and (scarce or not (lane.started or lane.writer.has_slot)):
+            if lane.has_placeholder and (scarce or not (lane.started or lane.writer.has_slot)):
                 continue
             if not lane.started and not lane.decoding:
                 # A prefill starts when all of it fits. While one waits, no later prefill starts: small prompts
@@ -148,7 +148,7 @@ class Placement:
                     self._refuse_if_hopeless(lane)
                     tokens, places = lane.enter(count)
                 except OutOfPages as error:
-                    if lane.ahead:  # nobody gives up a page for a token that may be the last
+                    if lane.has_placeholder:  # nobody gives up a page for a token that may be the last
                         break
                     if self._unshare() or self._preempt_youngest(lane, error):
                         continue
@@ -159,7 +159,7 @@ class Placement:
                         break
                     if self._waits(lane.choice, error):
                         if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
-                            self._stand_back(lane.choice, max(error.pages, lane.least_pages))
+                            self._stand_back(lane.choice, max(error.pages, lane.min_pages))
                         break
                     failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
                     break
@@ -168,7 +168,7 @@ class Placement:
         self._blocked = blocked
         return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
 
-    def make_way(self, choice: Choice, error: OutOfPages) -> bool:
+    def preempt_for(self, choice: Choice, error: OutOfPages) -> bool:
         """Preempt a choice whose program ran out of pages, and the youngest choice.
 
         Returns False if it runs alone and has nothing to wait for.
@@ -204,7 +204,7 @@ class Placement:
     @property
     def _returning(self) -> bool:
         """Whether there are pages that nobody wants, and that come back when nothing is under way to them."""
-        return bool(self._loads.returning) or any(model.pool.num_returning for model in self._models)
+        return bool(self._loads.frames_returning) or any(model.pool.num_returning for model in self._models)
 
     def _expect(self, choice: Choice, now: float) -> None:
         """Let a choice wait for pages that come back, however long that takes."""
@@ -237,11 +237,11 @@ class Placement:
         if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.active) > 1:
             return
         pool = lane.model.pool
-        if not self._could_hold(pool, lane.least_pages):
+        if not self._could_hold(pool, lane.min_pages):
             raise OutOfPages(
-                f"the prompt needs {lane.least_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
+                f"the prompt needs {lane.min_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
                 f"drop values that are no longer used, or give the pool more memory (kv_bytes)",
-                lane.least_pages,
+                lane.min_pages,
             )
 
     def _preempt_youngest(self, lane: Lane, error: OutOfPages) -> bool:
@@ -272,19 +272,19 @@ class Placement:
             return True
         indexes = [m.index for m in self._models if m.index is not None and m.pool is pool]
         if len(indexes) == 1:
-            return indexes[0].can_free(missing)
+            return indexes[0].can_evict(missing)
         return missing <= self._unused(pool)
 
     def _unused(self, pool: PagePool) -> int:
         """Number of the pool's pages that only prefix indexes hold."""
-        return sum(m.index.num_unused for m in self._models if m.index is not None and m.pool is pool)
+        return sum(m.index.num_evictable for m in self._models if m.index is not None and m.pool is pool)
 
     def _unshare(self) -> bool:
         """Drop prefills kept for choices that have not used them yet; those choices compute them again."""
         dropped = False
         for request in {choice.request for choice in [*self._queues.active, *self._queues.waiting]}:
-            for key in [key for key, shared in request.shared.items() if shared.value is not WAITING_FOR]:
-                del request.shared[key]
+            for key in [key for key, shared in request.shared_prefills.items() if shared.value is not PENDING]:
+                del request.shared_prefills[key]
                 dropped = True
         return dropped
 
@@ -294,12 +294,12 @@ class Placement:
         request = choice.request
         request.preemptions += 1
         choice.needs = self._room_to_start(choice)
-        request.shared.clear()
+        request.shared_prefills.clear()
         # Choices that wait for a prefill of this choice start again as well.
         waiters = [waiter for lane in choice.lanes for waiter in lane.waiters()]
         for other in request.choices:
             for lane in other.lanes:
-                lane.forget(choice)
+                lane.remove_waiter(choice)
         for one in dict.fromkeys((choice, *waiters)):
             self._keep(one)
             one.release()
@@ -312,7 +312,7 @@ class Placement:
         take the pages for which it was preempted, and be preempted again.
         """
         pages = _pages_held(choice)
-        if choice.errands:
+        if choice.futures:
             for pool in {model.pool for model in self._models}:
                 prompt = -(-choice.request.prompt_tokens // pool.page_size) + 1
                 pages[pool] = min(max(pages.get(pool, 0), prompt), pool.num_pages)

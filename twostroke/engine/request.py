@@ -15,9 +15,9 @@ from typing import Any
 
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
+from twostroke.engine.output import ChoiceOutput, Token
 from twostroke.engine.strokes import Decode, Program
 from twostroke.engine.timings import Timings
-from twostroke.engine.track import Token, Track
 from twostroke.errors import InvalidRequest
 from twostroke.kv.pool import PagePool
 from twostroke.models.checkpoints.tokenizer import Tokenizer
@@ -27,12 +27,12 @@ from twostroke.sampling.scores import TokenScore
 
 log = logging.getLogger(__name__)
 _arrivals = itertools.count()
-WAITING_FOR = object()  # the result of a stroke that is still in flight
-PATIENCE = 10.0  # seconds that each unit of priority adds to the arrival time
+PENDING = object()  # the result of a stroke that is still in flight
+PRIORITY_S = 10.0  # seconds that each unit of priority adds to the arrival time
 
 
 @dataclass(frozen=True)
-class Errand:
+class PendingFuture:
     """What a choice waits for besides lanes: the stroke `Await` in place `slot`, since `began`."""
 
     slot: int
@@ -58,16 +58,16 @@ class Choice:
         # Weak: a reference cycle would keep a finished request's pages until the garbage collector runs.
         self._request = weakref.ref(request)
         self.index = index
-        self.track = Track(request.params, request.tokenizer, index)
+        self.output = ChoiceOutput(request.params, request.tokenizer, index)
         self.program: Program | None = None
         self.lanes: list[Lane] = []
-        self.errands: list[Errand] = []
+        self.futures: list[PendingFuture] = []
         self.results: list[Any] = []
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = 0
         self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
-        self.held: Token | None = None  # the last token, while it is not certain that another can follow it
+        self.held_token: Token | None = None  # the last token, while it is not certain that another can follow it
         self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
         self.short_until = 0.0  # until when it waits for pages that others hold; 0: it has found all so far
         self.retry_at = 0.0  # when it looks for them next
@@ -88,14 +88,14 @@ class Choice:
     @property
     def arriving(self) -> bool:
         """Whether all of its strokes wait for pages from other tiers, or for other threads."""
-        waits = bool(self.lanes or self.errands)
+        waits = bool(self.lanes or self.futures)
         return waits and all(lane.missing is not None for lane in self.lanes)
 
     @property
     def resumable(self) -> bool:
         """Whether all results that the program waits for are there."""
         for result in self.results:
-            if result is WAITING_FOR:
+            if result is PENDING:
                 return False
         return bool(self.results)
 
@@ -107,7 +107,7 @@ class Choice:
                 return True
         return self.resumable
 
-    def answer(self) -> Any:
+    def take_results(self) -> Any:
         """The results to send to the program, or the first `Raised` among them; clears them."""
         results, self.results = self.results, []
         for result in results:
@@ -123,7 +123,7 @@ class Choice:
         unit of difference comes before new requests.
         """
         request = self.request
-        return request.timings.arrival + PATIENCE * request.priority, request.arrival_order, self.index
+        return request.timings.arrival + PRIORITY_S * request.priority, request.arrival_order, self.index
 
     def seed(self, stream: int) -> bytes:
         """Seed of a random stream: depends only on the request's seed, the choice's index and the stream."""
@@ -137,21 +137,21 @@ class Choice:
             self.records.append(DecodeRecord())
         return self.records[self.num_decodes - 1]
 
-    def enter_given(self, stroke: Decode, record: DecodeRecord) -> None:
+    def replay_given(self, stroke: Decode, record: DecodeRecord) -> None:
         """Let a decode enter the given tokens, as after a preemption.
 
         A stroke that guesses, or that tells the program more than ids, samples them again (`proves`).
         """
         if record.sampled or stroke.guesses or stroke.until is not None or stroke.stats or stroke.keep_logits:
             return
-        for id in self.given[len(self.track.ids) :][: stroke.max_tokens]:
+        for id in self.given[len(self.output.ids) :][: stroke.max_tokens]:
             record.sampled.append(Sampled(id))
-            self.track.push(record.sampled[-1])
-        ended = self.track.finish_reason is not None or len(record.sampled) == stroke.max_tokens
+            self.output.push(record.sampled[-1])
+        ended = self.output.finish_reason is not None or len(record.sampled) == stroke.max_tokens
         if record.sampled and ended:
-            record.complete, record.finish_reason = True, self.track.finish_reason
+            record.complete, record.finish_reason = True, self.output.finish_reason
 
-    def proves(self, token: Token) -> bool:
+    def verify_given(self, token: Token) -> bool:
         """Whether a token is one of the given, sampled again. Raises InvalidRequest if it is another."""
         if token.index >= len(self.given):
             return False
@@ -166,47 +166,49 @@ class Choice:
         """Drop the program and every value and page it holds."""
         for lane in self.lanes:
             lane.close()
-        for errand in self.errands:
+        for errand in self.futures:
             errand.future.cancel()
-        self.lanes, self.errands, self.results = [], [], []
+        self.lanes, self.futures, self.results = [], [], []
         program, self.program = self.program, None
         if program is not None:
             close(program)
 
-    def hold(self) -> None:
+    def hold_last_token(self) -> None:
         """Keep the last token back if the caller has not taken it, until it is known whether another follows.
 
         The caller learns from a token whether it is the last.
         """
         events = self.request.events
-        if events and events[-1].choice == self.index and self.track.finish_reason is None:
-            self.held = events.pop()
+        if events and events[-1].choice == self.index and self.output.finish_reason is None:
+            self.held_token = events.pop()
 
     def went_on(self) -> None:
         """Another token is made: if it had to wait for pages, it found them, and may wait again."""
         self.short_until = 0.0
 
-    def let_go(self) -> None:
+    def release_held_token(self) -> None:
         """Hand over the token that was kept back."""
-        if self.held is not None:
-            self.request.events.append(self.held)
-            self.held = None
+        if self.held_token is not None:
+            self.request.events.append(self.held_token)
+            self.held_token = None
 
-    def cut(self) -> bool:
+    def finish_with_length(self) -> bool:
         """End with "length" at the last token. Returns False if there is none, or if the caller has taken it."""
-        if self.track.finish_reason is not None:
+        if self.output.finish_reason is not None:
             return True
-        self.let_go()
+        self.release_held_token()
         events = self.request.events
         for i in range(len(events) - 1, -1, -1):
             if events[i].choice == self.index:
-                events[i] = replace(events[i], text=events[i].text + self.track.cut(), finish_reason="length")
+                events[i] = replace(
+                    events[i], text=events[i].text + self.output.end_with_length(), finish_reason="length"
+                )
                 return True
         return False
 
     def finish(self, result: Any) -> None:
         """Mark as done with the program's return value, and release everything."""
-        self.let_go()
+        self.release_held_token()
         self.result, self.done = result, True
         self.release()
 
@@ -261,7 +263,7 @@ class Request:
         self.cached_by_tier: Counter[str] = Counter()
         self.preemptions = 0
         self.choices = [Choice(self, i) for i in range(params.n)]
-        self.shared: dict[Any, SharedPrefill] = {}
+        self.shared_prefills: dict[Any, SharedPrefill] = {}
 
     def take_over(self, *answers: Sequence[int]) -> None:
         """Begin behind tokens of the answers, one for each choice, that another engine has made and delivered.
@@ -270,7 +272,7 @@ class Request:
         next token has the noise, the penalties and the constraint of its place in the whole answer. Raises
         InvalidRequest for another number of choices, or for a request that was submitted.
         """
-        if len(answers) != len(self.choices) or any(choice.track.ids for choice in self.choices):
+        if len(answers) != len(self.choices) or any(choice.output.ids for choice in self.choices):
             raise InvalidRequest("only a request that is not submitted yet can take over answers, one for each choice")
         for choice, answer in zip(self.choices, answers, strict=True):
             choice.given = tuple(answer)
@@ -306,7 +308,7 @@ class SharedPrefill:
     """
 
     takers: int
-    value: Any = WAITING_FOR
+    value: Any = PENDING
     waiting: list[tuple[Choice, int]] = field(default_factory=list)
 
     def arrived(self, value: Any) -> None:

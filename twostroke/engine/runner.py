@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twostroke.backends.interface import Drawn, RaggedBatch
+from twostroke.backends.interface import DrawnTokens, RaggedBatch
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
-from twostroke.kv.writer import Places
+from twostroke.kv.writer import SlotMapping
 
 
 class Chunk(NamedTuple):
@@ -17,13 +17,13 @@ class Chunk(NamedTuple):
 
     lane: Lane
     tokens: list[int]  # negative: a placeholder, see `RaggedBatch.drawn`
-    places: Places
+    places: SlotMapping
     logit_rows: int  # number of last rows that return logits
     query_rows: int = 0  # number of last rows that return queries
     state_rows: int = 0  # number of last rows that return hidden states
 
 
-def run(model: Model, chunks: Sequence[Chunk], drawn: Drawn | None = None) -> None:
+def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None = None) -> None:
     """Compute the chunks of one model together and hand each lane its logits, queries and hidden states.
 
     `drawn` are the tokens that the chunks' placeholders stand for.

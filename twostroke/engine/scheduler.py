@@ -17,7 +17,7 @@ from twostroke.engine.request import Choice
 from twostroke.fields import Checked, Rule, declare, integer, number
 
 # Tokens that prefills get under any objective: the kernels compute eight rows at little more than the cost of one.
-LEAST_CHUNK = 8
+MIN_CHUNK = 8
 
 Plan = list[tuple[Lane, int]]  # lanes, and how many of its tokens each enters
 
@@ -30,7 +30,7 @@ class SchedulerConfig(Checked):
         max_step_tokens: token budget of a step, decode rows and prefill chunks together.
         max_running: maximum number of choices that run at once.
         itl_ms: objective in milliseconds for the time of a step in which anything decodes; None for no objective.
-        in_flight: whether a step's tokens are read after the next step was launched (`engine/flight.py`); None if that
+        in_flight: whether a step's tokens are read after the next step was launched (`engine/step_in_flight.py`); None if that
             gains something on the backend.
     """
 
@@ -57,24 +57,24 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
     todo = [len(lane.todo) for lane in behind]
 
     def with_chunks(budget: int) -> Plan:
-        counts = share(todo, budget)
+        counts = share_budget(todo, budget)
         return chosen + [(lane, count) for lane, count in zip(behind, counts, strict=True) if count]
 
     if chosen and behind and config.itl_ms is not None:
-        budget = largest(min(budget, sum(todo)), lambda tokens: fits(with_chunks(tokens)))
+        budget = largest_fitting(min(budget, sum(todo)), lambda tokens: fits(with_chunks(tokens)))
     return with_chunks(budget)
 
 
-def largest(most: int, fits: Callable[[int], bool]) -> int:
+def largest_fitting(most: int, fits: Callable[[int], bool]) -> int:
     """The largest count up to `most` that fits, by bisection; never below min(LEAST_CHUNK, most)."""
-    low, high = min(LEAST_CHUNK, most), most + 1
+    low, high = min(MIN_CHUNK, most), most + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def share(todo: Sequence[int], budget: int) -> list[int]:
+def share_budget(todo: Sequence[int], budget: int) -> list[int]:
     """Number of tokens that each lane enters; lanes are in order of arrival.
 
     Half of the budget goes by arrival, so the oldest lane always progresses: short prompts cannot starve a long one.

@@ -10,7 +10,7 @@ from twostroke.engine.runner import Chunk
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduledStep:
     """What a step computes.
 
     `predicted` is its predicted duration in seconds, None without a forecast; `began` when it began.
@@ -33,7 +33,7 @@ class StepReport:
     predicted_s: float | None = None
 
     @classmethod
-    def of(cls, step: Step) -> StepReport:
+    def of(cls, step: ScheduledStep) -> StepReport:
         """The report of a step whose tokens have been placed."""
         decode = sum(len(chunk.tokens) == 1 and isinstance(chunk.lane, DecodeLane) for chunk in step.chunks)
         return cls(sum(len(chunk.tokens) for chunk in step.chunks) - decode, decode, step.predicted)

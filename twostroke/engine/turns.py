@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from twostroke.system.interrupts import Postponed
+from twostroke.system.interrupts import DeferredInterrupts
 from twostroke.system.monitor import Monitor
 
 Step = Callable[[Callable[[], bool]], bool]  # steps unless the function returns True; returns whether there was work
 
 
-class Turns:
+class LeaderFollower:
     """Waiting, and news for those who wait."""
 
     def __init__(self) -> None:
@@ -16,11 +16,11 @@ class Turns:
         self._stepping = False  # whether one of the threads that wait steps
         self._changes = 0  # number of events that may give a step something to do
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Something has happened that may give a step something to do, or end a wait."""
-        with Postponed(), self._news.lock:
+        with DeferredInterrupts(), self._news.lock:
             self._changes += 1
-            self._news.tell()
+            self._news.notify_all()
 
     def wait(self, ready: Callable[[], bool], step: Step, pause: Callable[[], float | None]) -> None:
         """Step until `ready()`, or wait while another thread steps.
@@ -31,13 +31,13 @@ class Turns:
             seen = self._changes
             worked = self._stepped(ready, step)
             if worked is None:
-                self._news.until(lambda: not self._stepping or ready())
+                self._news.wait_for(lambda: not self._stepping or ready())
             elif not worked and (seconds := pause()) != 0:
-                self._news.pause(lambda seen=seen: seen != self._changes or ready(), seconds)
+                self._news.wait_unless(lambda seen=seen: seen != self._changes or ready(), seconds)
 
     def _stepped(self, ready: Callable[[], bool], step: Step) -> bool | None:
         """Whether there was work; None if another of the waiting threads steps."""
-        with Postponed() as postponed:
+        with DeferredInterrupts() as postponed:
             mine = False
             try:
                 with self._news.lock:
@@ -50,4 +50,4 @@ class Turns:
                 if mine:
                     with self._news.lock:
                         self._stepping = False
-                        self._news.tell()
+                        self._news.notify_all()

@@ -22,7 +22,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 
 SIDE_BY_SIDE = 8  # passages that are scored at once
-MOST = 64  # texts to keep: a limit for requests over HTTP
+MAX_KEEP_TEXTS = 64  # texts to keep: a limit for requests over HTTP
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ class Compress(Method, name="compress"):
         if isinstance(self.keep, str):
             object.__setattr__(self, "keep", (self.keep,))
         few = Rule(
-            tuple, each=Rule(str, least=1), test=lambda texts: len(texts) <= MOST, words=f"texts, at most {MOST}"
+            tuple,
+            each=Rule(str, least=1),
+            test=lambda texts: len(texts) <= MAX_KEEP_TEXTS,
+            words=f"texts, at most {MAX_KEEP_TEXTS}",
         )
         self.check("keep", few)
         super().__post_init__()

@@ -19,7 +19,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat, chosen
 
-MOST = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
+MAX_OBSERVED = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Drop(Repeat, name="drop"):
     window: int = integer(256, least=1)
     by: str = text("window", choices=("window", "key-norm", "attention"))
     every: int = integer(16, least=1)
-    observed: int = integer(32, least=1, most=MOST)
+    observed: int = integer(32, least=1, most=MAX_OBSERVED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fine = self.by != "attention" or self.every <= MOST
-        self.require("every", fine, f"an integer from 1 to {MOST} where attention chooses")
+        fine = self.by != "attention" or self.every <= MAX_OBSERVED
+        self.require("every", fine, f"an integer from 1 to {MAX_OBSERVED} where attention chooses")
 
     def program(self, prompt: Prompt) -> Program:
         counting = self.by == "attention"

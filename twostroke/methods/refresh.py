@@ -23,7 +23,7 @@ from twostroke.sampling.draw import Sampled
 from twostroke.sampling.statistics import information, log_softmax
 
 WARM_UP = 32  # tokens before a budget is spent: a percentile of fewer is unreliable
-MOST_PASSES = 64
+MAX_PASSES = 64
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Refresh(Method, name="refresh"):
     threshold: float = number(6.0, least=0, most=None)
     budget: float = number(2.5, least=0, most=1000)
     dropout: float = number(0.1, least=0, most=0.9)
-    passes: int = integer(8, least=2, most=MOST_PASSES)
+    passes: int = integer(8, least=2, most=MAX_PASSES)
 
     @property
     def companions(self) -> tuple[str, ...]:

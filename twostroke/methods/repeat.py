@@ -16,7 +16,7 @@ from twostroke.fields import Rule, integer, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
 
-MOST = 64  # copies: a limit for requests over HTTP, which could otherwise fill the memory
+MAX_COPIES = 64  # copies: a limit for requests over HTTP, which could otherwise fill the memory
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Repeat(Method, name="repeat"):
             object.__setattr__(self, "times", (self.times,))
         if isinstance(self.times, list | tuple):
             object.__setattr__(self, "times", tuple(self.times))
-            fine = len(self.times) < MOST and all(isinstance(one, str) for one in self.times)
-            self.require("times", fine, f"a number, or fewer than {MOST} texts")
+            fine = len(self.times) < MAX_COPIES and all(isinstance(one, str) for one in self.times)
+            self.require("times", fine, f"a number, or fewer than {MAX_COPIES} texts")
         else:
-            self.check("times", Rule(int, least=1, most=MOST))
+            self.check("times", Rule(int, least=1, most=MAX_COPIES))
         super().__post_init__()
 
     def program(self, prompt: Prompt) -> Program:

@@ -13,7 +13,7 @@ from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
 from twostroke.fields import integer
 from twostroke.kv.attention import attention_mass
 from twostroke.kv.cache import KVCache
-from twostroke.methods.drop import MOST
+from twostroke.methods.drop import MAX_OBSERVED
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
 
@@ -31,7 +31,7 @@ class Snap(Repeat, name="snap"):
 
     times: int | str | tuple[str, ...] = 1
     keep: str = "all"
-    window: int = integer(32, least=1, most=MOST)
+    window: int = integer(32, least=1, most=MAX_OBSERVED)
     budget: int = integer(256)
     kernel: int = integer(7, least=1, most=255)
 

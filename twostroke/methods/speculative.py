@@ -15,7 +15,7 @@ import numpy as np
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods.method import Method, Prompt
 
 MAX_GUESSES = 32  # guesses a round
@@ -65,7 +65,7 @@ class Speculative(Method, name="speculative"):
                 draft: Decoded = yield (yield from self.drafting(run, drafted, count))
                 drafted, guesses = draft.kv, draft.tokens
             run = yield Decode(run.kv, guesses=guesses, max_tokens=len(guesses) + 1)
-            stood = num_common(run.tokens, guesses)
+            stood = common_prefix_length(run.tokens, guesses)
             rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
             if self.adaptive and guesses:
                 count = min(MAX_GUESSES, count + 2) if stood == len(guesses) else max(1, count - 1)

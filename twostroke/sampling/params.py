@@ -15,8 +15,8 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Checked, Rule, declare, flag, integer, number
 
 if TYPE_CHECKING:
+    from twostroke.sampling.answer_reader import AnswerReaderFactory
     from twostroke.sampling.constraint import ConstraintFactory
-    from twostroke.sampling.reader import ReaderFactory
 
 _TOKEN_ID = Rule(int, least=0)
 _BIAS = Rule(float, most=LARGE, test=lambda bias: bias >= -LARGE or bias == -math.inf)
@@ -118,7 +118,7 @@ class SamplingParams(Checked):
     constraint: ConstraintFactory | None = declare(
         None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
     )
-    reader: ReaderFactory | None = declare(
+    reader: AnswerReaderFactory | None = declare(
         None, Rule(object, optional=True, test=callable, words="what makes a Reader")
     )
 

@@ -9,12 +9,12 @@ from twostroke.sampling import statistics as summary
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import COLDEST, NO_NOISE, gumbel
 from twostroke.sampling.params import SamplingParams
-from twostroke.sampling.statistics import LEAST, NO_TOKEN, RowStatistics, Statistics, likeliest, picked, sound
-from twostroke.system.reuse import Reused
+from twostroke.sampling.statistics import MIN_LOGIT, NO_TOKEN, RowStatistics, Statistics, likeliest, picked, sound
+from twostroke.system.scratch import ScratchMemory
 
 # Numbers of candidates that top_p tries before it sorts the whole vocabulary, which is slow.
-FEW = (512, 4096, 32768)
-ROOM = Reused()  # buffer for changed logits
+TOP_P_CANDIDATES = (512, 4096, 32768)
+ROOM = ScratchMemory()  # buffer for changed logits
 
 
 def sample(
@@ -148,7 +148,7 @@ def distribution(
         elif total is None:
             total = float(weigh(np.arange(len(values))).sum())
         goal = params.top_p * total
-        for count in (*FEW[1:], len(values)) if not params.top_k else ():
+        for count in (*TOP_P_CANDIDATES[1:], len(values)) if not params.top_k else ():
             if weights.cumsum()[-1] >= goal:
                 break
             weights = weigh(ids := _falling(values, _likeliest(values, count)))
@@ -162,14 +162,14 @@ def distribution(
 def _looked_at(params: SamplingParams, top: float, size: int) -> tuple[int, float]:
     """The number of largest logits that filters look at first, out of `size`, and a lower bound for these logits."""
     if params.top_k:
-        return min(size, params.top_k), LEAST
+        return min(size, params.top_k), MIN_LOGIT
     if params.top_p < 1:
-        return min(size, *FEW[:1]) if FEW else size, LEAST
+        return min(size, *TOP_P_CANDIDATES[:1]) if TOP_P_CANDIDATES else size, MIN_LOGIT
     # With min_p most logits are far too small, which is known without their weights.
     return size, top + params.temperature * (math.log(params.min_p) - 1e-3) - 1e-5 * abs(top)
 
 
-def _likeliest(values: np.ndarray, count: int, floor: float = LEAST) -> np.ndarray:
+def _likeliest(values: np.ndarray, count: int, floor: float = MIN_LOGIT) -> np.ndarray:
     return likeliest(values[None], [count], [floor])[0]
 
 
@@ -190,7 +190,7 @@ def _alternatives(
         0 if draw.params.logprobs is None or not math.isfinite(top) else min(len(row), max(1, draw.params.logprobs))
         for row, draw, top in zip(logits, draws, found.top, strict=True)
     ]
-    likeliest = statistics.likeliest(logits, counts, [LEAST] * len(draws))
+    likeliest = statistics.likeliest(logits, counts, [MIN_LOGIT] * len(draws))
     ordered: list[np.ndarray] = []
     for row, count, ids in zip(logits, counts, likeliest, strict=True):
         falling = _falling(row, ids)[:count]

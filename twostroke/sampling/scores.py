@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.sampling import statistics as summary
-from twostroke.sampling.statistics import LEAST, RowStatistics, Statistics
+from twostroke.sampling.statistics import MIN_LOGIT, RowStatistics, Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def score(
     """
     found = statistics.summarize(logits) if made is None else made
     counts = [min(count, logits.shape[1]) if math.isfinite(top) else 0 for top in found.top]
-    likeliest = statistics.likeliest(logits, counts, [LEAST] * len(counts))
+    likeliest = statistics.likeliest(logits, counts, [MIN_LOGIT] * len(counts))
     scores: list[TokenScore] = []
     for place, (id, row, best) in enumerate(zip(ids, logits, likeliest, strict=True)):
         own, normalizer = row[id], found.logsumexp[place]

@@ -9,8 +9,8 @@ import numpy as np
 
 from twostroke.sampling.noise import Noise, gumbel
 
-LEAST = float(np.finfo(np.float32).min)
-MOST_GROUPED = 64
+MIN_LOGIT = float(np.finfo(np.float32).min)
+MAX_GROUP = 64
 NO_TOKEN = -1  # instead of the id drawn from a row whose logits are NaN or infinite
 
 
@@ -111,7 +111,7 @@ def likeliest(logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]
     """
     found: list[np.ndarray] = []
     for row, count, floor in zip(logits, counts, floors, strict=True):
-        ids = np.flatnonzero(row >= max(floor, LEAST, _least(row, count))) if count else np.arange(0)
+        ids = np.flatnonzero(row >= max(floor, MIN_LOGIT, _least(row, count))) if count else np.arange(0)
         if count < len(ids):
             values = row[ids]
             ids = ids[values >= np.partition(values, -count)[-count]]
@@ -126,7 +126,7 @@ def _least(values: np.ndarray, count: int) -> float:
     """
     if count >= len(values):
         return -math.inf
-    size = min(MOST_GROUPED, max(1, len(values) // (4 * count)))
+    size = min(MAX_GROUP, max(1, len(values) // (4 * count)))
     groups = len(values) // size
     tops = values[: groups * size].reshape(size, groups).max(0)
     return float(np.partition(tops, -count)[-count])

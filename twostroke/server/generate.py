@@ -2,57 +2,62 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from twostroke.engine.engine_thread import Update
-from twostroke.engine.request import Request
 from twostroke.server.active_call import ActiveCall, CallOptions
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_requests import Prepared
+from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
     EventStream,
     cancel_on_disconnect,
     json_response,
-    warnings_field,
 )
+
+P = TypeVar("P", bound=Prepared)
 
 
 async def generate(
     http: HttpRequest,
-    terms: CallOptions,
-    prepare: Callable[[], list[Request]],
-    answer_for: Callable[[ActiveCall], Answer],
+    options: CallOptions,
+    prepare: Callable[[], P],
+    answer_for: Callable[[P, ActiveCall], Answer],
 ) -> Response:
     """Generate and answer. If the client disconnects, everything is cancelled at once.
 
     Args:
         http: the call.
-        terms: how it is to be served.
+        options: how it is to be served.
         prepare: makes the engine's requests. It runs off the event loop.
-        answer_for: makes the answer that their tokens go into.
+        answer_for: makes the answer that takes their tokens.
 
     A stream begins with the first token, so an error before it is answered with an HTTP status.
     """
     engine: AsyncEngine = http.app.state.engine
-    arrival = time.perf_counter()
-    active_call = engine.reserve_call(terms.choices)
+    log, arrival = call_log(http.scope), time.perf_counter()
+    active_call = engine.reserve_call(options.choices)
     streaming = False
     try:
-        requests = await cancel_on_disconnect(http.receive, engine.run_in_thread(prepare))
+        prepared = await cancel_on_disconnect(http.receive, engine.run_in_thread(prepare))
+        log.warn(prepared.warnings)
+        log.leave_out(prepared.left_out)
+        log.requests = prepared.requests
         name = http.headers.get("x-request-id", "")[:128]
-        for request in requests:
-            request.timings.arrival, request.priority, request.name = arrival, terms.priority, name
-        engine.submit(active_call, requests, terms.timeout_s)
-        answer, updates = answer_for(active_call), active_call.updates()
-        http.scope["facts"]["prompt_tokens"] = sum(request.prompt_tokens for request in requests)
-        if not terms.stream:
+        for request in prepared.requests:
+            request.timings.arrival, request.priority, request.name = arrival, options.priority, name
+        engine.submit(active_call, prepared.requests, options.timeout_s)
+        answer, updates = answer_for(prepared, active_call), active_call.updates()
+        log.model = answer.model
+        if not options.stream:
             await cancel_on_disconnect(http.receive, _collect(answer, updates))
-            http.scope["facts"]["output_tokens"] = answer.output_tokens
-            return json_response(answer.body() | warnings_field(http.scope))
+            return json_response(answer.body() | log.answer_fields)
         first = await cancel_on_disconnect(http.receive, anext(updates))
         streaming = True
         return EventStream(answer, first, updates, active_call)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from twostroke.backends.reference.backend import ReferenceBackend
 from twostroke.backends.reference.operations import DenseWeight, Operations
 from twostroke.engine.engine import Engine
-from twostroke.engine.opening import Opening, new_pool
+from twostroke.engine.model_loader import ModelLoader, new_pool
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
@@ -119,8 +119,8 @@ def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> 
     """Run text through the model, and sum its activations."""
     observer, backend = Observer(checkpoint.config, mlp_of(checkpoint.config).intermediate_size), ReferenceBackend()
     backend.operations = observer
-    opening = Opening(backend, index="off")
-    model = opening.model(checkpoint, tokenizer, lambda geometry: new_pool(geometry, WINDOW // 16 + 1, 16, backend))
+    opening = ModelLoader(backend, index="off")
+    model = opening.load(checkpoint, tokenizer, lambda geometry: new_pool(geometry, WINDOW // 16 + 1, 16, backend))
     engine = Engine({"main": model}, "main")
     for start in range(0, len(tokens), WINDOW):
 

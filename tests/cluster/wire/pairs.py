@@ -6,15 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 from twostroke.api.llm import LLM
-from twostroke.cluster.wire.handle import Handle
-from twostroke.cluster.wire.outgoing import Outgoing
-from twostroke.cluster.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
+from twostroke.cluster.wire.handle import ValueHandle
+from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.sender import Sender
+from twostroke.cluster.wire.split_programs import (
+    SharedArrival,
+    decode_program,
+    or_recompute,
+    prefill_program,
+    remote_prefill,
+    student_program,
+)
 from twostroke.cluster.wire.transport import Transport
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.engine.track import Token
 from twostroke.kv.cache import KVCache
 from twostroke.methods import Method, Plain
 from twostroke.methods.method import Prompt
@@ -39,29 +46,29 @@ class Pair:
         )
         self.receiver = Receiver(second.pool, second.model.id, secret=SECRET, transport=transport(second))
 
-    def prefilled(self, prompt: list[int], method: Method | None = None, **offer: Any) -> Outgoing:
+    def prefilled(self, prompt: list[int], method: Method | None = None, **offer: Any) -> ValueOffer:
         """An offer of what crosses; the first model has computed it."""
         outgoing = self.sender.offer(**offer)
-        program = sending(method or Plain(), self._prompt(prompt), outgoing)
+        program = prefill_program(method or Plain(), self._prompt(prompt), outgoing)
         self.first.engine.run([Request(lambda: program, SamplingParams(), self.first.tokenizer)])
         return outgoing
 
     def request(
         self,
-        outgoing: Outgoing | Handle,
+        outgoing: ValueOffer | ValueHandle,
         prompt: list[int],
         method: Method | None = None,
         here: bool = False,
         **fields: Any,
     ) -> Request:
         """The second model's request, which goes on from there; with `here`, it computes what does not come."""
-        params, handle = SamplingParams(**fields), outgoing if isinstance(outgoing, Handle) else outgoing.handle
-        arriving = Arriving(lambda: self.receiver.receive(handle), params.n)
+        params, handle = SamplingParams(**fields), outgoing if isinstance(outgoing, ValueHandle) else outgoing.handle
+        arriving = SharedArrival(lambda: self.receiver.receive(handle), params.n)
         chosen, asked = method or Plain(), self._prompt(prompt)
 
         def program() -> Program:
-            rest = receiving(chosen, asked, arriving)
-            return or_here(rest, chosen, asked) if here else rest
+            rest = decode_program(chosen, asked, arriving)
+            return or_recompute(rest, chosen, asked) if here else rest
 
         return Request(program, params, self.second.tokenizer, len(prompt))
 
@@ -74,10 +81,13 @@ class Pair:
     def student(self, prompt: list[int], method: Method, **fields: Any) -> list[Token]:
         """The answer if the first model is the teacher, and the second, the student, has no teacher."""
         handle, params = self.prefilled(prompt, method).handle, SamplingParams(**fields)
-        arriving = Arriving(lambda: self.receiver.receive(handle, release=False), params.n)
-        teacher, asked = prefilled_by(self.receiver, handle), self._prompt(prompt)
+        arriving = SharedArrival(lambda: self.receiver.receive(handle, release=False), params.n)
+        teacher, asked = remote_prefill(self.receiver, handle), self._prompt(prompt)
         request = Request(
-            lambda: across(receiving(method, asked, arriving), teacher), params, self.second.tokenizer, len(prompt)
+            lambda: student_program(decode_program(method, asked, arriving), teacher),
+            params,
+            self.second.tokenizer,
+            len(prompt),
         )
         self.second.engine.run([request])
         assert self.receiver.release(handle)

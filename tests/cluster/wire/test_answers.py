@@ -10,9 +10,9 @@ from tests.cluster.wire.relay import Relay
 from tests.cluster.wire.small import nothing_is_held, soon
 from tests.samplings import Falling, samplings
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.programs import Arriving, receiving, sending
+from twostroke.cluster.wire.split_programs import SharedArrival, decode_program, prefill_program
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.engine.track import Token
 from twostroke.methods import Method, Plain, method
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
@@ -79,7 +79,7 @@ def test_a_prefill_that_runs_is_sent_chunk_by_chunk(pair: Opened) -> None:
     both = pair(first={"max_step_tokens": 16}, prefix_index="off")
     outgoing = both.sender.offer()
     asked = Prompt(PROMPT, both.first.tokenizer)
-    prefill = Request(lambda: sending(Plain(), asked, outgoing), SamplingParams(), both.first.tokenizer)
+    prefill = Request(lambda: prefill_program(Plain(), asked, outgoing), SamplingParams(), both.first.tokenizer)
     decode = both.request(outgoing, PROMPT, **OPTIONS)
     both.second.engine.submit(decode)
     both.first.engine.submit(prefill)
@@ -104,10 +104,10 @@ def test_preempted_on_both_sides(chosen: Method, pair: Opened) -> None:
     both = pair(first={"max_step_tokens": 16}, prefix_index="off")
     outgoing = both.sender.offer()
     asked = Prompt(PROMPT, both.first.tokenizer)
-    prefill = Request(lambda: sending(chosen, asked, outgoing), SamplingParams(), both.first.tokenizer)
-    arriving = Arriving(lambda: both.receiver.receive(outgoing.handle, release=False))
+    prefill = Request(lambda: prefill_program(chosen, asked, outgoing), SamplingParams(), both.first.tokenizer)
+    arriving = SharedArrival(lambda: both.receiver.receive(outgoing.handle, release=False))
     params = SamplingParams(**OPTIONS)
-    decode = Request(lambda: receiving(chosen, asked, arriving), params, both.second.tokenizer)
+    decode = Request(lambda: decode_program(chosen, asked, arriving), params, both.second.tokenizer)
     both.second.engine.submit(decode)
     both.first.engine.submit(prefill)
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_choices_that_have_not_started_keep_no_page(pair: Opened) -> None:
     """Their value lies in the host."""
     both = pair(prefix_index="off")
     outgoing, pool = both.prefilled(PROMPT), both.second.pool
-    arriving = Arriving(lambda: both.receiver.receive(outgoing.handle), 2)
+    arriving = SharedArrival(lambda: both.receiver.receive(outgoing.handle), 2)
     first = arriving.start().result(20)
     assert pool.num_used == first.kv.num_pages == 4
     expected = first.kv.entries()

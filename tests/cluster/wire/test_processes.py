@@ -13,12 +13,12 @@ import pytest
 from tests.cluster.wire.pairs import SECRET, SOON_S, local
 from tests.cluster.wire.small import TRANSPORTS, nothing_is_held, soon
 from twostroke.api.llm import LLM
-from twostroke.cluster.wire import reception
+from twostroke.cluster.wire import incoming_transfer as reception
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.choose import open_transport
-from twostroke.cluster.wire.handle import Handle
-from twostroke.cluster.wire.programs import Arriving, receiving
+from twostroke.cluster.wire.choose_transport import open_transport
+from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.receiver import Receiver
+from twostroke.cluster.wire.split_programs import SharedArrival, decode_program
 from twostroke.engine.request import Request
 from twostroke.methods import Plain
 from twostroke.methods.method import Prompt
@@ -35,7 +35,7 @@ class Process:
         command = [sys.executable, "-m", "tests.cluster.wire.prefilling", str(model), kind, json.dumps(PROMPT)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **pipes)
-        self.handle = Handle.from_json(self.said())
+        self.handle = ValueHandle.from_json(self.said())
 
     def said(self) -> Any:
         assert self.process.stdout is not None
@@ -79,10 +79,10 @@ def both(
     transport.close()
 
 
-def decoding(llm: LLM, receiver: Receiver, handle: Handle) -> Request:
-    arriving, asked = Arriving(lambda: receiver.receive(handle)), Prompt(PROMPT, llm.tokenizer)
+def decoding(llm: LLM, receiver: Receiver, handle: ValueHandle) -> Request:
+    arriving, asked = SharedArrival(lambda: receiver.receive(handle)), Prompt(PROMPT, llm.tokenizer)
     params = SamplingParams(**OPTIONS)
-    return Request(lambda: receiving(Plain(), asked, arriving), params, llm.tokenizer)
+    return Request(lambda: decode_program(Plain(), asked, arriving), params, llm.tokenizer)
 
 
 def test_one_prefills_and_the_other_decodes(both: tuple[Process, LLM, Receiver]) -> None:
@@ -107,7 +107,7 @@ def test_the_one_that_prefills_is_killed(steps: int, both: tuple[Process, LLM, R
             llm.engine.step()
             assert soon(lambda pages=step + 1: llm.pool.num_used == pages)
     if steps == 4:
-        assert soon(lambda: request.choices[0].errands[0].future.done())
+        assert soon(lambda: request.choices[0].futures[0].future.done())
     process.kill()
     if steps == 4:  # it had sent all
         llm.engine.finish([request])

@@ -32,8 +32,8 @@ def open_model() -> Iterator[OpenModel]:
         def open_one(url: str | None = None) -> LLM:
             options: dict[str, Any] = {"backend": "native", "kv_bytes": 64 << 20, "threads": 1, "kv_remote": url}
             llm = opened.enter_context(LLM("smollm2-135m", **options))
-            if llm.model.lower is not None:
-                llm.model.lower.computing = lambda context, count: 1.0 * count
+            if llm.model.backing_stores is not None:
+                llm.model.backing_stores.computing = lambda context, count: 1.0 * count
             return llm
 
         yield open_one

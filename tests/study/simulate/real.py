@@ -15,8 +15,8 @@ from twostroke.engine.model_loader import new_pool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.clock import VirtualClock
-from twostroke.study.simulate.device import SimulatedModel, Tokens, Watch
-from twostroke.study.simulate.opening import Setup, open_engine
+from twostroke.study.simulate.engine_setup import Setup, open_engine
+from twostroke.study.simulate.simulated_model import SimulatedModel, Tokens, Watch
 
 
 class Timed:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.api.conversation import file
-from twostroke.api.conversation.fitting import LeftOut, with_cut_passages
-from twostroke.api.conversation.overflow import Message, Overflow, Turn, cut_too, fitted
+from twostroke.api.conversation.fitting import LeftOut, cut_passages
+from twostroke.api.conversation.overflow import Message, Overflow, Turn, fit_turn, including_passages
 from twostroke.api.llm import LLM, Decoding
 from twostroke.engine.output import Token
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.sampling.params import sampling_params
 
 
@@ -41,7 +41,7 @@ class Conversation:
         self.llm, self.sampling, self.overflow = llm, sampling, overflow or Overflow()
         self.messages: list[Message] = []
         self._reply: Reply | None = None
-        self._forget()
+        self._reset_kv()
         self.system = system
 
     # Facts -----------------------------------------------------------------------------------------------------
@@ -60,9 +60,9 @@ class Conversation:
     @property
     def kv(self) -> KVCache:
         """The value of the whole conversation; its last token may be pending. Ends a reply in progress."""
-        self._settle()
-        if self._due:  # a reply that was interrupted
-            self._kv, self._due = self.llm.prefill(self._due, after=self._kv), []
+        self._end_reply()
+        if self._unentered:  # a reply that was interrupted
+            self._kv, self._unentered = self.llm.prefill(self._unentered, after=self._kv), []
         return self._kv
 
     @property
@@ -84,30 +84,30 @@ class Conversation:
             not changed.
         """
         arrival = time.perf_counter()
-        self._settle()
+        self._end_reply()
         params = sampling_params(None, self.sampling | sampling)
         if params.n != 1:
             raise InvalidRequest("a conversation has one reply at a time: leave out n")
         said: Message = {"role": "user", "content": text}
         cut = LeftOut()
         if (budget := self.overflow.passage_budget) is not None:
-            [said], cut = with_cut_passages([said], budget, self.llm.tokenizer)
+            [said], cut = cut_passages([said], budget, self.llm.tokenizer)
         messages = [*self.messages, said]
         prompt = self.llm.tokenizer.chat(messages)
         turn = Turn(messages, prompt, *self._extension(prompt))
-        turn = fitted(self.llm, self.overflow, turn, params, self._extension)
+        turn = fit_turn(self.llm, self.overflow, turn, params, self._extension)
         recomputed = max(0, len(self._kv) - len(turn.base) - turn.left_out.entries)
-        self._leave_out(turn)
+        self._drop_left_out(turn)
         start = self.llm.prefill(turn.tokens, after=turn.base)
         self._reply = Reply(self, turn, start, self.llm.decode(start, params), arrival)
-        self._reply.recomputed, self._reply.left_out = recomputed, cut_too(turn.left_out, cut)
+        self._reply.recomputed, self._reply.left_out = recomputed, including_passages(turn.left_out, cut)
         return self._reply
 
     def reset(self) -> None:
         """Forget everything except the system message."""
-        self._settle()
+        self._end_reply()
         self.messages = self.messages[: self.system is not None]
-        self._forget()
+        self._reset_kv()
 
     def save(self, path: str | Path) -> None:
         """Write messages and KV to one file (see `file`). An existing file is replaced only when all is written.
@@ -115,7 +115,7 @@ class Conversation:
         Raises KVError if it cannot be written.
         """
         kv = self.kv  # ends a reply in progress, which adds its message
-        file.save(Path(path), file.Saved(self.llm.name, self.messages, self._rendered), kv)
+        file.save(Path(path), file.SavedConversation(self.llm.name, self.messages, self._rendered), kv)
 
     @classmethod
     def load(cls, path: str | Path, llm: LLM, *, overflow: Overflow | None = None, **sampling: Any) -> Conversation:
@@ -132,19 +132,19 @@ class Conversation:
 
     # Growth ----------------------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
+    def _reset_kv(self) -> None:
         self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
-        self._due: list[int] = []  # tokens of an interrupted reply that are not entered yet
+        self._unentered: list[int] = []  # tokens of an interrupted reply that are not entered yet
 
-    def _leave_out(self, turn: Turn) -> None:
+    def _drop_left_out(self, turn: Turn) -> None:
         """Let go of the entries that a turn goes on without: where the pool is nearly full it needs their pages."""
         if self.overflow.when_full == "refuse" or len(turn.base) == len(self._kv):
             return
         if not turn.left_out.entries:
-            self._rendered, self._due = "", []  # what is left is the beginning of other text
+            self._rendered, self._unentered = "", []  # what is left is the beginning of other text
         self._kv = turn.base
 
-    def _settle(self) -> None:
+    def _end_reply(self) -> None:
         """End a reply in progress."""
         if self._reply is not None:
             self._reply.close()
@@ -154,12 +154,12 @@ class Conversation:
         tokenizer, entries = self.llm.tokenizer, self._kv.tokens
         if entries and self._rendered and prompt.startswith(self._rendered):
             pending = [] if self._kv.pending is None else [self._kv.pending]
-            last = [*entries, *pending, *self._due][-1]
-            return self._kv, [*self._due, *self._tokens_after(last, prompt[len(self._rendered) :])]
+            last = [*entries, *pending, *self._unentered][-1]
+            return self._kv, [*self._unentered, *self._tokens_after(last, prompt[len(self._rendered) :])]
         # Earlier text has changed or is gone (or this is the first turn): keep the common prefix.
         tokens = tokenizer.encode(prompt, add_bos=False)
         known = entries[: self._kv.canonical_length(self.llm.model.id)]  # behind a gap entries have other positions
-        same = num_common(known, tokens[:-1])
+        same = common_prefix_length(known, tokens[:-1])
         return self._kv[:same].with_tail(None), tokens[same:]
 
     def _tokens_after(self, last: int, text: str) -> list[int]:
@@ -171,7 +171,7 @@ class Conversation:
                 return tokens[1:]
         return tokenizer.encode(text, add_bos=False)
 
-    def _take(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
+    def _append_reply(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
         """Add a finished reply to the conversation."""
         ids, token_bytes = [token.id for token in reply.tokens], self.llm.tokenizer.token_bytes
         plain = b"".join(map(token_bytes, ids)).decode(errors="replace")
@@ -181,7 +181,7 @@ class Conversation:
         if reply.left_out.messages:
             self.messages = reply.messages[:-1]
         self.messages += [reply.messages[-1], {"role": "assistant", "content": content}]
-        self._kv, self._due, self._rendered = kv, due, reply.prompt + whole
+        self._kv, self._unentered, self._rendered = kv, due, reply.prompt + whole
 
 
 class Reply(Iterator[Token]):
@@ -233,8 +233,8 @@ class Reply(Iterator[Token]):
             self.close()
             raise
         if token.finish_reason is not None:
-            self._conversation._take(self, self._decoding.kv, [])
-            self._leave()
+            self._conversation._append_reply(self, self._decoding.kv, [])
+            self._finish()
         return token
 
     def close(self) -> None:
@@ -243,8 +243,8 @@ class Reply(Iterator[Token]):
             return
         self._decoding.close()
         if self.tokens:
-            self._conversation._take(self, self._start, [token.id for token in self.tokens])
-        self._leave()
+            self._conversation._append_reply(self, self._start, [token.id for token in self.tokens])
+        self._finish()
 
-    def _leave(self) -> None:
+    def _finish(self) -> None:
         self._conversation._reply = self._start = self._decoding = None

@@ -1,7 +1,7 @@
 """What /api/chat and /api/generate answer: one object, or one on each line of a stream."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,9 +25,16 @@ class OllamaAnswer(Answer):
     media_type = "application/x-ndjson"
 
     def __init__(
-        self, model: str, active_call: ActiveCall, tokenizer: Tokenizer, *, chat: bool, logprobs: bool
+        self,
+        model: str,
+        active_call: ActiveCall,
+        tokenizer: Tokenizer,
+        *,
+        chat: bool,
+        logprobs: bool,
+        prompt: Sequence[int] | None = None,
     ) -> None:
-        """`chat`: texts are messages; otherwise responses to a prompt."""
+        """`chat`: texts are messages, not responses to a prompt. `prompt`: its tokens, if `context` is given back."""
         super().__init__("", model, active_call, 1)
         self._parser = ChoiceParser(active_call.requests[0])
         self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
@@ -36,6 +43,7 @@ class OllamaAnswer(Answer):
         self._sent = 0  # calls that a stream has sent
         self._entries: list[dict[str, Any]] = []
         self._reason = "stop"
+        self._context = None if prompt is None else list(prompt)
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         before, entries = len(self._text), len(self._entries)
@@ -58,6 +66,8 @@ class OllamaAnswer(Answer):
                     self._calls.append({"id": id, "name": name, "arguments": ""})
                 case CallArguments(index, text):
                     self._calls[index]["arguments"] += text
+        if self._context is not None:
+            self._context.append(token.id)
         if self._logprobs:
             self._entries.append(entry(self._tokenizer, token))
         if token.finish_reason is not None:
@@ -104,6 +114,7 @@ class OllamaAnswer(Answer):
         return {
             "done": True,
             "done_reason": self._reason,
+            **({} if self._context is None else {"context": self._context}),
             "total_duration": _ns(last - times.arrival),
             "load_duration": 0,
             "prompt_eval_count": request.prompt_tokens,

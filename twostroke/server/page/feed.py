@@ -99,7 +99,7 @@ class EngineFeed:
 
     async def _take_snapshot(self, watch: StepRecorder) -> EngineSnapshot | None:
         def look(engine: Engine) -> None:
-            watch.look(engine)
+            watch.snapshot(engine)
 
         await self._engine.between_steps(look)
         return watch.take()[1]

@@ -12,21 +12,21 @@ from twostroke.kv.cache import KVCache
 from twostroke.methods import Prompt, method
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.simulate.blank import NoText
-from twostroke.study.simulate.call import Call
 from twostroke.study.simulate.clock import VirtualClock
-from twostroke.study.simulate.costs import Taken
-from twostroke.study.simulate.events import STEPS, Events
-from twostroke.study.simulate.names import Announcer
-from twostroke.study.simulate.opening import ROLE, Setup
+from twostroke.study.simulate.engine_setup import ROLE, Setup
+from twostroke.study.simulate.event_queue import STEPS, Events
+from twostroke.study.simulate.kv_events import Announcer
+from twostroke.study.simulate.null_objects import NullTokenizer
 from twostroke.study.simulate.prompts import tokens_of
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.step_costs import Taken
 from twostroke.study.simulate.timeline import Interval
 
 IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
 MOST_IDLE = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
-NO_TEXT = NoText()
+NO_TEXT = NullTokenizer()
 
-Over = Callable[["Worker", Call, Request], None]
+Over = Callable[["Worker", SimulatedRequest, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
 Watch = Callable[["Worker", float, float, Interval], None]  # when a step begins and ends, and its work
 Tell = Callable[["Worker", Changes], None]
@@ -59,27 +59,27 @@ class Worker:
         self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool
-        self.calls: dict[Call, Request] = {}
-        self.orphans: list[Call] = []
+        self.calls: dict[SimulatedRequest, Request] = {}
+        self.orphans: list[SimulatedRequest] = []
         self.expected = self.steps = 0
         self.sends_until = self.receives_until = 0.0
         self.alive = True
-        self._arrived: dict[Call, list[KVCache]] = {}  # KV that no stroke has taken yet
+        self._arrived: dict[SimulatedRequest, list[KVCache]] = {}  # KV that no stroke has taken yet
         self._announcer: Announcer | None = None
         self._tell_router: Tell | None = None
-        self._in_engine: set[Call] = set()  # whose requests are not known to have ended
+        self._in_engine: set[SimulatedRequest] = set()  # whose requests are not known to have ended
         self._awake = False
         self._idle = 0
 
     # Requests ---------------------------------------------------------------------------------------------------
 
-    def answer(self, call: Call) -> None:
+    def answer(self, call: SimulatedRequest) -> None:
         """Prefill its prompt and decode its answer, or what is left of it."""
         tokens, made = self._prompt(call), self._technique
         prompt = Prompt(tokens, self.model.tokenizer)
         self._submit(call, lambda: made.program(prompt), call.left, len(tokens))
 
-    def prefill(self, call: Call) -> None:
+    def prefill(self, call: SimulatedRequest) -> None:
         """Prefill alone: the request's result is the KV."""
         tokens = self._prompt(call)
 
@@ -88,7 +88,7 @@ class Worker:
 
         self._submit(call, program, 1, len(tokens))
 
-    def decode(self, call: Call, arrived: list[KVCache]) -> None:
+    def decode(self, call: SimulatedRequest, arrived: list[KVCache]) -> None:
         """Decode after KV that has arrived, a list of one, which is taken from it. If it is preempted, it prefills."""
         tokens = self._prompt(call)
         self._arrived[call] = arrived
@@ -98,12 +98,12 @@ class Worker:
 
         self._submit(call, program, call.left, len(tokens))
 
-    def _prompt(self, call: Call) -> list[int]:
+    def _prompt(self, call: SimulatedRequest) -> list[int]:
         """Its prompt, and the tokens that it has got."""
         vocab = self.setup.vocab
         return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
-    def _submit(self, call: Call, program: Callable[[], Program], tokens: int, prompt: int) -> None:
+    def _submit(self, call: SimulatedRequest, program: Callable[[], Program], tokens: int, prompt: int) -> None:
         request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
         request.timings.arrival = self._events.now
         self.calls[call] = request
@@ -111,7 +111,7 @@ class Worker:
         self.engine.submit(request)
         self.wake()
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: SimulatedRequest) -> None:
         """The call's request has ended, and was seen."""
         del self.calls[call]
         self._arrived.pop(call, None)
@@ -150,7 +150,7 @@ class Worker:
             self._in_engine.discard(call)
             self._events.at(self.clock.now, partial(self._tell, call), self.number)
 
-    def _tell(self, call: Call) -> None:
+    def _tell(self, call: SimulatedRequest) -> None:
         if self.alive:
             self._over(self, call, self.calls[call])
 

@@ -14,25 +14,25 @@ import numpy as np
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.lane import Lane, PrefillLane
-from twostroke.engine.load import Load
+from twostroke.engine.page_load import PageLoad
 from twostroke.engine.request import Choice
 from twostroke.errors import PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
 from twostroke.kv.tiers.tiers import Tiers
 
-MOST_LOADS = 4  # that call stores at once
+MAX_LOADS = 4  # that call stores at once
 RETURN_S = 5.0  # seconds in which a thread that was given up is expected back
 
 
-class Loads:
+class LoadQueue:
     """Methods are called under the engine's lock."""
 
     def __init__(self, tiers: Tiers, wake: Callable[[], None], clock: Clock = SYSTEM) -> None:
         """`wake` is called by I/O threads when a load is over."""
         self._tiers, self._wake, self._clock = tiers, wake, clock
-        self._loads: list[Load] = []
-        self._given_up: list[Load] = []  # with a thread still inside
+        self._loads: list[PageLoad] = []
+        self._given_up: list[PageLoad] = []  # with a thread still inside
 
     def __bool__(self) -> bool:
         return bool(self._loads or self._given_up)
@@ -47,27 +47,27 @@ class Loads:
                 load.lanes.append(lane)
                 lane.load = load
                 return
-        lower = lane.model.lower
+        lower = lane.model.backing_stores
         computing = lower.computing if lower is not None and len(missing.tokens) else None
         known, tokens = missing.known, missing.tokens
-        lane.load = Load(lane.model, self._tiers, known, tokens, computing, self._wake, [lane], clock=self._clock)
+        lane.load = PageLoad(lane.model, self._tiers, known, tokens, computing, self._wake, [lane], clock=self._clock)
         self._loads.append(lane.load)
 
     def start(self, may_start: Callable[[Lane], bool]) -> None:
         """Start loads for which there is room, as far as enough threads are free."""
         self._given_up += [load for load in self._loads if not load.lanes and load.running]
         self._loads = [load for load in self._loads if load.lanes]
-        running = sum(load.running and not load.light for load in self._loads)
+        running = sum(load.running and not load.copies_only for load in self._loads)
         for load in sorted(self._loads, key=lambda load: min(lane.choice.order for lane in load.lanes)):
             if load.running or load.done:
                 continue
             if not load.began and may_start(load.lanes[0]):
-                load.grant()
-            if load.began and (load.light or running < MOST_LOADS):
-                running += not load.light
+                load.admit()
+            if load.began and (load.copies_only or running < MAX_LOADS):
+                running += not load.copies_only
                 self._run(load)
 
-    def _run(self, load: Load) -> None:
+    def _run(self, load: PageLoad) -> None:
         link = self._tiers.links.get(load.known.tier)
         if link is not None and link.closed:
             load.error = PageLost(f"the {load.known.tier} tier does not answer: ask again, or compute the value again")
@@ -77,42 +77,42 @@ class Loads:
         load.refresh()
         load.start()
 
-    def over(self) -> list[Load]:
+    def pop_finished(self) -> list[PageLoad]:
         """Loads that are done or too late, which are forgotten here."""
         now = self._clock()
-        over = [load for load in self._loads if load.done or load.due() < now]
+        over = [load for load in self._loads if load.done or load.deadline() < now]
         self._loads = [load for load in self._loads if load not in over]
         self._given_up += [load for load in over if load.running]
         self._given_up = [load for load in self._given_up if load.running]
         for load in self._given_up:
-            if load.due() < now:
-                load.hangs()
+            if load.deadline() < now:
+                load.mark_stuck()
         return over
 
     @property
-    def returning(self) -> bool:
+    def frames_returning(self) -> bool:
         """Whether frames will soon come back from reads that are under way."""
         now = self._clock()
-        return any(now < load.due() + RETURN_S for load in (*self._loads, *self._given_up) if load.running)
+        return any(now < load.deadline() + RETURN_S for load in (*self._loads, *self._given_up) if load.running)
 
-    def patience(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """Seconds until something must be looked at even if no load ends; None: nothing."""
         now = self._clock()
-        times = [load.due() for load in self._loads]
-        times += [one for load in self._given_up for one in (load.due(), load.due() + RETURN_S) if one > now]
+        times = [load.deadline() for load in self._loads]
+        times += [one for load in self._given_up for one in (load.deadline(), load.deadline() + RETURN_S) if one > now]
         soonest = min(times, default=math.inf)
         return None if soonest == math.inf else max(0.001, soonest - now)
 
 
-def predict(forecast: Forecast, chunk: int) -> None:
+def measure_stores(forecast: Forecast, chunk: int) -> None:
     """Measure the stores of each model, and let it choose what is quicker: to load pages or to compute them."""
     for model in forecast.models:
-        if model.lower is not None:
-            model.lower.probe()
-            model.lower.computing = forecast.prefill(model, chunk)
+        if model.backing_stores is not None:
+            model.backing_stores.probe()
+            model.backing_stores.computing = forecast.prefill(model, chunk)
 
 
-def arrive(lane: Lane, load: Load, kv: KVCache, choice: Choice) -> None:
+def arrive(lane: Lane, load: PageLoad, kv: KVCache, choice: Choice) -> None:
     """Let a lane of `choice` go on from what a load has brought.
 
     Raises what kept the value that the lane extends from coming.
@@ -128,7 +128,7 @@ def arrive(lane: Lane, load: Load, kv: KVCache, choice: Choice) -> None:
         request.cached_by_tier += lane.cached - before
 
 
-def _same(load: Load, known: KVCache, tokens: np.ndarray) -> bool:
+def _same(load: PageLoad, known: KVCache, tokens: np.ndarray) -> bool:
     """Whether a load brings what a lane misses: the same value, or the same prompt from the same page on."""
     if not len(tokens) or known.tier != POOL:
         return load.known is known and np.array_equal(load.tokens, tokens)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import write_tokenizer
-from twostroke.engine.track import Token, Track
+from twostroke.engine.output import ChoiceOutput, Token
 from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
@@ -36,7 +36,7 @@ def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
 
 def follow(tokenizer: Tokenizer, ids: Sequence[int], full_at: int | None = None, **params: Any) -> list[Token]:
     """The tokens up to the one that ends it."""
-    track = Track(SamplingParams(**params), tokenizer, choice=2)
+    track = ChoiceOutput(SamplingParams(**params), tokenizer, choice=2)
     tokens: list[Token] = []
     for index, id in enumerate(ids):
         tokens.append(track.push(Sampled(id, -0.5, top=((id, -0.5),)), full=index == full_at))
@@ -215,7 +215,7 @@ def test_stop_strings_where_a_reader_allows_them(tokenizer: Tokenizer, byte_ids:
         options: Any = {"stop": ("stop",), "reader": Brackets()}
         tokens = follow(tokenizer, [*spelled(text, byte_ids), EOS], **options)
         assert text_of(tokens) == told
-        track = Track(SamplingParams(**options), tokenizer, choice=0)
+        track = ChoiceOutput(SamplingParams(**options), tokenizer, choice=0)
         before = [track.push(Sampled(token.id)) for token in tokens[:3]]
         fork = track.fork()
         assert text_of([*before, *(fork.push(Sampled(token.id)) for token in tokens[3:])]) == told

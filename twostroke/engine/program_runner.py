@@ -10,15 +10,15 @@ from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane, PrefillLane
 from twostroke.engine.model import Model
-from twostroke.engine.request import WAITING_FOR, Choice, Errand, Raised, SharedPrefill, close
+from twostroke.engine.output import ChoiceOutput
+from twostroke.engine.request import PENDING, Choice, PendingFuture, Raised, SharedPrefill, close
 from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke
-from twostroke.engine.track import Track
 from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
 from twostroke.sampling.draw import Sampled
 
 
-class Driver:
+class ProgramRunner:
     """Handles strokes and programs; knows nothing about steps, batches or memory."""
 
     def __init__(
@@ -36,9 +36,9 @@ class Driver:
 
     def resume(self, choice: Choice) -> None:
         """Collect the results of finished lanes and, once all are there, resume the program."""
-        self._harvest(choice)
+        self._collect_results(choice)
         if choice.resumable:
-            self._advance(choice, choice.answer())
+            self._advance(choice, choice.take_results())
 
     def _advance(self, choice: Choice, value: Any) -> None:
         """Send a program its results and open the strokes it yields, until one of them has to wait for a step."""
@@ -56,13 +56,13 @@ class Driver:
                 return
             choice.side_by_side = isinstance(asked, list)
             strokes = asked if isinstance(asked, list) else [asked]
-            choice.results = [WAITING_FOR] * len(strokes)
+            choice.results = [PENDING] * len(strokes)
             for slot, stroke in enumerate(strokes):
                 self._open(choice, slot, stroke)
-            self._harvest(choice)
+            self._collect_results(choice)
             if not choice.resumable:
                 return
-            value = choice.answer()
+            value = choice.take_results()
 
     def _open(self, choice: Choice, slot: int, stroke: Stroke) -> None:
         if isinstance(stroke, Emit):
@@ -72,46 +72,46 @@ class Driver:
         elif isinstance(stroke, Decode):
             self._open_decode(choice, slot, stroke)
         elif isinstance(stroke, Await):
-            errand = Errand(slot, stroke.start(), self._clock())
-            choice.errands.append(errand)
+            errand = PendingFuture(slot, stroke.start(), self._clock())
+            choice.futures.append(errand)
             errand.future.add_done_callback(lambda _: self._wake())
         else:
             raise InvalidRequest(f"a program yields Prefill, Decode, Emit and Await, not {type(stroke).__name__}")
 
-    def collect(self, choice: Choice) -> bool:
+    def collect_futures(self, choice: Choice) -> bool:
         """Take what has come that a choice waits for. The next `resume` hands it to its program."""
-        done = [errand for errand in choice.errands if errand.future.done()]
+        done = [errand for errand in choice.futures if errand.future.done()]
         for errand in done:
-            choice.errands.remove(errand)
+            choice.futures.remove(errand)
             choice.request.timings.loading += self._clock() - errand.began
             error = CancelledError() if errand.future.cancelled() else errand.future.exception()
             choice.results[errand.slot] = errand.future.result() if error is None else Raised(error)
         return bool(done)
 
     def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
-        record, track = choice.next_record(), choice.track
+        record, output = choice.next_record(), choice.output
         if record.complete and not record.sampled:  # the pool had no room for it
             choice.results[slot] = Decoded(stroke.kv, (), record.finish_reason)
             return
         if stroke.emit:
-            choice.enter_given(stroke, record)
+            choice.replay_given(stroke, record)
         if not stroke.emit:
-            track = self._private_track(choice, record)
-        elif track.finish_reason is not None and not record.sampled:
-            choice.results[slot] = Decoded(stroke.kv, (), track.finish_reason)  # the request has already ended
+            output = self._private_track(choice, record)
+        elif output.finish_reason is not None and not record.sampled:
+            choice.results[slot] = Decoded(stroke.kv, (), output.finish_reason)  # the request has already ended
             return
         model = self._model(stroke.model)
         seed = choice.seed(stroke.stream)
-        choice.lanes.append(DecodeLane(choice, slot, model, stroke, track, seed, record, self._by_identity))
+        choice.lanes.append(DecodeLane(choice, slot, model, stroke, output, seed, record, self._by_identity))
 
-    def _private_track(self, choice: Choice, record: DecodeRecord) -> Track:
-        """A track for tokens that are not emitted yet. It continues from where the choice stood at first opening."""
-        track = choice.track
+    def _private_track(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
+        """A output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""
+        output = choice.output
         if record.start is None:
-            record.start = len(track.ids)
-            return track.fork()
-        fork = Track(track.params, choice.request.tokenizer, choice.index)
-        for known in (*track.sampled[: record.start], *record.sampled):
+            record.start = len(output.ids)
+            return output.fork()
+        fork = ChoiceOutput(output.params, choice.request.tokenizer, choice.index)
+        for known in (*output.sampled[: record.start], *record.sampled):
             fork.push(known)
         fork.finish_reason = record.finish_reason  # also what its tokens do not tell: that there was no more room
         return fork
@@ -122,16 +122,16 @@ class Driver:
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
             key += (stroke.logprobs, stroke.scored_from, stroke.states)
-            if (shared := request.shared.get(key)) is not None:
+            if (shared := request.shared_prefills.get(key)) is not None:
                 choice.results[slot] = shared.value
-                if shared.value is WAITING_FOR:
+                if shared.value is PENDING:
                     shared.waiting.append((choice, slot))
                 shared.takers -= 1
                 if not shared.takers:
-                    del request.shared[key]
+                    del request.shared_prefills[key]
                 return
             if not request.preemptions:
-                request.shared[key] = shared = SharedPrefill(len(request.choices) - 1)
+                request.shared_prefills[key] = shared = SharedPrefill(len(request.choices) - 1)
         lane = PrefillLane(choice, slot, self._model(stroke.model), stroke, shared)
         request.prefilled_tokens += lane.cached.total() + len(lane.todo)
         request.cached_by_tier += lane.cached
@@ -143,38 +143,38 @@ class Driver:
             choice.emits_done += 1
             choice.request.timings.in_bulk = True
             for i, sampled in enumerate(stroke.sampled, 1):
-                if choice.track.finish_reason is None:
+                if choice.output.finish_reason is None:
                     last = stroke.finish_reason == "length" and i == len(stroke.sampled)
-                    self.deliver(choice, choice.track, sampled, full=last)
-            choice.hold()
-        return choice.track.finish_reason is not None
+                    self.deliver(choice, choice.output, sampled, full=last)
+            choice.hold_last_token()
+        return choice.output.finish_reason is not None
 
-    def deliver(self, choice: Choice, track: Track, sampled: Sampled, full: bool = False) -> None:
-        """Add a token to a track. If it is the choice's main track, also hand the token to the caller."""
-        token = track.push(sampled, full)
-        if track is choice.track and not choice.proves(token):
+    def deliver(self, choice: Choice, output: ChoiceOutput, sampled: Sampled, full: bool = False) -> None:
+        """Add a token to a output. If it is the choice's main output, also hand the token to the caller."""
+        token = output.push(sampled, full)
+        if output is choice.output and not choice.verify_given(token):
             if choice.index == 0:
                 choice.request.timings.tokens.append(self._clock())
             choice.went_on()
-            choice.let_go()
+            choice.release_held_token()
             choice.request.events.append(token)
 
-    def outgrow(self, choice: Choice, lane: Lane | None = None) -> bool:
+    def end_with_length(self, choice: Choice, lane: Lane | None = None) -> bool:
         """End with "length" what finds no page even alone: `lane`, or what the choice's program does.
 
         A draft or a candidate ends as a stroke, and its program continues. Anything else ends the choice; its tokens
         are kept. Returns False if it has none, or if the caller has already taken the last.
         """
         decode = lane if isinstance(lane, DecodeLane) else None
-        if decode is not None and decode.track is not choice.track and decode.outgrow():
+        if decode is not None and decode.output is not choice.output and decode.end_with_length():
             return True
-        if not choice.cut():
+        if not choice.finish_with_length():
             return False
-        if decode is None or decode.track is not choice.track or not decode.outgrow():
+        if decode is None or decode.output is not choice.output or not decode.end_with_length():
             choice.finish(None)
         return True
 
-    def _harvest(self, choice: Choice) -> None:
+    def _collect_results(self, choice: Choice) -> None:
         for lane in [lane for lane in choice.lanes if lane.result is not None]:
             if isinstance(lane.result, Prefilled) and not lane.result.finite:
                 lane.model.pool.wipes = True
@@ -182,28 +182,28 @@ class Driver:
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
             if lane.kv is not None:
-                self._know(lane, lane.kv)
+                self._index(lane, lane.kv)
             if lane.kv is not None and choice.index == 0:
                 choice.request.kv_bytes = lane.kv.nbytes
             if isinstance(lane, PrefillLane) and lane.shared is not None:
                 lane.shared.arrived(lane.result)
             lane.close()
 
-    def _know(self, lane: Lane, kv: KVCache, again: bool = False) -> None:
+    def _index(self, lane: Lane, kv: KVCache, again: bool = False) -> None:
         """Index a lane's canonical entries, and offer them to the stores."""
         model, stroke = lane.model, lane.stroke
-        if model.lower is not None:
+        if model.backing_stores is not None:
             before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
             start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
-            model.lower.insert(kv, start, again)
+            model.backing_stores.insert(kv, start, again)
         elif model.index is not None:
             model.index.insert(kv)
 
-    def keep(self, choice: Choice) -> None:
+    def index_computed(self, choice: Choice) -> None:
         """Index what a choice has computed before it loses its pages, so that it is found again."""
         for lane in choice.lanes:
             if lane.started and lane.dropout is None:
-                self._know(lane, lane.writer.freeze()[: lane.num_computed], again=True)
+                self._index(lane, lane.writer.freeze()[: lane.num_computed], again=True)
 
     def _model(self, name: str | None) -> Model:
         model = self.models.get(name or self.default)

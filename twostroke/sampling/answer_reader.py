@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Span(Protocol):
+class AnswerSpan(Protocol):
     """A stretch of an answer's text."""
 
     @property
@@ -18,15 +18,15 @@ class Span(Protocol):
         ...
 
 
-class Reader(Protocol):
+class AnswerReader(Protocol):
     """Follows one choice's text. It must depend only on the text, not on the pieces in which it comes."""
 
-    def spans(self, text: str, ended: bool = False) -> Sequence[Span]:
+    def spans(self, text: str, ended: bool = False) -> Sequence[AnswerSpan]:
         """The stretches that are certain after this text. `ended`: no more will come, so nothing is held back."""
         ...
 
 
-class ReaderFactory(Protocol):
+class AnswerReaderFactory(Protocol):
     """Makes a reader for every choice."""
 
     @property
@@ -34,4 +34,4 @@ class ReaderFactory(Protocol):
         """Special tokens whose text the reader, and the answer, must see."""
         ...
 
-    def __call__(self) -> Reader: ...
+    def __call__(self) -> AnswerReader: ...

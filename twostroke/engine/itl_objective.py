@@ -11,7 +11,7 @@ mean ITL falls from 394 ms to 88. With 200 ms, about seven steps of the 0.5B, 16
 Nobody reads faster than a token in `LEAST_MS`, so a quick model does not pay for less.
 """
 
-STEPS, LEAST_MS = 8, 100
+STEPS, MIN_MS = 8, 100
 
 
 def comfortable_itl_ms(decode_step_s: float) -> float:
@@ -19,4 +19,4 @@ def comfortable_itl_ms(decode_step_s: float) -> float:
 
     `STEPS` decode steps, but at least `LEAST_MS`.
     """
-    return float(f"{max(LEAST_MS, STEPS * decode_step_s * 1e3):.2g}")
+    return float(f"{max(MIN_MS, STEPS * decode_step_s * 1e3):.2g}")

@@ -44,7 +44,7 @@ class LanePages:
 
 
 @dataclass(frozen=True)
-class PoolPicture:
+class PoolSnapshot:
     """A pool's pages.
 
     Attributes:
@@ -83,7 +83,7 @@ class PoolPicture:
 
 
 @dataclass(frozen=True)
-class Picture:
+class EngineSnapshot:
     """The pages of an engine between two steps.
 
     Attributes:
@@ -93,16 +93,16 @@ class Picture:
 
     owners: tuple[tuple[str, int, int], ...]
     lanes: tuple[LanePages, ...]
-    pools: tuple[PoolPicture, ...]
+    pools: tuple[PoolSnapshot, ...]
     tiers: tuple[tuple[str, int | None, int | None], ...]
 
 
-def take_picture(engine: Engine) -> Picture:
+def take_snapshot(engine: Engine) -> EngineSnapshot:
     """Copy what a picture needs. The engine must be at rest; nothing is sorted out here."""
     roles = {id(model): role for role, model in reversed(engine.models.items())}
     owners: dict[tuple[str, int, int], int] = {}
     lanes = tuple(_lane(lane, owners, roles.get(id(lane.model), "")) for lane in engine.lanes)
-    return Picture(tuple(owners), lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
+    return EngineSnapshot(tuple(owners), lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
 
 
 def _lane(lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> LanePages:
@@ -112,13 +112,13 @@ def _lane(lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> Lan
     return LanePages(lane.model.pool, owner, role, isinstance(lane, DecodeLane), len(writer), writer.table.copy())
 
 
-def _pools(engine: Engine) -> Iterator[PoolPicture]:
+def _pools(engine: Engine) -> Iterator[PoolSnapshot]:
     for pool in dict.fromkeys(model.pool for model in engine.models.values()):
         roles = tuple(role for role, model in engine.models.items() if model.pool is pool)
         indexes = {model.index for model in engine.models.values() if model.index is not None and model.pool is pool}
         with pool.lock:
             indexed = np.concatenate([np.zeros(0, np.int64), *(index.pages_in_pool() for index in indexes)])
-            yield PoolPicture(pool, roles, pool.all_frames(), indexed, pool.arriving_frames())
+            yield PoolSnapshot(pool, roles, pool.all_frames(), indexed, pool.arriving_frames())
 
 
 def _tiers(engine: Engine) -> Iterator[tuple[str, int | None, int | None]]:

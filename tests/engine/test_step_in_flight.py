@@ -12,10 +12,10 @@ from tests.engine.late import LATE_S, late
 from tests.tiny import VOCAB, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.engine import flight
+from twostroke.engine import step_in_flight as flight
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.engine.step import Step
+from twostroke.engine.step import ScheduledStep
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import NotFinite
 from twostroke.sampling.draw import Sampled
@@ -195,7 +195,7 @@ def test_an_interrupted_step_ends_what_is_in_flight(opened: Callable[..., LLM]) 
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm.engine._driver, "deliver", interrupted)
+        patch.setattr(llm.engine._programs, "deliver", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.engine.step()
     assert request.done
@@ -257,7 +257,7 @@ def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
     """From the end of the step before; not if the caller pauses meanwhile."""
     now = 0.0
     engine = opened().engine
-    one = flight.Flight(engine._driver, engine._placement, lambda: now)
+    one = flight.StepInFlight(engine._programs, engine._placement, lambda: now)
     found: list[float | None] = []
     for began, left, entered, over in [
         (10, 11, 11.1, 15),
@@ -266,9 +266,9 @@ def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
         (30, 31, 31, 36),
     ]:
         now = left
-        one.launch(Step([], 1.0, began), [], engine._requests.guarded)
+        one.launch_sampling(ScheduledStep([], 1.0, began), [], engine._requests.guarded)
         now = over
-        found.append(one.land(engine._requests.guarded, entered))
+        found.append(one.collect_tokens(engine._requests.guarded, entered))
     assert found == [5, 4, None, pytest.approx(5.9)]
 
 

@@ -11,9 +11,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from twostroke.engine.engine import Engine
+from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
-from twostroke.engine.track import Token
 from twostroke.errors import EngineFailed, EngineStopped
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class EngineThread:
             return LOOK_S
         if worked or updates:
             return 0
-        return self._engine.pause() or STALLED_S  # an arrival is a command
+        return self._engine.idle_timeout() or STALLED_S  # an arrival is a command
 
     def _news(self, request: Request) -> Update | None:
         done = request.done  # read first: after it no token is added

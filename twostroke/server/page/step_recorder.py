@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from twostroke.engine.picture import Picture, take_picture
+from twostroke.server.page.snapshot import EngineSnapshot, take_snapshot
 
 if TYPE_CHECKING:
     from twostroke.engine.engine import Engine
@@ -60,7 +60,7 @@ class StepRecord(NamedTuple):
     itl_us: tuple[int, ...]
 
 
-class _Told:
+class _RecordedTokens:
     """How many of a request's tokens are in records."""
 
     __slots__ = ("count", "timings")
@@ -82,7 +82,7 @@ class _Told:
             gaps.extend(int((b - a) * 1e6) for a, b in pairwise(times[max(0, count - 1) :]))
 
 
-class Watch:
+class StepRecorder:
     """The ring of one engine: `engine.watch = Watch()` begins, `engine.watch = None` ends.
 
     The engine's thread writes, one other thread takes.
@@ -91,12 +91,12 @@ class Watch:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._steps: deque[StepRecord] = deque(maxlen=RING)
-        self._pictures: deque[Picture] = deque(maxlen=1)
+        self._pictures: deque[EngineSnapshot] = deque(maxlen=1)
         self._next_picture = 0.0
         self._number = 0
-        self._open: dict[int, _Told] = {}  # of each request that is not over, by the id of its timings
+        self._open: dict[int, _RecordedTokens] = {}  # of each request that is not over, by the id of its timings
 
-    def step(self, engine: Engine, chunks: Sequence[Chunk], began: float) -> None:
+    def record(self, engine: Engine, chunks: Sequence[Chunk], began: float) -> None:
         """Record a step that began at time `began` and is over now. Called by the engine."""
         now, report, pool = time.perf_counter(), engine.report, engine.models[engine.default].pool
         first: list[int] = []
@@ -104,7 +104,7 @@ class Watch:
         for chunk in chunks:
             request = chunk.lane.choice.request_if_kept
             if request is not None and id(request.timings) not in self._open:
-                self._open[id(request.timings)] = _Told(request.timings)
+                self._open[id(request.timings)] = _RecordedTokens(request.timings)
         for told in list(self._open.values()):
             told.tell(first, gaps)
             if told.timings.finished is not None:
@@ -132,16 +132,16 @@ class Watch:
         )
         self._number += 1
         if now >= self._next_picture:
-            self.look(engine)
+            self.snapshot(engine)
 
-    def look(self, engine: Engine) -> None:
+    def snapshot(self, engine: Engine) -> None:
         """Take a picture now. The engine must be at rest."""
         began = time.perf_counter()
-        self._pictures.append(take_picture(engine))
+        self._pictures.append(take_snapshot(engine))
         now = time.perf_counter()
         self._next_picture = now + max(PICTURE_S, (now - began) / SHARE)
 
-    def take(self) -> tuple[list[StepRecord], Picture | None]:
+    def take(self) -> tuple[list[StepRecord], EngineSnapshot | None]:
         """The records since the last call, and the newest picture if there is a new one."""
         steps = [self._steps.popleft() for _ in range(len(self._steps))]
         try:

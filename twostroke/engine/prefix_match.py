@@ -11,11 +11,11 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.provenance import NOTHING
 
-FEW_PAGES = 8  # pages of the host that are copied at once, in the step
+MAX_PAGES_AT_ONCE = 8  # pages of the host that are copied at once, in the step
 
 
 @dataclass(frozen=True, eq=False)
-class Missing:
+class MissingPages:
     """What a lane waits for: `known` is to be brought into the pool, and `tokens` to be looked for in stores.
 
     `tokens` is [n] int32, a prompt from position 0 in whole pages; empty if there is nothing to look for.
@@ -25,16 +25,16 @@ class Missing:
     tokens: np.ndarray
 
 
-def missing_in_pool(model: Model, base: KVCache) -> Missing | None:
+def missing_in_pool(model: Model, base: KVCache) -> MissingPages | None:
     """What keeps a lane from extending a value at once: more than a few of its pages are elsewhere."""
     if base.tier == POOL and base.pool is model.pool:
         absent = np.count_nonzero(model.pool.frames_of(base.table[:, PAGE]) == NOWHERE)
-        return Missing(base, NOTHING) if absent > FEW_PAGES else None
-    waits = base.tier not in (POOL, HOST) or (base.tier == HOST and base.num_pages > FEW_PAGES)
-    return Missing(base, NOTHING) if waits else None
+        return MissingPages(base, NOTHING) if absent > MAX_PAGES_AT_ONCE else None
+    waits = base.tier not in (POOL, HOST) or (base.tier == HOST and base.num_pages > MAX_PAGES_AT_ONCE)
+    return MissingPages(base, NOTHING) if waits else None
 
 
-def tiers_of(kv: KVCache, start: int) -> Counter[str]:
+def tokens_by_tier(kv: KVCache, start: int) -> Counter[str]:
     """The tokens of a value from `start` on, by the tier that their pages are in now."""
     tokens: Counter[str] = Counter()
     if len(kv) > start:
@@ -46,7 +46,9 @@ def tiers_of(kv: KVCache, start: int) -> Counter[str]:
     return +tokens
 
 
-def reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCache, list[int], Missing | None]:
+def match_prefix(
+    model: Model, base: KVCache, todo: list[int], last: int
+) -> tuple[KVCache, list[int], MissingPages | None]:
     """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed.
 
     Returns the longer value, the tokens that are left, and what to wait for: pages in other tiers.
@@ -63,11 +65,11 @@ def reuse(model: Model, base: KVCache, todo: list[int], last: int) -> tuple[KVCa
         known = base
     size = model.pool.page_size
     end = (len(tokens) - last) // size * size
-    if model.lower is None or len(known) % size or end <= len(known) or not _in_pages(known):
+    if model.backing_stores is None or len(known) % size or end <= len(known) or not _in_pages(known):
         return known, todo, None
-    if not model.lower.worth_asking(len(known), end - len(known)):
+    if not model.backing_stores.worth_asking(len(known), end - len(known)):
         return known, todo, None
-    return known, todo, Missing(known, tokens[:end])
+    return known, todo, MissingPages(known, tokens[:end])
 
 
 def _in_pages(kv: KVCache) -> bool:

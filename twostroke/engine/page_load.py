@@ -21,17 +21,17 @@ import numpy as np
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.clock import SYSTEM, Clock
-from twostroke.engine.gate import SLACK, worthwhile
 from twostroke.engine.lane import Lane
+from twostroke.engine.load_or_recompute import SLACK, pages_worth_loading
 from twostroke.engine.model import Model
 from twostroke.errors import OutOfPages, PageLost, TwostrokeError
-from twostroke.kv.arrival import Arrival
-from twostroke.kv.backing_stores import Segment
+from twostroke.kv.backing_stores import StoredRun
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, NOWHERE, POOL
-from twostroke.kv.prefix import whole_pages
-from twostroke.kv.tiers.link import StoreConnection
+from twostroke.kv.prefix_index import value_of_pages
+from twostroke.kv.swap_in import SwapIn
 from twostroke.kv.tiers.names import PageName
+from twostroke.kv.tiers.speed import TransferSpeed
 from twostroke.kv.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ Computing = Callable[[int, int], float]  # predicted seconds to compute tokens: 
 
 
 @dataclass(eq=False)
-class Load:
+class PageLoad:
     """Pages of one prompt, or of one value, on their way.
 
     Attributes:
@@ -59,7 +59,7 @@ class Load:
         error: why `known` could not be brought.
         until: when the rest of the prompt is computed instead.
         running: a thread works on it; done: it has ended.
-        inside: the tier whose store it is calling.
+        calling: the tier whose store it is calling.
     """
 
     model: Model
@@ -77,15 +77,15 @@ class Load:
     until: float = math.inf
     running: bool = False
     done: bool = False
-    inside: str | None = None
+    calling: str | None = None
     _since: float = 0.0  # when the time to ask began
     _pages: list[int] = field(default_factory=list)
     _closed: bool = False  # nobody wants what comes
     _ended: bool = False
-    _arrival: Arrival | None = None
+    _arrival: SwapIn | None = None
     _moved: float = 0.0  # when `_arrival` had `_num_moved` pages
     _num_moved: int = 0
-    _stuck: StoreConnection | None = None
+    _stuck: TransferSpeed | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -96,16 +96,16 @@ class Load:
     # By the thread that steps -----------------------------------------------------------------------------------
 
     @property
-    def asks(self) -> bool:
+    def searches_stores(self) -> bool:
         """Whether it looks for pages in stores."""
         return self.computing is not None and len(self.tokens) > len(self.known)
 
     @property
-    def light(self) -> bool:
+    def copies_only(self) -> bool:
         """Whether it only copies memory."""
-        return not self.asks and self.known.tier not in self.tiers.links
+        return not self.searches_stores and self.known.tier not in self.tiers.links
 
-    def grant(self) -> None:
+    def admit(self) -> None:
         """There is room for it: its time begins."""
         self.began = self.clock()
         self._limit(self.began)
@@ -114,7 +114,7 @@ class Load:
         """Others may have computed or loaded some of its pages while it waited."""
         index, before = self.model.index, len(self.known)
         if index is not None and len(self.tokens) and not self.absent:
-            self.known, pool = index.longer(self.known, self.tokens), self.model.pool
+            self.known, pool = index.extend_match(self.known, self.tokens), self.model.pool
             more = self.known.table[before // pool.page_size :, PAGE].tolist()
             self.sources = [HOST if pool.frame(page) == NOWHERE else POOL for page in more]
             self.__post_init__()
@@ -124,7 +124,7 @@ class Load:
         self.running, self._moved = True, self.clock()
         self.tiers.submit(self.run)
 
-    def due(self) -> float:
+    def deadline(self) -> float:
         """When it is overdue unless more comes."""
         if self.running and self.absent:
             count = 0 if self._arrival is None else self._arrival.num_loaded
@@ -133,23 +133,23 @@ class Load:
             return self._moved + BRING_S
         return math.inf if self.absent else self.until  # what is not in the pool has to be brought in any case
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Nobody waits for it any longer, although a thread may still be inside."""
         with self._lock:
             self._closed = True
             if self.absent and self.error is None:
                 self.error = PageLost(
-                    f"the {self.inside or HOST} tier gave no page of a value for {BRING_S:.0f} s: ask again, or "
+                    f"the {self.calling or HOST} tier gave no page of a value for {BRING_S:.0f} s: ask again, or "
                     f"compute the value again"
                 )
 
-    def hangs(self) -> None:
+    def mark_stuck(self) -> None:
         """Note that its thread should have returned from a store."""
         with self._lock:
-            if self.running and self._stuck is None and self.inside is not None:
-                self._stuck = self.tiers.links[self.inside]
-                self._stuck.lost(1)
-                log.warning("the %s tier does not answer", self.inside)
+            if self.running and self._stuck is None and self.calling is not None:
+                self._stuck = self.tiers.links[self.calling]
+                self._stuck.add_stuck(1)
+                log.warning("the %s tier does not answer", self.calling)
 
     def take(self) -> KVCache:
         """What has come so far; the load is over."""
@@ -162,12 +162,12 @@ class Load:
                 return known
             size = model.pool.page_size
             tokens = self.tokens[: len(known) + len(pages) * size]
-            return whole_pages(model.pool, model.id, tokens, [*known.table[:, PAGE].tolist(), *pages])
+            return value_of_pages(model.pool, model.id, tokens, [*known.table[:, PAGE].tolist(), *pages])
         finally:
             if pages:
                 model.pool.release(np.array(pages))
 
-    def leave(self, lane: Lane) -> None:
+    def remove_lane(self, lane: Lane) -> None:
         """A lane no longer waits. Without lanes nobody wants the pages."""
         if lane in self.lanes:
             self.lanes.remove(lane)
@@ -181,7 +181,7 @@ class Load:
             self._ended = True
             arrival, self._arrival = self._arrival, None
             if not self.running:
-                self._forget()
+                self._drop_value()
         if arrival is not None:
             arrival.close()
 
@@ -192,10 +192,10 @@ class Load:
         try:
             in_time = self.clock() < self.until
             if self.absent:
-                self._bring()
+                self._load_value()
                 self._limit(self.clock())
-            if in_time and self.asks:
-                self._ask()
+            if in_time and self.searches_stores:
+                self._query_stores()
         except TwostrokeError as error:
             error.__traceback__ = None  # it would keep pages
             self.error = self.error or error
@@ -204,14 +204,14 @@ class Load:
             self.error = TwostrokeError(f"pages could not be loaded: {error}")
         finally:
             with self._lock:
-                self.running, self.done, self.inside = False, True, None
+                self.running, self.done, self.calling = False, True, None
                 if self._stuck is not None:
-                    self._stuck.lost(-1)
+                    self._stuck.add_stuck(-1)
                 if self._ended:
-                    self._forget()
+                    self._drop_value()
             self.wake()
 
-    def _forget(self) -> None:
+    def _drop_value(self) -> None:
         self.known = KVCache.empty(self.model.pool)  # the engine may have no step for a long time
 
     def _limit(self, now: float) -> None:
@@ -219,11 +219,11 @@ class Load:
         if self.computing is not None and missing > 0:
             self._since, self.until = now, now + SLACK * self.computing(len(self.known), missing) + GRACE_S
 
-    def _bring(self) -> None:
+    def _load_value(self) -> None:
         began, pool = self.clock(), self.model.pool
-        self.inside = self.known.tier if self.known.tier in self.tiers.links else None
+        self.calling = self.known.tier if self.known.tier in self.tiers.links else None
         kv = self.known if self.known.pool is pool else self.known.copy_to(pool)
-        arrival = kv.arrival()  # open until the load is closed: nothing may spill them before
+        arrival = kv.swap_in()  # open until the load is closed: nothing may spill them before
         with self._lock:
             if not self._closed:
                 self._arrival = arrival
@@ -234,12 +234,12 @@ class Load:
         with self._lock:
             if self._closed:
                 return
-            arrival.attach()
-            self.known, self.absent, self.inside = kv.to(POOL), False, None
+            arrival.publish()
+            self.known, self.absent, self.calling = kv.to(POOL), False, None
         if list(arrival.missing) == [HOST]:  # the index counts the pages
             self.tiers.host_traffic.moved("in", 0, 0, self.clock() - began)
 
-    def _ask(self) -> None:
+    def _query_stores(self) -> None:
         """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""
         if self.computing is not None and not self._closed:
             try:
@@ -248,7 +248,7 @@ class Load:
                 log.exception("a tier failed")
 
     def _search(self, computing: Computing) -> None:
-        lower, size = self.model.lower, self.model.pool.page_size
+        lower, size = self.model.backing_stores, self.model.pool.page_size
         assert lower is not None
         known, began = len(self.known), self._since
         names = lower.names(self.tokens)[known // size :]
@@ -257,12 +257,12 @@ class Load:
         def pages_cost(count: int) -> float:
             return computing(known, count * size)
 
-        count = worthwhile(segments, pages_cost, self.tiers.links, self.model.pool.page_bytes)
+        count = pages_worth_loading(segments, pages_cost, self.tiers.links, self.model.pool.page_bytes)
         for segment in segments:
             refused = segment.stop - max(count, segment.start)
             if refused > 0:
                 segment.store.traffic.skipped("slow", refused)
-                self.tiers.links[segment.store.tier].refused()
+                self.tiers.links[segment.store.tier].not_worthwhile()
                 log.info("%d pages stay in %s: computing them is predicted to be quicker", refused, segment.store.where)
         if not count:
             return
@@ -277,11 +277,11 @@ class Load:
                     return
 
     def _enter(self, tier: str) -> None:
-        self.inside = tier
+        self.calling = tier
 
-    def _read(self, segment: Segment, names: list[PageName], limit_s: float) -> bool:
+    def _read(self, segment: StoredRun, names: list[PageName], limit_s: float) -> bool:
         """Read some pages. Returns whether all have come, and are wanted."""
-        lower = self.model.lower
+        lower = self.model.backing_stores
         assert lower is not None
         self._enter(segment.store.tier)
         try:
@@ -296,7 +296,7 @@ class Load:
             lower.pool.release(np.array(pages))
         return wanted and len(pages) == len(names)
 
-    def _late(self, segment: Segment, pages: int, late: bool) -> None:
+    def _late(self, segment: StoredRun, pages: int, late: bool) -> None:
         if late:
             segment.store.traffic.skipped("late", pages)
             log.info("%d pages of %s had not come in time: they are computed", pages, segment.store.where)

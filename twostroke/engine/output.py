@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.models.checkpoints.textstream import StopStrings
+from twostroke.models.checkpoints.text_stream import StopStrings
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
@@ -36,7 +36,7 @@ class Token:
     stop: str | None = None
 
 
-class Track:
+class ChoiceOutput:
     """Collects sampled tokens until one ends it: an ending token, a stop string, a constraint's end, or max_tokens."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer, choice: int) -> None:
@@ -50,9 +50,9 @@ class Track:
         self._text = tokenizer.stream(shown=frozenset() if params.reader is None else params.reader.shown)
         self._stops = StopStrings(params.stop)
 
-    def fork(self) -> Track:
+    def fork(self) -> ChoiceOutput:
         """A copy of this track, for tokens that are not emitted yet."""
-        other = Track(self.params, self._tokenizer, self.choice)
+        other = ChoiceOutput(self.params, self._tokenizer, self.choice)
         for sampled in self.sampled:
             other.push(sampled)
         return other
@@ -76,7 +76,7 @@ class Track:
             text += self._end("length", armed)
         return self._token(sampled, text)
 
-    def cut(self) -> str:
+    def end_with_length(self) -> str:
         """End after the last token, since there is no room for another. Returns the text that was held back."""
         return self._end("length", len(self.ids) > self.params.min_tokens)
 

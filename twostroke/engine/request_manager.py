@@ -13,10 +13,10 @@ from typing import Any
 
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
-from twostroke.engine.driver import Driver
 from twostroke.engine.lane import Lane
-from twostroke.engine.loads import Loads, arrive
+from twostroke.engine.load_queue import LoadQueue, arrive
 from twostroke.engine.placement import Placement
+from twostroke.engine.program_runner import ProgramRunner
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
 from twostroke.errors import ContextLengthExceeded, EngineFailed, OutOfPages, TwostrokeError
@@ -24,20 +24,20 @@ from twostroke.errors import ContextLengthExceeded, EngineFailed, OutOfPages, Tw
 log = logging.getLogger(__name__)
 
 
-class Requests:
+class RequestManager:
     """Those that have not ended. Methods are called under the engine's lock."""
 
     def __init__(
         self,
         queues: Queues,
-        driver: Driver,
+        driver: ProgramRunner,
         placement: Placement,
-        loads: Loads,
+        loads: LoadQueue,
         idle: Callable[[], None],
         clock: Clock = SYSTEM,
     ) -> None:
         """`idle` is called when the last request has ended."""
-        self._queues, self._driver, self._placement, self._loads = queues, driver, placement, loads
+        self._queues, self._programs, self._placement, self._loads = queues, driver, placement, loads
         self._idle, self._clock = idle, clock
         self._open: set[Request] = set()  # keeps them alive: choices hold weak references
 
@@ -48,9 +48,9 @@ class Requests:
         return iter(tuple(self._open))  # a request that ends on the way is taken out
 
     @property
-    def expecting(self) -> bool:
+    def awaiting_threads(self) -> bool:
         """Whether other threads bring something that one of them waits for."""
-        return bool(self._loads) or any(choice.errands for choice in self._queues.active)
+        return bool(self._loads) or any(choice.futures for choice in self._queues.active)
 
     @property
     def ready(self) -> list[DecodeLane]:
@@ -58,7 +58,7 @@ class Requests:
         lanes = (lane for choice in self._queues.running for lane in choice.lanes)
         return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
 
-    def enter(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request's choices."""
         self._open.add(request)
         for choice in request.choices:
@@ -70,41 +70,41 @@ class Requests:
         for choice in [choice for choice in queues.arriving if not choice.arriving]:
             if len(queues.running) < most:
                 queues.run(choice)
-        while len(queues.running) < most and (choice := self._placement.next()) is not None:
+        while len(queues.running) < most and (choice := self._placement.next_to_admit()) is not None:
             queues.run(choice)
             timings = choice.request.timings
             timings.scheduled = self._clock() if timings.scheduled is None else timings.scheduled
-            self._proceed(choice, self._driver.start)
+            self._continue(choice, self._programs.start)
 
-    def collect(self) -> bool:
+    def collect_arrivals(self) -> bool:
         """Take what has come from other tiers and from other threads. Returns whether there was anything."""
         loaded = bool(self._loads) and self._take_loads()
-        brought = [self._driver.collect(choice) for choice in self._queues.active if choice.errands]
+        brought = [self._programs.collect_futures(choice) for choice in self._queues.active if choice.futures]
         return loaded or any(brought)
 
     def _take_loads(self) -> bool:
         """Let lanes go on whose loads are over. Returns whether there were any."""
-        over = self._loads.over()
+        over = self._loads.pop_finished()
         for load in over:
             if not load.done:
-                load.give_up()
+                load.abandon()
             lanes, kv = list(load.lanes), load.take()
             if load.model.index is not None and len(load.tokens) and load.error is None:
                 load.model.index.insert(kv)
             for lane in lanes:
                 if lane.load is load and not lane.choice.done:
-                    self._proceed(lane.choice, partial(arrive, lane, load, kv))
+                    self._continue(lane.choice, partial(arrive, lane, load, kv))
             load.close()
         return bool(over)
 
-    def resume(self) -> None:
+    def resume_programs(self) -> None:
         """Hand results to waiting programs until none can continue."""
         while waiting := [choice for choice in self._queues.running if choice.has_news]:
             for choice in waiting:
                 if not choice.done:  # ended by a sibling's failure
-                    self._proceed(choice, self._driver.resume)
+                    self._continue(choice, self._programs.resume)
 
-    def _proceed(self, choice: Choice, action: Callable[[Choice], None]) -> None:
+    def _continue(self, choice: Choice, action: Callable[[Choice], None]) -> None:
         """Let a choice go on by `action`. It leaves the running if all of its strokes wait, or if it is done."""
         self.guarded({choice.request}, self._drive, action, choice)
         if choice in self._queues.running and choice.arriving:
@@ -116,8 +116,8 @@ class Requests:
         try:
             action(choice)
         except OutOfPages as error:
-            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.make_way(choice, error)
-            if hopeless and not self._driver.outgrow(choice):
+            hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.preempt_for(choice, error)
+            if hopeless and not self._programs.end_with_length(choice):
                 raise
             error.__traceback__ = None  # where a future has brought it, a frame of it holds it, and all of the step
         for lane in choice.lanes:
@@ -140,11 +140,11 @@ class Requests:
                 log.exception("a program or a kernel failed")
             self.fail(requests, error)
 
-    def give_up(self, failed: Iterable[tuple[Lane, OutOfPages]]) -> None:
+    def end_without_pages(self, failed: Iterable[tuple[Lane, OutOfPages]]) -> None:
         """End what finds no page even alone."""
         for lane, error in failed:
             if lane in lane.choice.lanes:
-                if not self._driver.outgrow(lane.choice, lane):
+                if not self._programs.end_with_length(lane.choice, lane):
                     self.fail({lane.choice.request}, error)
                 self._retire(lane.choice)
 
@@ -166,7 +166,7 @@ class Requests:
             self._end(request)
 
     def _end(self, request: Request) -> None:
-        request.shared.clear()
+        request.shared_prefills.clear()
         for choice in request.choices:
             if not choice.done:
                 choice.finish(None)

@@ -20,10 +20,10 @@ from twostroke.engine.model import Model
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.hashed import HashIndex
+from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix import HostBudget, PrefixIndex
-from twostroke.kv.radix import RadixIndex
+from twostroke.kv.prefix_index import HostBudget, PrefixIndex
+from twostroke.kv.radix_index import RadixIndex
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.progress import Progress
@@ -31,7 +31,7 @@ from twostroke.models.checkpoints.quantize import changes, fitted, quantize
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.checkpoints.verify import verify
-from twostroke.models.cost import Cost
+from twostroke.models.cost import CostModel
 from twostroke.models.formats.encode import ENCODING
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import frequencies
@@ -42,7 +42,7 @@ INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": Has
 
 
 @dataclass(frozen=True)
-class Opening:
+class ModelLoader:
     """Opens the models of one engine, on one backend.
 
     Attributes:
@@ -62,7 +62,7 @@ class Opening:
         """The budget of all their prefix indexes in ordinary memory."""
         return HostBudget(self.tiers.host_bytes, self.tiers.host_traffic)
 
-    def main(self, stored: Checkpoint, page_size: int, kv_bytes: int | None) -> Model:
+    def load_main(self, stored: Checkpoint, page_size: int, kv_bytes: int | None) -> Model:
         """Load a model with a tokenizer and a pool of its own.
 
         Args:
@@ -80,9 +80,9 @@ class Opening:
                 room = self.backend.kv_room(sum(weight_bytes(stored, self.backend).values()))
             return new_pool(geometry, num_pages(geometry, page_size, room), page_size, self.backend)
 
-        return self.model(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for)
+        return self.load(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for)
 
-    def model(self, stored: Checkpoint, tokenizer: Tokenizer, pool_for: Callable[[Geometry], PagePool]) -> Model:
+    def load(self, stored: Checkpoint, tokenizer: Tokenizer, pool_for: Callable[[Geometry], PagePool]) -> Model:
         """Load a checkpoint's weights. Matrices without a kernel are re-encoded, with a line in the log.
 
         `pool_for` returns the pool for a geometry. Raises CheckpointError if the weights cannot be read.
@@ -108,10 +108,10 @@ class Opening:
             prefixes.host = self._host
             if self.tiers.stores:
                 lower = BackingStores(self.tiers, prefixes, checkpoint.name)
-        cost = Cost(checkpoint.config, weights, geometry.entry_bytes)
+        cost = CostModel(checkpoint.config, weights, geometry.entry_bytes)
         return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
 
-    def companion(
+    def load_companion(
         self, role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, threads: int, check: bool = False
     ) -> Model:
         """Load the student or the draft of `main`. Returns `main` itself if the weights are the same.
@@ -154,7 +154,7 @@ class Opening:
                 return shared
             return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-        return self.model(checkpoint, tokenizer, pool_for)
+        return self.load(checkpoint, tokenizer, pool_for)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from twostroke.kv.backing_stores import Segment
-from twostroke.kv.tiers.link import StoreConnection
+from twostroke.kv.backing_stores import StoredRun
+from twostroke.kv.tiers.speed import TransferSpeed
 
 SLACK = 1.1  # a load may take this many times as long as computing the same pages
 
 
-def worthwhile(
-    segments: Sequence[Segment],
+def pages_worth_loading(
+    segments: Sequence[StoredRun],
     computing: Callable[[int], float],
-    links: Mapping[str, StoreConnection],
+    links: Mapping[str, TransferSpeed],
     page_bytes: int,
 ) -> int:
     """How many of the leading pages to load: as many as save the most time, in whole segments.

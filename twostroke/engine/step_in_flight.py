@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from twostroke.backends.interface import Drawn, LazyLogits
+from twostroke.backends.interface import DrawnTokens, LazyLogits
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
-from twostroke.engine.driver import Driver
 from twostroke.engine.model import Model
 from twostroke.engine.placement import Placement
-from twostroke.engine.runner import Chunk, run
-from twostroke.engine.step import Step
+from twostroke.engine.program_runner import ProgramRunner
+from twostroke.engine.runner import Chunk, run_forward
+from twostroke.engine.step import ScheduledStep
 from twostroke.errors import NotFinite
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
@@ -31,10 +31,10 @@ Guarded = Callable[..., None]  # Requests.guarded: calls an action on behalf of 
 PAUSE = 0.1  # part of a step's time that may pass between two calls, if the step's time is to be counted
 
 
-class Drawing:
+class PendingTokens:
     """Tokens that one model draws: the i-th is for `lanes[i]`. Without lanes it only waits for the model's step."""
 
-    def __init__(self, lanes: Sequence[DecodeLane], drawn: Drawn) -> None:
+    def __init__(self, lanes: Sequence[DecodeLane], drawn: DrawnTokens) -> None:
         self.lanes, self.drawn = lanes, drawn
         self.tokens: list[tuple[DecodeLane, Sampled]] = []
 
@@ -43,38 +43,38 @@ class Drawing:
         self.tokens = list(zip(self.lanes, self.drawn.read(), strict=True))
 
 
-class Flight:
+class StepInFlight:
     """The step whose tokens are not read yet, if there is one.
 
     Attributes:
         step: the step that `launch` was called for last; None if its tokens are read.
     """
 
-    def __init__(self, driver: Driver, placement: Placement, clock: Clock = SYSTEM) -> None:
-        self._driver, self._placement, self._clock = driver, placement, clock
-        self._drawings: dict[Model, Drawing] = {}
-        self.step: Step | None = None
-        self._left = self._landed = 0.0  # when `launch` was over, and when tokens were read last
+    def __init__(self, driver: ProgramRunner, placement: Placement, clock: Clock = SYSTEM) -> None:
+        self._programs, self._placement, self._clock = driver, placement, clock
+        self._pending: dict[Model, PendingTokens] = {}
+        self.step: ScheduledStep | None = None
+        self._launched_at = self._collected_at = 0.0  # when `launch` was over, and when tokens were read last
 
     def clear(self) -> None:
         """Nobody waits for the tokens any more."""
-        self._drawings, self.step = {}, None
+        self._pending, self.step = {}, None
 
-    def compute(self, chunks: Sequence[Chunk], guarded: Guarded) -> list[Model]:
+    def launch_forward(self, chunks: Sequence[Chunk], guarded: Guarded) -> list[Model]:
         """Launch a forward pass for each model that the chunks need. Returns these models."""
         models = list(dict.fromkeys(chunk.lane.model for chunk in chunks))
         for model in models:
             # Not those whose request has failed since through a sibling choice.
             group = [chunk for chunk in chunks if chunk.lane.model is model and not chunk.lane.choice.done]
             if group:
-                before = self._drawings.get(model)  # whose tokens the placeholders of its lanes stand for
+                before = self._pending.get(model)  # whose tokens the placeholders of its lanes stand for
                 drawn = None if before is None else before.drawn
-                guarded({chunk.lane.choice.request for chunk in group}, run, model, group, drawn)
+                guarded({chunk.lane.choice.request for chunk in group}, run_forward, model, group, drawn)
         return models
 
-    def launch(
+    def launch_sampling(
         self,
-        step: Step,
+        step: ScheduledStep,
         ready: Iterable[DecodeLane],
         guarded: Guarded,
         ahead: bool = False,
@@ -92,7 +92,7 @@ class Flight:
         asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
 
         def ask(lane: DecodeLane) -> None:
-            for model, row, draw in lane.asks():
+            for model, row, draw in lane.take_draws():
                 asked.setdefault(model, []).append((lane, row, draw))
 
         for lane in ready:
@@ -102,23 +102,23 @@ class Flight:
             live = [one for one in asks if not one[0].choice.done]  # others failed through a sibling choice
             if live or model in computing:
                 guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live, ahead)
-        self.step, self._left = step, self._clock()
+        self.step, self._launched_at = step, self._clock()
 
     def _draw(self, model: Model, asks: Sequence[tuple[DecodeLane, LazyLogits, Draw]], ahead: bool) -> None:
         lanes = [lane for lane, _, _ in asks]
         drawn = model.compiled.sample([row for _, row, _ in asks], [draw for _, _, draw in asks])
-        self._drawings[model] = Drawing(lanes, drawn)
+        self._pending[model] = PendingTokens(lanes, drawn)
         if ahead:
             for i, lane in enumerate(lanes):
-                lane.go_ahead(model, i)
+                lane.enter_placeholder(model, i)
 
-    def land(self, guarded: Guarded, entered: float) -> float | None:
+    def collect_tokens(self, guarded: Guarded, entered: float) -> float | None:
         """Wait for the tokens, and hand them to their lanes.
 
         Returns the seconds that the step took: from its beginning, or from the end of the step before if that is
         later. None if that is not known, since the caller paused before it entered the engine at time `entered`.
         """
-        step, drawings = self.step, list(self._drawings.values())
+        step, drawings = self.step, list(self._pending.values())
         began = entered if step is None else step.began
         self.clear()
         for drawing in drawings:
@@ -127,22 +127,22 @@ class Flight:
                 waiting = {chunk.lane.choice.request for chunk in step.chunks if not chunk.lane.choice.done}
             guarded(waiting, drawing.read)
         now = self._clock()
-        seconds, self._landed = now - max(began, self._landed), now
+        seconds, self._collected_at = now - max(began, self._collected_at), now
         for drawing in drawings:
             for lane, sampled in drawing.tokens:  # none if reading them failed
                 if sampled.id == NO_TOKEN:
                     lane.model.pool.wipes = True  # the pages of this request must not reach others
                 if _waits(lane):
                     guarded({lane.choice.request}, self._take, lane, sampled)
-        return seconds if entered - self._left <= PAUSE * seconds else None
+        return seconds if entered - self._launched_at <= PAUSE * seconds else None
 
     def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
         if sampled.id == NO_TOKEN:
             raise NotFinite(f"model {lane.model.name}")
-        self._driver.deliver(lane.choice, lane.track, sampled, full=lane.full)
+        self._programs.deliver(lane.choice, lane.output, sampled, full=lane.full)
         lane.sampled(sampled)
-        if lane.track is lane.choice.track and not self._placement.certain(lane):
-            lane.choice.hold()
+        if lane.output is lane.choice.output and not self._placement.next_has_room(lane):
+            lane.choice.hold_last_token()
 
 
 def _waits(lane: DecodeLane) -> bool:

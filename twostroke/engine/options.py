@@ -1,0 +1,100 @@
+"""The options of a model and its engine, each declared once: type, default, range and help.
+
+`LLM` checks its arguments by this declaration. The options of commands, their environment variables and the keys of
+their configuration files are made from it. The file imports no numpy, so that `--help` stays quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.backends.native.library import VARIANTS
+from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
+from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
+
+BACKENDS = ("auto", "native", *(f"native-{variant}" for variant in VARIANTS), "triton", "reference")
+DTYPES = ("auto", "float32", "bfloat16")
+WEIGHTS = ("stored", "bf16", "int8", "int4", "int3", "int2")
+PREFIX_INDEXES = ("radix", "hash", "off")
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True)
+class LLMOptions(Checked):
+    """The arguments of `LLM`, whose docstring describes them in full."""
+
+    model: str = declare(
+        DEFAULT_MODEL, Rule(str, "A catalog name, a GGUF file, a Hugging Face directory, or a hub id.", or_object=True)
+    )
+    threads: int | None = integer(None, unset="one for each core", help="CPU threads of each process.")
+    tp: int = declare(
+        1,
+        Rule(
+            int,
+            "Tensor parallelism: processes on this host that compute together, with equal results.",
+            least=1,
+            most=MAX_RANKS,
+            words=f"from 1 to {MAX_RANKS} ranks",
+        ),
+    )
+    dtype: str = text("auto", choices=DTYPES, help="Data type of activations and KV.")
+    weights: str = text(
+        "stored",
+        choices=WEIGHTS,
+        help="Matrices as stored, or re-encoded on load; int3 and int2 are kept in 4 bits.",
+    )
+    student: str | None = declare(
+        None,
+        Rule(
+            str,
+            "For techniques that hand over KV: int4, MODEL or MODEL@int4, of equal KV geometry.",
+            optional=True,
+            or_object=True,
+        ),
+    )
+    draft: str | None = declare(
+        None,
+        Rule(str, "For speculation: a model with the same tokenizer, named as above.", optional=True, or_object=True),
+    )
+    device: str = declare(
+        "cpu",
+        Rule(str, "cpu; cuda or cuda:1 for Triton's kernels; or another device of PyTorch's.", or_object=True),
+    )
+    backend: str = text(
+        "auto", choices=BACKENDS, help="Kernels: native (C++ on CPUs), triton (GPUs), or reference (PyTorch)."
+    )
+    kv_bytes: int | None = size(
+        None,
+        unset="a quarter of what is free, 4 GiB at most",
+        help="Memory for KV pages: 2GiB, 512MiB, or bytes.",
+    )
+    prefix_index: str = text("radix", choices=PREFIX_INDEXES, help="Share known prefixes.")
+    kv_host: int | None = size(None, unset="none", help="Ordinary memory for prefixes that the pool has no room for.")
+    kv_disk: str | None = declare(
+        None,
+        Rule(
+            str,
+            "A directory for KV, which outlives the process; several processes may share it.",
+            optional=True,
+            unit="directory",
+            unset="none",
+            or_object=True,
+        ),
+    )
+    kv_disk_bytes: int | None = size(
+        None, unset="a tenth of what is free there, 50 GiB at most", help="Most bytes that the directory may take."
+    )
+    kv_remote: str | None = declare(
+        None,
+        Rule(
+            str,
+            "A server for KV that speaks Redis' protocol: redis://HOST:PORT/DB, or rediss:// with TLS.",
+            optional=True,
+            unset="none",
+        ),
+    )
+    max_step_tokens: int = integer(512, least=1, help="Token budget of a step; longer prompts go in chunks.")
+    max_running: int = integer(256, least=1, help="Most choices generated at once.")
+    itl_ms: float | None = number(None, above=0, help="ITL objective in milliseconds, which prefill chunks must meet.")
+    page_size: int = integer(16, least=1, help="KV entries per page.")
+    check: bool = flag(False, help="Check the weights first: their values, and digests where they are known.")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twostroke.cluster.local import LocalCluster, Member
+from twostroke.cluster.local_cluster import ClusterProcess, LocalCluster
 from twostroke.engine.timings import percentile
-from twostroke.study.traffic.requests import Ask
+from twostroke.study.traffic.requests import TokenRequest
 
 if TYPE_CHECKING:  # they need httpx, which `benchmarks.needs` looks for first
     from twostroke.study.bench.serving.client import Client, Outcome
@@ -31,17 +31,17 @@ class Load:
     def __init__(self, vocab_size: int, url: str, model: str, seed: int) -> None:
         self._ids, self._url, self._model, self._seed = range(1000, min(vocab_size, 30000)), url, model, seed
 
-    def prompts(self, count: int, length: int, output: int, prefix: int = 0, groups: int = 1) -> list[Ask]:
+    def prompts(self, count: int, length: int, output: int, prefix: int = 0, groups: int = 1) -> list[TokenRequest]:
         """Prompts of a length; each begins with one of so many prefixes."""
         self._seed += 1
         rng = np.random.default_rng(self._seed)
         prefixes, chosen = rng.choice(self._ids, (groups, prefix)), rng.integers(groups, size=count)
         return [
-            Ask([*prefixes[group].tolist(), *rng.choice(self._ids, length - prefix).tolist()], output)
+            TokenRequest([*prefixes[group].tolist(), *rng.choice(self._ids, length - prefix).tolist()], output)
             for group in chosen
         ]
 
-    def endless(self, length: int, output: int) -> Iterator[Ask]:
+    def endless(self, length: int, output: int) -> Iterator[TokenRequest]:
         """Prompts of a length, as many as are wanted."""
         while True:
             yield from self.prompts(64, length, output)
@@ -57,7 +57,7 @@ class Load:
         async with httpx.AsyncClient(base_url=self._url, timeout=None, limits=limits) as http:
             yield Client(http, self._model, LIMIT_S)
 
-    def one(self, ask: Ask) -> Outcome:
+    def one(self, ask: TokenRequest) -> Outcome:
         """The outcome of a request that comes alone. Raises RuntimeError if it fails."""
 
         async def alone() -> Outcome:
@@ -67,7 +67,7 @@ class Load:
         return asyncio.run(alone())
 
 
-async def answer(client: Client, ask: Ask, due: float) -> Outcome:
+async def answer(client: Client, ask: TokenRequest, due: float) -> Outcome:
     """Send a request at its time, in seconds of the client's clock. Raises RuntimeError if it fails."""
     from twostroke.study.bench.serving.client import Outcome
 
@@ -121,7 +121,7 @@ def apart(load: Load, count: int) -> dict[str, Any]:
     }
 
 
-def hop(load: Load, rounds: int, decode: Member | None) -> dict[str, Any]:
+def hop(load: Load, rounds: int, decode: ClusterProcess | None) -> dict[str, Any]:
     """TTFT of prompts that come alone, by their length, and what crossed for them."""
     found: dict[str, Any] = {}
     load.one(load.prompts(1, 64, 4)[0])
@@ -135,7 +135,7 @@ def hop(load: Load, rounds: int, decode: Member | None) -> dict[str, Any]:
     return found
 
 
-def _crossed(worker: Member) -> list[tuple[int, float]]:
+def _crossed(worker: ClusterProcess) -> list[tuple[int, float]]:
     """(bytes, seconds) of each value that came to a decode worker."""
     found = re.findall(r"entries came: (\d+) bytes in ([\d.]+) s", worker.log.read_text(errors="replace"))
     return [(int(size), float(seconds)) for size, seconds in found]
@@ -160,7 +160,7 @@ def migration(load: Load, kills: int, cluster: LocalCluster, replace: Callable[[
         cluster.ready(forgotten=True)  # a retry that goes to a dead worker counts against the limit
         (ask,) = load.prompts(1, 256, 200)
 
-        async def killed(ask: Ask = ask) -> Outcome:
+        async def killed(ask: TokenRequest = ask) -> Outcome:
             async with load.client() as client:
                 stream = asyncio.create_task(answer(client, ask, 0.0))
                 await asyncio.sleep(itl * 100)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.models.cost import Rows, nonnegative_least_squares
-from twostroke.study.simulate.costs import Priced, StepCosts, WithHost
-from twostroke.study.simulate.front import Front
-from twostroke.study.simulate.opening import Setup
+from twostroke.models.cost import SequenceRows, nonnegative_least_squares
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts, StepCostModel
 
 SHORT, LONG, ANSWER, STREAMS = 48, 448, 48, 8
 WINDOW = 8  # gaps whose mean is a pace: tokens come late and then several at once
@@ -29,10 +29,12 @@ AT_REST, PART = 2.0, 0.5  # requests a second to a server at rest, and their par
 _LENGTHS = ["--input-tokens", str(SHORT), "--output-tokens", str(ANSWER)]
 
 
-def probes(costs: StepCosts) -> dict[str, list[str]]:
+def probes(costs: StepCostModel) -> dict[str, list[str]]:
     """The options of `bench serve` that send each kind of requests to a server whose steps take so long."""
-    alone, tokens = WithHost(costs), 4
-    busy_s = alone.seconds([Rows(SHORT + LONG, 0, 1)]) + tokens * alone.seconds([Rows(1, SHORT + LONG, 1)])
+    alone, tokens = HostInclusiveSeconds(costs), 4
+    busy_s = alone.seconds([SequenceRows(SHORT + LONG, 0, 1)]) + tokens * alone.seconds(
+        [SequenceRows(1, SHORT + LONG, 1)]
+    )
     rate = min(AT_REST, PART / busy_s)
     rest = ["--rate", f"{rate:.3g}", "--burstiness", "100", "--requests", "14", "--output-tokens", str(tokens)]
     return {
@@ -101,7 +103,7 @@ class Added:
     entered_s: float
 
 
-def with_http(setup: Setup, probed: dict[str, list[Stream]]) -> tuple[Setup, dict[str, float]]:
+def with_http(setup: EngineSetup, probed: dict[str, list[Stream]]) -> tuple[EngineSetup, dict[str, float]]:
     """The setup with what HTTP adds, and its figures.
 
     Args:
@@ -109,11 +111,11 @@ def with_http(setup: Setup, probed: dict[str, list[Stream]]) -> tuple[Setup, dic
         probed: what came of each of the `probes`.
     """
     costs = setup.costs
-    assert isinstance(costs, Priced)
+    assert isinstance(costs, MeasuredCosts)
     one, several = Pace.of(probed["one stream"]), Pace.of(probed["streams"])
-    row = Rows(1, SHORT + ANSWER // 2, 1)
-    alone_s = one.step_s - WithHost(costs).seconds([row])  # step_s + token_s
-    token_s = max(0.0, several.step_s - WithHost(costs).seconds([row] * STREAMS) - alone_s) / (STREAMS - 1)
+    row = SequenceRows(1, SHORT + ANSWER // 2, 1)
+    alone_s = one.step_s - HostInclusiveSeconds(costs).seconds([row])  # step_s + token_s
+    token_s = max(0.0, several.step_s - HostInclusiveSeconds(costs).seconds([row] * STREAMS) - alone_s) / (STREAMS - 1)
     step_s = max(0.0, alone_s - token_s)
     late = [*one.late_s, *several.late_s]
     slowed = replace(
@@ -128,13 +130,13 @@ def with_http(setup: Setup, probed: dict[str, list[Stream]]) -> tuple[Setup, dic
         ttft = median(one.tokens[0] - one.due for one in streams)
         prompt, entered = streams[-1].prompt, streams[-1].prompt - streams[-1].cached
         amounts.append([1 / ttft, prompt / ttft, entered / ttft])
-        prefill_s = WithHost(slowed).seconds([Rows(entered, prompt - entered, 1)])
+        prefill_s = HostInclusiveSeconds(slowed).seconds([SequenceRows(entered, prompt - entered, 1)])
         rest.append(1 - (prefill_s + median(late)) / ttft)
     columns = np.array(amounts)
     scale = columns.max(0)
     found = nonnegative_least_squares(columns / scale, np.maximum(0.0, rest)) / scale
     added = Added(step_s, token_s, *found.tolist())
-    front = Front(setup.front.request_s + added.request_s, added.prompt_s, tuple(late))
+    front = HttpOverhead(setup.front.request_s + added.request_s, added.prompt_s, tuple(late))
     made = replace(setup, costs=replace(slowed, entered_s=slowed.entered_s + added.entered_s), front=front)
     figures = {"stall_mean_s": mean(slowed.stalls), "late_p50_s": median(late)}
     figures["late_p99_s"] = float(np.percentile(late, 99))

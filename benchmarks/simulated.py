@@ -37,14 +37,14 @@ from twostroke.cli.simulate import run
 from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
-from twostroke.models.cost import Predictor
+from twostroke.models.cost import StepPredictor
+from twostroke.study.plan.model_timing import ModelTimer, time_rounds
 from twostroke.study.plan.queueing import Queueing
-from twostroke.study.plan.service_times import Server
-from twostroke.study.plan.timed import Timing, time_rounds
-from twostroke.study.simulate.costs import Priced, WithHost
+from twostroke.study.plan.service_times import ServerModel
+from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.here import setup_of
-from twostroke.study.simulate.opening import Setup
+from twostroke.study.simulate.local_setup import setup_of
+from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts
 from twostroke.study.traffic.objectives import Objectives
 
 LIMIT = 0.15  # error of p50 and p99 that is aimed at
@@ -106,13 +106,13 @@ def loads(rate: float | None, requests: int, seed: int, trace: Path | None) -> l
     return found
 
 
-def highest_rate(setup: Setup, load: Load) -> float:
+def highest_rate(setup: EngineSetup, load: Load) -> float:
     """Requests a second beyond which the queue grows without end."""
     traffic = replace(load.options, rate=1.0, concurrency=None, requests=1000).traffic()
     tokens = float((traffic.prompts + traffic.outputs).mean())
     most = min(setup.scheduler.max_running, int(setup.pages * setup.page_size / tokens))
-    costs, budget = WithHost(setup.costs), setup.scheduler.max_step_tokens
-    return Queueing(Server(costs.seconds, budget, most, setup.front.request_s), traffic).most()
+    costs, budget = HostInclusiveSeconds(setup.costs), setup.scheduler.max_step_tokens
+    return Queueing(ServerModel(costs.seconds, budget, most, setup.front.request_s), traffic).most()
 
 
 def bench_serve(url: str, *arguments: str) -> dict[str, Any]:
@@ -165,12 +165,12 @@ class Comparison:
         typer.echo(f"{self.model}: its steps are timed, then its server's HTTP")
         with LLM(self.model, kv_bytes=options.kv_bytes, itl_ms=options.itl_ms) as llm:
             scheduler = SchedulerConfig(itl_ms=options.itl_ms)
-            timing = Timing(llm)
+            timing = ModelTimer(llm)
             time_rounds(timing, options.timing_s)
             setup = setup_of(llm, timing.result(), "radix", scheduler)
             self._serve(setup, timing, work)
 
-    def _serve(self, setup: Setup, timing: Timing, work: Path) -> None:
+    def _serve(self, setup: EngineSetup, timing: ModelTimer, work: Path) -> None:
         options = self.options
         command = [sys.executable, "-m", "twostroke", "serve", "--model", self.model]
         command += ["--host", "127.0.0.1", "--port", "{port}", "--kv-bytes", str(options.kv_bytes)]
@@ -183,7 +183,7 @@ class Comparison:
             typer.echo(f"{self.model}: HTTP adds, in ms: {added}")
             self._compare(setup, timing, http, server.url)
 
-    def _compare(self, setup: Setup, timing: Timing, http: dict[str, float], url: str) -> None:
+    def _compare(self, setup: EngineSetup, timing: ModelTimer, http: dict[str, float], url: str) -> None:
         """Say how long all that is missing will take; measure it, and simulate it."""
         missing, seconds = list[Load](), 0.0
         for load, number in self.missing:
@@ -206,9 +206,9 @@ class Comparison:
             typer.echo(f"{self.model}, {load.name}, round {len(facts['rounds'])}: kept in {path}")
 
 
-def with_kernels(setup: Setup, kernels: Predictor) -> Setup:
+def with_kernels(setup: EngineSetup, kernels: StepPredictor) -> EngineSetup:
     """The setup with other seconds of its kernels, and what Python and HTTP add as before."""
-    assert isinstance(setup.costs, Priced)
+    assert isinstance(setup.costs, MeasuredCosts)
     return replace(setup, costs=replace(setup.costs, predictor=kernels, known={}))
 
 

@@ -19,18 +19,18 @@ from typing import Any
 import typer
 
 from benchmarks.results_file import earlier, save
-from twostroke.study.simulate.figures import Figures
+from twostroke.study.simulate.figures import SimulationFigures
 from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.machines import machine_setup
-from twostroke.study.simulate.service import Service
+from twostroke.study.simulate.machine_setup import machine_setup
+from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.traffic.arrivals import OpenLoop
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.workload import Workload
+from twostroke.study.traffic.workload_sampler import WorkloadSampler
 from twostroke.system.machine import peak_rss_bytes
 
 MODEL, MACHINE, RATE = "llama-3-8b", "h100", 10.0  # requests per second of each worker
-PROMPT, PREFIX, ANSWER, GROUPS = Range(64, 512), 256, Range(16, 64), 50
+PROMPT, PREFIX, ANSWER, GROUPS = TokenRange(64, 512), 256, TokenRange(16, 64), 50
 SIZES = (
     (1, 1_000), (10, 1_000), (100, 1_000), (1, 10_000), (100, 10_000), (1_000, 10_000), (1_000, 100_000),
     (1_000, 1_000_000),
@@ -45,11 +45,11 @@ DEFINITIONS = {
 
 def simulate(workers: int, requests: int, router: str) -> dict[str, Any]:
     """One simulation in this process."""
-    workload = Workload(requests, PROMPT, ANSWER, PREFIX, GROUPS, seed=1)
+    workload = WorkloadSampler(requests, PROMPT, ANSWER, PREFIX, GROUPS, seed=1)
     traffic = workload.traffic(OpenLoop(RATE * workers))
-    figures, began = Figures(Objectives()), time.perf_counter()
+    figures, began = SimulationFigures(Objectives()), time.perf_counter()
     fleet = Fleet(machine_setup(MODEL, MACHINE), workers, router=router)
-    service = Service(fleet, traffic, figures.watch, figures.ended, keep=False)
+    service = Simulation(fleet, traffic, figures.watch, figures.ended, keep=False)
     service.run()
     wall_s = time.perf_counter() - began
     found = figures.summary(service)

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from twostroke.models.cost import Rows
-from twostroke.study.plan.machines import Machine
+from twostroke.models.cost import SequenceRows
+from twostroke.study.plan.machines import MachineSpec
 from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.specification import ModelSpec
 from twostroke.study.plan.weights import FORMATS
 
 
@@ -18,9 +18,9 @@ class Row(NamedTuple):
     verdict: str
 
 
-def floor(model: Specification, machine: Machine, tokens: int, cards: int = 1, known: int = 0) -> float:
+def floor(model: ModelSpec, machine: MachineSpec, tokens: int, cards: int = 1, known: int = 0) -> float:
     """Milliseconds of a prefill of `tokens` behind `known` ones in bf16, below which no program can be."""
-    step = Roofline(model, machine, FORMATS["bf16"]).step([Rows(tokens, known, 1)])
+    step = Roofline(model, machine, FORMATS["bf16"]).step([SequenceRows(tokens, known, 1)])
     needed = max(step.flops / machine.flops["bf16"], FORMATS["bf16"].total(model) / machine.bandwidth)
     return 1e3 * needed / cards
 

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.http_costs import ANSWER, LONG, SHORT, STREAMS, Pace, Stream, with_http
 from tests.study.simulate.chaos import draw
-from twostroke.models.cost import Cost, Predictor, Rows
-from twostroke.study.simulate.costs import Priced, WithHost
-from twostroke.study.simulate.front import Front
+from twostroke.models.cost import CostModel, SequenceRows, StepPredictor
+from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts
 
 STEP = 0.003
 
@@ -49,21 +49,27 @@ def test_stalls_are_not_late_tokens() -> None:
 
 def test_what_http_adds_is_found_again() -> None:
     setup = draw(0)[0].setup
-    cost = Cost(setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.entry_bytes)
-    timed = Priced(Predictor(cost, (1e-8, 1e-8, 1e-9, 0, 0, 0, 0, 0, 0)), host_s=1e-4, token_s=1e-5)
+    cost = CostModel(setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.entry_bytes)
+    timed = MeasuredCosts(StepPredictor(cost, (1e-8, 1e-8, 1e-9, 0, 0, 0, 0, 0, 0)), host_s=1e-4, token_s=1e-5)
     slower = replace(timed, host_s=timed.host_s + 5e-4, token_s=timed.token_s + 2e-4)
-    row = Rows(1, SHORT + ANSWER // 2, 1)
+    row = SequenceRows(1, SHORT + ANSWER // 2, 1)
 
     def first(prompt: int, cached: int) -> Stream:
         entered = prompt - cached
-        at = WithHost(slower).seconds([Rows(entered, cached, 1)]) + 0.004 + 2e-5 * prompt + 3e-5 * entered
+        at = (
+            HostInclusiveSeconds(slower).seconds([SequenceRows(entered, cached, 1)])
+            + 0.004
+            + 2e-5 * prompt
+            + 3e-5 * entered
+        )
         return Stream(prompt, cached, 1.0, [1.0 + at])
 
     made, added = with_http(
         replace(setup, costs=timed),
         {
-            "one stream": [Stream(SHORT, 0, 0.9, even(40, WithHost(slower).seconds([row])))],
-            "streams": [Stream(SHORT, 0, 0.9, even(40, WithHost(slower).seconds([row] * STREAMS)))] * STREAMS,
+            "one stream": [Stream(SHORT, 0, 0.9, even(40, HostInclusiveSeconds(slower).seconds([row])))],
+            "streams": [Stream(SHORT, 0, 0.9, even(40, HostInclusiveSeconds(slower).seconds([row] * STREAMS)))]
+            * STREAMS,
             "short": [first(SHORT, 0)],
             "long": [first(LONG, 0)],
             "known": [first(SHORT + LONG, 0), first(SHORT + LONG, LONG)],
@@ -77,7 +83,7 @@ def test_what_http_adds_is_found_again() -> None:
 def test_tokens_on_their_way() -> None:
     """They come in order, each as late as one of the measured, in the measured order."""
     late = (0.0, 0.01, 0.0, 0.0)
-    front = Front(late_s=late)
+    front = HttpOverhead(late_s=late)
     for number in range(8):
         start = random.Random(number).randrange(4)
         made = even(9)
@@ -86,4 +92,4 @@ def test_tokens_on_their_way() -> None:
         for i, (at, before) in enumerate(zip(made, received, strict=True)):
             assert before >= at + late[(start + i) % 4]
         assert max(b - a for a, b in zip(made, received, strict=True)) == pytest.approx(0.01)
-    assert Front().received(3, [1.0, 2.0]) == [1.0, 2.0]
+    assert HttpOverhead().received(3, [1.0, 2.0]) == [1.0, 2.0]

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.http_costs import probes
 from benchmarks.simulated import Comparison, figures, highest_rate
 from tests.study.simulate.chaos import draw
-from twostroke.models.cost import Cost, Predictor
-from twostroke.study.simulate.costs import Priced
-from twostroke.study.simulate.opening import Setup
+from twostroke.models.cost import CostModel, StepPredictor
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.step_costs import MeasuredCosts
 
 ASKED = {"part": 0.3, "rate": None, "itl_ms": None, "kv_bytes": 1 << 30, "trace": None}
 
@@ -46,12 +46,12 @@ def test_figures_are_medians_over_rounds() -> None:
     assert figures(rounds) == {"TTFT p50": {"simulated_s": 2.0, "measured_s": 4.0, "error": -0.5}}
 
 
-def timed(times: float) -> Setup:
+def timed(times: float) -> EngineSetup:
     """An engine whose steps take so many times as long as those of the first."""
     setup = replace(draw(0)[0].setup, pages=10_000, page_size=16)
-    cost = Cost(setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.entry_bytes)
+    cost = CostModel(setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.entry_bytes)
     prices = tuple(times * price for price in (1e-8, 1e-8, 1e-9, 0, 1e-9, 0, 0, 0, 0))
-    return replace(setup, costs=Priced(Predictor(cost, prices), host_s=times * 1e-4, token_s=times * 1e-5))
+    return replace(setup, costs=MeasuredCosts(StepPredictor(cost, prices), host_s=times * 1e-4, token_s=times * 1e-5))
 
 
 def test_slower_models_get_fewer_requests() -> None:

@@ -14,7 +14,7 @@ from twostroke.cluster.wire.receiver import ReceivedValue
 from twostroke.engine.strokes import Decoded, Prefilled
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
-from twostroke.study.simulate.page_audit import leaked
+from twostroke.study.simulate.page_audit import leaked_pages
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker
@@ -58,7 +58,7 @@ def audit(worker: Worker) -> None:
 
 def _leaked(worker: Worker, values: list[KVCache | None]) -> int:
     held = [kv for kv in values if isinstance(kv, KVCache) and kv.tier == POOL]
-    return leaked(worker.llm.engine, worker.llm.pool, held)
+    return leaked_pages(worker.llm.engine, worker.llm.pool, held)
 
 
 def _held_by(holder: Any) -> Iterator[KVCache]:

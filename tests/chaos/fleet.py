@@ -18,7 +18,7 @@ from tests.chaos.tasks import Task, Tasks
 from tests.chaos.worker import Worker
 from twostroke.cluster.wire.tcp import Tcp
 from twostroke.cluster.wire.transport import Transport
-from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.router import Router, make_router
 
 ROLES = ("prefill", "decode")
@@ -70,7 +70,7 @@ class Fleet:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.events = Events()
+        self.events = EventQueue()
         self.tasks = Tasks(self.events)
         # Each kind of chance has numbers of its own, so that one more of one kind does not change the others.
         self._faults, network, reads, self._drawn, self._lost = (

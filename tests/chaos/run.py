@@ -20,7 +20,7 @@ from tests.chaos.standin import BOTH, Opened, Sizes
 from tests.cluster.wire.pairs import SECRET
 from twostroke.cluster.wire.secret import VARIABLE
 from twostroke.engine.output import Token
-from twostroke.study.simulate.prompts import tokens_of
+from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.router import ROUTERS
 from twostroke.study.traffic.requests import PromptPiece, TrafficRequest
 
@@ -98,7 +98,7 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
         pieces = ((PromptPiece(rng.randrange(groups), shared),) if shared else ()) + (PromptPiece(1000 + number, own),)
         arrival = TrafficRequest(now, pieces, output)
         kind = rng.choice(TAUGHT if plan.student else KINDS)
-        asked = ask(kind, rng, tokens_of(pieces, VOCAB).tolist(), output)
+        asked = ask(kind, rng, prompt_tokens(pieces, VOCAB).tolist(), output)
         leaves_at = now + rng.expovariate(2.0) if rng.random() < leaving else None
         clients.append(Client(kind, asked, arrival, max(now, plan.until_s) + HANG_S, leaves_at))
     return clients

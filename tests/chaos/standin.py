@@ -39,7 +39,7 @@ from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import sample
-from twostroke.study.simulate.simulated_model import Facts
+from twostroke.study.simulate.simulated_model import SimulatedBackend
 
 # A digest has as many bytes as the vocabulary has tokens, and they are the logits.
 LAYERS, HEADS, HEAD_DIM = 2, 2, 4
@@ -104,7 +104,7 @@ class Sizes:
 
 
 class Pool(PagePool):
-    most_elsewhere = 1 << 12  # the books of more take longer to clear than a run does
+    max_elsewhere = 1 << 12  # the books of more take longer to clear than a run does
 
 
 class Opened:
@@ -128,7 +128,7 @@ class Opened:
     def _model(self, weights: str, sizes: Sizes, pause: Pause) -> Model:
         kind = INDEXES[sizes.index]
         index = None if kind is None else kind(self.pool, weights)
-        backend, compiled = cast(Any, Facts(asynchronous=False)), StandIn(weights, pause)
+        backend, compiled = cast(Any, SimulatedBackend(asynchronous=False)), StandIn(weights, pause)
         cost = CostModel(CONFIG, {}, self.pool.entry_bytes)
         return Model(weights, weights, backend, compiled, self.tokenizer, self.pool, index, cost)
 

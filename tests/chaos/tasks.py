@@ -13,7 +13,7 @@ from typing import Any
 
 import greenlet
 
-from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.event_queue import EventQueue
 
 
 class Killed(BaseException):
@@ -53,7 +53,7 @@ class Task:
 class Tasks:
     """The scheduler. Attributes: current: the task that runs; None between events. alive: tasks that have not ended."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: EventQueue) -> None:
         self.events = events
         self.current: Task | None = None
         self.alive = 0

@@ -17,13 +17,13 @@ from tests.chaos import front
 from tests.chaos.matrix import Matrix, missing, table
 from tests.chaos.run import check
 from tests.chaos.tasks import Condition, Process, Tasks
-from twostroke.cluster.wire.checks import Checks
+from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.lease import Lease
-from twostroke.cluster.wire.outgoing import Outgoing
-from twostroke.cluster.wire.reception import Reception
+from twostroke.cluster.wire.offer import ValueOffer
+from twostroke.cluster.wire.page_digests import IncomingChecks
 from twostroke.engine.placement import Placement, _pages_held
 from twostroke.engine.request import Request
-from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.event_queue import EventQueue
 
 LEAST, MOST = 24, 120  # seeds that are run, until all has happened; the long form is `python -m tests.chaos`
 
@@ -60,7 +60,7 @@ def test_a_seed_replays() -> None:
 
 
 def test_a_task_that_waits_with_a_lock_is_found() -> None:
-    tasks = Tasks(Events())
+    tasks = Tasks(EventQueue())
 
     def wait() -> None:
         with Condition(tasks):
@@ -73,11 +73,11 @@ def test_a_task_that_waits_with_a_lock_is_found() -> None:
 
 def pages_are_free_at_once(patch: pytest.MonkeyPatch) -> None:
     """Without quarantine."""
-    patch.setattr(Reception, "end", lambda self, ended: self._close(ended))
+    patch.setattr(IncomingTransfer, "end", lambda self, ended: self._close(ended))
 
 
 def bytes_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Checks, "settle", lambda self: True)
+    patch.setattr(IncomingChecks, "settle", lambda self: True)
 
 
 def leases_never_end(patch: pytest.MonkeyPatch) -> None:
@@ -103,17 +103,17 @@ def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_prefill_that_is_given_up_is_offered_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Outgoing, "fail", lambda self, why: None)
+    patch.setattr(ValueOffer, "fail", lambda self, why: None)
 
 
 def a_teacher_holds_one_choice(patch: pytest.MonkeyPatch) -> None:
     """A refresh of one choice lets go of the entries of the others."""
     patch.setattr(front, "RETRY_S", 10.0)  # the request is sent again and again, for 400 s
 
-    def grow(self: Outgoing, kv: Any) -> None:
+    def grow(self: ValueOffer, kv: Any) -> None:
         self._longer = [kv]
 
-    patch.setattr(Outgoing, "grow", grow)
+    patch.setattr(ValueOffer, "grow", grow)
 
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from tests.study.plan.test_measure import FOUND, needs_kernels
+from tests.study.plan.test_machine_benchmark import FOUND, needs_kernels
 from tests.study.plan.test_verify import SMALL
 from twostroke.cli import plan_measure
-from twostroke.study.plan import cells, measured
+from twostroke.study.plan import local_machine as measured
+from twostroke.study.plan import verification_cells as cells
 
 
 @pytest.fixture

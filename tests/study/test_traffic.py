@@ -9,11 +9,11 @@ import pytest
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import Piece, Traffic
+from twostroke.study.traffic.requests import PromptPiece, Traffic
 from twostroke.study.traffic.trace import read_trace
-from twostroke.study.traffic.workload import Workload
+from twostroke.study.traffic.workload_sampler import WorkloadSampler
 
 LINES = [
     {"timestamp": 27000, "input_length": 1100, "output_length": 5, "hash_ids": [46, 47, 48]},
@@ -35,8 +35,10 @@ def test_a_trace_is_ordered_and_begins_at_zero(tmp_path: Path) -> None:
     assert traffic.prompts.tolist() == [1100, 1300, 700, 1100]
     assert traffic.outputs.tolist() == [5, 7, 9, 1]
     assert traffic.rate == pytest.approx(3 / 3.5)
-    assert traffic.arrivals[0].pieces == (Piece(46, 512), Piece(47, 512), Piece(48, 76))
-    assert traffic.arrivals[2].pieces == (Piece(46, 512), Piece(53, 188)), "tokens without an id are the prompt's own"
+    assert traffic.arrivals[0].pieces == (PromptPiece(46, 512), PromptPiece(47, 512), PromptPiece(48, 76))
+    assert traffic.arrivals[2].pieces == (PromptPiece(46, 512), PromptPiece(53, 188)), (
+        "tokens without an id are the prompt's own"
+    )
     assert len(read_trace(written(tmp_path, *LINES), 2).arrivals) == 2
 
 
@@ -55,7 +57,7 @@ def test_the_same_requests_at_another_rate(tmp_path: Path) -> None:
     traffic = read_trace(written(tmp_path, *LINES))
     assert traffic.at_rate(3.0).rate == pytest.approx(3.0)
     assert [one.at for one in traffic.at_rate(3.0).arrivals] == pytest.approx([0, 3 / 7, 1, 1])
-    drawn = Workload(50, Range(5, 9), Range(1, 4), seed=2).traffic(OpenLoop(2.0, 0.5))
+    drawn = WorkloadSampler(50, TokenRange(5, 9), TokenRange(1, 4), seed=2).traffic(OpenLoop(2.0, 0.5))
     assert [one.at for one in drawn.arrivals] == arrivals(50, 2.0, 0.5, 2).tolist()
     assert [one.at for one in drawn.at_rate(4.0).arrivals] == pytest.approx(arrivals(50, 4.0, 0.5, 2).tolist())
     assert drawn.at_rate(4.0).rate == 4.0
@@ -70,7 +72,9 @@ def test_requests_that_come_at_once_get_times_with_a_rate(tmp_path: Path) -> Non
 
 
 def test_drawn_prefixes_are_shared() -> None:
-    traffic = Workload(40, Range(3, 3), Range(1, 1), prefix_tokens=20, groups=4, seed=1).traffic(ClosedLoop(2))
+    traffic = WorkloadSampler(40, TokenRange(3, 3), TokenRange(1, 1), prefix_tokens=20, groups=4, seed=1).traffic(
+        ClosedLoop(2)
+    )
     assert sorted(traffic.shared.tolist()) == [0] * 4 + [20] * 36
     assert traffic.concurrency == 2
 

@@ -15,8 +15,8 @@ from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoints.checkpoint import Checkpoint
-    from twostroke.study.plan.levers import Limits
-    from twostroke.study.plan.load import Load
+    from twostroke.study.plan.changes import ChangeLimits
+    from twostroke.study.plan.load import PlannedLoad
     from twostroke.study.plan.load_advice import LoadAdvice
     from twostroke.study.plan.plan import Plan
 
@@ -67,8 +67,8 @@ class _Made:
     name: str
     checkpoint: "Checkpoint | None"
     plan: "Plan"
-    limits: "Limits"
-    load: "Load | None"
+    limits: "ChangeLimits"
+    load: "PlannedLoad | None"
     stored: str
     draft: str | None
     asked: WorkloadOptions
@@ -98,13 +98,13 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     if model is None or machine_name is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
-    from twostroke.study.plan.here import stored_format
-    from twostroke.study.plan.levers import ENGINE_FORMATS, Limits
-    from twostroke.study.plan.load import make_load, require_positions, shape_of
-    from twostroke.study.plan.measured import machine_for
+    from twostroke.study.plan.changes import ENGINE_FORMATS, ChangeLimits
+    from twostroke.study.plan.load import make_load, mean_profile, require_positions
+    from twostroke.study.plan.local_engine import stored_format
+    from twostroke.study.plan.local_machine import machine_for
     from twostroke.study.plan.models import companion_of, find_model
     from twostroke.study.plan.plan import make_plan
-    from twostroke.study.plan.techniques import choose, techniques
+    from twostroke.study.plan.techniques import choose_technique, techniques
     from twostroke.study.plan.weights import FORMATS, weight_format
 
     found, checkpoint = find_model(model)
@@ -113,11 +113,11 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     stored = weights is None and checkpoint is not None
     form = stored_format(checkpoint) if stored and checkpoint else weight_format(weights or found.weights)
     known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
-    technique = choose(known, configuration.method)
+    technique = choose_technique(known, configuration.method)
     shape, traffic, load = asked.shape(), asked.traffic(), None
     if traffic is not None:
         require_positions(found, traffic, technique)
-        shape = shape_of(traffic, asked.ttft_ms, asked.itl_ms)
+        shape = mean_profile(traffic, asked.ttft_ms, asked.itl_ms)
     made = make_plan(found, machine, form, configuration.tp, shape, technique)
     if traffic is not None:
         load = make_load(made, traffic, asked.objectives())
@@ -125,7 +125,9 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
         made = replace(made, workload=replace(shape, concurrency=beside))
     engine = _is_here(checkpoint, made)
     limits = (
-        Limits(1, ENGINE_FORMATS, known, apart=False) if engine else Limits(configuration.max_tp, tuple(FORMATS), known)
+        ChangeLimits(1, ENGINE_FORMATS, known, apart=False)
+        if engine
+        else ChangeLimits(configuration.max_tp, tuple(FORMATS), known)
     )
     return _Made(
         model,
@@ -173,7 +175,7 @@ def _print(facts: dict[str, Any]) -> None:
         print_load(facts["load"])
 
 
-def _commands(made: _Made, load: "Load", advised: "Load") -> dict[str, str]:
+def _commands(made: _Made, load: "PlannedLoad", advised: "PlannedLoad") -> dict[str, str]:
     """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
     found: dict[str, list[str] | None] = {}
     if load.fits:
@@ -185,7 +187,7 @@ def _commands(made: _Made, load: "Load", advised: "Load") -> dict[str, str]:
     return {title: shlex.join(words) for title, words in found.items() if words is not None}
 
 
-def _simulate(made: _Made, load: "Load") -> list[str] | None:
+def _simulate(made: _Made, load: "PlannedLoad") -> list[str] | None:
     """None for prompts that no option of the command describes."""
     from twostroke.study.plan.load import SEED
 
@@ -217,9 +219,9 @@ def _simulate(made: _Made, load: "Load") -> list[str] | None:
     return words
 
 
-def _serve(made: _Made, load: "Load") -> list[str]:
+def _serve(made: _Made, load: "PlannedLoad") -> list[str]:
     """The command that starts each worker of a load on this engine."""
-    from twostroke.study.plan.here import engine_memory, serve_command
+    from twostroke.study.plan.local_engine import engine_memory, serve_command
 
     assert made.checkpoint is not None
     plan = replace(load.plan, workload=replace(made.plan.workload, concurrency=load.peak))
@@ -230,7 +232,7 @@ def _serve(made: _Made, load: "Load") -> list[str]:
 def _engine(made: _Made) -> dict[str, Any]:
     """What this engine allocates for the plan and for what is advised, exactly, and the commands that start them."""
     from twostroke.study.plan.advice import advise
-    from twostroke.study.plan.here import engine_memory, pool_bytes, serve_command
+    from twostroke.study.plan.local_engine import engine_memory, pool_bytes, serve_command
 
     assert made.checkpoint is not None
     checkpoint = made.checkpoint

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.measure import measure
-from twostroke.study.plan.measured import keep, kept_at
+from twostroke.study.plan.local_machine import keep, kept_at
+from twostroke.study.plan.machine_benchmark import measure_machine
 
 
 def run(threads: int | None, output: Path | None, as_json: bool) -> None:
@@ -17,7 +17,7 @@ def run(threads: int | None, output: Path | None, as_json: bool) -> None:
     path = kept_at()
     note("measuring this machine for about 40 s: it should be quiet")
     with stderr_console().status("measuring") as status:
-        one = measure(threads, status.update)
+        one = measure_machine(threads, status.update)
     for kept in (path, *([output] if output else [])):
         keep(one, kept)
     facts = {

@@ -11,11 +11,11 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE
 
 if TYPE_CHECKING:
-    from twostroke.study.plan.plan import Workload
+    from twostroke.study.plan.plan import RequestProfile
     from twostroke.study.traffic.objectives import Objectives
     from twostroke.study.traffic.requests import Traffic
 
-MOST_USERS = 10_000  # each is counted
+MAX_USERS = 10_000  # each is counted
 
 
 def _here(*names: str, **settings: Any) -> Any:
@@ -74,11 +74,11 @@ class WorkloadOptions:
         load_option(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none"),
     ] = None
 
-    def shape(self) -> "Workload":
+    def shape(self) -> "RequestProfile":
         """One request, beside others. Raises InvalidRequest."""
-        from twostroke.study.plan.plan import Workload
+        from twostroke.study.plan.plan import RequestProfile
 
-        return Workload(
+        return RequestProfile(
             self.prompt_tokens,
             self.output_tokens,
             1 if self.concurrency is None else self.concurrency,
@@ -96,16 +96,16 @@ class WorkloadOptions:
 
     def traffic(self) -> "Traffic | None":
         """The requests, if a load is asked for. Raises InvalidRequest."""
-        from twostroke.study.plan.load import drawn
+        from twostroke.study.plan.load import drawn_traffic
         from twostroke.study.traffic.arrivals import ClosedLoop
         from twostroke.study.traffic.trace import read_trace
 
         rate, users = self.rate, self.users
         if rate is not None and not 0 < rate < LARGE:
             raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
-        if users is not None and users > MOST_USERS:
+        if users is not None and users > MAX_USERS:
             raise InvalidRequest(
-                f"--users must be at most {MOST_USERS:,}, not {users:,}: plan those of a part of the workers"
+                f"--users must be at most {MAX_USERS:,}, not {users:,}: plan those of a part of the workers"
             )
         if rate is not None and users is not None:
             raise InvalidRequest("say --rate or --users, not both")
@@ -126,7 +126,7 @@ class WorkloadOptions:
             return None
         if self.workload == "sharegpt":
             self._leave_out(lengths, "sharegpt has its own lengths")
-        return drawn(self.shape(), rate, users, self.burstiness, self.workload == "sharegpt")
+        return drawn_traffic(self.shape(), rate, users, self.burstiness, self.workload == "sharegpt")
 
     def _leave_out(self, names: tuple[str, ...], why: str) -> None:
         """Raises InvalidRequest if one of these options was given."""

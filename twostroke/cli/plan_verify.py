@@ -13,7 +13,7 @@ from rich.table import Table
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.errors import InvalidRequest
 from twostroke.system import strict_json
-from twostroke.system.save import replacing
+from twostroke.system.atomic_files import atomic_replace
 
 if TYPE_CHECKING:
     from twostroke.study.plan.verify import Verification
@@ -40,7 +40,7 @@ def run(
 ) -> None:
     """Verify models one after the other, and keep each as soon as it is measured. Exits with 1 if one does not hold."""
     from twostroke.models.checkpoints.resolve import open_checkpoint
-    from twostroke.study.plan.cells import CELLS, QUICK
+    from twostroke.study.plan.verification_cells import CELLS, QUICK
     from twostroke.study.plan.verify import verify
 
     if seconds is not None and not seconds >= 1:
@@ -95,7 +95,7 @@ def save(output: Path, one: "Verification") -> None:
     known = _known(output) if output.exists() else {}
     known[one.model] = one.as_dict() | describe()
     text = strict_json.dumps({"definitions": DEFINITIONS, "models": known}, indent=1)
-    with replacing(output) as file:
+    with atomic_replace(output) as file:
         file.write(f"{text}\n".encode())
 
 

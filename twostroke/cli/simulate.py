@@ -12,8 +12,8 @@ from twostroke.cli.report import latency_table, note, print_json, stderr_console
 from twostroke.cli.traffic import TrafficOptions, above_zero, zero_or_more
 
 if TYPE_CHECKING:
+    from twostroke.study.simulate.engine_setup import EngineSetup
     from twostroke.study.simulate.fleet import Fleet
-    from twostroke.study.simulate.opening import Setup
     from twostroke.study.traffic.objectives import Objectives
     from twostroke.study.traffic.requests import Traffic
 
@@ -71,14 +71,14 @@ class EngineOptions:
         Number, _engine(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
     ] = None
 
-    def setup(self, name: str) -> "Setup":
+    def setup(self, name: str) -> "EngineSetup":
         """Raises InvalidRequest, UnknownModel."""
         from twostroke.engine.scheduler import SchedulerConfig
-        from twostroke.study.simulate.machines import machine_setup
+        from twostroke.study.simulate.machine_setup import machine_setup
 
         scheduler = SchedulerConfig(self.max_step_tokens, self.max_running, self.itl_ms)
         if self.on == HERE:
-            from twostroke.study.simulate.here import measured_setup
+            from twostroke.study.simulate.local_setup import measured_setup
 
             if self.tp > 1 or self.efficiency is not None or self.host_us is not None:
                 raise typer.BadParameter("this machine is measured: leave out --tp, --efficiency and --host-us")
@@ -125,14 +125,14 @@ class FleetOptions:
     lost_transfers: Annotated[float, _fleet(min=0, max=0.99, help="Share of transfers that never arrive.")] = 0.0
     fault_seed: Annotated[int, _fleet(min=0, help="Of deaths and losses.")] = 0
 
-    def fleet(self, setup: "Setup") -> "Fleet":
+    def fleet(self, setup: "EngineSetup") -> "Fleet":
         """Raises InvalidRequest."""
-        from twostroke.study.simulate.fleet import Faults, Fleet, Link
+        from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 
         apart = bool(self.prefill_workers or self.decode_workers)
         together = self.workers or (0 if apart else 1)
-        link = None if self.link_gbs is None else Link(self.link_gbs * 1e9, self.link_latency_ms / 1e3)
-        faults = Faults(self.worker_life_s, self.worker_down_s, lost=self.lost_transfers, seed=self.fault_seed)
+        link = None if self.link_gbs is None else KvLink(self.link_gbs * 1e9, self.link_latency_ms / 1e3)
+        faults = FleetFaults(self.worker_life_s, self.worker_down_s, lost=self.lost_transfers, seed=self.fault_seed)
         return Fleet(setup, together, self.prefill_workers, self.decode_workers, self.router, link, faults)
 
 
@@ -191,19 +191,19 @@ def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[st
     """All figures, with a bar on a terminal."""
     from rich.progress import Progress
 
-    from twostroke.study.simulate.call import Call
-    from twostroke.study.simulate.figures import DEFINITIONS, Figures
-    from twostroke.study.simulate.service import Service
+    from twostroke.study.simulate.figures import DEFINITIONS, SimulationFigures
+    from twostroke.study.simulate.simulated_request import SimulatedRequest
+    from twostroke.study.simulate.simulation import Simulation
 
-    figures, began = Figures(objectives), time.perf_counter()
+    figures, began = SimulationFigures(objectives), time.perf_counter()
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
         task = bar.add_task("requests", total=len(traffic.arrivals))
 
-        def ended(call: Call) -> None:
+        def ended(call: SimulatedRequest) -> None:
             figures.ended(call)
             bar.advance(task)
 
-        service = Service(fleet, traffic, figures.watch, ended, keep=False)
+        service = Simulation(fleet, traffic, figures.watch, ended, keep=False)
         service.run()
     wall_s = time.perf_counter() - began
     wall = {"wall_s": wall_s, "requests_per_wall_second": service.came / wall_s}

@@ -19,12 +19,12 @@ REQUESTS = 100  # where nobody says how many
 
 def parse_range(text: str) -> Any:
     """`512`, or `128-1024`."""
-    from twostroke.study.traffic.lengths import Range
+    from twostroke.study.traffic.lengths import TokenRange
 
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(text))
     if match is None:
         raise typer.BadParameter(f"{text!r} is no number: write 512, or 128-1024")
-    found = Range(int(match[1]), int(match[2] or match[1]))
+    found = TokenRange(int(match[1]), int(match[2] or match[1]))
     if not 1 <= found.least <= found.most:
         raise typer.BadParameter(f"{text!r} must go from 1 or more upwards")
     return found
@@ -105,7 +105,7 @@ class TrafficOptions:
         """The requests. Raises InvalidRequest for a trace that is none."""
         from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
         from twostroke.study.traffic.trace import read_trace
-        from twostroke.study.traffic.workload import Workload
+        from twostroke.study.traffic.workload_sampler import WorkloadSampler
 
         self.check()
         closed = None if self.concurrency is None else ClosedLoop(self.concurrency)
@@ -116,7 +116,7 @@ class TrafficOptions:
                 return found.closed(closed)
             return found if self.rate is None else found.at_rate(self.rate)
         synthetic = self.workload == "synthetic"
-        return Workload(
+        return WorkloadSampler(
             self.requests or REQUESTS,
             (self.input_tokens or parse_range("512")) if synthetic else None,
             (self.output_tokens or parse_range("64")) if synthetic else None,

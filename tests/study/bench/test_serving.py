@@ -14,13 +14,13 @@ from twostroke.study.bench.serving.drive import LoadTest, drive
 from twostroke.study.bench.serving.figures import summarize
 from twostroke.study.bench.serving.target import Target, inspect
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import MEASURED, WARMUP, Ask
-from twostroke.study.traffic.workload import Workload
+from twostroke.study.traffic.requests import MEASURED, WARMUP, TokenRequest
+from twostroke.study.traffic.workload_sampler import WorkloadSampler
 
 
-def asked(workload: Workload, ids: Sequence[int], stream: int = MEASURED) -> list[Ask]:
+def asked(workload: WorkloadSampler, ids: Sequence[int], stream: int = MEASURED) -> list[TokenRequest]:
     return workload.traffic(ClosedLoop(1)).asks(ids, stream)
 
 
@@ -44,13 +44,15 @@ def test_arrivals_are_seeded() -> None:
 
 
 def test_lengths_are_exact_and_cover_their_range() -> None:
-    asks = asked(Workload(2000, Range(3, 6), Range(2, 2), prefix_tokens=5, groups=2, seed=1), range(100))
+    asks = asked(
+        WorkloadSampler(2000, TokenRange(3, 6), TokenRange(2, 2), prefix_tokens=5, groups=2, seed=1), range(100)
+    )
     assert {len(ask.prompt) for ask in asks} == {8, 9, 10, 11}
     assert {ask.output_tokens for ask in asks} == {2}
 
 
 def test_sharegpt_lengths_follow_their_table() -> None:
-    asks = asked(Workload(40_000, None, None, seed=1), range(9))
+    asks = asked(WorkloadSampler(40_000, None, None, seed=1), range(9))
     inputs = np.array([len(ask.prompt) for ask in asks])
     outputs = np.array([ask.output_tokens for ask in asks])
     assert (inputs.min(), inputs.max() <= 1024, outputs.min()) == (4, True, 4)
@@ -62,11 +64,11 @@ def test_sharegpt_lengths_follow_their_table() -> None:
 
 
 def test_prompts_are_new_unless_a_prefix_is_asked_for() -> None:
-    plain = Workload(300, Range(16, 16), Range(1, 1), seed=3)
+    plain = WorkloadSampler(300, TokenRange(16, 16), TokenRange(1, 1), seed=3)
     begins = {tuple(ask.prompt[:8]) for stream in (1, WARMUP) for ask in asked(plain, range(500), stream)}
     assert len(begins) == 600, "no two begin alike, those that warm up included"
     assert asked(plain, range(500)) == asked(plain, range(500))
-    shared = Workload(300, Range(16, 16), Range(1, 1), prefix_tokens=32, groups=4, seed=3)
+    shared = WorkloadSampler(300, TokenRange(16, 16), TokenRange(1, 1), prefix_tokens=32, groups=4, seed=3)
     prefixes = [{tuple(ask.prompt[:32]) for ask in asked(shared, range(500), stream)} for stream in (1, WARMUP)]
     assert [len(one) for one in prefixes] == [4, 4]
     assert not prefixes[0] & prefixes[1], "warming up does not warm the measured prefixes"
@@ -111,7 +113,7 @@ def answer(
 
     async def go() -> None:
         async with httpx.AsyncClient(transport=scripted(script, clock), base_url="http://x") as http:
-            await Client(http, "m", 60).send(Ask([1, 2, 3], tokens), outcome)
+            await Client(http, "m", 60).send(TokenRequest([1, 2, 3], tokens), outcome)
 
     asyncio.run(go())
     return outcome
@@ -205,7 +207,7 @@ def with_held(use: Callable[[Held, Client], Coroutine[Any, Any, LoadTest]]) -> t
     return asyncio.run(go())
 
 
-ASKS = [Ask([1], 1)] * 20
+ASKS = [TokenRequest([1], 1)] * 20
 
 
 def test_the_open_loop_waits_for_nobody() -> None:

@@ -13,18 +13,18 @@ from benchmarks import figures
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
 from twostroke.models.config import tensor_shapes
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.machines import find_machine, machines
 from twostroke.study.plan.models import find_model, specifications
 from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.specification import Specification, of_config
+from twostroke.study.plan.specification import ModelSpec, spec_of_config
 from twostroke.study.plan.weights import FORMATS
 
 LLAMA = specifications()["llama-3-70b"]
 
 
 @pytest.mark.parametrize("model", specifications().values(), ids=lambda model: model.name)
-def test_parameters_are_the_published_ones(model: Specification) -> None:
+def test_parameters_are_the_published_ones(model: ModelSpec) -> None:
     published = model.published
     assert published is not None
     # GPT-3's paper rounds to 0.1 billion; all others are exact.
@@ -53,9 +53,9 @@ def test_windows_and_experts() -> None:
 def test_as_the_engine_counts(tiny_llm: Callable[..., LLM], family: str) -> None:
     """Parameters, FLOPs, expert reads and KV are those of the engine's own cost model."""
     llm = tiny_llm(family)
-    cost, model = llm.model.cost, of_config("tiny", llm.config)
+    cost, model = llm.model.cost, spec_of_config("tiny", llm.config)
     assert model.parameters == sum(prod(shape) for shape in tensor_shapes(llm.config).values())
-    for step in ([Rows(5, 3, 1)], [Rows(1, 40, 1), Rows(17, 9, 2)], [Rows(60)]):
+    for step in ([SequenceRows(5, 3, 1)], [SequenceRows(1, 40, 1), SequenceRows(17, 9, 2)], [SequenceRows(60)]):
         work = cost.work(step)
         count = sum(one.count for one in step)
         assert model.row_flops * count == work.linear_flops
@@ -67,7 +67,7 @@ def test_as_the_engine_counts(tiny_llm: Callable[..., LLM], family: str) -> None
 @given(count=st.integers(1, 5000), context=st.integers(0, 5000), tp=st.sampled_from([1, 2, 4, 8]))
 def test_no_step_is_below_its_floor(count: int, context: int, tp: int) -> None:
     machine = find_machine("h100")
-    step = Roofline(LLAMA, machine, FORMATS["bf16"], tp).step([Rows(count, context, 1)])
+    step = Roofline(LLAMA, machine, FORMATS["bf16"], tp).step([SequenceRows(count, context, 1)])
     assert step.seconds >= step.flops / machine.flops["bf16"]
     assert step.seconds >= step.bytes / machine.bandwidth
     assert (step.link_s > 0) == (tp > 1)

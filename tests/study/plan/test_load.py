@@ -7,34 +7,34 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.levers import Limits
-from twostroke.study.plan.load import Load, drawn, make_load, shape_of
+from twostroke.study.plan.changes import ChangeLimits
+from twostroke.study.plan.load import PlannedLoad, drawn_traffic, make_load, mean_profile
 from twostroke.study.plan.load_account import load_facts
 from twostroke.study.plan.load_advice import advise_load
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
-from twostroke.study.plan.plan import Plan, Workload, make_plan
+from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.weights import FORMATS, weight_format
 from twostroke.study.traffic.arrivals import OpenLoop
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.workload import Workload as Drawn
+from twostroke.study.traffic.workload_sampler import WorkloadSampler as Drawn
 
-LIMITS = Limits(8, tuple(FORMATS), {})
+LIMITS = ChangeLimits(8, tuple(FORMATS), {})
 
 
 def plan(prompt: int = 1024, output: int = 128, tp: int = 4) -> Plan:
     model, form = find_model("llama-3-70b").model, weight_format("bf16")
-    return make_plan(model, find_machine("h100"), form, tp, Workload(prompt, output))
+    return make_plan(model, find_machine("h100"), form, tp, RequestProfile(prompt, output))
 
 
-def facts_of(load: Load) -> dict[str, Any]:
+def facts_of(load: PlannedLoad) -> dict[str, Any]:
     return load_facts(load, LIMITS, advise_load(load, LIMITS))
 
 
-def under(made: Plan, rate: float, ttft_s: float | None = None, itl_s: float | None = None) -> Load:
+def under(made: Plan, rate: float, ttft_s: float | None = None, itl_s: float | None = None) -> PlannedLoad:
     load = made.workload
-    lengths = Range(load.prompt, load.prompt), Range(load.output, load.output)
+    lengths = TokenRange(load.prompt, load.prompt), TokenRange(load.output, load.output)
     return make_load(made, Drawn(1500, *lengths, seed=1).traffic(OpenLoop(rate)), Objectives(ttft_s, itl_s))
 
 
@@ -104,7 +104,9 @@ def test_to_disaggregate_or_not() -> None:
 
 def test_users_instead_of_a_rate() -> None:
     made = plan()
-    load = make_load(made, drawn(made.workload, None, 16, 1.0, sharegpt=False), Objectives(ttft_s=10.0, itl_s=1e-4))
+    load = make_load(
+        made, drawn_traffic(made.workload, None, 16, 1.0, sharegpt=False), Objectives(ttft_s=10.0, itl_s=1e-4)
+    )
     assert load.closed is not None
     assert load.closed.users == 16
     assert 0 < load.closed.sequences < 16
@@ -114,16 +116,16 @@ def test_users_instead_of_a_rate() -> None:
 
 
 def test_shapes_of_distributions() -> None:
-    traffic = drawn(Workload(1, 1), 2.0, None, 1.0, sharegpt=True)
-    shape = shape_of(traffic, 100.0, None)
+    traffic = drawn_traffic(RequestProfile(1, 1), 2.0, None, 1.0, sharegpt=True)
+    shape = mean_profile(traffic, 100.0, None)
     assert shape.prompt == pytest.approx(np.mean(traffic.prompts), abs=1)
     assert (shape.shared, shape.ttft_ms) == (0, 100.0)
-    shared = drawn(Workload(100, 5, shared=60), 2.0, None, 1.0, sharegpt=False)
-    assert shape_of(shared, None, None).shared == 59, "the first prompt computes what all share"
+    shared = drawn_traffic(RequestProfile(100, 5, shared=60), 2.0, None, 1.0, sharegpt=False)
+    assert mean_profile(shared, None, None).shared == 59, "the first prompt computes what all share"
     assert int(shared.shared[1]) == 60
 
 
 def test_what_is_refused() -> None:
     made = plan()
     with pytest.raises(InvalidRequest, match="8192 positions"):
-        make_load(made, Drawn(10, Range(9000, 9000), Range(1, 1)).traffic(OpenLoop(1.0)), Objectives())
+        make_load(made, Drawn(10, TokenRange(9000, 9000), TokenRange(1, 1)).traffic(OpenLoop(1.0)), Objectives())

@@ -6,34 +6,36 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from twostroke.study.plan.levers import Limits
-from twostroke.study.plan.load import Load, make_load
-from twostroke.study.plan.load_advice import advise_load, changes_alone, excess, sharing
+from twostroke.study.plan.changes import ChangeLimits
+from twostroke.study.plan.load import PlannedLoad, make_load
+from twostroke.study.plan.load_advice import advise_load, excess, load_changes_alone, sharing
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
-from twostroke.study.plan.plan import Plan, Workload, make_plan
+from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.queueing import waited_in
 from twostroke.study.plan.techniques import techniques
 from twostroke.study.plan.weights import FORMATS, weight_format
 from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.machines import machine_setup
-from twostroke.study.simulate.service import Service
+from twostroke.study.simulate.machine_setup import machine_setup
+from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
-from twostroke.study.traffic.workload import Workload as Drawn
+from twostroke.study.traffic.workload_sampler import WorkloadSampler as Drawn
 
-LIMITS = Limits(8, tuple(FORMATS), {})
+LIMITS = ChangeLimits(8, tuple(FORMATS), {})
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(find_model("llama-3-8b").model, find_machine("h100"), weight_format("bf16"), 1, Workload(2048, 16))
+    return make_plan(
+        find_model("llama-3-8b").model, find_machine("h100"), weight_format("bf16"), 1, RequestProfile(2048, 16)
+    )
 
 
 def asked(rate: float, outputs: int = 16, count: int = 1000) -> Traffic:
-    return Drawn(count, Range(2048, 2048), Range(outputs, outputs), seed=1).traffic(OpenLoop(rate))
+    return Drawn(count, TokenRange(2048, 2048), TokenRange(outputs, outputs), seed=1).traffic(OpenLoop(rate))
 
 
 def test_parts_of_a_percentile() -> None:
@@ -77,7 +79,7 @@ def test_waiting_is_that_of_the_engine(plan: Plan, method: str) -> None:
     plan = replace(plan, technique=techniques(plan.model)[method])
     rate = 0.5 * make_load(plan, asked(1.0), Objectives()).most
     traffic = asked(rate, count=400)
-    service = Service(Fleet(machine_setup("llama-3-8b", "h100", weights="bf16", method=method)), traffic)
+    service = Simulation(Fleet(machine_setup("llama-3-8b", "h100", weights="bf16", method=method)), traffic)
     service.run()
     measured = np.percentile([call.timings.ttft or 0.0 for call in service.calls], 90)
     load = make_load(plan, traffic, Objectives(percent=90))
@@ -85,7 +87,7 @@ def test_waiting_is_that_of_the_engine(plan: Plan, method: str) -> None:
     assert sum(load.parts["TTFT"]) == pytest.approx(measured, rel=0.2)
 
 
-def under(plan: Plan, rate: float, ttft_s: float | None = None, itl_s: float | None = None) -> Load:
+def under(plan: Plan, rate: float, ttft_s: float | None = None, itl_s: float | None = None) -> PlannedLoad:
     return make_load(plan, asked(rate, outputs=64), Objectives(ttft_s, itl_s))
 
 
@@ -118,7 +120,7 @@ def test_a_chunk_that_costs_nothing_comes_before_workers(plan: Plan) -> None:
 
 def test_levers_bring_what_their_own_load_says(plan: Plan) -> None:
     load = under(plan, 0.9 * under(plan, 1.0).most, ttft_s=0.2)
-    by_family = {one.family: one.after for one in changes_alone(load, LIMITS)}
+    by_family = {one.family: one.after for one in load_changes_alone(load, LIMITS)}
     assert set(by_family) == {"chunks", "workers", "devices", "weights", "prompts", "rate"}
     workers = by_family["workers"]
     assert load.rate is not None
@@ -130,7 +132,7 @@ def test_levers_bring_what_their_own_load_says(plan: Plan) -> None:
 
 
 def test_prompts_that_begin_alike() -> None:
-    traffic = Drawn(5, Range(40, 60), Range(1, 1), prefix_tokens=20, seed=1).traffic(OpenLoop(1.0))
+    traffic = Drawn(5, TokenRange(40, 60), TokenRange(1, 1), prefix_tokens=20, seed=1).traffic(OpenLoop(1.0))
     made = sharing(traffic, 30)
     assert made.prompts.tolist() == traffic.prompts.tolist()
     assert made.shared.tolist() == [0, 30, 30, 30, 30]

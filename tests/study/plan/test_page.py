@@ -15,34 +15,34 @@ from typer.testing import CliRunner
 from twostroke.cli.app import app
 from twostroke.study.plan.account import account
 from twostroke.study.plan.advice import advise
-from twostroke.study.plan.levers import Limits
-from twostroke.study.plan.load import Load, make_load
+from twostroke.study.plan.changes import ChangeLimits
+from twostroke.study.plan.load import PlannedLoad, make_load
 from twostroke.study.plan.load_account import load_facts
 from twostroke.study.plan.load_advice import advise_load
-from twostroke.study.plan.machines import Machine, find_machine, machines
+from twostroke.study.plan.machines import MachineSpec, find_machine, machines
 from twostroke.study.plan.models import specifications
 from twostroke.study.plan.page.chart import HEIGHT, WIDTH, Axis, Series, chart
 from twostroke.study.plan.page.load_plots import load_plots
 from twostroke.study.plan.page.marks import ms
 from twostroke.study.plan.page.page import render
 from twostroke.study.plan.page.plots import plots
-from twostroke.study.plan.plan import Plan, Workload, make_plan
-from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
+from twostroke.study.plan.specification import ModelSpec
 from twostroke.study.plan.techniques import Companion, techniques
 from twostroke.study.plan.weights import FORMATS, WeightFormat
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.workload import Workload as Drawn
+from twostroke.study.traffic.workload_sampler import WorkloadSampler as Drawn
 
 LLAMA = specifications()["llama-3-70b"]
-LIMITS = Limits(8, tuple(FORMATS), techniques(LLAMA))
+LIMITS = ChangeLimits(8, tuple(FORMATS), techniques(LLAMA))
 
 
 @pytest.fixture(params=[1, 8])
 def made(request: pytest.FixtureRequest) -> tuple[Plan, Plan | None]:
     """One that does not fit, with its advice; and one with nothing to do."""
-    load = Workload(4096, 256, ttft_ms=500, itl_ms=50)
+    load = RequestProfile(4096, 256, ttft_ms=500, itl_ms=50)
     plan = make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], request.param, load)
     advised = advise(plan, LIMITS)
     return plan, advised.plan if advised.steps else None
@@ -69,7 +69,7 @@ def test_the_page_is_whole(made: tuple[Plan, Plan | None]) -> None:
     st.sampled_from(list(machines().values())),
     st.sampled_from(list(FORMATS.values())),
     st.builds(
-        Workload,
+        RequestProfile,
         prompt=st.sampled_from([1, 2, 100, 900]),
         output=st.integers(1, 240),  # so that a repeated prompt and its answer fit into every model
         concurrency=st.sampled_from([1, 2, 40]),
@@ -79,11 +79,11 @@ def test_the_page_is_whole(made: tuple[Plan, Plan | None]) -> None:
     st.data(),
 )
 def test_every_plan_has_a_page(
-    model: Specification, machine: Machine, weights: WeightFormat, load: Workload, data: st.DataObject
+    model: ModelSpec, machine: MachineSpec, weights: WeightFormat, load: RequestProfile, data: st.DataObject
 ) -> None:
     """Whatever is planned: advice ends, plots are well-formed, and every point lies within its plot."""
     draft = replace(specifications()["smollm2-135m"], vocab=model.vocab)
-    limits = Limits(8, tuple(FORMATS), techniques(model, Companion(draft, FORMATS["bf16"])))
+    limits = ChangeLimits(8, tuple(FORMATS), techniques(model, Companion(draft, FORMATS["bf16"])))
     technique = limits.techniques[data.draw(st.sampled_from(list(limits.techniques)))]
     plan = make_plan(model, machine, weights, 1, load, technique)
     advised = advise(plan, limits)
@@ -96,7 +96,7 @@ def test_every_plan_has_a_page(
 
 
 def test_names_are_escaped() -> None:
-    load = Workload(64, 8)
+    load = RequestProfile(64, 8)
     model = replace(LLAMA, name="<script>alert(1)</script>")
     plan = make_plan(model, find_machine("h100"), FORMATS["bf16"], 8, load)
     page = render(plan, None, account(plan, LIMITS))
@@ -113,11 +113,11 @@ def test_points_tell_the_plan_s_figures(made: tuple[Plan, Plan | None]) -> None:
     assert "decode, batch 1 to 256, batch 64" in told["Roofline"]
 
 
-def under(rate: float | None, users: int = 0, outputs: int = 64) -> Load:
+def under(rate: float | None, users: int = 0, outputs: int = 64) -> PlannedLoad:
     """A load of short prompts: with objectives that are missed where others wait."""
-    plan = make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], 8, Workload(1024, outputs))
+    plan = make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], 8, RequestProfile(1024, outputs))
     pattern = ClosedLoop(users) if rate is None else OpenLoop(rate)
-    traffic = Drawn(300, Range(512, 1536), Range(outputs, outputs), seed=1).traffic(pattern)
+    traffic = Drawn(300, TokenRange(512, 1536), TokenRange(outputs, outputs), seed=1).traffic(pattern)
     return make_load(plan, traffic, Objectives(0.3, 0.05))
 
 

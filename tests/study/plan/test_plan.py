@@ -11,12 +11,12 @@ from twostroke.cli.app import app
 from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import specifications
-from twostroke.study.plan.plan import Plan, Workload, make_plan
+from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.weights import FORMATS
 
 
 def llama(tp: int = 1, weights: str = "bf16", **load: Any) -> Plan:
-    workload = Workload(**({"prompt": 4096, "output": 256} | load))
+    workload = RequestProfile(**({"prompt": 4096, "output": 256} | load))
     return make_plan(specifications()["llama-3-70b"], find_machine("h100"), FORMATS[weights], tp, workload)
 
 
@@ -35,7 +35,7 @@ def test_memory_by_hand() -> None:
 
 def test_kv_heads_are_copied_to_more_devices() -> None:
     model = specifications()["qwen2.5-7b"]  # 4 KV heads
-    load = Workload(100, 100)
+    load = RequestProfile(100, 100)
     plans = [Plan(model, find_machine("h100"), FORMATS["bf16"], tp, load) for tp in (4, 28)]
     assert plans[1].memory.kv_per_user == 7 * plans[0].memory.kv_per_user
 

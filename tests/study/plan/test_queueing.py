@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows
-from twostroke.study.plan.queueing import Queueing, Server, waits
+from twostroke.models.cost import SequenceRows
+from twostroke.study.plan.queueing import Queueing, ServerModel, waits
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
-from twostroke.study.traffic.workload import Workload
+from twostroke.study.traffic.workload_sampler import WorkloadSampler
 
 
-def seconds(step: Sequence[Rows]) -> float:
+def seconds(step: Sequence[SequenceRows]) -> float:
     """A step: 2 ms, 0.1 ms a row, 1 us for each entry of context."""
     return 2e-3 + sum(1e-4 * one.count + 1e-6 * one.context for one in step)
 
 
-def server(most: int = 256, budget: int = 512) -> Server:
-    return Server(seconds, budget, most)
+def server(most: int = 256, budget: int = 512) -> ServerModel:
+    return ServerModel(seconds, budget, most)
 
 
-def traffic(rate: float, count: int, inputs: Range, outputs: Range, burstiness: float = 1.0) -> Traffic:
-    return Workload(count, inputs, outputs, seed=1).traffic(OpenLoop(rate, burstiness))
+def traffic(rate: float, count: int, inputs: TokenRange, outputs: TokenRange, burstiness: float = 1.0) -> Traffic:
+    return WorkloadSampler(count, inputs, outputs, seed=1).traffic(OpenLoop(rate, burstiness))
 
 
 def test_waits_by_hand() -> None:
@@ -37,9 +37,9 @@ def test_waits_by_hand() -> None:
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_equal_prompts_and_random_arrivals_are_an_m_d_1_queue(load: float) -> None:
     """Mean wait and its distribution (Erlang 1909) of a server whose requests have no second token."""
-    service = seconds([Rows(100, 0, 1)])
+    service = seconds([SequenceRows(100, 0, 1)])
     rate = load / service
-    found = Queueing(server(), traffic(rate, 100_000, Range(100, 100), Range(1, 1))).at(rate)
+    found = Queueing(server(), traffic(rate, 100_000, TokenRange(100, 100), TokenRange(1, 1))).at(rate)
     assert found is not None
     assert found.prefill_share == pytest.approx(load)
     assert found.waiting_s == pytest.approx(rate * service**2 / (2 * (1 - load)), rel=0.05)
@@ -62,11 +62,11 @@ def stepped(traffic: Traffic, budget: int) -> tuple[np.ndarray, np.ndarray]:
     while waiting or running:
         if not running and waiting[0][0] > now:
             now = waiting[0][0]
-        rows = [Rows(1, int(one[1] + one[2]), 1) for one in running]
+        rows = [SequenceRows(1, int(one[1] + one[2]), 1) for one in running]
         first = waiting[0] if waiting and waiting[0][0] <= now else None
         if first is not None:
             count = min(budget - len(rows), int(first[1] - first[2]))
-            rows.append(Rows(count, int(first[2]), 1))
+            rows.append(SequenceRows(count, int(first[2]), 1))
         now += seconds(rows)
         for one in running:
             one[2] += 1
@@ -86,7 +86,7 @@ def stepped(traffic: Traffic, budget: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("load", "ttft", "itl"), [(0.15, 0.02, 0.08), (0.3, 0.03, 0.1), (0.5, 0.08, 0.2)])
 def test_both_strokes_against_a_server_that_is_stepped(load: float, ttft: float, itl: float) -> None:
     """Up to half of what it can carry. Its steps depend strongly on the number of sequences, which is the hard case."""
-    made = traffic(1.0, 4000, Range(100, 1500), Range(10, 120))
+    made = traffic(1.0, 4000, TokenRange(100, 1500), TokenRange(10, 120))
     whole = Queueing(server(), made)
     rate = load * whole.most()
     found = whole.at(rate)
@@ -99,16 +99,16 @@ def test_both_strokes_against_a_server_that_is_stepped(load: float, ttft: float,
 
 
 def test_what_cannot_be_served() -> None:
-    made = traffic(1.0, 500, Range(1000, 1000), Range(1, 1))
+    made = traffic(1.0, 500, TokenRange(1000, 1000), TokenRange(1, 1))
     whole = Queueing(server(), made)
-    service = seconds([Rows(512)]) + seconds([Rows(488, 512, 1)])
+    service = seconds([SequenceRows(512)]) + seconds([SequenceRows(488, 512, 1)])
     assert whole.most() == pytest.approx(1 / service, rel=0.01)
     assert whole.at(1.01 / service) is None
     assert whole.at(0.9 / service) is not None
 
 
 def test_sequences_without_room_limit_the_rate() -> None:
-    made = traffic(1.0, 500, Range(16, 16), Range(200, 200))
+    made = traffic(1.0, 500, TokenRange(16, 16), TokenRange(200, 200))
     rates = [Queueing(server(most), made).most() for most in (1, 8, 64)]
     assert rates == sorted(rates)
     assert rates[0] < 0.3 * rates[1] < rates[2]
@@ -118,15 +118,17 @@ def test_sequences_without_room_limit_the_rate() -> None:
 
 def test_a_worker_that_only_decodes_has_a_highest_rate_too() -> None:
     """With room for very many sequences: rate x seconds of an answer at a full batch is the batch."""
-    made = traffic(1.0, 200, Range(100, 100), Range(101, 101))
+    made = traffic(1.0, 200, TokenRange(100, 100), TokenRange(101, 101))
     most = Queueing(server(512), made, prefills=False).most()
-    step = seconds([Rows(1, 150, 1)] * 512)
+    step = seconds([SequenceRows(1, 150, 1)] * 512)
     assert most == pytest.approx(512 / (100 * step), rel=0.02)
-    assert Queueing(server(512), made, decodes=False).most() == pytest.approx(1 / seconds([Rows(100, 0, 1)]), rel=0.01)
+    assert Queueing(server(512), made, decodes=False).most() == pytest.approx(
+        1 / seconds([SequenceRows(100, 0, 1)]), rel=0.01
+    )
 
 
 def test_objectives_lower_the_rate() -> None:
-    whole = Queueing(server(), traffic(1.0, 2000, Range(500, 1500), Range(50, 50)))
+    whole = Queueing(server(), traffic(1.0, 2000, TokenRange(500, 1500), TokenRange(50, 50)))
     free = whole.most()
     tight = whole.most(Objectives(ttft_s=0.3))
     assert 0 < tight < free
@@ -142,10 +144,10 @@ def test_objectives_lower_the_rate() -> None:
 
 
 def test_one_user_waits_for_nobody() -> None:
-    made = Workload(10, Range(400, 400), Range(41, 41), seed=1).traffic(ClosedLoop(1))
+    made = WorkloadSampler(10, TokenRange(400, 400), TokenRange(41, 41), seed=1).traffic(ClosedLoop(1))
     whole = Queueing(server(), made)
     one = whole.closed(1)
-    prefill, step = seconds([Rows(400, 0, 1)]), seconds([Rows(1, 420, 1)])
+    prefill, step = seconds([SequenceRows(400, 0, 1)]), seconds([SequenceRows(1, 420, 1)])
     assert one.ttft_s == pytest.approx(prefill)
     assert one.itl_s == pytest.approx(step, rel=0.02)
     assert one.rate == pytest.approx(1 / (prefill + 40 * step), rel=0.02)

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from twostroke.api.llm import LLM
-from twostroke.models.cost import Predictor, Rows
-from twostroke.study.plan import timed
-from twostroke.study.plan.cells import CELLS, QUICK, Cell
-from twostroke.study.plan.timed import Timed
-from twostroke.study.plan.verify import Result as Figure
+from twostroke.models.cost import SequenceRows, StepPredictor
+from twostroke.study.plan import model_timing as timed
+from twostroke.study.plan.model_timing import LatencyModel
+from twostroke.study.plan.verification_cells import CELLS, QUICK, VerificationCell
+from twostroke.study.plan.verify import CellResult as Figure
 from twostroke.study.plan.verify import Verification, predict, verify
 
 SMALL = (
-    Cell("prefill", 40, 16),
-    Cell("decode", batch=3, context=21),
-    Cell("mixed", 40, 16, 2, 20),
-    Cell("prefill", 5000),
+    VerificationCell("prefill", 40, 16),
+    VerificationCell("decode", batch=3, context=21),
+    VerificationCell("mixed", 40, 16, 2, 20),
+    VerificationCell("prefill", 5000),
 )
 
 
@@ -65,15 +65,21 @@ def test_predictions_add_up_steps(tiny_llm: Callable[..., LLM]) -> None:
     """A prefill is the sum of its chunks; beside others, each step makes a token for each of them."""
     cost = tiny_llm("llama").model.cost
     prices = [1e-9 * (i + 1) for i in range(9)]
-    made = Timed(Predictor(cost, prices), step_s=1.0, token_s=0.1, entered_s=0.01, request_s=5.0)
+    made = LatencyModel(StepPredictor(cost, prices), step_s=1.0, token_s=0.1, entered_s=0.01, request_s=5.0)
     kernels = made.predictor.seconds
-    assert predict(made, Cell("prefill", 40, 16))["TTFT"] == pytest.approx(
-        5 + 3 + 0.1 + 39 * 0.01 + kernels([Rows(16)]) + kernels([Rows(16, 16)]) + kernels([Rows(8, 32, 1)])
+    assert predict(made, VerificationCell("prefill", 40, 16))["TTFT"] == pytest.approx(
+        5
+        + 3
+        + 0.1
+        + 39 * 0.01
+        + kernels([SequenceRows(16)])
+        + kernels([SequenceRows(16, 16)])
+        + kernels([SequenceRows(8, 32, 1)])
     )
-    others = [[Rows(1, 23 + i, 1)] * 2 for i in range(3)]
-    chunks = [Rows(14), Rows(14, 14), Rows(12, 28, 1)]
+    others = [[SequenceRows(1, 23 + i, 1)] * 2 for i in range(3)]
+    chunks = [SequenceRows(14), SequenceRows(14, 14), SequenceRows(12, 28, 1)]
     steps = [kernels([chunk, *rest]) for chunk, rest in zip(chunks, others, strict=True)]
-    beside = predict(made, Cell("mixed", 40, 16, 2, 20))
+    beside = predict(made, VerificationCell("mixed", 40, 16, 2, 20))
     assert beside["TTFT"] == pytest.approx(5 + 3 + sum(steps) + 0.1 * 7 + 0.01 * 39)
     assert beside["ITL"] == pytest.approx((beside["TTFT"] - 5) / 3)
 
@@ -94,5 +100,5 @@ def test_what_holds() -> None:
     assert not made.holds, "what was not measured does not hold"
 
 
-def _nothing() -> Timed:
-    return Timed(Predictor.__new__(Predictor))
+def _nothing() -> LatencyModel:
+    return LatencyModel(StepPredictor.__new__(StepPredictor))

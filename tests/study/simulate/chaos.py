@@ -15,14 +15,14 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel, StepPredictor
 from twostroke.models.rope import Rope
-from twostroke.study.plan.specification import of_config
-from twostroke.study.simulate.costs import Priced
-from twostroke.study.simulate.fleet import Faults, Fleet, Link
-from twostroke.study.simulate.opening import Setup
+from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.router import ROUTERS
-from twostroke.study.simulate.service import Service
+from twostroke.study.simulate.simulation import Simulation
+from twostroke.study.simulate.step_costs import MeasuredCosts
 from twostroke.study.traffic.arrivals import ClosedLoop, Replay
-from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 LAYER = Layer(Attention(4, 2, 16, 1.0, Rope(10_000.0)), GatedMLP(96))
 CONFIG = ModelConfig("tiny", 384, 64, 2048, 1e-6, (LAYER,) * 2, tied=True)
@@ -46,9 +46,9 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
     """A fleet and its traffic."""
     rng = random.Random(f"fleet {seed}")
     page_size = rng.choice([4, 16])
-    setup = Setup(
-        model=of_config("tiny", CONFIG),
-        costs=Priced(StepPredictor(COST, PRICES), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])),
+    setup = EngineSetup(
+        model=spec_of_config("tiny", CONFIG),
+        costs=MeasuredCosts(StepPredictor(COST, PRICES), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])),
         pages=rng.choice([24, 40, 100, 1000]) * 16 // page_size,
         page_size=page_size,
         index=rng.choice(["radix", "hash", "off"]),
@@ -57,7 +57,7 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
     )
     apart = rng.random() < 0.5
     sizes = (0, rng.randint(1, 3), rng.randint(1, 3)) if apart else (rng.randint(1, 4), 0, 0)
-    faults = Faults(
+    faults = FleetFaults(
         life_s=rng.choice([None, 0.1, 0.5, 5.0]),
         down_s=rng.choice([0.0, 0.05, 1.0]),
         notice_s=rng.choice([0.0, 0.02, 0.5]),
@@ -68,20 +68,20 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
     )
     router = rng.choice(ROUTERS[: 2 if setup.index == "off" else 3])
     together, prefill, decode = sizes
-    fleet = Fleet(setup, together, prefill, decode, router, Link(rng.choice([1e6, 1e8]), 1e-4), faults)
+    fleet = Fleet(setup, together, prefill, decode, router, KvLink(rng.choice([1e6, 1e8]), 1e-4), faults)
     return fleet, _traffic(rng, fleet.setup.most_tokens)
 
 
 def _traffic(rng: random.Random, most: int) -> Traffic:
-    now, arrivals = 0.0, list[Arrival]()
+    now, arrivals = 0.0, list[TrafficRequest]()
     gap, groups, longest = rng.choice([0.0, 0.002, 0.02]), rng.randint(1, 6), min(most, rng.choice([60, 200, 380]))
     for number in range(rng.randint(5, 120)):
         now += rng.expovariate(1 / gap) if gap else 0.0
         output = rng.randint(1, max(1, longest // 4))
         shared = rng.choice([0, longest // 4, longest // 2])
-        pieces = [Piece(rng.randrange(groups), shared)] if shared else []
+        pieces = [PromptPiece(rng.randrange(groups), shared)] if shared else []
         own = rng.randint(1, max(1, longest - output - shared))
-        arrivals.append(Arrival(now, (*pieces, Piece(1000 + number, own)), output))
+        arrivals.append(TrafficRequest(now, (*pieces, PromptPiece(1000 + number, own)), output))
     if rng.random() < 0.3:
         return Traffic(arrivals, Replay(tuple(one.at for one in arrivals))).closed(ClosedLoop(rng.randint(1, 8)))
     return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
@@ -89,7 +89,7 @@ def _traffic(rng: random.Random, most: int) -> Traffic:
 
 def check(seed: int) -> Outcome:
     """Run one fleet to the end. Raises AssertionError if a token, a request or a page is missing or too many."""
-    service = Service(*draw(seed))
+    service = Simulation(*draw(seed))
     while service.left and service.events.step():
         assert service.events.count < MOST_EVENTS, "it does not come to an end"
         if not service.events.count % AUDIT_EVERY:

@@ -15,14 +15,14 @@ from twostroke.engine.model_loader import new_pool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.clock import VirtualClock
-from twostroke.study.simulate.engine_setup import Setup, open_engine
-from twostroke.study.simulate.simulated_model import SimulatedModel, Tokens, Watch
+from twostroke.study.simulate.engine_setup import EngineSetup, open_engine
+from twostroke.study.simulate.simulated_model import PassObserver, PendingTokens, SimulatedModel
 
 
 class Timed:
     """Implements `Drawn`: real tokens at a simulated time."""
 
-    def __init__(self, tokens: Tokens, real: DrawnTokens) -> None:
+    def __init__(self, tokens: PendingTokens, real: DrawnTokens) -> None:
         self._tokens, self.real = tokens, real
 
     def __len__(self) -> int:
@@ -51,12 +51,12 @@ class Paced(SimulatedModel):
 
 
 @dataclass(frozen=True)
-class RealSetup(Setup):
+class RealSetup(EngineSetup):
     """Opens engines that compute by `opened`'s weights, each with a pool of its own."""
 
     opened: Model | None = None
 
-    def open(self, clock: VirtualClock, watch: Watch | None = None) -> Engine:
+    def open(self, clock: VirtualClock, watch: PassObserver | None = None) -> Engine:
         model = self.opened
         assert model is not None
         paced = Paced(model.config, clock, self.costs, self.asynchronous, watch)

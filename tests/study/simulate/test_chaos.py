@@ -3,7 +3,7 @@
 from collections import Counter
 
 from tests.study.simulate.chaos import EVENTS, check
-from twostroke.study.simulate.service import RARE
+from twostroke.study.simulate.simulation import FAULTS
 
 SEEDS = 32  # the long form is `python -m tests.study.simulate.chaos`
 FOUND = 90, 399  # by the long form: values that take all pages of a decode worker
@@ -18,7 +18,7 @@ def test_nothing_is_lost() -> None:
         except Exception as error:
             error.add_note(f"run it again: python -m tests.study.simulate.chaos --first {seed} --seeds 1")
             raise
-    assert {*RARE, *EVENTS} == {name for name in (*RARE, *EVENTS) if happened[name]}
+    assert {*FAULTS, *EVENTS} == {name for name in (*FAULTS, *EVENTS) if happened[name]}
 
 
 def test_a_seed_replays() -> None:

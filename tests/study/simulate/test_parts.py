@@ -13,20 +13,20 @@ from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
 from twostroke.study.plan.roofline import Roofline
 from twostroke.study.plan.weights import weight_format
-from twostroke.study.simulate.call import Call
-from twostroke.study.simulate.costs import Peaks
-from twostroke.study.simulate.events import Events
-from twostroke.study.simulate.figures import Spread
-from twostroke.study.simulate.fleet import Faults, Fleet, Link
-from twostroke.study.simulate.machines import machine_setup
-from twostroke.study.simulate.names import names_of
-from twostroke.study.simulate.prompts import tokens_of
+from twostroke.study.simulate.event_queue import EventQueue
+from twostroke.study.simulate.figures import QuantileSketch
+from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
+from twostroke.study.simulate.kv_events import page_names
+from twostroke.study.simulate.machine_setup import machine_setup
+from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.router import KvAware, LeastLoaded, RoundRobin
-from twostroke.study.simulate.service import Service
-from twostroke.study.simulate.timeline import MOST, Interval, Timeline
-from twostroke.study.simulate.worker import Worker
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.simulation import Simulation
+from twostroke.study.simulate.step_costs import RooflineCosts
+from twostroke.study.simulate.timeline import MAX_INTERVALS, Timeline, TimelineInterval
+from twostroke.study.simulate.worker import SimulatedWorker
 from twostroke.study.traffic.arrivals import Replay
-from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 ROWS = st.builds(SequenceRows, st.integers(1, 600), st.integers(0, 9000), st.integers(0, 1))
 
@@ -37,7 +37,7 @@ ROWS = st.builds(SequenceRows, st.integers(1, 600), st.integers(0, 9000), st.int
 def test_peaks_are_the_roofline(name: str, tp: int, rows: list[SequenceRows]) -> None:
     model = find_model(name).model
     roofline = Roofline(model, find_machine("h100"), weight_format(model.weights), tp)
-    taken, expected = Peaks(roofline).step(rows), roofline.step(rows)
+    taken, expected = RooflineCosts(roofline).step(rows), roofline.step(rows)
     assert taken.seconds == pytest.approx(expected.seconds)
     assert taken.flops == pytest.approx(expected.flops)
     assert taken.bytes == pytest.approx(expected.bytes)
@@ -45,7 +45,7 @@ def test_peaks_are_the_roofline(name: str, tp: int, rows: list[SequenceRows]) ->
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=200))
 def test_percentiles_of_a_spread(values: list[float]) -> None:
-    spread = Spread()
+    spread = QuantileSketch()
     spread.add(np.array(values[:7]))
     spread.add(np.array(values[7:]))
     found = spread.figures()
@@ -58,8 +58,8 @@ def test_percentiles_of_a_spread(values: list[float]) -> None:
 def test_a_timeline_loses_nothing(steps: list[tuple[float, float]]) -> None:
     timeline = Timeline()
     for began, seconds in steps:
-        timeline.add(began, began + seconds, Interval(busy_s=seconds, decode=2.0))
-    assert len(timeline.intervals) <= MOST
+        timeline.add(began, began + seconds, TimelineInterval(busy_s=seconds, decode=2.0))
+    assert len(timeline.intervals) <= MAX_INTERVALS
     assert sum(one.busy_s for one in timeline.intervals) == pytest.approx(sum(seconds for _, seconds in steps))
     assert sum(one.decode for one in timeline.intervals) == pytest.approx(2.0 * len(steps))
     # Nobody is busy for longer than the interval, but for those that are at work at once.
@@ -71,30 +71,30 @@ def test_a_timeline_adds_up_the_same_in_any_batches(steps: list[tuple[float, flo
     together, one_by_one = Timeline(), Timeline()
     for began, seconds in steps:
         for timeline in (together, one_by_one):
-            timeline.add(began, began + seconds, Interval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7))
+            timeline.add(began, began + seconds, TimelineInterval(busy_s=seconds, flops=1 / 3, page_s=seconds / 7))
         assert one_by_one.intervals
     assert together.intervals == one_by_one.intervals
     assert together.width == one_by_one.width
 
 
 def test_equal_pieces_are_equal_tokens() -> None:
-    one, other = (tokens_of([Piece(7, 40), Piece(name, 30)], 1000) for name in (8, 9))
+    one, other = (prompt_tokens([PromptPiece(7, 40), PromptPiece(name, 30)], 1000) for name in (8, 9))
     assert (one[:40] == other[:40]).all()
     assert (one[40:] != other[40:]).mean() > 0.9
     assert one.max() < 999
-    names = [list(names_of(tokens, 16)) for tokens in (one, other)]
+    names = [list(page_names(tokens, 16)) for tokens in (one, other)]
     assert len(names[0]) == 4
     assert [a == b for a, b in zip(*names, strict=True)] == [True, True, False, False]
-    assert list(names_of(one[32:], 16, names[0][1])) == names[0][2:]
+    assert list(page_names(one[32:], 16, names[0][1])) == names[0][2:]
 
 
-def workers(count: int) -> list[Worker]:
+def workers(count: int) -> list[SimulatedWorker]:
     setup = draw(0)[0].setup
-    return [Worker(i, setup, Events(), lambda *_: None) for i in range(count)]
+    return [SimulatedWorker(i, setup, EventQueue(), lambda *_: None) for i in range(count)]
 
 
-def call(number: int, *pieces: tuple[int, int]) -> Call:
-    return Call(number, Arrival(0.0, tuple(Piece(*one) for one in pieces), 8), 0.0)
+def call(number: int, *pieces: tuple[int, int]) -> SimulatedRequest:
+    return SimulatedRequest(number, TrafficRequest(0.0, tuple(PromptPiece(*one) for one in pieces), 8), 0.0)
 
 
 def test_round_robin() -> None:
@@ -126,7 +126,7 @@ def test_kv_aware() -> None:
     for one in two:
         router.join(one)
     asked = call(0, (1, 160), (2, 16))
-    names = list(names_of(tokens_of([Piece(1, 160)], two[0].model.vocab_size), 16))
+    names = list(page_names(prompt_tokens([PromptPiece(1, 160)], two[0].model.vocab_size), 16))
     router.tell(two[1], [(True, name) for name in names])
     assert router.choose(asked) is two[1]
     assert router.overlaps(asked, two[0]) == [((two[1],), 10)]
@@ -140,9 +140,9 @@ def test_kv_aware() -> None:
 def test_events_report_what_an_index_holds() -> None:
     """At the end of a run, the router knows exactly the pages of all indexes."""
     setup = machine_setup("llama-3-8b", "h100", kv_bytes=500 << 20, index="hash")
-    arrivals = [Arrival(0.01 * i, (Piece(i % 5, 300), Piece(100 + i, 100)), 4) for i in range(40)]
+    arrivals = [TrafficRequest(0.01 * i, (PromptPiece(i % 5, 300), PromptPiece(100 + i, 100)), 4) for i in range(40)]
     traffic = Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
-    service = Service(Fleet(setup, 3, router="kv-aware"), traffic)
+    service = Simulation(Fleet(setup, 3, router="kv-aware"), traffic)
     service.run()
     while service.events.step():
         pass
@@ -156,10 +156,10 @@ def test_events_report_what_an_index_holds() -> None:
 def test_time_of_a_transfer() -> None:
     """A prompt's KV takes its bytes / rate + latency from the prefill to the decode worker."""
     times: list[float] = []
-    for link in (Link(1e9, 0.0), Link(1e9, 0.5), Link(0.5e9, 0.0)):
+    for link in (KvLink(1e9, 0.0), KvLink(1e9, 0.5), KvLink(0.5e9, 0.0)):
         setup = machine_setup("llama-3-8b", "h100", kv_bytes=1 << 30)
-        traffic = Traffic([Arrival(0.0, (Piece(1, 1000),), 2)], Replay((0.0,)))
-        service = Service(Fleet(setup, 0, 1, 1, link=link), traffic)
+        traffic = Traffic([TrafficRequest(0.0, (PromptPiece(1, 1000),), 2)], Replay((0.0,)))
+        service = Simulation(Fleet(setup, 0, 1, 1, link=link), traffic)
         service.run()
         times.append(service.calls[0].tokens[0])
         assert service.moved_bytes == 1000 * setup.entry_bytes
@@ -179,10 +179,10 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="router must be one of"):
         Fleet(setup, router="random")
     with pytest.raises(InvalidRequest, match="a rate above 0"):
-        Link(0.0)
+        KvLink(0.0)
     with pytest.raises(InvalidRequest, match="below 1"):
-        Faults(lost=1.0)
+        FleetFaults(lost=1.0)
     with pytest.raises(InvalidRequest, match="leave no room for KV"):
         machine_setup("llama-3-70b", "h100")
     with pytest.raises(InvalidRequest, match="the longest request"):
-        Service(Fleet(setup), Traffic([Arrival(0.0, (Piece(1, 100_000),), 1)], Replay((0.0,))))
+        Simulation(Fleet(setup), Traffic([TrafficRequest(0.0, (PromptPiece(1, 100_000),), 1)], Replay((0.0,))))

@@ -15,15 +15,15 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.request import _arrivals
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import CostModel, StepPredictor
-from twostroke.study.plan.specification import of_config
-from twostroke.study.simulate.costs import Priced
-from twostroke.study.simulate.fleet import Faults, Fleet, Link
-from twostroke.study.simulate.front import Front
-from twostroke.study.simulate.opening import Setup
-from twostroke.study.simulate.service import Service
-from twostroke.study.simulate.worker import Worker
+from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
+from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.simulation import Simulation
+from twostroke.study.simulate.step_costs import MeasuredCosts
+from twostroke.study.simulate.worker import SimulatedWorker
 from twostroke.study.traffic.arrivals import ClosedLoop, Replay
-from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 PRICES = (1e-9, 5e-9, 2e-9, 3e-9, 2e-9, 1e-9, 4e-9, 1e-9, 5e-9)  # any that make steps of different lengths
 LONGEST = 150  # tokens of a request
@@ -40,7 +40,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 class Log:
     """What every engine of a service decides, in order."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Simulation) -> None:
         self.lines: list[Any] = []
         self._service = service
         self._first = next(_arrivals)
@@ -54,7 +54,7 @@ class Log:
         for worker in service.workers:
             self.watch(worker)
 
-    def watch(self, worker: Worker) -> None:
+    def watch(self, worker: SimulatedWorker) -> None:
         engine, placement = worker.engine, worker.engine._placement
         place = placement.place
 
@@ -69,7 +69,7 @@ class Log:
 
         placement.place = placing
 
-    def state(self, engine: Engine, worker: Worker) -> tuple[Any, ...]:
+    def state(self, engine: Engine, worker: SimulatedWorker) -> tuple[Any, ...]:
         index, pool = worker.model.index, worker.pool
         known = None if index is None else (index.hit_tokens, index.queried_tokens, list(index._in_pool))
         return engine.num_running, engine.num_waiting, engine.preemptions, pool._free[-8:], pool.num_free, known
@@ -81,7 +81,7 @@ class Log:
 
 def decisions(fleet: Fleet, traffic: Traffic) -> tuple[list[Any], list[Any]]:
     """Every step of every engine, and the fate of every call."""
-    service = Service(fleet, traffic)
+    service = Simulation(fleet, traffic)
     log = Log(service)
     service.run()
     calls = [(one.tokens, one.scheduled, one.cached, one.entered, one.moves, one.preemptions) for one in service.calls]
@@ -124,19 +124,19 @@ FLEETS = st.fixed_dictionaries(
 )
 
 
-def fleet_of(setup: Setup, drawn: dict[str, Any]) -> Fleet:
-    faults = Faults(drawn["life_s"], 0.2, 0.05, drawn["lost"], 0.1, drawn["seed"])
+def fleet_of(setup: EngineSetup, drawn: dict[str, Any]) -> Fleet:
+    faults = FleetFaults(drawn["life_s"], 0.2, 0.05, drawn["lost"], 0.1, drawn["seed"])
     aware = drawn["router"] == "kv-aware" and setup.index == "off"
     router = "least-loaded" if aware else drawn["router"]
     together, prefill, decode = drawn["sizes"]
-    return Fleet(setup, together, prefill, decode, router, Link(1e7, 1e-3), faults)
+    return Fleet(setup, together, prefill, decode, router, KvLink(1e7, 1e-3), faults)
 
 
 def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
-    now, arrivals = 0.0, list[Arrival]()
+    now, arrivals = 0.0, list[TrafficRequest]()
     for gap, pieces, output in drawn:
         now += 0.0 if concurrency else gap
-        arrivals.append(Arrival(now, tuple(Piece(*piece) for piece in pieces), output))
+        arrivals.append(TrafficRequest(now, tuple(PromptPiece(*piece) for piece in pieces), output))
     pattern = ClosedLoop(concurrency) if concurrency else Replay(tuple(one.at for one in arrivals))
     return Traffic(arrivals, pattern)
 
@@ -153,7 +153,7 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     },
     fleet={"sizes": (0, 1, 1), "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0},
     stalls=(),
-    front=Front(),
+    front=HttpOverhead(),
 )
 # The same, and what the sender's step in flight has ended keeps no page.
 @example(
@@ -167,7 +167,7 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     },
     fleet={"sizes": (0, 2, 2), "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0},
     stalls=(),
-    front=Front(),
+    front=HttpOverhead(),
 )
 @settings(max_examples=30, deadline=None)
 @given(
@@ -176,7 +176,7 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     engine=ENGINES,
     fleet=FLEETS,
     stalls=st.sampled_from([(), (0.0, 0.004, 0.0)]),
-    front=st.sampled_from([Front(), Front(0.001, 1e-5, (0.0, 0.003, 0.0))]),
+    front=st.sampled_from([HttpOverhead(), HttpOverhead(0.001, 1e-5, (0.0, 0.003, 0.0))]),
 )
 def test_any_schedule(
     llm: LLM,
@@ -185,16 +185,16 @@ def test_any_schedule(
     engine: dict[str, Any],
     fleet: dict[str, Any],
     stalls: tuple[float, ...],
-    front: Front,
+    front: HttpOverhead,
 ) -> None:
     """The real engine computes with a tiny model; both are driven by the same clock."""
     config = llm.config
-    spec = of_config("tiny", config)
-    costs = Priced(
+    spec = spec_of_config("tiny", config)
+    costs = MeasuredCosts(
         StepPredictor(CostModel(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), HOST_S, 1e-5
     )
     costs = replace(costs, stalls=stalls)
-    simulated = Setup(spec, costs, **engine, front=front)
+    simulated = EngineSetup(spec, costs, **engine, front=front)
     real = RealSetup(spec, costs, **engine, front=front, opened=llm.model)
     traffic = traffic_of(requests, concurrency)
     found = decisions(fleet_of(simulated, fleet), traffic)
@@ -206,8 +206,10 @@ def test_any_schedule(
 
 def test_a_difference_is_seen(llm: LLM) -> None:
     """The comparison above is one: another chunk makes another list of steps."""
-    costs = Priced(StepPredictor(CostModel(llm.config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES))
-    setup = Setup(of_config("tiny", llm.config), costs, 40)
+    costs = MeasuredCosts(
+        StepPredictor(CostModel(llm.config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES)
+    )
+    setup = EngineSetup(spec_of_config("tiny", llm.config), costs, 40)
     traffic = traffic_of([(0.0, [(0, 40)], 4)], None)
     other = replace(setup, scheduler=SchedulerConfig(max_step_tokens=8))
     assert decisions(Fleet(setup), traffic) != decisions(Fleet(other), traffic)

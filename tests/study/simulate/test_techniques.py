@@ -10,32 +10,32 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import find_model
-from twostroke.study.plan.plan import Workload, make_plan
+from twostroke.study.plan.plan import RequestProfile, make_plan
 from twostroke.study.plan.roofline import Roofline
 from twostroke.study.plan.techniques import techniques
 from twostroke.study.plan.weights import FORMATS, weight_format
-from twostroke.study.simulate.fleet import Faults, Fleet, Link
-from twostroke.study.simulate.machines import machine_setup
-from twostroke.study.simulate.opening import Setup
-from twostroke.study.simulate.service import Service
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
+from twostroke.study.simulate.machine_setup import machine_setup
+from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.traffic.arrivals import Replay
-from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 PROMPT, OUTPUT = 1500, 6
 MODEL = find_model("llama-3-8b").model
 MACHINE = find_machine("h100")
 
 
-def setup(method: str, **settings: Any) -> Setup:
+def setup(method: str, **settings: Any) -> EngineSetup:
     whole = SchedulerConfig(max_step_tokens=8192)
     chosen: dict[str, Any] = {"weights": "bf16", "index": "off", "scheduler": whole} | settings
     return machine_setup("llama-3-8b", "h100", method=method, **chosen)
 
 
-def served(made: Setup, count: int = 1, output: int = OUTPUT, apart_s: float = 100.0) -> Service:
+def served(made: EngineSetup, count: int = 1, output: int = OUTPUT, apart_s: float = 100.0) -> Simulation:
     times = [apart_s * i for i in range(count)]
-    arrivals = [Arrival(at, (Piece(i, PROMPT),), output) for i, at in enumerate(times)]
-    service = Service(Fleet(made), Traffic(arrivals, Replay(tuple(times))))
+    arrivals = [TrafficRequest(at, (PromptPiece(i, PROMPT),), output) for i, at in enumerate(times)]
+    service = Simulation(Fleet(made), Traffic(arrivals, Replay(tuple(times))))
     service.run()
     assert [len(call.tokens) for call in service.calls] == [output] * count
     assert service.leaked() == 0
@@ -52,7 +52,7 @@ def test_a_request_alone_takes_what_the_plan_counts(method: str) -> None:
     """TTFT to the rounding, and each gap: what is kept is what decode reads, wherever its positions are."""
     timings = served(setup(method)).calls[0].timings
     technique = techniques(MODEL)[method]
-    plan = make_plan(MODEL, MACHINE, weight_format("bf16"), 1, Workload(PROMPT, OUTPUT), technique)
+    plan = make_plan(MODEL, MACHINE, weight_format("bf16"), 1, RequestProfile(PROMPT, OUTPUT), technique)
     assert timings.ttft == pytest.approx(plan.prefill.seconds)
     weights = FORMATS["int4"] if method == "overfill" else weight_format("bf16")
     kept = technique.kept(PROMPT) + (4 if method == "ptdo" else 0)  # sinks
@@ -86,7 +86,7 @@ def test_what_is_refused() -> None:
         setup("lookup")
     with pytest.raises(InvalidRequest, match="no plan for the method 'poems'"):
         setup("poems")
-    for apart in ({"together": 0, "prefill": 1, "decode": 1, "link": Link(1e9)}, {"faults": Faults(life_s=1.0)}):
+    for apart in ({"together": 0, "prefill": 1, "decode": 1, "link": KvLink(1e9)}, {"faults": FleetFaults(life_s=1.0)}):
         with pytest.raises(InvalidRequest, match="workers of both strokes that do not die"):
             Fleet(setup("ptdo"), **apart)  # pyright: ignore[reportArgumentType]
     short = setup("repeat", kv_bytes=2 * MODEL.kv_values * (PROMPT + 200))

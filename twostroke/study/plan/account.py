@@ -4,15 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from twostroke.study.plan.advice import Advice, advise, binds, problems, without_more_devices
-from twostroke.study.plan.apart import apart
-from twostroke.study.plan.levers import DEGREES, Lever, Limits, what_ifs
-from twostroke.study.plan.machines import Machine
+from twostroke.study.plan.changes import DEGREES, ChangeLimits, PlanChange, changes_alone
+from twostroke.study.plan.disaggregation import assess_disaggregation
+from twostroke.study.plan.machines import MachineSpec
 from twostroke.study.plan.plan import BATCHES, CHUNKS, Plan
 from twostroke.study.plan.roofline import Roofline, StepTime
 from twostroke.study.plan.specification import VALUE_BYTES
 
 
-def account(plan: Plan, limits: Limits) -> dict[str, Any]:
+def account(plan: Plan, limits: ChangeLimits) -> dict[str, Any]:
     """All facts; `verdict` is one of three answers, "nothing to do", "misses the objective" and "does not fit"."""
     load, machine, memory = plan.workload, plan.machine, plan.memory
     advised = advise(plan, limits)
@@ -76,11 +76,11 @@ def account(plan: Plan, limits: Limits) -> dict[str, Any]:
         "binds": {problem: binds(plan, problem) for problem in problems(plan)},
         "advice": _advice(advised),
         "advice_without_more_devices": _advice(without_more_devices(plan, limits)),
-        "levers": [_lever(one) for one in what_ifs(plan, limits)],
+        "levers": [_lever(one) for one in changes_alone(plan, limits)],
     }
 
 
-def _step(step: StepTime, machine: Machine) -> dict[str, Any]:
+def _step(step: StepTime, machine: MachineSpec) -> dict[str, Any]:
     return {
         "ms": 1e3 * step.seconds,
         "flops": step.flops,
@@ -91,7 +91,7 @@ def _step(step: StepTime, machine: Machine) -> dict[str, Any]:
     } | _utilization(step, machine)
 
 
-def _utilization(step: StepTime, machine: Machine) -> dict[str, float]:
+def _utilization(step: StepTime, machine: MachineSpec) -> dict[str, float]:
     """Percent of the peak rate and of the bandwidth of each device."""
     compute, memory = (sum(times) for times in zip(*((p.compute_s, p.memory_s) for p in step.parts), strict=True))
     return {
@@ -110,7 +110,7 @@ def _figures(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _lever(lever: Lever[Plan]) -> dict[str, Any]:
+def _lever(lever: PlanChange[Plan]) -> dict[str, Any]:
     return {"lever": lever.name, **_figures(lever.after), "needs": lever.needs}
 
 
@@ -154,7 +154,7 @@ def _tensor_parallelism(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _apart(plan: Plan) -> dict[str, Any]:
-    made = apart(plan)
+    made = assess_disaggregation(plan)
     return {
         "devices": plan.tp,
         "pays": made.pays,

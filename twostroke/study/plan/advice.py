@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from twostroke.study.plan.levers import TRIED, Family, Lever, Limits, prefill_workers, tensor_parallelism
+from twostroke.study.plan.changes import (
+    FAMILIES_BY_PROBLEM,
+    ChangeFamily,
+    ChangeLimits,
+    PlanChange,
+    prefill_workers,
+    tensor_parallelism,
+)
 from twostroke.study.plan.plan import Plan
 
 PROBLEMS = {  # in words
@@ -12,11 +19,11 @@ PROBLEMS = {  # in words
     "ITL": "ITL is over its objective",
     "both together": "Each objective is kept alone, but not both where prefill and decode share steps",
 }
-LEAST = 0.01  # the part of what is wrong that a lever has to take away to be worth trying
+MIN_RELIEF = 0.01  # the part of what is wrong that a lever has to take away to be worth trying
 
 
 @dataclass(frozen=True)
-class Step:
+class AdviceStep:
     """One decision.
 
     Attributes:
@@ -29,7 +36,7 @@ class Step:
     problem: str
     binds: str
     before: Plan
-    lever: Lever[Plan]
+    lever: PlanChange[Plan]
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,11 @@ class Advice:
     `plan.verdict` is the answer; where it is not "nothing to do", no levers are left that help.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[AdviceStep, ...]
     plan: Plan
 
     @property
-    def changes(self) -> list[Lever[Plan]]:
+    def changes(self) -> list[PlanChange[Plan]]:
         """The levers that count in the end: of one family, and of lengths each."""
         last = {step.lever.family: step.lever for step in self.steps}
         return [step.lever for step in self.steps if last[step.lever.family] is step.lever]
@@ -71,9 +78,9 @@ def amount(plan: Plan, problem: str) -> float:
     return {"TTFT": plan.ttft_ms, "ITL": plan.itl_ms, "both together": plan.ttft_beside_ms}[problem]
 
 
-def advise(plan: Plan, limits: Limits, leave_out: Sequence[Family] = ()) -> Advice:
+def advise(plan: Plan, limits: ChangeLimits, leave_out: Sequence[ChangeFamily] = ()) -> Advice:
     """Tackle one problem after the other, with levers on top of each other, until none is left or none helps."""
-    steps: list[Step] = []
+    steps: list[AdviceStep] = []
     now = plan
     while (step := next(_next(now, limits, leave_out), None)) is not None:
         steps.append(step)
@@ -81,29 +88,29 @@ def advise(plan: Plan, limits: Limits, leave_out: Sequence[Family] = ()) -> Advi
     return Advice(tuple(steps), now)
 
 
-def without_more_devices(plan: Plan, limits: Limits) -> Advice:
+def without_more_devices(plan: Plan, limits: ChangeLimits) -> Advice:
     """The same where no device can be added."""
     return advise(plan, limits, (tensor_parallelism, prefill_workers))
 
 
-def _next(plan: Plan, limits: Limits, leave_out: Sequence[Family]) -> Iterator[Step]:
+def _next(plan: Plan, limits: ChangeLimits, leave_out: Sequence[ChangeFamily]) -> Iterator[AdviceStep]:
     """The next decision, if a lever helps with any problem."""
     wrong = problems(plan)
     for problem in wrong:
-        for family in TRIED[problem]:
+        for family in FAMILIES_BY_PROBLEM[problem]:
             if family in leave_out:
                 continue
             options = [one for one in family(plan, limits) if _helps(plan, one, problem, wrong)]
             if options:
                 solved = (one for one in options if problem not in problems(one.after))
                 best = min(options, key=lambda one: amount(one.after, problem))
-                yield Step(problem, binds(plan, problem), plan, next(solved, best))
+                yield AdviceStep(problem, binds(plan, problem), plan, next(solved, best))
         if problem == "memory":  # what does not fit has no times
             return
 
 
-def _helps(plan: Plan, lever: Lever[Plan], problem: str, wrong: Sequence[str]) -> bool:
+def _helps(plan: Plan, lever: PlanChange[Plan], problem: str, wrong: Sequence[str]) -> bool:
     """Whether a lever takes away a part of a problem and makes no new one."""
-    better = amount(lever.after, problem) < (1 - LEAST) * amount(plan, problem)
+    better = amount(lever.after, problem) < (1 - MIN_RELIEF) * amount(plan, problem)
     new = set(problems(lever.after)) - set(wrong)
     return better and (not new or new == {"both together"})  # which is told only where each alone is kept

@@ -8,40 +8,42 @@ from math import ceil
 import numpy as np
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.plan import Plan, Workload
+from twostroke.study.plan.plan import Plan, RequestProfile
 from twostroke.study.plan.queueing import Queueing
-from twostroke.study.plan.served import Closed, Served
-from twostroke.study.plan.service_times import Server
-from twostroke.study.plan.specification import Specification
-from twostroke.study.plan.techniques import PLAIN, Repeated, Technique, Windowed
+from twostroke.study.plan.service_level import ClosedLoopService, OpenLoopService
+from twostroke.study.plan.service_times import ServerModel
+from twostroke.study.plan.specification import ModelSpec
+from twostroke.study.plan.techniques import PLAIN, RepeatedPrompt, Technique, WindowedDecode
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
-from twostroke.study.traffic.workload import Workload as Drawn
+from twostroke.study.traffic.workload_sampler import WorkloadSampler as Drawn
 
 DRAWN = 20_000  # requests that a distribution stands for: enough for a 99th percentile
 BUDGET = 512  # tokens of a step: the engine's own default
-LEAST_GAIN = 1.05  # times as many requests a worker have to be served apart
+MIN_GAIN = 1.05  # times as many requests a worker have to be served apart
 SEED = 1
 
 
-def drawn(load: Workload, rate: float | None, users: int | None, burstiness: float, sharegpt: bool) -> Traffic:
+def drawn_traffic(
+    load: RequestProfile, rate: float | None, users: int | None, burstiness: float, sharegpt: bool
+) -> Traffic:
     """Requests of a plan's workload, or of ShareGPT's lengths, at a rate or by a number of users."""
-    own = Range(load.prompt - load.shared, load.prompt - load.shared)
-    lengths = (None, None) if sharegpt else (own, Range(load.output, load.output))
+    own = TokenRange(load.prompt - load.shared, load.prompt - load.shared)
+    lengths = (None, None) if sharegpt else (own, TokenRange(load.output, load.output))
     pattern = OpenLoop(rate or 1.0, burstiness) if users is None else ClosedLoop(users)
     return Drawn(DRAWN, *lengths, prefix_tokens=load.shared, seed=SEED).traffic(pattern)
 
 
-def shape_of(traffic: Traffic, ttft_ms: float | None, itl_ms: float | None) -> Workload:
+def mean_profile(traffic: Traffic, ttft_ms: float | None, itl_ms: float | None) -> RequestProfile:
     """A plan's workload of mean lengths."""
     prompt, shared = ceil(float(np.mean(traffic.prompts))), int(np.mean(traffic.shared))
-    return Workload(prompt, ceil(float(np.mean(traffic.outputs))), 1, min(shared, prompt - 1), ttft_ms, itl_ms)
+    return RequestProfile(prompt, ceil(float(np.mean(traffic.outputs))), 1, min(shared, prompt - 1), ttft_ms, itl_ms)
 
 
 @dataclass(frozen=True)
-class Load:
+class PlannedLoad:
     """A plan under a traffic. What it needs of the queue is counted when it is asked for.
 
     Attributes:
@@ -66,21 +68,21 @@ class Load:
         return None if self.traffic.concurrency is not None else self.traffic.rate
 
     @cached_property
-    def served(self) -> Served | None:
+    def served(self) -> OpenLoopService | None:
         """None if the rate cannot be served, or for a fixed number of users (`closed`)."""
         return None if self.rate is None else self.at(self.rate)
 
     @cached_property
-    def closed(self) -> Closed | None:
+    def closed(self) -> ClosedLoopService | None:
         """None for a rate, or if nothing fits."""
         users = self.traffic.concurrency
         return None if users is None or not self.fits else self._both.closed(ceil(users / self.replicas))
 
-    def at(self, rate: float) -> Served | None:
+    def at(self, rate: float) -> OpenLoopService | None:
         """What each worker does if so many requests a second come to all of them; None if they cannot be served."""
         return self._both.at(rate / self.replicas) if self.fits else None
 
-    def grown(self, users: int) -> list[Closed]:
+    def grown(self, users: int) -> list[ClosedLoopService]:
         """What each worker does for 1, 2, ... users of its own, up to its part of `users`."""
         return list(islice(self._both.growing(), ceil(users / self.replicas) if self.fits else 0))
 
@@ -122,7 +124,7 @@ class Load:
 
     def _queueing(self, prefills: bool = True, decodes: bool = True) -> Queueing:
         roofline = self.plan.roofline
-        server = Server(lambda rows: roofline.step(rows).seconds, self.budget, self.plan.memory.users)
+        server = ServerModel(lambda rows: roofline.step(rows).seconds, self.budget, self.plan.memory.users)
         asked, technique, context = self.traffic, self.plan.technique, None
         if technique.method:
             lengths = zip(asked.prompts.tolist(), asked.outputs.tolist(), strict=True)
@@ -235,7 +237,7 @@ class Load:
             return False, "ITL is missed by decode alone"
         if self.workers == 1:
             return False, "one worker carries this rate"
-        if self.rate_apart < LEAST_GAIN * self.most_within:
+        if self.rate_apart < MIN_GAIN * self.most_within:
             return False, "it serves no more requests a worker"
         together, apart = self.workers, self.workers_apart
         if together is not None and apart is not None and sum(apart) >= together:
@@ -243,20 +245,20 @@ class Load:
         return True, "it serves more requests a worker within the objectives"
 
 
-def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> Load:
+def make_load(plan: Plan, traffic: Traffic, objectives: Objectives) -> PlannedLoad:
     """Put a plan under a traffic. Raises InvalidRequest if a request exceeds the model's positions, if the rate is
     unknown, or for a technique whose steps are not those of one model with a token a sequence."""
-    if not isinstance(plan.technique, Repeated | Windowed) and plan.technique.method:
+    if not isinstance(plan.technique, RepeatedPrompt | WindowedDecode) and plan.technique.method:
         raise InvalidRequest(
             "a load is planned for plain, repeat, ptdo and drop: leave out --method, or ask `twostroke simulate`"
         )
     require_positions(plan.model, traffic, plan.technique)
     if traffic.concurrency is None and traffic.rate is None:
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
-    return Load(plan, traffic, objectives)
+    return PlannedLoad(plan, traffic, objectives)
 
 
-def require_positions(model: Specification, traffic: Traffic, technique: Technique = PLAIN) -> None:
+def require_positions(model: ModelSpec, traffic: Traffic, technique: Technique = PLAIN) -> None:
     """Raises InvalidRequest if a request has more tokens than the model has positions."""
     longest = int(np.max(_entered(traffic, technique).prompts + traffic.outputs))
     if longest > model.max_position:
@@ -267,7 +269,7 @@ def require_positions(model: Specification, traffic: Traffic, technique: Techniq
 
 def _entered(traffic: Traffic, technique: Technique) -> Traffic:
     """The requests with the prompts that a technique prefills."""
-    times = technique.times if isinstance(technique, Repeated) else 1
+    times = technique.times if isinstance(technique, RepeatedPrompt) else 1
     if times == 1:
         return traffic
     arrivals = [replace(one, pieces=one.pieces * times) for one in traffic.arrivals]

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.study.plan.levers import Lever, Limits
-from twostroke.study.plan.load import Load
-from twostroke.study.plan.load_advice import LoadAdvice, changes_alone
+from twostroke.study.plan.changes import ChangeLimits, PlanChange
+from twostroke.study.plan.load import PlannedLoad
+from twostroke.study.plan.load_advice import LoadAdvice, load_changes_alone
 from twostroke.study.plan.plan import Plan
 from twostroke.study.plan.roofline import StepTime
-from twostroke.study.plan.served import Served
+from twostroke.study.plan.service_level import OpenLoopService
 
 
-def load_facts(load: Load, limits: Limits, advised: LoadAdvice) -> dict[str, Any]:
+def load_facts(load: PlannedLoad, limits: ChangeLimits, advised: LoadAdvice) -> dict[str, Any]:
     """All facts; `limits` is what may be changed, and `advised` what should be."""
     prompts, outputs, shared = load.traffic.prompts, load.traffic.outputs, load.traffic.shared
     pays, why = load.apart
@@ -54,7 +54,7 @@ def load_facts(load: Load, limits: Limits, advised: LoadAdvice) -> dict[str, Any
         },
         "tiers": _tiers(load.plan),
         "advice": _advice(advised),
-        "levers": [_lever(one) for one in changes_alone(load, limits)] if load.verdict != "nothing to do" else [],
+        "levers": [_lever(one) for one in load_changes_alone(load, limits)] if load.verdict != "nothing to do" else [],
     }
 
 
@@ -66,11 +66,11 @@ def _advice(advised: LoadAdvice) -> dict[str, Any]:
     return {"steps": steps, "changes": [step.lever.name for step in advised.steps], **_figures(advised.load)}
 
 
-def _lever(lever: Lever[Load]) -> dict[str, Any]:
+def _lever(lever: PlanChange[PlannedLoad]) -> dict[str, Any]:
     return {"lever": lever.name, "needs": lever.needs, **_figures(lever.after)}
 
 
-def _figures(load: Load) -> dict[str, Any]:
+def _figures(load: PlannedLoad) -> dict[str, Any]:
     """What levers are compared by: the wanted percentile, or means for users; None if the rate cannot be served."""
     parts = _parts_ms(load)
     return {
@@ -81,7 +81,7 @@ def _figures(load: Load) -> dict[str, Any]:
     }
 
 
-def _parts_ms(load: Load) -> dict[str, float]:
+def _parts_ms(load: PlannedLoad) -> dict[str, float]:
     if not load.parts:
         return {}
     (waiting, prefill), (decode, chunk) = load.parts["TTFT"], load.parts["ITL"]
@@ -93,7 +93,7 @@ def _lengths(counts: np.ndarray) -> dict[str, float]:
     return {"mean": float(np.mean(counts)), "p50": float(np.median(counts)), "p99": float(np.percentile(counts, 99))}
 
 
-def _served(served: Served) -> dict[str, Any]:
+def _served(served: OpenLoopService) -> dict[str, Any]:
     def ms(spread: Any) -> dict[str, float]:
         return {name: 1e3 * value for name, value in asdict(spread).items()}
 
@@ -105,7 +105,7 @@ def _served(served: Served) -> dict[str, Any]:
     }
 
 
-def utilization(load: Load, served: Served) -> dict[str, dict[str, float]]:
+def utilization(load: PlannedLoad, served: OpenLoopService) -> dict[str, dict[str, float]]:
     """Parts of the time that each stroke takes, and of the peaks that it uses meanwhile."""
     decode = load.plan.decode(max(1, ceil(served.sequences)))
     strokes = (("prefill", served.prefill_share, load.plan.prefill), ("decode", served.decode_share, decode))

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.near import near
+from twostroke.study.plan.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineSpec:
     """One device. Rates are dense and per second.
 
     Attributes:
@@ -72,13 +72,13 @@ class Machine:
 
 
 @cache
-def machines() -> Mapping[str, Machine]:
+def machines() -> Mapping[str, MachineSpec]:
     """All named machines."""
     tables = tomllib.loads(files("twostroke.study.plan").joinpath("data/machines.toml").read_text())
     return {name: _of_table(name, table) for name, table in tables.items()}
 
 
-def find_machine(name: str, efficiency: float | None = None) -> Machine:
+def find_machine(name: str, efficiency: float | None = None) -> MachineSpec:
     """A named machine, or a TOML or JSON file of the same keys. `efficiency` replaces the fraction of compute.
 
     Raises InvalidRequest for an unknown name (near ones are listed) and for a file without a needed number.
@@ -90,12 +90,12 @@ def find_machine(name: str, efficiency: float | None = None) -> Machine:
     elif Path(name).suffix in (".toml", ".json"):
         raise InvalidRequest(f"there is no file {name}: name a machine, or a TOML or JSON file of one")
     else:
-        hint = near(name, machines())
+        hint = did_you_mean(name, machines())
         raise InvalidRequest(f"unknown machine {name!r}: {hint}known are {', '.join(machines())}, or give a file")
     return machine if efficiency is None else replace(machine, compute=efficiency)
 
 
-def _of_file(path: Path) -> Machine:
+def _of_file(path: Path) -> MachineSpec:
     try:
         table = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
     except (ValueError, OSError) as error:
@@ -105,7 +105,7 @@ def _of_file(path: Path) -> Machine:
     return _of_table(path.stem, table)
 
 
-def _of_table(name: str, table: Mapping[str, Any]) -> Machine:
+def _of_table(name: str, table: Mapping[str, Any]) -> MachineSpec:
     def number(key: str, scale: float) -> float | None:
         value = table.get(key)
         if value is None:
@@ -123,7 +123,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Machine:
     rates = table.get("tflops")
     if not isinstance(rates, dict) or not all(type(rate) in (int, float) for rate in rates.values()):
         raise InvalidRequest(f"machine {name} needs tflops, a table of numbers by dtype, such as {{ bf16 = 989 }}")
-    return Machine(
+    return MachineSpec(
         name=name,
         title=str(table.get("title", name)),
         source=str(table.get("source", "")),

@@ -15,14 +15,14 @@ from twostroke.models.checkpoints.fetch import is_fetched, model_path
 from twostroke.models.checkpoints.gguf.file import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
-from twostroke.study.plan.here import stored_format
-from twostroke.study.plan.near import near
-from twostroke.study.plan.specification import LayerKind, Specification, of_config
+from twostroke.study.plan.local_engine import stored_format
+from twostroke.study.plan.specification import LayerKind, ModelSpec, spec_of_config
+from twostroke.study.plan.suggestions import did_you_mean
 from twostroke.study.plan.techniques import Companion
 from twostroke.study.plan.weights import weight_format
 
 # A config.json alone does not tell how many tensors there are; no model has more.
-MOST_TENSORS = 1 << 20
+MAX_TENSORS = 1 << 20
 # The specification of catalog models that are not fetched yet.
 SAME_SIZES = {
     "qwen2.5-coder-0.5b": "qwen2.5-0.5b",
@@ -32,14 +32,14 @@ SAME_SIZES = {
 }
 
 
-class Found(NamedTuple):
+class FoundModel(NamedTuple):
     """A model's sizes, and its opened checkpoint if there are files with weights."""
 
-    model: Specification
+    model: ModelSpec
     checkpoint: Checkpoint | None = None
 
 
-def find_model(name: str) -> Found:
+def find_model(name: str) -> FoundModel:
     """A named specification, a catalog model, a GGUF file, or a directory with a config.json.
 
     Raises:
@@ -51,26 +51,26 @@ def find_model(name: str) -> Found:
         return _of_checkpoint(open_gguf(model_path(entry), name=name))
     wanted = SAME_SIZES.get(name, name)
     if wanted in specifications():
-        return Found(specifications()[wanted])
+        return FoundModel(specifications()[wanted])
     path = Path(name).expanduser()
     if name and os.path.exists(path):
         return _of_path(path)
     known = sorted({*specifications(), *CATALOG})
     raise UnknownModel(
-        f"unknown model {name!r}: {near(name, known)}known are {', '.join(known)}; a GGUF file or a directory with a "
-        f"config.json also works"
+        f"unknown model {name!r}: {did_you_mean(name, known)}known are {', '.join(known)}; a GGUF file or a directory "
+        f"with a config.json also works"
     )
 
 
 @cache
-def specifications() -> Mapping[str, Specification]:
+def specifications() -> Mapping[str, ModelSpec]:
     """All named specifications."""
     text = files("twostroke.study.plan").joinpath("data/models.toml").read_text()
     tables = tomllib.loads(text)
     return {name: _of_table(name, tables.get(table.get("like", ""), {}) | table) for name, table in tables.items()}
 
 
-def _of_table(name: str, table: Mapping[str, Any]) -> Specification:
+def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
     window, sliding = table.get("windows", (None, 0))
     sizes = {key: table[key] for key in ("heads", "kv_heads", "head_dim", "intermediate")}
     sizes |= {key: table[key] for key in ("gated", "experts", "chosen", "key_is_value") if key in table}
@@ -79,7 +79,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Specification:
         for count, seen in ((table["layers"] - sliding, None), (sliding, window))
         if count
     ]
-    return Specification(
+    return ModelSpec(
         name=name,
         hidden=table["hidden"],
         vocab=table["vocab"],
@@ -93,7 +93,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> Specification:
     )
 
 
-def _of_path(path: Path) -> Found:
+def _of_path(path: Path) -> FoundModel:
     """Files with weights are opened, which reads their headers alone; a config.json is enough."""
     weights = path.is_file() or any(path.glob("*.gguf")) or any(path.glob("*.safetensors"))
     if weights:
@@ -102,15 +102,15 @@ def _of_path(path: Path) -> Found:
     if not config.is_file():
         raise CheckpointError(f"{path}: holds neither a config.json nor a GGUF file")
     try:
-        described = read_config(config, MOST_TENSORS)
+        described = read_config(config, MAX_TENSORS)
     except UnsupportedArchitecture as error:
         raise UnsupportedArchitecture(f"{error}: a plan needs a decoder of a family that the engine knows") from None
-    return Found(of_config(path.resolve().name, described, source=str(config)))
+    return FoundModel(spec_of_config(path.resolve().name, described, source=str(config)))
 
 
-def _of_checkpoint(checkpoint: Checkpoint) -> Found:
-    model = of_config(checkpoint.name, checkpoint.config, source=str(checkpoint.files[0]), weights="stored")
-    return Found(model, checkpoint)
+def _of_checkpoint(checkpoint: Checkpoint) -> FoundModel:
+    model = spec_of_config(checkpoint.name, checkpoint.config, source=str(checkpoint.files[0]), weights="stored")
+    return FoundModel(model, checkpoint)
 
 
 def companion_of(name: str | None) -> Companion | None:

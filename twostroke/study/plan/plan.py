@@ -5,21 +5,23 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows
-from twostroke.study.plan.machines import Machine
+from twostroke.models.cost import SequenceRows
+from twostroke.study.plan.machines import MachineSpec
 from twostroke.study.plan.roofline import Roofline, StepTime
-from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.specification import ModelSpec
 from twostroke.study.plan.techniques import PLAIN, Technique
 from twostroke.study.plan.weights import WeightFormat
 
-RESERVED = 0.10  # of the memory, for activations and the runtime: an assumption, as in vLLM's gpu_memory_utilization
+RESERVED_SHARE = (
+    0.10  # of the memory, for activations and the runtime: an assumption, as in vLLM's gpu_memory_utilization
+)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-LARGEST_BATCH = 1 << 16
+MAX_BATCH = 1 << 16
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True)
-class Workload:
+class RequestProfile:
     """What users ask, and what they are promised. Checked on construction.
 
     Attributes:
@@ -49,7 +51,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PlannedMemory:
     """Bytes of all devices together.
 
     Attributes:
@@ -78,11 +80,11 @@ class Plan:
         apart: prefill runs on workers of its own, each like this one, which send the KV of prompts over the link.
     """
 
-    model: Specification
-    machine: Machine
+    model: ModelSpec
+    machine: MachineSpec
     weights: WeightFormat
     tp: int
-    workload: Workload
+    workload: RequestProfile
     technique: Technique = PLAIN
     apart: bool = False
 
@@ -93,10 +95,10 @@ class Plan:
     @property
     def capacity(self) -> int:
         """Bytes of all devices without what is reserved."""
-        return int(self.tp * self.machine.memory * (1 - RESERVED))
+        return int(self.tp * self.machine.memory * (1 - RESERVED_SHARE))
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> PlannedMemory:
         """Memory for sequences of full length. KV heads are copied if there are fewer than devices."""
         copies = max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
         load, used = self.workload, self.technique
@@ -106,7 +108,7 @@ class Plan:
             weights += companion.weights.total(companion.model)
             kv += companion.model.kv_bytes(held) * copies if used.own_kv else 0
         passing = max(0, self.model.kv_bytes(max(used.entered(load.prompt), 1)) * copies - kv)
-        return Memory(weights, kv, passing, self.capacity - weights)
+        return PlannedMemory(weights, kv, passing, self.capacity - weights)
 
     @property
     def fits(self) -> bool:
@@ -127,15 +129,15 @@ class Plan:
         return self.technique.context(self.workload.prompt, self.workload.output)
 
     @property
-    def _others(self) -> list[Rows]:
+    def _others(self) -> list[SequenceRows]:
         """A token for each sequence beside one that is prefilled."""
-        return [Rows(1, self.context, 1)] * (self.workload.concurrency - 1)
+        return [SequenceRows(1, self.context, 1)] * (self.workload.concurrency - 1)
 
     def mixed(self, chunk: int) -> StepTime:
         """The longest step of chunked prefill: the last chunk of a prompt, and a token for each other sequence."""
         entered = self.technique.entered(self.workload.prompt)
         chunk = min(chunk, entered)
-        return self.roofline.step([Rows(chunk, entered - chunk, 1), *self._others])
+        return self.roofline.step([SequenceRows(chunk, entered - chunk, 1), *self._others])
 
     def chunked_ttft(self, chunk: int) -> float:
         """Seconds until the first token if each step has one chunk of the prompt beside the other sequences."""
@@ -143,7 +145,7 @@ class Plan:
         left, known, total = entered - self.workload.shared, self.workload.shared, 0.0
         while left > 0:
             now = min(chunk, left)
-            total += self.roofline.step([Rows(now, known, int(now == left)), *self._others]).seconds
+            total += self.roofline.step([SequenceRows(now, known, int(now == left)), *self._others]).seconds
             left, known = left - now, known + now
         return total
 
@@ -202,11 +204,13 @@ class Plan:
 
         def bound(batch: int) -> bool:
             # For matrices, a token of each sequence is as much work as as many tokens of one.
-            parts = [part for part in self.roofline.step([Rows(batch, 0, batch)]).parts if part.name != "scores"]
+            parts = [
+                part for part in self.roofline.step([SequenceRows(batch, 0, batch)]).parts if part.name != "scores"
+            ]
             return sum(part.compute_s for part in parts) >= sum(part.memory_s for part in parts)
 
-        found = 1 + bisect_left(range(1, LARGEST_BATCH + 1), True, key=bound)
-        return found if found <= LARGEST_BATCH else None
+        found = 1 + bisect_left(range(1, MAX_BATCH + 1), True, key=bound)
+        return found if found <= MAX_BATCH else None
 
     def missed(self) -> list[str]:
         """Objectives that are predicted to be missed: "TTFT", "ITL"; or "both together", if each alone is kept.
@@ -226,11 +230,11 @@ class Plan:
 
 
 def make_plan(
-    model: Specification,
-    machine: Machine,
+    model: ModelSpec,
+    machine: MachineSpec,
     weights: WeightFormat,
     tp: int,
-    workload: Workload,
+    workload: RequestProfile,
     technique: Technique = PLAIN,
 ) -> Plan:
     """Checks that model and workload go together. Raises InvalidRequest."""

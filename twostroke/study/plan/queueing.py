@@ -25,8 +25,8 @@ from math import exp, lgamma, log
 import numpy as np
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.served import Closed, Served, Spread
-from twostroke.study.plan.service_times import QUANTILES, Server, ServiceTimes
+from twostroke.study.plan.service_level import ClosedLoopService, OpenLoopService, Percentiles
+from twostroke.study.plan.service_times import QUANTILES, ServerModel, ServiceTimes
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
 
@@ -57,7 +57,7 @@ class Queueing:
 
     def __init__(
         self,
-        server: Server,
+        server: ServerModel,
         traffic: Traffic,
         percent: float = 99.0,
         prefills: bool = True,
@@ -141,7 +141,7 @@ class Queueing:
         found = (1 - share) * later(gaps) + share * (held + later(gaps - held))
         return min(1.0, float(answers @ found / (answers @ gaps)))
 
-    def at(self, rate: float) -> Served | None:
+    def at(self, rate: float) -> OpenLoopService | None:
         """What happens at a rate; None if it cannot be served. Raises InvalidRequest for a rate that is not above 0."""
         if not rate > 0:
             raise InvalidRequest(f"a rate must be above 0 requests a second, not {rate:g}")
@@ -156,7 +156,7 @@ class Queueing:
         residual = late * random.random(len(services)) * self._times.decode(state.plain)
         waited = waiting + residual
         ttft = waited + services + self.server.request_s
-        return Served(
+        return OpenLoopService(
             rate,
             state.sequences,
             state.share,
@@ -164,7 +164,7 @@ class Queueing:
             float(np.mean(waited)),
             waited_in(ttft, waited, self.percent),
             self._gaps(replace(state, part=0.0)).wanted,
-            Spread.of(ttft, np.ones(len(ttft)), self.percent),
+            Percentiles.of(ttft, np.ones(len(ttft)), self.percent),
             self._gaps(state),
         )
 
@@ -175,7 +175,7 @@ class Queueing:
             raise InvalidRequest("requests without times of arrival have no rate: say --rate")
         return np.array([one.at for one in self.traffic.arrivals]) * (own / rate)
 
-    def _gaps(self, state: _State) -> Spread:
+    def _gaps(self, state: _State) -> Percentiles:
         """Gaps between tokens: steps with a chunk, and steps beside a Poisson number of others."""
         counts = np.arange(0, min(self.server.most, int(state.plain + 6 * state.plain**0.5 + 6)) + 1)
         if len(counts) > 4 * QUANTILES:
@@ -187,15 +187,15 @@ class Queueing:
             chunks = self._times.chunks(1 + state.busy)
             found = np.concatenate([found, chunks])
             weights = np.concatenate([weights, np.full(len(chunks), state.part / len(chunks))])
-        return Spread.of(found, weights, self.percent)
+        return Percentiles.of(found, weights, self.percent)
 
-    def closed(self, users: int) -> Closed:
+    def closed(self, users: int) -> ClosedLoopService:
         """A fixed number of users. Raises InvalidRequest for none."""
         if users < 1:
             raise InvalidRequest(f"there must be at least 1 user, not {users}")
         return next(itertools.islice(self.growing(), users - 1, None))
 
-    def growing(self) -> Iterator[Closed]:
+    def growing(self) -> Iterator[ClosedLoopService]:
         """One user, two, three, without end: each finds what one fewer leaves behind."""
         queued = rate = sequences = 0.0
         for users in itertools.count(1):
@@ -209,7 +209,7 @@ class Queueing:
             itl = part * self._gap(others) + (1 - part) * decode
             rate = users / (ttft + self.server.request_s + self._decoded * itl)
             queued, sequences = rate * ttft, rate * self._decoded * itl
-            yield Closed(users, rate, sequences, waiting, decode, ttft + self.server.request_s, itl)
+            yield ClosedLoopService(users, rate, sequences, waiting, decode, ttft + self.server.request_s, itl)
 
     # The most that can be carried -----------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows, attended
-from twostroke.study.plan.machines import Machine
-from twostroke.study.plan.specification import VALUE_BYTES, Matrix, Specification
+from twostroke.models.cost import SequenceRows, attended
+from twostroke.study.plan.machines import MachineSpec
+from twostroke.study.plan.specification import VALUE_BYTES, ModelSpec, WeightMatrix
 from twostroke.study.plan.weights import WeightFormat
 
 
@@ -77,7 +77,7 @@ class StepTime:
 class Roofline:
     """Predicts steps of one model on `tp` devices (tensor parallelism, Shoeybi et al. 2019, arXiv:1909.08053)."""
 
-    def __init__(self, model: Specification, machine: Machine, weights: WeightFormat, tp: int = 1) -> None:
+    def __init__(self, model: ModelSpec, machine: MachineSpec, weights: WeightFormat, tp: int = 1) -> None:
         """Raises InvalidRequest if the heads cannot be divided, or if the machine's link is unknown."""
         if any(kind.heads % tp for kind in model.layers):
             raise InvalidRequest(f"the heads of {model.name} cannot be divided among {tp} devices")
@@ -86,7 +86,7 @@ class Roofline:
         self.model, self.machine, self.weights, self.tp = model, machine, weights, tp
         self.dtype = machine.dtype(weights.arithmetic)
 
-    def step(self, rows: Sequence[Rows]) -> StepTime:
+    def step(self, rows: Sequence[SequenceRows]) -> StepTime:
         """The step of these rows, those of several sequences."""
         count, logits = sum(one.count for one in rows), sum(one.logits for one in rows)
         matrices = [(layers, one, count) for layers, one in self.model.matrices()]
@@ -95,7 +95,7 @@ class Roofline:
         parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
         return StepTime((*parts, self._attention(rows)), self._link(count))
 
-    def _products(self, name: str, matrices: Sequence[tuple[int, Matrix, int]]) -> RooflinePart:
+    def _products(self, name: str, matrices: Sequence[tuple[int, WeightMatrix, int]]) -> RooflinePart:
         flops = sum(layers * one.row_flops * rows for layers, one, rows in matrices) / self.tp
         read = sum(
             layers * one.read(rows) * one.inputs * one.outputs * self.weights.matrix(one)
@@ -103,7 +103,7 @@ class Roofline:
         )
         return self._part(name, flops, read / self.tp, self.dtype)
 
-    def _attention(self, rows: Sequence[Rows]) -> RooflinePart:
+    def _attention(self, rows: Sequence[SequenceRows]) -> RooflinePart:
         """Scores and weighted values, at the rate of attention or else of bf16.
 
         KV heads are copied to all devices if there are fewer than devices.

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.traffic.requests import Traffic
 
 SAMPLES = 48  # requests whose prefills are counted step by step; others lie between these by their tokens
@@ -17,7 +17,7 @@ Value = TypeVar("Value", float, np.ndarray)
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerModel:
     """What serves.
 
     Attributes:
@@ -27,7 +27,7 @@ class Server:
         request_s: that every request takes besides.
     """
 
-    seconds: Callable[[Sequence[Rows]], float]
+    seconds: Callable[[Sequence[SequenceRows]], float]
     budget: int
     most: int
     request_s: float = 0.0
@@ -39,7 +39,7 @@ class ServiceTimes:
     `context` is the mean of the entries before a decoded token, where not all of a prompt's are kept.
     """
 
-    def __init__(self, server: Server, traffic: Traffic, context: int | None = None) -> None:
+    def __init__(self, server: ServerModel, traffic: Traffic, context: int | None = None) -> None:
         self._server, self._traffic, self._kept = server, traffic, context
         self._grids: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._steps: dict[int, float] = {}
@@ -86,20 +86,20 @@ class ServiceTimes:
 
     def _step(self, sequences: int) -> float:
         if sequences not in self._steps:
-            self._steps[sequences] = self._server.seconds([Rows(1, self._context, 1)] * sequences)
+            self._steps[sequences] = self._server.seconds([SequenceRows(1, self._context, 1)] * sequences)
         return self._steps[sequences]
 
     def _grid(self, sequences: int) -> tuple[np.ndarray, np.ndarray]:
         """Prefills of the sample, and quantiles of their steps, beside a number of sequences."""
         if sequences not in self._grids:
-            others = [Rows(1, self._context, 1)] * sequences
+            others = [SequenceRows(1, self._context, 1)] * sequences
             chunk = max(1, self._server.budget - sequences)
             totals, steps = list[float](), list[float]()
             for i in self._sample.tolist():
                 known, prompt = int(self._traffic.shared[i]), int(self._traffic.prompts[i])
                 starts = range(known, prompt, chunk)
                 counts = [min(chunk, prompt - start) for start in starts]
-                rows = [Rows(n, at, int(at + n == prompt)) for n, at in zip(counts, starts, strict=True)]
+                rows = [SequenceRows(n, at, int(at + n == prompt)) for n, at in zip(counts, starts, strict=True)]
                 taken = [self._server.seconds([one, *others]) for one in rows]
                 totals.append(sum(taken))
                 steps += taken

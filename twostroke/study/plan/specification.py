@@ -1,6 +1,6 @@
 """The sizes of a decoder, enough to count its parameters, its KV and the work of its steps. No weights are needed.
 
-A `ModelConfig` describes what the engine can run. A `Specification` describes any decoder by sizes alone, also those
+A `ModelConfig` describes what the engine can run. A `ModelSpec` describes any decoder by sizes alone, also those
 that the engine cannot run (GPT-3, gpt-oss), so that plans can be made for them.
 """
 
@@ -13,13 +13,13 @@ from math import prod
 from typing import NamedTuple
 
 from twostroke.models.config import Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
-from twostroke.models.cost import Rows, attended, experts_read
+from twostroke.models.cost import SequenceRows, attended, experts_read
 
-LONGEST = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
+MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
 VALUE_BYTES = 2  # of a number in the KV cache, bfloat16
 
 
-class Matrix(NamedTuple):
+class WeightMatrix(NamedTuple):
     """A matrix of one layer, or the head: `copies` of them, of which each row is multiplied with `used`."""
 
     name: str
@@ -78,27 +78,27 @@ class LayerKind:
         """FLOPs of one query-key pair in one layer, all heads: the score, and the weighted value."""
         return 4 * self.heads * self.head_dim
 
-    def matrices(self, hidden: int) -> list[Matrix]:
+    def matrices(self, hidden: int) -> list[WeightMatrix]:
         """The matrices of one layer."""
         q, kv, size = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
         mixture = (self.experts, self.chosen)
-        found = [Matrix("Q", "projections", hidden, q), Matrix("K", "projections", hidden, kv)]
+        found = [WeightMatrix("Q", "projections", hidden, q), WeightMatrix("K", "projections", hidden, kv)]
         if not self.key_is_value:
-            found.append(Matrix("V", "projections", hidden, kv))
-        found.append(Matrix("O", "projections", q, hidden))
+            found.append(WeightMatrix("V", "projections", hidden, kv))
+        found.append(WeightMatrix("O", "projections", q, hidden))
         if self.experts > 1:
-            found.append(Matrix("router", "feed-forward", hidden, self.experts))
+            found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
         if self.gated:
-            found.append(Matrix("gate", "feed-forward", hidden, size, *mixture))
+            found.append(WeightMatrix("gate", "feed-forward", hidden, size, *mixture))
         return [
             *found,
-            Matrix("up", "feed-forward", hidden, size, *mixture),
-            Matrix("down", "feed-forward", size, hidden, *mixture),
+            WeightMatrix("up", "feed-forward", hidden, size, *mixture),
+            WeightMatrix("down", "feed-forward", size, hidden, *mixture),
         ]
 
 
 @dataclass(frozen=True)
-class Specification:
+class ModelSpec:
     """A decoder by its sizes.
 
     Attributes:
@@ -127,10 +127,10 @@ class Specification:
         return sum(kind.count for kind in self.layers)
 
     @property
-    def head(self) -> Matrix:
-        return Matrix("head", "head", self.hidden, self.vocab)
+    def head(self) -> WeightMatrix:
+        return WeightMatrix("head", "head", self.hidden, self.vocab)
 
-    def matrices(self) -> Iterator[tuple[int, Matrix]]:
+    def matrices(self) -> Iterator[tuple[int, WeightMatrix]]:
         """Pairs (number of layers, matrix), without the embedding and the head."""
         for kind in self.layers:
             for matrix in kind.matrices(self.hidden):
@@ -176,13 +176,13 @@ class Specification:
         """FLOPs of all matrices of the layers for one row."""
         return sum(count * matrix.row_flops for count, matrix in self.matrices())
 
-    def attention_flops(self, rows: Rows) -> int:
+    def attention_flops(self, rows: SequenceRows) -> int:
         """FLOPs of scores and weighted values: 4 x heads x head_dim for each query-key pair and layer."""
         return sum(kind.count * kind.pair_flops * attended(rows, kind.window)[0] for kind in self.layers)
 
     def prefill_flops(self, tokens: int, cached: int = 0) -> dict[str, int]:
         """FLOPs of a prefill by part: projections, scores, feed-forward, and the head for one token."""
-        parts = {"projections": 0, "scores": self.attention_flops(Rows(tokens, cached)), "feed-forward": 0}
+        parts = {"projections": 0, "scores": self.attention_flops(SequenceRows(tokens, cached)), "feed-forward": 0}
         for count, matrix in self.matrices():
             parts[matrix.part] += count * matrix.row_flops * tokens
         return parts | {"head": self.head.row_flops}
@@ -194,16 +194,16 @@ class Specification:
         """
 
         def dominate(tokens: int) -> bool:
-            return self.attention_flops(Rows(tokens)) > self.row_flops * tokens
+            return self.attention_flops(SequenceRows(tokens)) > self.row_flops * tokens
 
-        found = 1 + bisect_left(range(1, LONGEST + 1), True, key=dominate)
-        return found if found <= LONGEST else None
+        found = 1 + bisect_left(range(1, MAX_PROMPT + 1), True, key=dominate)
+        return found if found <= MAX_PROMPT else None
 
 
-def of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> Specification:
+def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> ModelSpec:
     """The sizes of a model that the engine can describe."""
     kinds = tuple(_kind(layer, config, count) for layer, count in Counter(config.layers).items())
-    return Specification(
+    return ModelSpec(
         name=name,
         hidden=config.hidden_size,
         vocab=config.vocab_size,

@@ -10,10 +10,10 @@ from math import ceil
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import Rows
-from twostroke.study.plan.near import near
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.roofline import Roofline, StepTime
-from twostroke.study.plan.specification import Specification
+from twostroke.study.plan.specification import ModelSpec
+from twostroke.study.plan.suggestions import did_you_mean
 from twostroke.study.plan.weights import FORMATS, WeightFormat
 
 STUDENT = FORMATS["int4"]  # the engine's `--student int4`
@@ -29,7 +29,7 @@ PADDING = 1024  # rows by which vocabularies of one tokenizer may differ: 151,93
 class Companion:
     """A smaller model beside the engine's own, and the format of its weights."""
 
-    model: Specification
+    model: ModelSpec
     weights: WeightFormat
 
     def roofline(self, beside: Roofline) -> Roofline:
@@ -78,15 +78,15 @@ class Technique:
 
     def prefill(self, roofline: Roofline, prompt: int, shared: int) -> StepTime:
         """Everything before the first token; `shared` first tokens are in the prefix index."""
-        return roofline.step([Rows(self.entered(prompt) - shared, shared, 1)])
+        return roofline.step([SequenceRows(self.entered(prompt) - shared, shared, 1)])
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         """The mean cost of one token of each of `batch` sequences."""
-        return roofline.step([Rows(1, context, 1)] * batch)
+        return roofline.step([SequenceRows(1, context, 1)] * batch)
 
 
 @dataclass(frozen=True)
-class Repeated(Technique):
+class RepeatedPrompt(Technique):
     """`repeat`: the prompt `times` times. All copies are kept, or the last one alone (PTDO)."""
 
     times: int = 2
@@ -100,7 +100,7 @@ class Repeated(Technique):
 
 
 @dataclass(frozen=True)
-class Windowed(Technique):
+class WindowedDecode(Technique):
     """`drop`: decode from `entries` at most, sinks included, once all of the prompt was prefilled."""
 
     entries: int = 1024
@@ -116,7 +116,7 @@ class Windowed(Technique):
 
 
 @dataclass(frozen=True)
-class Compressed(Technique):
+class CompressedPrompt(Technique):
     """`compress`: the companion reads the prompt in segments, and `ratio` of its tokens are prefilled.
 
     It reads all passages first, to choose among them: at half and below there are more than it goes through. Then the
@@ -137,13 +137,13 @@ class Compressed(Technique):
         assert self.companion is not None
         draft, size = self.companion.roofline(roofline), min(SEGMENT, prompt)
         segments, known = ceil(prompt / size), self.entered(prompt) // 2
-        chosen = draft.step([Rows(size, 0, size)] * segments)
-        scored = draft.step([Rows(round(size * (1 + self.ratio)), known, size)])
-        return chosen + scored * segments + roofline.step([Rows(self.entered(prompt), 0, 1)])
+        chosen = draft.step([SequenceRows(size, 0, size)] * segments)
+        scored = draft.step([SequenceRows(round(size * (1 + self.ratio)), known, size)])
+        return chosen + scored * segments + roofline.step([SequenceRows(self.entered(prompt), 0, 1)])
 
 
 @dataclass(frozen=True)
-class Speculated(Technique):
+class SpeculatedDecode(Technique):
     """`speculative`: `guesses` a round, of which each stands with probability `accepted` if those before it do.
 
     A round makes (1 - a^(k + 1)) / (1 - a) tokens on average (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
@@ -163,15 +163,15 @@ class Speculated(Technique):
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         count = self.guesses + 1
-        step = roofline.step([Rows(count, context, count)] * batch)
+        step = roofline.step([SequenceRows(count, context, count)] * batch)
         if self.companion is not None:
-            drafts = self.companion.roofline(roofline).step([Rows(1, context, 1)] * batch)
+            drafts = self.companion.roofline(roofline).step([SequenceRows(1, context, 1)] * batch)
             step = step + drafts * self.guesses
         return step * (1 / self.tokens_a_round)
 
 
 @dataclass(frozen=True)
-class Taught(Technique):
+class StudentDecode(Technique):
     """`overfill` and `refresh`: the teacher prefills and the companion decodes.
 
     Every `every` tokens the teacher enters what was decoded; None for never. A token's mean cost has its part of that.
@@ -185,19 +185,17 @@ class Taught(Technique):
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         assert self.companion is not None
-        step = self.companion.roofline(roofline).step([Rows(1, context, 1)] * batch)
+        step = self.companion.roofline(roofline).step([SequenceRows(1, context, 1)] * batch)
         if self.every is None:
             return step
-        refresh = roofline.step([Rows(self.every, max(0, context - self.every))] * batch)
+        refresh = roofline.step([SequenceRows(self.every, max(0, context - self.every))] * batch)
         return step + refresh * (1 / self.every)
 
 
 PLAIN = Technique()
 
 
-def techniques(
-    model: Specification, draft: Companion | None = None, accepted: float | None = None
-) -> dict[str, Technique]:
+def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float | None = None) -> dict[str, Technique]:
     """The techniques that a plan knows for a model, by the names of `--method`.
 
     Args:
@@ -217,11 +215,11 @@ def techniques(
     student = Companion(model, STUDENT)
     found: dict[str, Technique] = {
         "plain": PLAIN,
-        "repeat": Repeated("prompt repetition, all kept", {"name": "repeat", "keep": "all"}),
-        "ptdo": Repeated("PTDO (prefill twice, decode once)", {"name": "repeat", "sinks": 4}, all_kept=False),
-        "drop": Windowed("decode from the last 1,024 entries", {"name": "drop", "sinks": 4, "window": 1020}),
-        "overfill": Taught("an int4 student decodes (OverFill)", {"name": "overfill"}, "student", student),
-        "refresh": Taught(
+        "repeat": RepeatedPrompt("prompt repetition, all kept", {"name": "repeat", "keep": "all"}),
+        "ptdo": RepeatedPrompt("PTDO (prefill twice, decode once)", {"name": "repeat", "sinks": 4}, all_kept=False),
+        "drop": WindowedDecode("decode from the last 1,024 entries", {"name": "drop", "sinks": 4, "window": 1020}),
+        "overfill": StudentDecode("an int4 student decodes (OverFill)", {"name": "overfill"}, "student", student),
+        "refresh": StudentDecode(
             "an int4 student decodes, refreshed every 64 tokens",
             {"name": "refresh", "every": 64},
             "student",
@@ -234,7 +232,7 @@ def techniques(
             continue
         share = ACCEPTED[source] if accepted is None else accepted
         words = {"lookup": "prompt lookup", "student": "its int4 student"}.get(source, "")
-        found["lookup" if source == "lookup" else f"speculative-{source}"] = Speculated(
+        found["lookup" if source == "lookup" else f"speculative-{source}"] = SpeculatedDecode(
             f"speculation by {words or (draft.model.name if draft else '')}",
             {"name": "speculative", "draft": source, "guesses": 4},
             "" if companion is None else source,
@@ -243,7 +241,7 @@ def techniques(
             accepted=share,
         )
     if draft is not None:
-        found["compress"] = Compressed(
+        found["compress"] = CompressedPrompt(
             f"prompts compressed to half by {draft.model.name}",
             {"name": "compress", "ratio": 0.5, "scorer": "draft"},
             "draft",
@@ -252,11 +250,11 @@ def techniques(
     return found
 
 
-def choose(known: Mapping[str, Technique], method: str) -> Technique:
+def choose_technique(known: Mapping[str, Technique], method: str) -> Technique:
     """The technique of that name. Raises InvalidRequest."""
     if method in WITH_DRAFT and method not in known:
         raise InvalidRequest(f"the method {method} needs a draft: say --draft MODEL")
     if method not in known:
-        hint = near(method, known)
+        hint = did_you_mean(method, known)
         raise InvalidRequest(f"there is no plan for the method {method!r}: {hint}there is one for {', '.join(known)}")
     return known[method]

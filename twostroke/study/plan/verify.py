@@ -21,25 +21,25 @@ from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.stream import Source
+from twostroke.kv.stream import StreamReader
 from twostroke.models.checkpoints.resolve import open_checkpoint
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.plan.cells import Cell
-from twostroke.study.plan.timed import Timed, Timing, generate, random_prompt
+from twostroke.study.plan.model_timing import LatencyModel, ModelTimer, generate, random_prompt
+from twostroke.study.plan.verification_cells import VerificationCell
 from twostroke.system.machine import busy_seconds
 
 LIMIT = 0.10  # mean absolute error of TTFT, and of ITL, that is promised
 TOKENS = 12  # that each sequence of a decode cell makes; the first two gaps are not counted
-MOST_ROUNDS = 7
+MAX_ROUNDS = 7
 QUIET = 0.10  # of a core: what other processes may use while times count
 
 
 @dataclass
-class Result:
+class CellResult:
     """One figure of a cell: "TTFT" or "ITL", in seconds. `measured` has one value for each round."""
 
-    cell: Cell
+    cell: VerificationCell
     figure: str
     predicted: float
     measured: list[float] = field(default_factory=list[float])
@@ -77,8 +77,8 @@ class Verification:
     """
 
     model: str
-    results: list[Result]
-    timed: Timed
+    results: list[CellResult]
+    timed: LatencyModel
     unsteadiness: float = 0.0
     others: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -123,7 +123,7 @@ class Verification:
 
 def verify(
     name: str,
-    cells: Sequence[Cell],
+    cells: Sequence[VerificationCell],
     seconds: float,
     threads: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -144,7 +144,7 @@ def verify(
     room = entry_bytes * (2 * max(one.entries for one in fitting) + max(one.longest for one in fitting))
     with LLM(checkpoint, threads=threads, kv_bytes=room) as llm:
         progress("timing")
-        timing = Timing(llm)
+        timing = ModelTimer(llm)
         timing.round()
         made = Verification(name, _predictions(timing.result(), fitting), timing.result())
         made.left_out = {one.name: "longer than the model's context" for one in cells if one not in fitting}
@@ -158,13 +158,13 @@ def verify(
     return made
 
 
-def _predictions(timed: Timed, cells: Sequence[Cell]) -> list[Result]:
-    return [Result(cell, figure, value) for cell in cells for figure, value in predict(timed, cell).items()]
+def _predictions(timed: LatencyModel, cells: Sequence[VerificationCell]) -> list[CellResult]:
+    return [CellResult(cell, figure, value) for cell in cells for figure, value in predict(timed, cell).items()]
 
 
-def predict(timed: Timed, cell: Cell) -> dict[str, float]:
+def predict(timed: LatencyModel, cell: VerificationCell) -> dict[str, float]:
     """Predicted seconds of a cell, by figure."""
-    others = [Rows(1, cell.context + 3, 1)] * cell.batch
+    others = [SequenceRows(1, cell.context + 3, 1)] * cell.batch
     if cell.kind == "prefill":
         return {"TTFT": timed.ttft(cell.prompt, cell.budget)}
     if cell.kind == "decode":
@@ -175,9 +175,9 @@ def predict(timed: Timed, cell: Cell) -> dict[str, float]:
 
 def _rounds(
     llm: LLM,
-    timing: Timing,
+    timing: ModelTimer,
     made: Verification,
-    cells: Sequence[Cell],
+    cells: Sequence[VerificationCell],
     began: float,
     seconds: float,
     progress: Callable[[str], None],
@@ -188,9 +188,9 @@ def _rounds(
     """
     random = np.random.default_rng()
     contexts = _Contexts(llm, random)
-    taken: dict[Cell, float] = {}
+    taken: dict[VerificationCell, float] = {}
     ordered = sorted(cells, key=lambda cell: sum(one.predicted for one in made.results if one.cell == cell))
-    for number in range(MOST_ROUNDS):
+    for number in range(MAX_ROUNDS):
         deadline = began + seconds if number else max(began + seconds, time.perf_counter() + seconds / 2)
         measured = False
         for i, cell in enumerate(ordered, 1):
@@ -209,14 +209,14 @@ def _rounds(
     made.left_out |= {cell.name: "no time was left" for cell in cells if cell not in taken}
 
 
-def _expected(made: Verification, cell: Cell) -> float:
+def _expected(made: Verification, cell: VerificationCell) -> float:
     """Seconds that a cell will take the first time, about; its context may have to be computed too."""
     predicted = {one.figure: one.predicted for one in made.results if one.cell == cell}
     context = made.timed.ttft(cell.context, 512) if cell.context else 0.0
     return context + predicted.get("TTFT", 0.0) + (TOKENS * predicted["ITL"] if "ITL" in predicted else 0.0)
 
 
-def _measure(llm: LLM, contexts: "_Contexts", random: np.random.Generator, cell: Cell) -> dict[str, float]:
+def _measure(llm: LLM, contexts: "_Contexts", random: np.random.Generator, cell: VerificationCell) -> dict[str, float]:
     with _budget(llm, cell.budget):
         if cell.kind == "prefill":
             (request,) = generate(llm, [random_prompt(llm, random, cell.prompt)], 1)
@@ -228,7 +228,7 @@ def _measure(llm: LLM, contexts: "_Contexts", random: np.random.Generator, cell:
         return _mixed(llm, contexts, random_prompt(llm, random, cell.prompt), cell)
 
 
-def _mixed(llm: LLM, contexts: "_Contexts", prompt: list[int], cell: Cell) -> dict[str, float]:
+def _mixed(llm: LLM, contexts: "_Contexts", prompt: list[int], cell: VerificationCell) -> dict[str, float]:
     """A prompt that comes when all others decode: its TTFT, and the mean of their gaps until its first token."""
     steps = -(-cell.prompt // max(1, cell.budget - cell.batch))
     others = contexts.requests(cell, steps + 8)
@@ -265,7 +265,7 @@ class _Contexts:
         self._llm, self._random = llm, random
         self._longest: KVCache | None = None
 
-    def requests(self, cell: Cell, tokens: int) -> list[Request]:
+    def requests(self, cell: VerificationCell, tokens: int) -> list[Request]:
         """Requests that continue values of the cell's context, and make so many tokens."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         return [self._llm.decode_request(value, params) for value in self._values(cell.batch, cell.context)]
@@ -279,7 +279,7 @@ class _Contexts:
         self._longest[: entries - 1].write_to(out)
         data = out.getvalue()
         for _ in range(count):
-            copy = KVCache.read_from(Source(io.BytesIO(data), Path("memory"), len(data)), self._llm.pool)
+            copy = KVCache.read_from(StreamReader(io.BytesIO(data), Path("memory"), len(data)), self._llm.pool)
             # The last entry is computed, so that there is a row to make a token from.
             yield self._llm.prefill(random_prompt(self._llm, self._random, 1), after=copy)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.formats.blocks import FORMATS as STORED
-from twostroke.study.plan.specification import Matrix, Specification
+from twostroke.study.plan.specification import ModelSpec, WeightMatrix
 
 
 def _bytes(stored: str) -> float:
@@ -35,13 +35,13 @@ class WeightFormat:
     arithmetic: tuple[str, ...]
     help: str
 
-    def matrix(self, matrix: Matrix) -> float:
+    def matrix(self, matrix: WeightMatrix) -> float:
         """Bytes per weight of a matrix. Routers are float32 in the engine, and small everywhere."""
         if matrix.name == "router":
             return 4
         return self.head if matrix.part == "head" else self.expert if matrix.copies > 1 else self.layer
 
-    def total(self, model: Specification) -> int:
+    def total(self, model: ModelSpec) -> int:
         """Bytes of all weights. Norms, biases and other vectors are counted with 2 bytes."""
         layers = sum(count * matrix.parameters * self.matrix(matrix) for count, matrix in model.matrices())
         table = model.vocab * model.hidden

@@ -11,10 +11,10 @@ import numpy as np
 
 from twostroke.engine.timings import DEFINITIONS as TIMINGS
 from twostroke.engine.timings import mean, percentile
-from twostroke.study.simulate.call import Call
-from twostroke.study.simulate.service import Service
-from twostroke.study.simulate.timeline import Interval, Timeline
-from twostroke.study.simulate.worker import Worker
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.simulation import Simulation
+from twostroke.study.simulate.timeline import Timeline, TimelineInterval
+from twostroke.study.simulate.worker import SimulatedWorker
 from twostroke.study.traffic.objectives import Objectives
 
 PERCENTS = (50, 90, 99)
@@ -31,7 +31,7 @@ DEFINITIONS = {
 }
 
 
-class Spread:
+class QuantileSketch:
     """Mean and percentiles of numbers that are too many to keep: counts in intervals that grow by 0.1%.
 
     The quantile sketch DDSketch (Masson et al. 2019) with a fixed range, from a nanosecond to a year.
@@ -73,7 +73,7 @@ class Spread:
         return found
 
 
-class Figures:
+class SimulationFigures:
     """Collects what a service did.
 
     Attributes:
@@ -84,15 +84,15 @@ class Figures:
         self.timeline = Timeline()
         self._objectives = objectives
         self._columns = {name: array("d") for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
-        self._gaps = Spread()
+        self._gaps = QuantileSketch()
         self._met = self._inputs = self._outputs = self._cached = self._entered = self._preemptions = self._moves = 0
         self._first, self._last = math.inf, 0.0
 
-    def watch(self, worker: Worker, began: float, ended: float, what: Interval) -> None:
+    def watch(self, worker: SimulatedWorker, began: float, ended: float, what: TimelineInterval) -> None:
         """A step of a worker."""
         self.timeline.add(began, ended, what)
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: SimulatedRequest) -> None:
         """A call that has all its tokens."""
         timings, columns = call.timings, self._columns
         columns["ttft_s"].append(timings.tokens[0] - call.arrival)
@@ -111,7 +111,7 @@ class Figures:
         self._moves += call.moves
         self._first, self._last = min(self._first, call.arrival), max(self._last, timings.tokens[-1])
 
-    def summary(self, service: Service) -> dict[str, Any]:
+    def summary(self, service: Simulation) -> dict[str, Any]:
         """Each figure as in `DEFINITIONS`, and what happened over time."""
         done = len(self._columns["ttft_s"])
         duration = self._last - self._first if done else 0.0
@@ -143,7 +143,7 @@ class Figures:
             "steps": service.num_steps,
         }
 
-    def over_time(self, service: Service) -> list[dict[str, Any]]:
+    def over_time(self, service: Simulation) -> list[dict[str, Any]]:
         """One row for each interval: what workers did on average; shares of the peaks where these are known."""
         fleet = service.fleet
         workers, pages = fleet.size, fleet.size * fleet.setup.pages

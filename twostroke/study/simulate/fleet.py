@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.simulate.opening import Setup
+from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.router import ROUTERS
 
 
 @dataclass(frozen=True)
-class Faults:
+class FleetFaults:
     """What goes wrong, drawn from `seed`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Link:
+class KvLink:
     """The way of KV between workers. Each worker sends one value at a time, and receives one at a time.
 
     Attributes:
@@ -64,13 +64,13 @@ class Fleet:
         link: between prefill and decode workers.
     """
 
-    setup: Setup
+    setup: EngineSetup
     together: int = 1
     prefill: int = 0
     decode: int = 0
     router: str = "least-loaded"
-    link: Link | None = None
-    faults: Faults = field(default_factory=Faults)
+    link: KvLink | None = None
+    faults: FleetFaults = field(default_factory=FleetFaults)
 
     def __post_init__(self) -> None:
         apart = (self.prefill, self.decode)

@@ -5,10 +5,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from twostroke.study.traffic.requests import Piece
+from twostroke.study.traffic.requests import PromptPiece
 
 
-def tokens_of(pieces: Iterable[Piece], vocab: int) -> np.ndarray:
+def prompt_tokens(pieces: Iterable[PromptPiece], vocab: int) -> np.ndarray:
     """[n] int64 ids below vocab - 1, which is the id of all answers. Read-only.
 
     An id is a hash of its piece's name and its place in it, so pieces of different names differ in every page.
@@ -17,7 +17,7 @@ def tokens_of(pieces: Iterable[Piece], vocab: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=16)  # a router and a worker ask for the same, one soon after the other
-def _tokens_of(pieces: tuple[Piece, ...], vocab: int) -> np.ndarray:
+def _tokens_of(pieces: tuple[PromptPiece, ...], vocab: int) -> np.ndarray:
     places = [np.uint64(one.name) << np.uint64(32) | np.arange(one.tokens, dtype=np.uint64) for one in pieces]
     tokens = (_mixed(np.concatenate(places)) % np.uint64(max(1, vocab - 1))).astype(np.int64)
     tokens.flags.writeable = False

@@ -8,28 +8,28 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.simulate.call import Call
-from twostroke.study.simulate.names import names_of
-from twostroke.study.simulate.prompts import tokens_of
-from twostroke.study.simulate.worker import Worker
+from twostroke.study.simulate.kv_events import page_names
+from twostroke.study.simulate.prompts import prompt_tokens
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.worker import SimulatedWorker
 
 
 class Router(Protocol):
     """Chooses among the workers that have joined and not left. It knows what it has sent where, and what it is told."""
 
-    def choose(self, call: Call) -> Worker | None:
+    def choose(self, call: SimulatedRequest) -> SimulatedWorker | None:
         """The worker for a call, which counts as its load until `done`; None if there is none."""
         ...
 
-    def done(self, worker: Worker, call: Call) -> None:
+    def done(self, worker: SimulatedWorker, call: SimulatedRequest) -> None:
         """The worker has no more to do for the call."""
         ...
 
-    def join(self, worker: Worker) -> None: ...
+    def join(self, worker: SimulatedWorker) -> None: ...
 
-    def leave(self, worker: Worker) -> None: ...
+    def leave(self, worker: SimulatedWorker) -> None: ...
 
-    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
+    def tell(self, worker: SimulatedWorker, changes: Iterable[tuple[bool, bytes]]) -> None:
         """Pages that the worker's index has got or lost."""
         ...
 
@@ -38,25 +38,25 @@ class RoundRobin:
     """Each in turn."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker] = []
+        self._workers: list[SimulatedWorker] = []
         self._next = 0
 
-    def choose(self, call: Call) -> Worker | None:
+    def choose(self, call: SimulatedRequest) -> SimulatedWorker | None:
         if not self._workers:
             return None
         self._next = (self._next + 1) % len(self._workers)
         return self._workers[self._next - 1]
 
-    def done(self, worker: Worker, call: Call) -> None: ...
+    def done(self, worker: SimulatedWorker, call: SimulatedRequest) -> None: ...
 
-    def join(self, worker: Worker) -> None:
+    def join(self, worker: SimulatedWorker) -> None:
         self._workers.append(worker)
 
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: SimulatedWorker) -> None:
         self._workers.remove(worker)
         self._next = 0
 
-    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None: ...
+    def tell(self, worker: SimulatedWorker, changes: Iterable[tuple[bool, bytes]]) -> None: ...
 
 
 class LeastLoaded:
@@ -64,16 +64,16 @@ class LeastLoaded:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self.loads: dict[Worker, int] = {}
-        self._order: list[tuple[int, int, Worker]] = []  # a heap; entries whose load has changed are skipped
+        self.loads: dict[SimulatedWorker, int] = {}
+        self._order: list[tuple[int, int, SimulatedWorker]] = []  # a heap; entries whose load has changed are skipped
 
-    def choose(self, call: Call) -> Worker | None:
+    def choose(self, call: SimulatedRequest) -> SimulatedWorker | None:
         worker = self.least()
         if worker is not None:
             self.add(worker, self.weight(call))
         return worker
 
-    def least(self) -> Worker | None:
+    def least(self) -> SimulatedWorker | None:
         """The worker with the least load."""
         while self._order:
             load, _, worker = self._order[0]
@@ -82,11 +82,11 @@ class LeastLoaded:
             heapq.heappop(self._order)
         return None
 
-    def weight(self, call: Call) -> int:
+    def weight(self, call: SimulatedRequest) -> int:
         """Pages of the call's prompt and answer."""
         return -(-(call.asked.prompt_tokens + call.asked.output_tokens) // self._page_size)
 
-    def add(self, worker: Worker, pages: int) -> None:
+    def add(self, worker: SimulatedWorker, pages: int) -> None:
         self.loads[worker] += pages
         if len(self._order) > 4 * len(self.loads) + 64:  # most are loads that have changed
             self._order = [(load, one.number, one) for one, load in self.loads.items()]
@@ -94,18 +94,18 @@ class LeastLoaded:
             return
         heapq.heappush(self._order, (self.loads[worker], worker.number, worker))
 
-    def done(self, worker: Worker, call: Call) -> None:
+    def done(self, worker: SimulatedWorker, call: SimulatedRequest) -> None:
         if worker in self.loads:
             self.add(worker, -self.weight(call))
 
-    def join(self, worker: Worker) -> None:
+    def join(self, worker: SimulatedWorker) -> None:
         self.loads[worker] = 0
         self.add(worker, 0)
 
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: SimulatedWorker) -> None:
         del self.loads[worker]
 
-    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None: ...
+    def tell(self, worker: SimulatedWorker, changes: Iterable[tuple[bool, bytes]]) -> None: ...
 
 
 class KvAware(LeastLoaded):
@@ -118,11 +118,11 @@ class KvAware(LeastLoaded):
     def __init__(self, page_size: int) -> None:
         super().__init__(page_size)
         # Who has a page, in order of their numbers. Pages that become known together share one tuple.
-        self._holders: dict[bytes, tuple[Worker, ...]] = {}
+        self._holders: dict[bytes, tuple[SimulatedWorker, ...]] = {}
         # In order of the pages' arrival, so that a simulation with the same seed is the same.
-        self._held: dict[Worker, dict[bytes, None]] = {}
+        self._held: dict[SimulatedWorker, dict[bytes, None]] = {}
 
-    def choose(self, call: Call) -> Worker | None:
+    def choose(self, call: SimulatedRequest) -> SimulatedWorker | None:
         least = self.least()
         if least is None:
             return None
@@ -132,17 +132,19 @@ class KvAware(LeastLoaded):
         self.add(best, self.weight(call))
         return best
 
-    def _lightest(self, workers: tuple[Worker, ...]) -> Worker:
+    def _lightest(self, workers: tuple[SimulatedWorker, ...]) -> SimulatedWorker:
         """The worker with the least load; of equal ones the first."""
         loads = [*map(self.loads.__getitem__, workers)]
         return workers[loads.index(min(loads))]
 
-    def overlaps(self, call: Call, anybody: Worker) -> list[tuple[tuple[Worker, ...], int]]:
+    def overlaps(
+        self, call: SimulatedRequest, anybody: SimulatedWorker
+    ) -> list[tuple[tuple[SimulatedWorker, ...], int]]:
         """Workers that hold equally many leading pages of the call's prompt, and how many; not those without any."""
-        found: list[tuple[tuple[Worker, ...], int]] = []
-        holders: tuple[Worker, ...] = ()
+        found: list[tuple[tuple[SimulatedWorker, ...], int]] = []
+        holders: tuple[SimulatedWorker, ...] = ()
         pages = 0
-        for name in names_of(tokens_of(call.asked.pieces, anybody.model.vocab_size), self._page_size):
+        for name in page_names(prompt_tokens(call.asked.pieces, anybody.model.vocab_size), self._page_size):
             of_page = self._holders.get(name, ())
             if not pages:
                 holders = of_page
@@ -155,15 +157,15 @@ class KvAware(LeastLoaded):
             pages += 1
         return [one for one in (*found, (holders, pages)) if one[0]]
 
-    def join(self, worker: Worker) -> None:
+    def join(self, worker: SimulatedWorker) -> None:
         super().join(worker)
         self._held[worker] = {}
 
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: SimulatedWorker) -> None:
         super().leave(worker)
         self._change(worker, ((False, name) for name in self._held.pop(worker)))
 
-    def tell(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
+    def tell(self, worker: SimulatedWorker, changes: Iterable[tuple[bool, bytes]]) -> None:
         held = self._held.get(worker)
         if held is None:  # it has left meanwhile
             return
@@ -175,10 +177,10 @@ class KvAware(LeastLoaded):
                 del held[name]
         self._change(worker, changes)
 
-    def _change(self, worker: Worker, changes: Iterable[tuple[bool, bytes]]) -> None:
+    def _change(self, worker: SimulatedWorker, changes: Iterable[tuple[bool, bytes]]) -> None:
         """The worker has got pages, or has lost them."""
-        before: tuple[Worker, ...] | None = None
-        after: tuple[Worker, ...] = ()
+        before: tuple[SimulatedWorker, ...] | None = None
+        after: tuple[SimulatedWorker, ...] = ()
         got = False
         for has, name in changes:
             if (known := self._holders.get(name, ())) is not before or has != got:
@@ -191,7 +193,7 @@ class KvAware(LeastLoaded):
                 del self._holders[name]
 
 
-def _number(worker: Worker) -> int:
+def _number(worker: SimulatedWorker) -> int:
     return worker.number
 
 

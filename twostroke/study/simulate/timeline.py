@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-MOST = 64  # intervals; when there would be more, pairs of them become one
+MAX_INTERVALS = 64  # intervals; when there would be more, pairs of them become one
 BATCH = 4096  # steps that are added up together, since array operations cost the same for one and for many
 
 
-class Interval(NamedTuple):
+class TimelineInterval(NamedTuple):
     """What all workers did in an interval, or one in a step.
 
     Attributes:
@@ -40,12 +40,12 @@ class Timeline:
     def __init__(self, width: float = 0.25) -> None:
         self._width = width
         self._count = 0  # intervals that have begun
-        self._sums = np.zeros((len(Interval._fields), MOST))
+        self._sums = np.zeros((len(TimelineInterval._fields), MAX_INTERVALS))
         self._began: list[float] = []  # of steps that are not added up yet
         self._ended: list[float] = []
-        self._steps: list[Interval] = []
+        self._steps: list[TimelineInterval] = []
 
-    def add(self, began: float, ended: float, what: Interval) -> None:
+    def add(self, began: float, ended: float, what: TimelineInterval) -> None:
         """A step, which went on evenly from `began` to `ended`."""
         self._began.append(began)
         self._ended.append(ended)
@@ -60,10 +60,10 @@ class Timeline:
         return self._width
 
     @property
-    def intervals(self) -> list[Interval]:
+    def intervals(self) -> list[TimelineInterval]:
         """All that have begun."""
         self._add_up()
-        return [Interval(*row) for row in self._sums.T[: self._count].tolist()]
+        return [TimelineInterval(*row) for row in self._sums.T[: self._count].tolist()]
 
     def _add_up(self) -> None:
         if not self._steps:
@@ -73,7 +73,7 @@ class Timeline:
         self._began, self._ended, self._steps = [], [], []
         start = 0
         while start < len(ended):
-            late = ended[start:] >= MOST * self._width
+            late = ended[start:] >= MAX_INTERVALS * self._width
             if late[0]:
                 self._double()
                 continue
@@ -91,10 +91,10 @@ class Timeline:
         inside = np.minimum(ended[of], (where + 1) * width) - np.maximum(began[of], where * width)
         whole = counts[of] == 1
         shares = np.where(whole, 1.0, inside / np.where(whole, 1.0, (ended - began)[of]))
-        places = np.concatenate([np.arange(MOST), where])
+        places = np.concatenate([np.arange(MAX_INTERVALS), where])
         for sums, values in zip(self._sums, steps, strict=True):
             # Behind what is there: sums of floats depend on their order.
-            sums[:] = np.bincount(places, np.concatenate([sums, shares * values[of]]), MOST)
+            sums[:] = np.bincount(places, np.concatenate([sums, shares * values[of]]), MAX_INTERVALS)
         self._count = max(self._count, int(last.max()) + 1)
 
     def _double(self) -> None:

@@ -13,30 +13,32 @@ from twostroke.methods import Prompt, method
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.clock import VirtualClock
-from twostroke.study.simulate.engine_setup import ROLE, Setup
-from twostroke.study.simulate.event_queue import STEPS, Events
-from twostroke.study.simulate.kv_events import Announcer
+from twostroke.study.simulate.engine_setup import ROLE, EngineSetup
+from twostroke.study.simulate.event_queue import STEP_RANK, EventQueue
+from twostroke.study.simulate.kv_events import KvEventLog
 from twostroke.study.simulate.null_objects import NullTokenizer
-from twostroke.study.simulate.prompts import tokens_of
+from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulated_request import SimulatedRequest
-from twostroke.study.simulate.step_costs import Taken
-from twostroke.study.simulate.timeline import Interval
+from twostroke.study.simulate.step_costs import StepCost
+from twostroke.study.simulate.timeline import TimelineInterval
 
 IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
-MOST_IDLE = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
+MAX_IDLE_STEPS = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
 NO_TEXT = NullTokenizer()
 
-Over = Callable[["Worker", SimulatedRequest, Request], None]
-Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `Announcer`
-Watch = Callable[["Worker", float, float, Interval], None]  # when a step begins and ends, and its work
-Tell = Callable[["Worker", Changes], None]
+Over = Callable[["SimulatedWorker", SimulatedRequest, Request], None]
+Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `KvEventLog`
+StepObserver = Callable[
+    ["SimulatedWorker", float, float, TimelineInterval], None
+]  # when a step begins and ends, and its work
+Tell = Callable[["SimulatedWorker", Changes], None]
 
 
-class Stalled(TwostrokeError):
+class EngineStalled(TwostrokeError):
     """An engine has requests and nothing to do: a mistake in the engine, found by a simulation."""
 
 
-class Worker:
+class SimulatedWorker:
     """Steps an engine as the engine's thread does: commands are taken between steps.
 
     A step is computed when it begins, and what it has made is known to others when it ends.
@@ -50,7 +52,9 @@ class Worker:
         steps: steps that had something to do.
     """
 
-    def __init__(self, number: int, setup: Setup, events: Events, over: Over, watch: Watch | None = None) -> None:
+    def __init__(
+        self, number: int, setup: EngineSetup, events: EventQueue, over: Over, watch: StepObserver | None = None
+    ) -> None:
         """`over` is called when a request has ended, with the call; `watch` at each step."""
         self.number, self.setup = number, setup
         self._events, self._over, self._watch = events, over, watch
@@ -65,7 +69,7 @@ class Worker:
         self.sends_until = self.receives_until = 0.0
         self.alive = True
         self._arrived: dict[SimulatedRequest, list[KVCache]] = {}  # KV that no stroke has taken yet
-        self._announcer: Announcer | None = None
+        self._announcer: KvEventLog | None = None
         self._tell_router: Tell | None = None
         self._in_engine: set[SimulatedRequest] = set()  # whose requests are not known to have ended
         self._awake = False
@@ -101,7 +105,7 @@ class Worker:
     def _prompt(self, call: SimulatedRequest) -> list[int]:
         """Its prompt, and the tokens that it has got."""
         vocab = self.setup.vocab
-        return tokens_of(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
+        return prompt_tokens(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
     def _submit(self, call: SimulatedRequest, program: Callable[[], Program], tokens: int, prompt: int) -> None:
         request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
@@ -122,7 +126,7 @@ class Worker:
         """There may be something to do."""
         if not self._awake:
             self._awake = True
-            self._events.at(self.clock.now, self._step, STEPS + self.number)
+            self._events.at(self.clock.now, self._step, STEP_RANK + self.number)
 
     def _step(self) -> None:
         if not self.alive:
@@ -136,8 +140,8 @@ class Worker:
             self._find_ended()
         if self._in_engine:
             self._idle = 0 if worked else self._idle + 1
-            if self._idle > MOST_IDLE:
-                raise Stalled(f"worker {self.number} has {len(self._in_engine)} requests and nothing to do")
+            if self._idle > MAX_IDLE_STEPS:
+                raise EngineStalled(f"worker {self.number} has {len(self._in_engine)} requests and nothing to do")
             if not worked:
                 self.clock.advance(self.engine.idle_timeout() or IDLE_S)
             self.wake()
@@ -154,7 +158,7 @@ class Worker:
         if self.alive:
             self._over(self, call, self.calls[call])
 
-    def _see(self, began: float, ended: float, rows: Sequence[SequenceRows], taken: Taken) -> None:
+    def _see(self, began: float, ended: float, rows: Sequence[SequenceRows], taken: StepCost) -> None:
         """A step of the engine."""
         if self._watch is None:
             return
@@ -164,14 +168,14 @@ class Worker:
         running, waiting, used = (
             seconds * count for count in (engine.num_running, engine.num_waiting, self.pool.num_used)
         )
-        self._watch(self, began, ended, Interval(seconds, prefill, decode, flops, read, running, waiting, used))
+        self._watch(self, began, ended, TimelineInterval(seconds, prefill, decode, flops, read, running, waiting, used))
 
     # What others know of it -------------------------------------------------------------------------------------
 
     def announce(self, tell: Tell) -> None:
         """Report what its prefix index holds, at the end of each step."""
         assert self.model.index is not None
-        self._announcer, self._tell_router = Announcer(self.model.index), tell
+        self._announcer, self._tell_router = KvEventLog(self.model.index), tell
 
     def _tell_changes(self, moment: float) -> None:
         """Report what has changed in the index, by a step that ends then."""

@@ -17,7 +17,7 @@ SHAREGPT_SUM = 2048
 
 
 @dataclass(frozen=True)
-class Range:
+class TokenRange:
     """A number of tokens, drawn uniformly from `least` to `most`."""
 
     least: int
@@ -27,7 +27,7 @@ class Range:
         return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
 
 
-def synthetic(count: int, inputs: Range, outputs: Range, rng: np.random.Generator) -> np.ndarray:
+def synthetic(count: int, inputs: TokenRange, outputs: TokenRange, rng: np.random.Generator) -> np.ndarray:
     """[count, 2] tokens of prompts and answers."""
     columns = [rng.integers(one.least, one.most, count, endpoint=True) for one in (inputs, outputs)]
     return np.stack(columns, axis=1)

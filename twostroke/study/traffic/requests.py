@@ -21,14 +21,14 @@ MEASURED, WARMUP = 1, 2  # streams of random numbers: prompts of the warm-up are
 
 
 @dataclass(frozen=True)
-class Ask:
+class TokenRequest:
     """One request as it is sent: greedy, exactly `output_tokens` long."""
 
     prompt: list[int]
     output_tokens: int
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """`tokens` tokens of a prompt. What its name stands for is fixed, so equal names mean equal tokens."""
 
     name: int
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TrafficRequest:
     """One request: when it comes, its prompt, and how many tokens it wants.
 
     Attributes:
@@ -44,7 +44,7 @@ class Arrival:
     """
 
     at: float
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PromptPiece, ...]
     output_tokens: int
 
     @property
@@ -61,7 +61,7 @@ class Traffic:
         seed: of the tokens of their prompts.
     """
 
-    arrivals: Sequence[Arrival]
+    arrivals: Sequence[TrafficRequest]
     pattern: OpenLoop | Replay | ClosedLoop
     seed: int = 0
 
@@ -140,14 +140,14 @@ class Traffic:
         """The same requests in a closed loop."""
         return Traffic([replace(one, at=0.0) for one in self.arrivals], pattern, self.seed)
 
-    def asks(self, ordinary: Sequence[int], stream: int = MEASURED, count: int | None = None) -> list[Ask]:
+    def asks(self, ordinary: Sequence[int], stream: int = MEASURED, count: int | None = None) -> list[TokenRequest]:
         """The first `count` requests (None for all), with prompts of ids from `ordinary`.
 
         Another stream has the same shapes and shares no prefix. If there are fewer than `count`, they begin again.
         """
         wanted = len(self.arrivals) if count is None else count
-        known: dict[Piece, list[int]] = {}
-        made: list[Ask] = []
+        known: dict[PromptPiece, list[int]] = {}
+        made: list[TokenRequest] = []
         for one in islice(cycle(self.arrivals), wanted):
             ids: list[int] = []
             for piece in one.pieces:
@@ -155,5 +155,5 @@ class Traffic:
                     rng = np.random.default_rng([self.seed, stream, piece.name])
                     known[piece] = rng.choice(ordinary, piece.tokens).tolist()
                 ids += known[piece]
-            made.append(Ask(ids, one.output_tokens))
+            made.append(TokenRequest(ids, one.output_tokens))
         return made

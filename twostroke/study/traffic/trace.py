@@ -13,10 +13,10 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.study.traffic.arrivals import Replay
-from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 BLOCK = 512  # tokens of a hash id
-LONGEST = 1 << 30  # tokens of one request
+MAX_TOKENS = 1 << 30  # tokens of one request
 
 
 def read_trace(path: Path, requests: int | None = None, seed: int = 0) -> Traffic:
@@ -40,9 +40,9 @@ def read_trace(path: Path, requests: int | None = None, seed: int = 0) -> Traffi
     # Names of tokens that no hash id describes: above all of these.
     fresh = count(1 + max((piece.name for one in found for piece in one.pieces), default=0))
     arrivals = [
-        Arrival(
+        TrafficRequest(
             one.at - start,
-            tuple(piece if piece.name >= 0 else Piece(next(fresh), piece.tokens) for piece in one.pieces),
+            tuple(piece if piece.name >= 0 else PromptPiece(next(fresh), piece.tokens) for piece in one.pieces),
             one.output_tokens,
         )
         for one in found
@@ -50,7 +50,7 @@ def read_trace(path: Path, requests: int | None = None, seed: int = 0) -> Traffi
     return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)), seed)
 
 
-def _arrival(line: str, where: str) -> Arrival:
+def _arrival(line: str, where: str) -> TrafficRequest:
     """One line; tokens without a hash id are a piece of the name -1."""
     try:
         fields = json.loads(line)
@@ -67,13 +67,13 @@ def _arrival(line: str, where: str) -> Arrival:
         raise InvalidRequest(f"{where}: hash_ids must be a list of numbers, 0 or more")
     if len(ids) > -(-prompt // BLOCK):
         raise InvalidRequest(f"{where}: {len(ids)} hash_ids are more than {prompt} tokens have blocks of {BLOCK}")
-    pieces = [Piece(name, min(BLOCK, prompt - BLOCK * i)) for i, name in enumerate(ids)]
+    pieces = [PromptPiece(name, min(BLOCK, prompt - BLOCK * i)) for i, name in enumerate(ids)]
     rest = prompt - sum(piece.tokens for piece in pieces)
-    return Arrival(at / 1e3, (*pieces, *([Piece(-1, rest)] if rest else [])), output)
+    return TrafficRequest(at / 1e3, (*pieces, *([PromptPiece(-1, rest)] if rest else [])), output)
 
 
 def _length(fields: dict[str, Any], name: str, where: str) -> int:
     value = fields.get(name)
-    if type(value) is not int or not 1 <= value <= LONGEST:
+    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
         raise InvalidRequest(f"{where}: {name} must be a number of tokens, at least 1, not {value!r:.40}")
     return value

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from twostroke.engine.timings import Timings
-from twostroke.study.traffic.requests import Ask
+from twostroke.study.traffic.requests import TokenRequest
 
 INTERRUPTED = "interrupted"
 
@@ -60,7 +60,7 @@ class Client:
         """Seconds since the start of the run."""
         return time.perf_counter() - self.began
 
-    async def send(self, ask: Ask, outcome: Outcome) -> None:
+    async def send(self, ask: TokenRequest, outcome: Outcome) -> None:
         """Fill in the outcome. Errors of the server are noted there, not raised. Raises CancelledError."""
         body = {
             "model": self._model,

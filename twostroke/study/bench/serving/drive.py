@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from twostroke.study.bench.serving.client import Client, Outcome
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
-from twostroke.study.traffic.requests import Ask
+from twostroke.study.traffic.requests import TokenRequest
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LoadTest:
 
 async def drive(
     client: Client,
-    asks: Sequence[Ask],
+    asks: Sequence[TokenRequest],
     pattern: OpenLoop | Replay | ClosedLoop,
     seed: int,
     progress: Callable[[], None] = lambda: None,
@@ -31,11 +31,11 @@ async def drive(
     """Send all. If cancelled (Ctrl-C), it returns the outcomes so far; requests in flight count as interrupted."""
     outcomes = [Outcome(len(ask.prompt), ask.output_tokens) for ask in asks]
 
-    async def one(ask: Ask, outcome: Outcome) -> None:
+    async def one(ask: TokenRequest, outcome: Outcome) -> None:
         await client.send(ask, outcome)
         progress()
 
-    async def worker(pairs: Iterator[tuple[Ask, Outcome]]) -> None:
+    async def worker(pairs: Iterator[tuple[TokenRequest, Outcome]]) -> None:
         for ask, outcome in pairs:
             outcome.due = client.now()
             await one(ask, outcome)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.traffic.lengths import Range
+from twostroke.study.traffic.lengths import TokenRange
 
 ORDINARY = " ".join(map("".join, product(ascii_lowercase, repeat=2)))  # some hundreds of different tokens
 PROBE = 8  # tokens
@@ -40,7 +40,7 @@ class Target:
             )
 
 
-async def inspect(http: httpx.AsyncClient, model: str | None, ids: Range | None) -> Target:
+async def inspect(http: httpx.AsyncClient, model: str | None, ids: TokenRange | None) -> Target:
     """Ask the server what it serves, and whether it takes prompts of token ids as they are.
 
     `model` None is the first it names; `ids` None are those of a text that it tokenizes.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from twostroke.study.plan.load import Load
+from twostroke.study.plan.load import PlannedLoad
 from twostroke.study.plan.load_account import utilization
 from twostroke.study.plan.page.chart import Axis, Point, Series, chart
 from twostroke.study.plan.page.marks import (
@@ -20,7 +20,7 @@ from twostroke.study.plan.page.marks import (
     objective,
     upright,
 )
-from twostroke.study.plan.served import Closed, Served, Spread
+from twostroke.study.plan.service_level import ClosedLoopService, OpenLoopService, Percentiles
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the highest rate
 BEYOND = 1.25  # times the rate that is asked for: where the axis ends, if not at the highest rate
@@ -30,7 +30,7 @@ POINTS = 16  # numbers of users
 Plot = tuple[str, str, str]
 
 
-def load_plots(load: Load, advised: Load | None) -> Iterator[Plot]:
+def load_plots(load: PlannedLoad, advised: PlannedLoad | None) -> Iterator[Plot]:
     """(title, SVG, caption) of each plot. `advised` is the load with all advice, if there is any; it is shown alone
     where the load itself has no room for a sequence."""
     if load.fits:
@@ -40,7 +40,7 @@ def load_plots(load: Load, advised: Load | None) -> Iterator[Plot]:
             yield f"{title}, as advised", svg, caption
 
 
-def _plots(load: Load, advised: Load | None, rate: float | None) -> Iterator[Plot]:
+def _plots(load: PlannedLoad, advised: PlannedLoad | None, rate: float | None) -> Iterator[Plot]:
     """At a rate that is asked for; by users if there is none."""
     yield from _ByUsers(load, advised).plots() if rate is None else _ByRate(load, advised, rate).plots()
 
@@ -49,8 +49,8 @@ def _plots(load: Load, advised: Load | None, rate: float | None) -> Iterator[Plo
 class _ByRate:
     """A load in open loop, at all rates. `asked` is its own, in requests a second."""
 
-    load: Load
-    advised: Load | None
+    load: PlannedLoad
+    advised: PlannedLoad | None
     asked: float
 
     def plots(self) -> Iterator[Plot]:
@@ -70,7 +70,7 @@ class _ByRate:
                 "Sequences that decode at once on a worker, on average, and how many have room in its memory.",
             )
 
-    def _times(self, name: str, limit_s: float | None, of: Callable[[Served], Spread]) -> Plot:
+    def _times(self, name: str, limit_s: float | None, of: Callable[[OpenLoopService], Percentiles]) -> Plot:
         wanted = f"p{self.load.objectives.percent:g}"
         series = [
             Series(wanted, [(rate, 1e3 * of(one).wanted) for rate, one in self._planned], PREFILL),
@@ -105,7 +105,7 @@ class _ByRate:
         return [*series, across("room", max(1, self.load.plan.memory.users), series)] if series else []
 
     @cached_property
-    def _planned(self) -> list[tuple[float, Served]]:
+    def _planned(self) -> list[tuple[float, OpenLoopService]]:
         return self._served(self.load)
 
     @property
@@ -117,7 +117,7 @@ class _ByRate:
         """The highest rate of the axis."""
         return max(self._highest, BEYOND * self.asked)
 
-    def _served(self, load: Load) -> list[tuple[float, Served]]:
+    def _served(self, load: PlannedLoad) -> list[tuple[float, OpenLoopService]]:
         """What each worker does at rates up to the highest, and at the one that is asked for."""
         highest = load.most * load.replicas
         rates = {share * min(highest, self._end) for share in SHARES} | {self.asked}
@@ -136,8 +136,8 @@ class _ByRate:
 class _ByUsers:
     """A load in closed loop, with all numbers of users up to twice as many. Means alone are known."""
 
-    load: Load
-    advised: Load | None
+    load: PlannedLoad
+    advised: PlannedLoad | None
 
     def plots(self) -> Iterator[Plot]:
         load, limits = self.load, self.load.objectives
@@ -157,7 +157,9 @@ class _ByUsers:
                 f"That decode at once on a worker, on average; {room:,} have room in its memory.",
             )
 
-    def _chart(self, y: Axis, of: Callable[[Load, Closed], float], limit_s: float | None = None) -> str:
+    def _chart(
+        self, y: Axis, of: Callable[[PlannedLoad, ClosedLoopService], float], limit_s: float | None = None
+    ) -> str:
         asked = self.load.traffic.concurrency or 1
         series = [Series("as planned", _points(self.load, asked, of), PREFILL)]
         if self.advised is not None:
@@ -167,26 +169,26 @@ class _ByUsers:
         return chart("Load", Axis("users", count, logarithmic=False), y, [*series, line])
 
 
-def _points(load: Load, asked: int, of: Callable[[Load, Closed], float]) -> list[Point]:
+def _points(load: PlannedLoad, asked: int, of: Callable[[PlannedLoad, ClosedLoopService], float]) -> list[Point]:
     """A value by users of all workers, for some numbers of them up to twice as many as are asked for."""
     grown = load.grown(2 * asked)
     shown = {ceil(len(grown) * i / POINTS) for i in range(1, POINTS + 1)} | {1, ceil(asked / load.replicas)}
     return [(load.replicas * one.users, of(load, one)) for one in grown if one.users in shown]
 
 
-def _ttft_ms(load: Load, one: Closed) -> float:
+def _ttft_ms(load: PlannedLoad, one: ClosedLoopService) -> float:
     return 1e3 * one.ttft_s
 
 
-def _itl_ms(load: Load, one: Closed) -> float:
+def _itl_ms(load: PlannedLoad, one: ClosedLoopService) -> float:
     return 1e3 * one.itl_s
 
 
-def _rate(load: Load, one: Closed) -> float:
+def _rate(load: PlannedLoad, one: ClosedLoopService) -> float:
     return load.replicas * one.rate
 
 
-def _sequences(load: Load, one: Closed) -> float:
+def _sequences(load: PlannedLoad, one: ClosedLoopService) -> float:
     return one.sequences
 
 

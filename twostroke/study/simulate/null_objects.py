@@ -14,7 +14,7 @@ from twostroke.kv.pool import PagePool
 NO_BYTES = memoryview(b"")
 
 
-class NoMemory:
+class NullMemory:
     """A `Memory` of pages without contents."""
 
     storage: Any = None
@@ -44,17 +44,17 @@ class NoMemory:
         raise NotImplementedError("entries of a simulation have no contents")
 
 
-class BlankPool(PagePool):
+class NullPool(PagePool):
     """A pool that counts its pages as any other. Nothing is written to them, so no step has to know where they are.
 
     `gaps`: whether values may have gaps, so that steps have to know what they hold.
     """
 
-    most_elsewhere = 1 << 10
+    max_elsewhere = 1 << 10
 
     def __init__(self, geometry: Geometry, num_pages: int, page_size: int, gaps: bool = False) -> None:
         self._gaps = gaps
-        super().__init__(geometry, NoMemory(geometry.entry_bytes * page_size), num_pages, page_size)
+        super().__init__(geometry, NullMemory(geometry.entry_bytes * page_size), num_pages, page_size)
         self._free = [*_countdown(num_pages)]
 
     def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -67,7 +67,7 @@ def _countdown(count: int) -> tuple[int, ...]:
     return tuple(range(count - 1, -1, -1))
 
 
-class NoText:
+class NullTokenizer:
     """A tokenizer whose tokens have no text and end nothing: the part of `Tokenizer` that requests use.
 
     Techniques that look for passages find a blank line at every 128th id.
@@ -77,7 +77,7 @@ class NoText:
     eos_ids: frozenset[int] = frozenset()
     fingerprint = "none"
 
-    def stream(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> "NoText":
+    def stream(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> "NullTokenizer":
         return self
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 from twostroke.api.llm import LLM
 from twostroke.engine.calibration import StepBench
 from twostroke.engine.request import Request
-from twostroke.models.cost import Predictor, Rows, nonnegative_least_squares
+from twostroke.models.cost import SequenceRows, StepPredictor, nonnegative_least_squares
 from twostroke.sampling.params import SamplingParams
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -24,12 +24,12 @@ CONTEXTS, CHUNKS = (1024, 4096), (1, 4, 16, 64, 256)
 BATCHES = ((2, 64), (4, 64), (16, 64), (4, 1024), (12, 512), (4, 4096))  # (sequences that make a token, context)
 PROMPTS, DECODES = (48, 96, 600), (1, 8)  # of the requests
 SHORT, TOKENS = 16, 12  # of the requests that decode
-LEAST_ROUNDS, MOST_ROUNDS = 2, 9
-LONG_S = 8.0  # a step that would take longer is not timed
+MIN_ROUNDS, MAX_ROUNDS = 2, 9
+MAX_STEP_S = 8.0  # a step that would take longer is not timed
 
 
 @dataclass(frozen=True)
-class Timed:
+class LatencyModel:
     """Predicts steps, TTFT and ITL of one model.
 
     Attributes:
@@ -39,44 +39,44 @@ class Timed:
         request_s: from the arrival of a request to its first step, and back from its first token.
     """
 
-    predictor: Predictor
+    predictor: StepPredictor
     step_s: float = 0.0
     token_s: float = 0.0
     entered_s: float = 0.0
     request_s: float = 0.0
 
-    def seconds(self, step: Sequence[Rows]) -> float:
+    def seconds(self, step: Sequence[SequenceRows]) -> float:
         """A step of the engine."""
         made = sum(one.logits for one in step)
         entered = sum(one.count for one in step) - made
         return self.predictor.seconds(step) + self.step_s + made * self.token_s + entered * self.entered_s
 
-    def prefill(self, prompt: int, budget: int, others: Sequence[Rows] = ()) -> list[float]:
+    def prefill(self, prompt: int, budget: int, others: Sequence[SequenceRows] = ()) -> list[float]:
         """Seconds of each step of a prefill, of at most `budget` tokens with one of each other sequence."""
         chunk, taken = max(1, budget - len(others)), list[float]()
         for start in range(0, prompt, chunk):
             count = min(chunk, prompt - start)
-            grown = [Rows(1, one.context + len(taken), 1) for one in others]
-            taken.append(self.seconds([Rows(count, start, int(start + count == prompt)), *grown]))
+            grown = [SequenceRows(1, one.context + len(taken), 1) for one in others]
+            taken.append(self.seconds([SequenceRows(count, start, int(start + count == prompt)), *grown]))
         return taken
 
-    def ttft(self, prompt: int, budget: int, others: Sequence[Rows] = ()) -> float:
+    def ttft(self, prompt: int, budget: int, others: Sequence[SequenceRows] = ()) -> float:
         """From arrival to first token where nobody waits before it."""
         return self.request_s + sum(self.prefill(prompt, budget, others))
 
     def itl(self, batch: int, context: int) -> float:
         """Between two tokens of each of `batch` sequences with `context` entries."""
-        return self.seconds([Rows(1, context, 1)] * batch)
+        return self.seconds([SequenceRows(1, context, 1)] * batch)
 
 
-def time_model(llm: LLM, seconds: float, progress: Callable[[str], None] = lambda _: None) -> Timed:
+def time_model(llm: LLM, seconds: float, progress: Callable[[str], None] = lambda _: None) -> LatencyModel:
     """Time an opened model for about so many seconds; every shape at least twice, however long that takes."""
-    timing = Timing(llm)
+    timing = ModelTimer(llm)
     time_rounds(timing, seconds, progress)
     return timing.result()
 
 
-class Timing:
+class ModelTimer:
     """Times of steps and requests, round by round; medians of all rounds are fitted.
 
     Attributes:
@@ -88,12 +88,15 @@ class Timing:
         self._llm, self._random, self.rounds = llm, np.random.default_rng(0), 0
         longest = llm.model.max_position
         contexts = [one for one in CONTEXTS if one + CHUNKS[-1] <= longest]
-        steps = [[Rows(count)] for count in ROWS if count <= longest]
-        steps += [[Rows(1, 0, 1)], *([Rows(1, context, 1)] * batch for batch, context in BATCHES if context < longest)]
-        steps += [[Rows(count, context)] for context in contexts for count in CHUNKS]
+        steps = [[SequenceRows(count)] for count in ROWS if count <= longest]
+        steps += [
+            [SequenceRows(1, 0, 1)],
+            *([SequenceRows(1, context, 1)] * batch for batch, context in BATCHES if context < longest),
+        ]
+        steps += [[SequenceRows(count, context)] for context in contexts for count in CHUNKS]
         self._bench = StepBench(llm.model, max(sum(one.context + one.count for one in step) for step in steps))
-        self._steps: list[tuple[list[Rows], list[float]]] = [
-            (step, []) for step in steps if self._bench.seconds(step) < LONG_S
+        self._steps: list[tuple[list[SequenceRows], list[float]]] = [
+            (step, []) for step in steps if self._bench.seconds(step) < MAX_STEP_S
         ]
         self._ttfts: dict[int, list[float]] = {one: [] for one in PROMPTS if one + TOKENS < llm.max_model_len}
         self._gaps: dict[int, list[float]] = {batch: [] for batch in DECODES}
@@ -123,17 +126,17 @@ class Timing:
         times = self._gaps[DECODES[0]]
         return (max(times) - min(times)) / median(times)
 
-    def result(self) -> Timed:
+    def result(self) -> LatencyModel:
         """What all rounds so far say. At least one has to be over."""
         return self._with_engine(self.kernels(self.rounds))
 
-    def kernels(self, last: int) -> Predictor:
+    def kernels(self, last: int) -> StepPredictor:
         """What the last rounds say of the kernels: a machine that others use is not the same from minute to minute."""
-        return Predictor.fit(self._llm.model.cost, [(step, median(times[-last:])) for step, times in self._steps])
+        return StepPredictor.fit(self._llm.model.cost, [(step, median(times[-last:])) for step, times in self._steps])
 
-    def _with_engine(self, predictor: Predictor) -> Timed:
+    def _with_engine(self, predictor: StepPredictor) -> LatencyModel:
         """Fit what the engine adds to the kernels' seconds: least squares of relative errors, and nothing below 0."""
-        budget, kernels = self._llm.engine.config.max_step_tokens, Timed(predictor)
+        budget, kernels = self._llm.engine.config.max_step_tokens, LatencyModel(predictor)
         rows, rest = list[np.ndarray](), list[float]()
         for prompt, times in self._ttfts.items():
             taken = median(times)
@@ -146,7 +149,7 @@ class Timing:
         amounts = np.array(rows)
         scale = amounts.max(0)
         added = nonnegative_least_squares(amounts / scale, np.array(rest)) / scale
-        return Timed(predictor, *added.tolist())
+        return LatencyModel(predictor, *added.tolist())
 
 
 def random_prompt(llm: LLM, random: np.random.Generator, count: int) -> list[int]:
@@ -165,9 +168,9 @@ def generate(llm: LLM, prompts: Sequence[list[int]], tokens: int) -> list[Reques
     return requests
 
 
-def time_rounds(timing: Timing, seconds: float, progress: Callable[[str], None] = lambda _: None) -> None:
+def time_rounds(timing: ModelTimer, seconds: float, progress: Callable[[str], None] = lambda _: None) -> None:
     """Time for about so many seconds; every shape at least twice."""
     began = time.perf_counter()
-    while timing.rounds < LEAST_ROUNDS or (timing.rounds < MOST_ROUNDS and time.perf_counter() - began < seconds):
+    while timing.rounds < MIN_ROUNDS or (timing.rounds < MAX_ROUNDS and time.perf_counter() - began < seconds):
         progress(f"timing, round {timing.rounds + 1}")
         timing.round()

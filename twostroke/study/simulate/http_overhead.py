@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Front:
+class HttpOverhead:
     """The way of a request to the engine, and of its tokens to its user.
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Cell:
+class VerificationCell:
     """One measurement.
 
     Attributes:
@@ -45,20 +45,20 @@ class Cell:
         return asdict(self)
 
 
-def _prefill(prompt: int, budget: int = 512) -> Cell:
-    return Cell("prefill", prompt, budget)
+def _prefill(prompt: int, budget: int = 512) -> VerificationCell:
+    return VerificationCell("prefill", prompt, budget)
 
 
-def _decode(batch: int, context: int) -> Cell:
-    return Cell("decode", batch=batch, context=context)
+def _decode(batch: int, context: int) -> VerificationCell:
+    return VerificationCell("decode", batch=batch, context=context)
 
 
-def _mixed(prompt: int, budget: int, batch: int, context: int) -> Cell:
-    return Cell("mixed", prompt, budget, batch, context)
+def _mixed(prompt: int, budget: int, batch: int, context: int) -> VerificationCell:
+    return VerificationCell("mixed", prompt, budget, batch, context)
 
 
 # Prompts of 128 to 8,000 tokens, steps of 128 to 2,048, 1 to 16 sequences, contexts to 8,000.
-CELLS: Sequence[Cell] = (
+CELLS: Sequence[VerificationCell] = (
     _prefill(128),
     _prefill(384),
     _prefill(900),
@@ -82,7 +82,7 @@ CELLS: Sequence[Cell] = (
     _mixed(900, 512, 6, 300),
     _mixed(1800, 256, 4, 1500),
 )
-QUICK: Sequence[Cell] = (
+QUICK: Sequence[VerificationCell] = (
     _prefill(128),
     _prefill(384),
     _prefill(900),

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from twostroke.api.llm import LLM
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.study.plan.specification import of_config
-from twostroke.study.plan.timed import Timed, time_model
-from twostroke.study.simulate.costs import Priced
-from twostroke.study.simulate.front import Front
-from twostroke.study.simulate.opening import Setup
+from twostroke.study.plan.model_timing import LatencyModel, time_model
+from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.step_costs import MeasuredCosts
 
 SECONDS = 20.0  # that timing takes
 
@@ -24,7 +24,7 @@ def measured_setup(
     scheduler: SchedulerConfig | None = None,
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda _: None,
-) -> Setup:
+) -> EngineSetup:
     """Open a model, time it, and close it again.
 
     Args:
@@ -45,15 +45,15 @@ def measured_setup(
         return setup_of(llm, time_model(llm, seconds, progress), index, limits)
 
 
-def setup_of(llm: LLM, timed: Timed, index: str, scheduler: SchedulerConfig) -> Setup:
+def setup_of(llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConfig) -> EngineSetup:
     """The setup of an opened model that was timed."""
-    return Setup(
-        model=of_config(llm.name, llm.config),
-        costs=Priced(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
+    return EngineSetup(
+        model=spec_of_config(llm.name, llm.config),
+        costs=MeasuredCosts(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
         pages=llm.pool.num_pages,
         page_size=llm.pool.page_size,
         index=index,
         asynchronous=llm.backend.asynchronous,
         scheduler=scheduler,
-        front=Front(timed.request_s),
+        front=HttpOverhead(timed.request_s),
     )

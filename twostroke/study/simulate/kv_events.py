@@ -12,7 +12,7 @@ from twostroke.kv.prefix_index import PrefixIndex
 ROOT = b""  # the name before the first page
 
 
-def names_of(tokens: np.ndarray, page_size: int, before: bytes = ROOT) -> Iterator[bytes]:
+def page_names(tokens: np.ndarray, page_size: int, before: bytes = ROOT) -> Iterator[bytes]:
     """The name of each whole page: a digest of its tokens and of the name of the page before."""
     data, size = np.ascontiguousarray(tokens, np.int32).tobytes(), 4 * page_size
     for start in range(0, len(data) - size + 1, size):
@@ -20,15 +20,15 @@ def names_of(tokens: np.ndarray, page_size: int, before: bytes = ROOT) -> Iterat
         yield before
 
 
-class Announcer:
+class KvEventLog:
     """Watches an index. What it tells is what vLLM and Dynamo call KV events: stored, removed."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._names: dict[int, bytes] = {}  # of indexed pages
         self._changes: list[tuple[bool, bytes]] = []
         self._size = index.pool.page_size
-        index.entering.append(self._entered)
-        index.leaving.append(self._left)
+        index.on_insert.append(self._entered)
+        index.on_remove.append(self._left)
 
     def take(self) -> list[tuple[bool, bytes]]:
         """What has changed since it was asked last: (whether the index has the page now, its name), in order."""
@@ -41,7 +41,7 @@ class Announcer:
         known = next(i for i, page in enumerate(pages) if page not in self._names)
         before = self._names[pages[known - 1]] if known else ROOT
         new = tokens[known * self._size : len(pages) * self._size]
-        for page, name in zip(pages[known:], names_of(new, self._size, before), strict=True):
+        for page, name in zip(pages[known:], page_names(new, self._size, before), strict=True):
             self._names[page] = name
             self._changes.append((True, name))
 

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from tests.tiny import FAMILIES, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.backends.native.compiled import NativeModel
+from twostroke.backends.native.model import NativeModel
 from twostroke.backends.reference.backend import ReferenceModel
 from twostroke.cli.app import app
 from twostroke.methods import method as method_of
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.plan.here import engine_memory, stored_format
+from twostroke.study.plan.local_engine import engine_memory, stored_format
 from twostroke.study.plan.models import find_model
 
 NATIVE = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")

@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Lever(Generic[Made]):
+class PlanChange(Generic[Made]):
     """A change of a plan, or of a load.
 
     Attributes:
@@ -36,7 +36,7 @@ class Lever(Generic[Made]):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChangeLimits:
     """What may be changed.
 
     Attributes:
@@ -52,102 +52,102 @@ class Limits:
     apart: bool = True
 
 
-Family = Callable[[Plan, Limits], Iterator[Lever[Plan]]]
+ChangeFamily = Callable[[Plan, ChangeLimits], Iterator[PlanChange[Plan]]]
 
 
-def tensor_parallelism(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def tensor_parallelism(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """More devices."""
     for tp in DEGREES:
         divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
         if plan.tp < tp <= limits.tp and plan.machine.link is not None and divided:
             more = tp - plan.tp
             needs = f"{more} more device{'s' if more > 1 else ''}"
-            yield Lever("devices", f"tensor parallelism of {tp}", replace(plan, tp=tp), needs)
+            yield PlanChange("devices", f"tensor parallelism of {tp}", replace(plan, tp=tp), needs)
 
 
-def prefill_workers(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def prefill_workers(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Prefill and decode apart: neither waits for the other (DistServe, Zhong et al. 2024, arXiv:2401.09670)."""
     if limits.apart and not plan.apart and plan.transfer_s is not None and plan.transfer_s <= plan.prefill.seconds:
         name = "prefill and decode on workers of their own"
-        yield Lever("apart", name, replace(plan, apart=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}")
+        yield PlanChange("apart", name, replace(plan, apart=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}")
 
 
-def quantized_weights(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def quantized_weights(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Fewer bytes a weight."""
     size = plan.weights.total(plan.model)
     made = [FORMATS[name] for name in limits.formats if name != "mxfp4" or plan.model.weights == "mxfp4"]
     smaller = [one for one in made if one.total(plan.model) < 0.95 * size]
     for weights in sorted(smaller, key=lambda one: -one.total(plan.model)):
-        yield Lever("weights", f"weights in {weights.name}", replace(plan, weights=weights), "check the answers")
+        yield PlanChange("weights", f"weights in {weights.name}", replace(plan, weights=weights), "check the answers")
 
 
-def speculation(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def speculation(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """The same answers in fewer steps."""
     for name in ("lookup", "speculative-draft", "speculative-student"):
         if (technique := limits.techniques.get(name)) is not None and not plan.technique.method:
-            yield Lever("technique", technique.name, replace(plan, technique=technique), f"if {technique.assumed}")
+            yield PlanChange("technique", technique.name, replace(plan, technique=technique), f"if {technique.assumed}")
 
 
-def students(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def students(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Decode with fewer bytes of weights."""
     for name in ("refresh", "overfill"):
         technique = limits.techniques[name]
         assert technique.companion is not None
         smaller = technique.companion.weights.total(plan.model) < 0.7 * plan.weights.total(plan.model)
         if smaller and not plan.technique.method:
-            yield Lever("technique", technique.name, replace(plan, technique=technique), "a student answers")
+            yield PlanChange("technique", technique.name, replace(plan, technique=technique), "a student answers")
 
 
-def half_of_the_kv(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def half_of_the_kv(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """PTDO in place of full repetition."""
     if plan.technique == limits.techniques["repeat"]:
         technique = limits.techniques["ptdo"]
-        yield Lever("technique", technique.name, replace(plan, technique=technique), "decodes from the last copy")
+        yield PlanChange("technique", technique.name, replace(plan, technique=technique), "decodes from the last copy")
 
 
-def dropping(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def dropping(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Fewer entries to decode from."""
     technique = limits.techniques["drop"]
     if not plan.technique.method and technique.kept(plan.workload.prompt) < plan.workload.prompt:
-        yield Lever("technique", technique.name, replace(plan, technique=technique), "forgets the middle")
+        yield PlanChange("technique", technique.name, replace(plan, technique=technique), "forgets the middle")
 
 
-def compression(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def compression(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Fewer tokens of the same prompt."""
     technique = limits.techniques.get("compress")
     if technique is not None and not plan.technique.method:
-        yield Lever("technique", technique.name, replace(plan, technique=technique), "half of the tokens are gone")
+        yield PlanChange("technique", technique.name, replace(plan, technique=technique), "half of the tokens are gone")
 
 
-def prefix_caching(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def prefix_caching(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Prompts that begin alike."""
     load = plan.workload
     if load.shared < load.prompt // 2:
         shared = replace(load, shared=load.prompt // 2)
         name = "prefix caching of half of the prompt"
-        yield Lever("prompts", name, replace(plan, workload=shared), "if half is the same for all")
+        yield PlanChange("prompts", name, replace(plan, workload=shared), "if half is the same for all")
 
 
-def shorter_prompts(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def shorter_prompts(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Source 002's last step."""
     load = plan.workload
     if load.prompt > 1:
         shorter = replace(load, prompt=ceil(load.prompt / 2), shared=load.shared // 2)
-        yield Lever("length", "prompts of half the length", replace(plan, workload=shorter), "other prompts")
+        yield PlanChange("length", "prompts of half the length", replace(plan, workload=shorter), "other prompts")
 
 
-def fewer_sequences(plan: Plan, limits: Limits) -> Iterator[Lever[Plan]]:
+def fewer_sequences(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """A smaller batch; the others wait."""
     count = plan.workload.concurrency
     while count > 1:
         count = count // 2
         name = f"{count} sequence{'s' if count > 1 else ''} at once"
         changed = replace(plan, workload=replace(plan.workload, concurrency=count))
-        yield Lever("batch", name, changed, "others wait")
+        yield PlanChange("batch", name, changed, "others wait")
 
 
 # For each problem the families that may solve it, in the order in which they are tried.
-TRIED: Mapping[str, tuple[Family, ...]] = {
+FAMILIES_BY_PROBLEM: Mapping[str, tuple[ChangeFamily, ...]] = {
     "memory": (
         half_of_the_kv, tensor_parallelism, quantized_weights, fewer_sequences, dropping, compression, shorter_prompts,
     ),
@@ -160,7 +160,7 @@ TRIED: Mapping[str, tuple[Family, ...]] = {
 }  # fmt: skip
 
 
-def what_ifs(plan: Plan, limits: Limits) -> list[Lever[Plan]]:
+def changes_alone(plan: Plan, limits: ChangeLimits) -> list[PlanChange[Plan]]:
     """Every change alone, and what the techniques that raise quality would cost."""
     order = (
         prefix_caching, tensor_parallelism, prefill_workers, quantized_weights, half_of_the_kv, speculation, students,
@@ -173,5 +173,5 @@ def what_ifs(plan: Plan, limits: Limits) -> list[Lever[Plan]]:
             fits = technique.entered(plan.workload.prompt) + plan.workload.output <= plan.model.max_position
             if fits:
                 needs = "for answers that need it"
-                found.append(Lever("technique", technique.name, replace(plan, technique=technique), needs))
+                found.append(PlanChange("technique", technique.name, replace(plan, technique=technique), needs))
     return found

@@ -13,24 +13,24 @@ import numpy as np
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.study.simulate.audit import leaked
-from twostroke.study.simulate.call import Call
-from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.fleet import Fleet
+from twostroke.study.simulate.kv_transfers import KvTransfers
+from twostroke.study.simulate.page_audit import leaked_pages
 from twostroke.study.simulate.router import LeastLoaded, RoundRobin, Router, make_router
-from twostroke.study.simulate.transfers import Transfers
-from twostroke.study.simulate.worker import Watch, Worker, failed
-from twostroke.study.traffic.requests import Arrival, Traffic
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.worker import SimulatedWorker, StepObserver, failed
+from twostroke.study.traffic.requests import Traffic, TrafficRequest
 
-RARE = (
+FAULTS = (
     "death", "death of a busy worker", "death of a sender", "death of a receiver", "sent to a dead worker", "no worker",
     "no room", "cut answer", "lost transfer",
 )  # fmt: skip
-MOST_DEATHS = 1000  # of workers under a call, beyond the tokens that it has got
+MAX_DEATHS = 1000  # of workers under a call, beyond the tokens that it has got
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
 
 
-class Service:
+class Simulation:
     """Runs traffic on a fleet.
 
     Attributes:
@@ -46,8 +46,8 @@ class Service:
         self,
         fleet: Fleet,
         traffic: Traffic,
-        watch: Watch | None = None,
-        ended: Callable[[Call], None] | None = None,
+        watch: StepObserver | None = None,
+        ended: Callable[[SimulatedRequest], None] | None = None,
         keep: bool = True,
     ) -> None:
         """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
@@ -63,17 +63,17 @@ class Service:
                 f"{fleet.setup.model.name}, or its KV)"
             )
         self.fleet, self.traffic = fleet, traffic
-        self.events = Events()
-        self.came, self.calls = 0, list[Call]()
+        self.events = EventQueue()
+        self.came, self.calls = 0, list[SimulatedRequest]()
         self.happened: Counter[str] = Counter()
         self.steps = self.stranded = 0
-        self.workers: list[Worker] = []
+        self.workers: list[SimulatedWorker] = []
         self._watch, self._ended, self._keep = watch, ended, keep
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
-        self._routers: dict[Worker, Router] = {}
-        self._transfers = Transfers(fleet, self.events, self.happened, self._again, self._drop)
+        self._routers: dict[SimulatedWorker, Router] = {}
+        self._transfers = KvTransfers(fleet, self.events, self.happened, self._again, self._drop)
         self._lives = random.Random(f"lives {fleet.faults.seed}")
         size = fleet.setup.page_size
         self.router = make_router(fleet.router, size)
@@ -121,14 +121,14 @@ class Service:
         moving, found = self._transfers.held(), 0
         for worker in self.workers:
             made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
-            found += leaked(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
+            found += leaked_pages(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
         return found
 
     # Workers ----------------------------------------------------------------------------------------------------
 
     def _begin(self, router: Router) -> None:
         """A worker joins."""
-        worker = Worker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
+        worker = SimulatedWorker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
         self._numbers += 1
         self.workers.append(worker)
         self._transfers.join(worker)
@@ -144,7 +144,7 @@ class Service:
         for go_on in waiting:
             go_on()
 
-    def _die(self, worker: Worker) -> None:
+    def _die(self, worker: SimulatedWorker) -> None:
         """A worker dies. What its users have got stays theirs; the rest is computed elsewhere."""
         now, faults = self.events.now, self.fleet.faults
         self.happened["death"] += 1
@@ -161,16 +161,16 @@ class Service:
         self.stranded += worker.pool.num_used
         self.events.at(now + faults.notice_s, partial(self._notice, worker))
 
-    def _notice(self, worker: Worker) -> None:
+    def _notice(self, worker: SimulatedWorker) -> None:
         """The router learns of a death, and gives the worker's calls to others."""
         router = self._routers.pop(worker)
         router.leave(worker)
         self.events.at(self.events.now + self.fleet.faults.down_s, partial(self._begin, router))
         for call in sorted(worker.orphans, key=lambda call: call.number):
             call.deaths += 1
-            if call.deaths - len(call.tokens) > MOST_DEATHS:
+            if call.deaths - len(call.tokens) > MAX_DEATHS:
                 raise InvalidRequest(
-                    f"request {call.number} would never end: {MOST_DEATHS:,} workers died before it had another token; "
+                    f"request {call.number} would never end: {MAX_DEATHS:,} workers died before it had another token; "
                     f"workers must live longer than {self.fleet.faults.life_s:g} s"
                 )
             self._again(call)
@@ -182,8 +182,8 @@ class Service:
         if (asked := next(self._arrivals, None)) is not None:
             self.events.at(asked.at, partial(self._arrive, asked))
 
-    def _arrive(self, asked: Arrival) -> None:
-        call = Call(self.came, asked, self.events.now)
+    def _arrive(self, asked: TrafficRequest) -> None:
+        call = SimulatedRequest(self.came, asked, self.events.now)
         self.came += 1
         if self._keep:
             self.calls.append(call)
@@ -193,7 +193,7 @@ class Service:
         way_s = self.fleet.setup.front.seconds(asked.prompt_tokens)
         self.events.at(self.events.now + way_s, partial(self._place, call))
 
-    def _place(self, call: Call) -> None:
+    def _place(self, call: SimulatedRequest) -> None:
         """Give a call to a worker, which prefills it, and decodes it unless others do that."""
         worker = self.router.choose(call)
         if worker is None:
@@ -207,7 +207,7 @@ class Service:
         else:
             worker.answer(call)
 
-    def _again(self, call: Call) -> None:
+    def _again(self, call: SimulatedRequest) -> None:
         """What was done for a call is lost, but for the tokens that its user has."""
         if call.left:
             call.moves += 1
@@ -215,7 +215,7 @@ class Service:
         else:
             self._end(call)
 
-    def _over(self, worker: Worker, call: Call, request: Request) -> None:
+    def _over(self, worker: SimulatedWorker, call: SimulatedRequest, request: Request) -> None:
         """A request of a call has ended."""
         prefilled = isinstance(request.result, KVCache)
         self._take_tokens(call, request, self.events.now)
@@ -233,11 +233,11 @@ class Service:
             self._end(call)
         self._transfers.pump(worker)
 
-    def _drop(self, worker: Worker, call: Call) -> None:
+    def _drop(self, worker: SimulatedWorker, call: SimulatedRequest) -> None:
         """A worker will not get the KV of a call."""
         self._routers[worker].done(worker, call)
 
-    def _send(self, source: Worker, call: Call, kv: KVCache) -> None:
+    def _send(self, source: SimulatedWorker, call: SimulatedRequest, kv: KVCache) -> None:
         """Send a prompt's KV to a decode worker."""
         assert self._decoders is not None
         target = self._decoders.choose(call)
@@ -248,7 +248,7 @@ class Service:
         else:
             self._transfers.send(source, target, call, kv)
 
-    def _take_tokens(self, call: Call, request: Request, now: float) -> None:
+    def _take_tokens(self, call: SimulatedRequest, request: Request, now: float) -> None:
         """Hand over the tokens that a request has made by now."""
         timings = request.timings
         call.tokens += [at for at in timings.tokens if at <= now]
@@ -258,7 +258,7 @@ class Service:
         call.entered += request.prefilled_tokens - request.cached_tokens
         call.preemptions += request.preemptions
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: SimulatedRequest) -> None:
         call.tokens = self.fleet.setup.front.received(call.number, call.tokens)
         call.ended = call.tokens[-1]
         self._open -= 1

@@ -6,7 +6,7 @@ from twostroke.study.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Apart:
+class Disaggregation:
     """What it would take.
 
     Attributes:
@@ -30,13 +30,13 @@ class Apart:
         return self.prefill_s / self.decode_s
 
 
-def apart(plan: Plan) -> Apart:
+def assess_disaggregation(plan: Plan) -> Disaggregation:
     """Whether to disaggregate. No queueing is counted."""
     load = plan.workload
     size = plan.model.kv_bytes(plan.technique.kept(load.prompt))
     decode = load.output * plan.decode().seconds / load.concurrency
     pays, why = _decided(replace(plan, apart=False))
-    return Apart(pays, why, size, plan.transfer_s, plan.prefill.seconds, decode)
+    return Disaggregation(pays, why, size, plan.transfer_s, plan.prefill.seconds, decode)
 
 
 def _decided(plan: Plan) -> tuple[bool, str]:

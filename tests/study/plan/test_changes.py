@@ -4,25 +4,25 @@ from typing import Any
 
 import pytest
 
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.account import account
 from twostroke.study.plan.advice import advise, binds, problems, without_more_devices
-from twostroke.study.plan.apart import apart
-from twostroke.study.plan.levers import TRIED, Limits, what_ifs
+from twostroke.study.plan.changes import FAMILIES_BY_PROBLEM, ChangeLimits, changes_alone
+from twostroke.study.plan.disaggregation import assess_disaggregation
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import specifications
-from twostroke.study.plan.plan import Plan, Workload, make_plan
+from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.roofline import Roofline
 from twostroke.study.plan.techniques import Companion, techniques
 from twostroke.study.plan.weights import FORMATS
 
 LLAMA, SMALL = specifications()["llama-3.1-70b"], specifications()["llama-3.1-8b"]
 KNOWN = techniques(LLAMA, Companion(SMALL, FORMATS["bf16"]))
-LIMITS = Limits(8, tuple(FORMATS), KNOWN)
+LIMITS = ChangeLimits(8, tuple(FORMATS), KNOWN)
 
 
 def plan(tp: int = 1, weights: str = "bf16", technique: str = "plain", machine: str = "h100", **load: Any) -> Plan:
-    workload = Workload(**({"prompt": 4096, "output": 256} | load))
+    workload = RequestProfile(**({"prompt": 4096, "output": 256} | load))
     return make_plan(LLAMA, find_machine(machine), FORMATS[weights], tp, workload, KNOWN[technique])
 
 
@@ -39,9 +39,9 @@ def test_entries(technique: str, entered: int, kept: int) -> None:
     assert made.memory.kv_per_user == LLAMA.kv_bytes(held)
     assert made.memory.weights == FORMATS["bf16"].total(LLAMA) + companion
     if companion == 0:
-        assert made.prefill == made.roofline.step([Rows(entered, 0, 1)])
+        assert made.prefill == made.roofline.step([SequenceRows(entered, 0, 1)])
         # a mean decoded token has half of the answer before it
-        assert made.decode(3) == made.roofline.step([Rows(1, min(kept + 128, held), 1)] * 3)
+        assert made.decode(3) == made.roofline.step([SequenceRows(1, min(kept + 128, held), 1)] * 3)
 
 
 def test_ptdo_holds_the_first_copy_while_it_prefills() -> None:
@@ -53,8 +53,8 @@ def test_ptdo_holds_the_first_copy_while_it_prefills() -> None:
 def test_speculation_by_hand() -> None:
     """A round of k guesses, of which each stands with probability a, makes (1 - a^(k + 1)) / (1 - a) tokens."""
     made = plan(4, technique="speculative-draft")
-    drafts = Roofline(SMALL, made.machine, FORMATS["bf16"], 4).step([Rows(1, 4096 + 128, 1)])
-    judged = made.roofline.step([Rows(5, 4096 + 128, 5)])
+    drafts = Roofline(SMALL, made.machine, FORMATS["bf16"], 4).step([SequenceRows(1, 4096 + 128, 1)])
+    judged = made.roofline.step([SequenceRows(5, 4096 + 128, 5)])
     expected = (judged.seconds + 4 * drafts.seconds) / ((1 - 0.5**5) / (1 - 0.5))
     assert made.decode(1).seconds == pytest.approx(expected)
     assert made.memory.kv_per_user == LLAMA.kv_bytes(4352) + SMALL.kv_bytes(4352)
@@ -63,8 +63,8 @@ def test_speculation_by_hand() -> None:
 
 def test_refresh_by_hand() -> None:
     made = plan(4, technique="refresh")
-    student = Roofline(LLAMA, made.machine, FORMATS["int4"], 4).step([Rows(1, 4096 + 128, 1)])
-    again = made.roofline.step([Rows(64, 4096 + 128 - 64)])
+    student = Roofline(LLAMA, made.machine, FORMATS["int4"], 4).step([SequenceRows(1, 4096 + 128, 1)])
+    again = made.roofline.step([SequenceRows(64, 4096 + 128 - 64)])
     assert made.decode(1).seconds == pytest.approx(student.seconds + again.seconds / 64)
     assert plan(4, technique="overfill").decode(1).seconds == student.seconds
     assert made.memory.weights == FORMATS["bf16"].total(LLAMA) + FORMATS["int4"].total(LLAMA)
@@ -76,7 +76,7 @@ def test_the_link_by_hand() -> None:
     gathered = 80 * 3 / 4 * 4096 * (8192 + 2 * 8192 + 28672) * 2
     assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).gather_bytes(4096) == gathered
     each = 2 * 3 / 4 * 4096 * 8192 * 2 / (450e9 * 0.8) + 5e-6
-    assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).step([Rows(4096)]).link_s == pytest.approx(160 * each)
+    assert Roofline(LLAMA, machine, FORMATS["bf16"], 4).step([SequenceRows(4096)]).link_s == pytest.approx(160 * each)
 
 
 def test_advice_in_order() -> None:
@@ -122,9 +122,9 @@ def test_nothing_is_advised_where_nothing_is_wrong_or_nothing_helps() -> None:
 
 def test_every_family_is_a_what_if_somewhere() -> None:
     """Each lever that advice can use is also listed alone: repeated plans have PTDO, others everything else."""
-    plain = what_ifs(plan(concurrency=4), LIMITS)
-    repeated = what_ifs(plan(technique="repeat"), LIMITS)
-    for family in {one for families in TRIED.values() for one in families}:
+    plain = changes_alone(plan(concurrency=4), LIMITS)
+    repeated = changes_alone(plan(technique="repeat"), LIMITS)
+    for family in {one for families in FAMILIES_BY_PROBLEM.values() for one in families}:
         alone = [*family(plan(concurrency=4), LIMITS), *family(plan(technique="repeat"), LIMITS)]
         assert alone
         assert {one.name for one in alone} <= {one.name for one in (*plain, *repeated)}
@@ -139,16 +139,16 @@ def test_half_of_the_kv_is_the_first_advice_for_repetition() -> None:
 
 def test_when_to_disaggregate() -> None:
     alone, many = plan(4, ttft_ms=500, itl_ms=50), plan(4, ttft_ms=500, itl_ms=50, concurrency=32)
-    assert apart(alone).why == "nobody decodes beside a prefill"
-    assert not apart(many).pays
-    assert "chunks of" in apart(many).why
+    assert assess_disaggregation(alone).why == "nobody decodes beside a prefill"
+    assert not assess_disaggregation(many).pays
+    assert "chunks of" in assess_disaggregation(many).why
     both = plan(4, ttft_ms=310, itl_ms=25, concurrency=32)
     assert both.missed() == ["both together"]
     assert both.ttft_ms < 310 < both.ttft_beside_ms
-    advised = advise(both, Limits(4, tuple(FORMATS), KNOWN))
+    advised = advise(both, ChangeLimits(4, tuple(FORMATS), KNOWN))
     assert [one.name for one in advised.changes] == ["prefill and decode on workers of their own"]
     assert advised.plan.ttft_ms == pytest.approx(1e3 * (both.prefill.seconds + LLAMA.kv_bytes(4096) / (450e9 * 0.8)))
-    tight = apart(both)
+    tight = assess_disaggregation(both)
     assert tight.pays
     assert tight.transfer_s == pytest.approx(LLAMA.kv_bytes(4096) / (450e9 * 0.8))
     assert tight.prefill_per_decode == pytest.approx(

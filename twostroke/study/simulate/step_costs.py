@@ -12,7 +12,7 @@ from twostroke.study.plan.roofline import Roofline
 from twostroke.study.plan.specification import VALUE_BYTES
 
 
-class Taken(NamedTuple):
+class StepCost(NamedTuple):
     """What a step takes on the device: seconds, FLOPs, and bytes of weights and KV read."""
 
     seconds: float
@@ -20,7 +20,7 @@ class Taken(NamedTuple):
     bytes: float
 
 
-class StepCosts(Protocol):
+class StepCostModel(Protocol):
     """What steps take.
 
     Attributes:
@@ -31,7 +31,7 @@ class StepCosts(Protocol):
     """
 
     @property
-    def peak(self) -> Taken | None: ...
+    def peak(self) -> StepCost | None: ...
 
     @property
     def host_s(self) -> float: ...
@@ -42,11 +42,11 @@ class StepCosts(Protocol):
     @property
     def stalls(self) -> Sequence[float]: ...
 
-    def step(self, rows: Sequence[SequenceRows]) -> Taken: ...
+    def step(self, rows: Sequence[SequenceRows]) -> StepCost: ...
 
 
 @dataclass(frozen=True)
-class Priced:
+class MeasuredCosts:
     """Costs by a predictor, such as the one that a calibration on this machine gives.
 
     `entered_s`: seconds in which Python handles each token of a chunk.
@@ -56,18 +56,18 @@ class Priced:
     host_s: float = 0.0
     token_s: float = 0.0
     entered_s: float = 0.0
-    peak: Taken | None = None
+    peak: StepCost | None = None
     stalls: Sequence[float] = ()
 
-    def step(self, rows: Sequence[SequenceRows]) -> Taken:
+    def step(self, rows: Sequence[SequenceRows]) -> StepCost:
         work = self.predictor.cost.work(rows)
         entered = sum(one.count - one.logits for one in rows)
         flops = work.linear_flops + work.attention_flops + work.head_flops
         seconds = self.predictor.seconds(rows) + entered * self.entered_s
-        return Taken(seconds, flops, work.weight_bytes + work.kv_bytes)
+        return StepCost(seconds, flops, work.weight_bytes + work.kv_bytes)
 
 
-class Peaks:
+class RooflineCosts:
     """Costs by a roofline: those of `Roofline.step`, counted quicker.
 
     Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
@@ -77,7 +77,7 @@ class Peaks:
 
     def __init__(self, roofline: Roofline, host_s: float = 0.0, token_s: float = 0.0) -> None:
         self.roofline, self.host_s, self.token_s = roofline, host_s, token_s
-        self._products: dict[tuple[int, int], Taken] = {}
+        self._products: dict[tuple[int, int], StepCost] = {}
         flops: defaultdict[int | None, float] = defaultdict(float)
         read: defaultdict[int | None, float] = defaultdict(float)
         for kind in roofline.model.layers:
@@ -85,11 +85,11 @@ class Peaks:
             read[kind.window] += kind.count * kind.kv_values * VALUE_BYTES / min(roofline.tp, kind.kv_heads)
         self._windows = [(window, flops[window], read[window]) for window in flops]
         machine = roofline.machine
-        self.peak = Taken(1.0, machine.flops[roofline.dtype], machine.bandwidth)
+        self.peak = StepCost(1.0, machine.flops[roofline.dtype], machine.bandwidth)
         self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
         self._bandwidth = machine.bandwidth * machine.memory_share
 
-    def step(self, rows: Sequence[SequenceRows]) -> Taken:
+    def step(self, rows: Sequence[SequenceRows]) -> StepCost:
         flops = read = 0.0
         for window, pair_flops, entry_bytes in self._windows:
             pairs, entries = map(sum, zip(*(attended(one, window) for one in rows), strict=True))
@@ -97,25 +97,25 @@ class Peaks:
             read += entry_bytes * entries
         products = self._of_products(sum(one.count for one in rows), sum(one.logits for one in rows))
         seconds = max(flops / self._rate, read / self._bandwidth)
-        return Taken(products.seconds + seconds, products.flops + flops, products.bytes + read)
+        return StepCost(products.seconds + seconds, products.flops + flops, products.bytes + read)
 
-    def _of_products(self, count: int, logits: int) -> Taken:
+    def _of_products(self, count: int, logits: int) -> StepCost:
         """What a step's matrices and links take."""
         key = count, logits
         if (known := self._products.get(key)) is None:
             made = self.roofline.step([SequenceRows(count, 0, logits)])
             parts = [one for one in made.parts if one.name != "scores"]
             seconds = made.link_s + sum(one.seconds for one in parts)
-            known = Taken(seconds, sum(one.flops for one in parts), sum(one.bytes for one in parts))
+            known = StepCost(seconds, sum(one.flops for one in parts), sum(one.bytes for one in parts))
             self._products[key] = known
         return known
 
 
 @dataclass(frozen=True)
-class WithHost:
+class HostInclusiveSeconds:
     """Implements `StepSeconds` for the engine's forecast: what a step takes with what Python adds to it."""
 
-    costs: StepCosts
+    costs: StepCostModel
 
     def seconds(self, step: Iterable[SequenceRows]) -> float:
         rows = list(step)

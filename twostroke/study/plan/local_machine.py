@@ -9,19 +9,19 @@ from pathlib import Path
 
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.machines import Machine, find_machine
-from twostroke.study.plan.measure import Measured, measure
+from twostroke.study.plan.machine_benchmark import MachineMeasurement, measure_machine
+from twostroke.study.plan.machines import MachineSpec, find_machine
+from twostroke.system.atomic_files import atomic_replace
 from twostroke.system.cores import usable_cores
 from twostroke.system.home import home
 from twostroke.system.machine import cpu_model
-from twostroke.system.save import replacing
 
 HERE = "here"
 
 
 def machine_for(
     name: str, efficiency: float | None = None, progress: Callable[[str], None] = lambda _: None
-) -> Machine:
+) -> MachineSpec:
     """The machine of that name, a file of one, or "here": this one, which is measured if it has not been yet.
 
     Raises InvalidRequest as `find_machine` and `measure`.
@@ -30,7 +30,7 @@ def machine_for(
         return find_machine(name, efficiency)
     path = kept_at()
     if not path.is_file():
-        keep(measure(progress=progress), path)
+        keep(measure_machine(progress=progress), path)
     return replace(find_machine(str(path), efficiency), name=HERE)
 
 
@@ -45,14 +45,14 @@ def kept_at() -> Path:
     return home() / "machines" / f"{name}-{digest}.toml"
 
 
-def keep(one: Measured, path: Path) -> None:
+def keep(one: MachineMeasurement, path: Path) -> None:
     """Write a file that `--on` takes. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with atomic_replace(path) as file:
         file.write(text(one).encode())
 
 
-def text(one: Measured) -> str:
+def text(one: MachineMeasurement) -> str:
     """The file: a table of the keys that every machine has."""
     when = datetime.now(UTC).isoformat(timespec="minutes")
     rates = ", ".join(f"{dtype} = {rate / 1e12:.6g}" for dtype, rate in one.flops.items())

@@ -19,19 +19,19 @@ from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Sampled
-from twostroke.study.plan.specification import Specification
-from twostroke.study.plan.techniques import PLAIN, Speculated, Technique
-from twostroke.study.simulate.blank import BlankPool, NoText
+from twostroke.study.plan.specification import ModelSpec
+from twostroke.study.plan.techniques import PLAIN, SpeculatedDecode, Technique
 from twostroke.study.simulate.clock import VirtualClock
-from twostroke.study.simulate.costs import StepCosts, WithHost
-from twostroke.study.simulate.device import Facts, SimulatedModel, Watch
-from twostroke.study.simulate.front import Front
+from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.null_objects import NullPool, NullTokenizer
+from twostroke.study.simulate.simulated_model import PassObserver, SimulatedBackend, SimulatedModel
+from twostroke.study.simulate.step_costs import HostInclusiveSeconds, StepCostModel
 
 ROLE = "main"
 
 
 @dataclass(frozen=True)
-class Setup:
+class EngineSetup:
     """One engine: a model, what its steps take, and the settings that `serve` has too.
 
     Attributes:
@@ -41,16 +41,16 @@ class Setup:
         technique: how answers are made; `companion_costs` are of the steps of its companion.
     """
 
-    model: Specification
-    costs: StepCosts
+    model: ModelSpec
+    costs: StepCostModel
     pages: int
     page_size: int = 16
     index: str = "radix"
     asynchronous: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    front: Front = field(default_factory=Front)
+    front: HttpOverhead = field(default_factory=HttpOverhead)
     technique: Technique = PLAIN
-    companion_costs: StepCosts | None = None
+    companion_costs: StepCostModel | None = None
 
     def __post_init__(self) -> None:
         if self.technique.method.get("draft") == "lookup":
@@ -82,16 +82,16 @@ class Setup:
         """The most tokens of a prompt and its answer."""
         return min(self.config.max_position, self.pages * self.page_size)
 
-    def open(self, clock: VirtualClock, watch: Watch | None = None) -> Engine:
+    def open(self, clock: VirtualClock, watch: PassObserver | None = None) -> Engine:
         """The engine, which reads this clock. `watch` is told of each step."""
         config = self.config
         compiled = SimulatedModel(config, clock, self.costs, self.asynchronous, watch)
         compiled.token = Sampled(self.vocab - 1)
-        return open_engine(self, clock, compiled, self._pool(config), NoText())
+        return open_engine(self, clock, compiled, self._pool(config), NullTokenizer())
 
-    def _pool(self, config: ModelConfig) -> BlankPool:
-        geometry = Geometry.of(config, "bfloat16", NoText.fingerprint)
-        return BlankPool(geometry, self.pages, self.page_size, gaps=bool(self.technique.method))
+    def _pool(self, config: ModelConfig) -> NullPool:
+        geometry = Geometry.of(config, "bfloat16", NullTokenizer.fingerprint)
+        return NullPool(geometry, self.pages, self.page_size, gaps=bool(self.technique.method))
 
     def companion(self, compiled: SimulatedModel, main: PagePool) -> tuple[str, SimulatedModel, PagePool] | None:
         """The technique's other model on the same device, under its role, with the pool of its values."""
@@ -100,12 +100,12 @@ class Setup:
             return None
         model = used.companion.model
         config = model.config or config_of(model)
-        right = used.accepted if isinstance(used, Speculated) else 1.0
+        right = used.accepted if isinstance(used, SpeculatedDecode) else 1.0
         pool = main if used.role == "student" else self._pool(config)
         return used.role, compiled.companion(config, costs, right), pool
 
 
-def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
+def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
     """The engine over a compiled model that moves this clock."""
     kind = INDEXES[setup.index]
 
@@ -113,7 +113,7 @@ def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool
         return Model(
             name=name,
             id=name,
-            backend=cast("Any", Facts(setup.asynchronous)),
+            backend=cast("Any", SimulatedBackend(setup.asynchronous)),
             compiled=compiled,
             tokenizer=cast(Tokenizer, tokenizer),
             pool=pool,
@@ -122,17 +122,17 @@ def open_engine(setup: Setup, clock: VirtualClock, compiled: Any, pool: PagePool
         )
 
     model = model_of(setup.model.name, compiled, pool)
-    models, costs = {ROLE: model}, {model: WithHost(setup.costs)}
+    models, costs = {ROLE: model}, {model: HostInclusiveSeconds(setup.costs)}
     if (found := setup.companion(compiled, pool)) is not None and setup.companion_costs is not None:
         role, other, its_pool = found
         models[role] = model_of(f"{setup.model.name}'s {role}", other, its_pool)
-        costs[models[role]] = WithHost(setup.companion_costs)
+        costs[models[role]] = HostInclusiveSeconds(setup.companion_costs)
     # Without an objective nothing asks what a step will take.
     forecast = None if setup.scheduler.itl_ms is None else Forecast(costs)
     return Engine(models, ROLE, setup.scheduler, clock=clock, forecast=forecast)
 
 
-def config_of(model: Specification) -> ModelConfig:
+def config_of(model: ModelSpec) -> ModelConfig:
     """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it."""
     layers = tuple(
         Layer(

@@ -17,15 +17,15 @@ from twostroke.models.cost import SequenceRows
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.scores import TokenScore
 from twostroke.study.simulate.clock import VirtualClock
-from twostroke.study.simulate.costs import StepCosts, Taken
+from twostroke.study.simulate.step_costs import StepCost, StepCostModel
 
-Watch = Callable[
-    [float, float, Sequence[SequenceRows], Taken], None
+PassObserver = Callable[
+    [float, float, Sequence[SequenceRows], StepCost], None
 ]  # when a step begins and ends, its rows, what it takes
 
 
 @dataclass(frozen=True)
-class Facts:
+class SimulatedBackend:
     """The part of a `Backend` that engines read.
 
     `asynchronous`: whether the device computes while Python works (`engine/step_in_flight.py`).
@@ -39,7 +39,7 @@ class Facts:
     device: str = "virtual"
 
 
-class NoLogits:
+class NullLogits:
     """Implements `LazyLogits` by a number of rows."""
 
     __slots__ = ("_rows",)
@@ -50,10 +50,10 @@ class NoLogits:
     def __len__(self) -> int:
         return self._rows
 
-    def __getitem__(self, rows: slice) -> NoLogits:
-        return NoLogits(len(range(*rows.indices(self._rows))))
+    def __getitem__(self, rows: slice) -> NullLogits:
+        return NullLogits(len(range(*rows.indices(self._rows))))
 
-    def kept(self) -> NoLogits:
+    def kept(self) -> NullLogits:
         return self
 
     def read(self) -> np.ndarray:
@@ -68,7 +68,7 @@ class NoLogits:
         return 0
 
 
-class Tokens:
+class PendingTokens:
     """Implements `Drawn`: they are there when the device has come so far."""
 
     __slots__ = ("_clock", "_sampled", "ready")
@@ -85,7 +85,7 @@ class Tokens:
 
 
 @dataclass
-class Device:
+class SimulatedDevice:
     """`free_at`: when it has done all that it was given."""
 
     free_at: float = 0.0
@@ -103,15 +103,20 @@ class SimulatedModel:
     """
 
     def __init__(
-        self, config: ModelConfig, clock: VirtualClock, costs: StepCosts, asynchronous: bool, watch: Watch | None = None
+        self,
+        config: ModelConfig,
+        clock: VirtualClock,
+        costs: StepCostModel,
+        asynchronous: bool,
+        watch: PassObserver | None = None,
     ) -> None:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
-        self.steps, self._device = 0, Device()
+        self.steps, self._device = 0, SimulatedDevice()
         self.token = Sampled(config.vocab_size - 1)
         self._right, self._luck = 1.0, random.Random(0)
 
-    def companion(self, config: ModelConfig, costs: StepCosts, right: float) -> SimulatedModel:
+    def companion(self, config: ModelConfig, costs: StepCostModel, right: float) -> SimulatedModel:
         """A student or a draft on the same device. A share `right` of its tokens is what this model would say."""
         made = SimulatedModel(config, self._clock, costs, self._asynchronous, self._watch)
         made._device, made.token, made._right = self._device, self.token, right
@@ -130,14 +135,14 @@ class SimulatedModel:
             clock.until(ended)
         if self._watch is not None:
             self._watch(began, ended, rows, taken)
-        return ForwardOutput(NoLogits(len(batch.wanted)), None)
+        return ForwardOutput(NullLogits(len(batch.wanted)), None)
 
-    def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> Tokens:
+    def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> PendingTokens:
         self._clock.advance(self.costs.token_s * len(rows))
         made = [self.token] * len(rows)
         if self._right < 1:
             made = [one if self._luck.random() < self._right else Sampled(one.id - 1) for one in made]
-        return Tokens(self._clock, self._device.free_at, made)
+        return PendingTokens(self._clock, self._device.free_at, made)
 
 
 def rows_of(batch: RaggedBatch[np.ndarray]) -> list[SequenceRows]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from twostroke.engine.timings import Timings
-from twostroke.study.traffic.requests import Arrival
+from twostroke.study.traffic.requests import TrafficRequest
 
 if TYPE_CHECKING:
-    from twostroke.study.simulate.worker import Worker
+    from twostroke.study.simulate.worker import SimulatedWorker
 
 
 @dataclass(eq=False)
-class Call:
+class SimulatedRequest:
     """One request, which may move between workers.
 
     Attributes:
@@ -31,12 +31,12 @@ class Call:
     """
 
     number: int
-    asked: Arrival
+    asked: TrafficRequest
     arrival: float
     tokens: list[float] = field(default_factory=list[float])
     scheduled: float | None = None
     ended: float | None = None
-    worker: Worker | None = None
+    worker: SimulatedWorker | None = None
     cached: int = 0
     entered: int = 0
     moves: int = 0

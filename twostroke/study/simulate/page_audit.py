@@ -14,7 +14,7 @@ from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
 
 
-def leaked(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> int:
+def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> int:
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
     Holders are the prefix indexes, what is pinned, the strokes in flight with the values that they extend, results of

@@ -7,12 +7,12 @@ import pytest
 
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan import measure as measuring
-from twostroke.study.plan import measured
+from twostroke.study.plan import local_machine as measured
+from twostroke.study.plan import machine_benchmark as measuring
+from twostroke.study.plan.machine_benchmark import MachineMeasurement
 from twostroke.study.plan.machines import find_machine
-from twostroke.study.plan.measure import Measured
 
-FOUND = Measured(
+FOUND = MachineMeasurement(
     "native-test", 2, {"int8": 5e11, "bf16": 2e11, "attention": 1e11}, {"int8": 2e10, "bf16": 3e10}, 1e10, 1.5e9, 4e8,
     2e9, 16 << 30,
 )  # fmt: skip
@@ -35,7 +35,7 @@ def test_every_rate_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(measuring, "SECONDS", 0.0)
     monkeypatch.setattr(measuring, "FILE_BYTES", 8 << 20)
     seen: list[str] = []
-    found = measuring.measure(threads=1, progress=seen.append)
+    found = measuring.measure_machine(threads=1, progress=seen.append)
     assert set(found.flops) == {"int8", "bf16", "attention"}
     assert found.threads == 1
     rates = [*found.flops.values(), *found.decode.values(), found.kv, found.disk_read, found.disk_write, found.loopback]
@@ -61,7 +61,7 @@ def test_here_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
     times: list[int] = []
 
-    def measure(**_: object) -> Measured:
+    def measure(**_: object) -> MachineMeasurement:
         times.append(1)
         return replace(FOUND, memory=len(times) << 30)
 
@@ -79,6 +79,6 @@ def test_here_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_without_kernels_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "unavailable", lambda: "they are not compiled")
     with pytest.raises(InvalidRequest, match="measured with the native kernels, and they are not compiled"):
-        measuring.measure()
+        measuring.measure_machine()
     with pytest.raises(InvalidRequest, match="not compiled"):
         measured.machine_for("here")

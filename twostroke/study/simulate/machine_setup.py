@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.here import stored_format
+from twostroke.study.plan.local_engine import stored_format
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import companion_of, find_model
-from twostroke.study.plan.plan import RESERVED
+from twostroke.study.plan.plan import RESERVED_SHARE
 from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.techniques import choose, techniques
+from twostroke.study.plan.techniques import choose_technique, techniques
 from twostroke.study.plan.weights import weight_format
-from twostroke.study.simulate.costs import Peaks
-from twostroke.study.simulate.opening import Setup
+from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.step_costs import RooflineCosts
 
 
 def machine_setup(
@@ -30,7 +30,7 @@ def machine_setup(
     method: str = "plain",
     draft: str | None = None,
     acceptance: float | None = None,
-) -> Setup:
+) -> EngineSetup:
     """An engine of `tp` devices. Everything but a CPU keeps a step in flight.
 
     Args:
@@ -43,7 +43,7 @@ def machine_setup(
         InvalidRequest, UnknownModel: unknown names; no room for KV.
     """
     found = find_model(name)
-    technique = choose(techniques(found.model, companion_of(draft), acceptance), method)
+    technique = choose_technique(techniques(found.model, companion_of(draft), acceptance), method)
     stored = weights is None and found.checkpoint is not None
     form = (
         stored_format(found.checkpoint)
@@ -55,13 +55,13 @@ def machine_setup(
     used, total, entry = technique.companion, form.total(found.model), found.model.kv_values
     companion_costs = None
     if used is not None:
-        companion_costs = Peaks(used.roofline(roofline), host_s)
+        companion_costs = RooflineCosts(used.roofline(roofline), host_s)
         total += used.weights.total(used.model)
         entry += used.model.kv_values if technique.role == "draft" else 0  # its pool has as many pages
     room = kv_bytes
     if room is None:
         copies = max(1, tp // min(kind.kv_heads for kind in found.model.layers))  # fewer KV heads than devices
-        room = int(tp * machine.memory * (1 - RESERVED) - total) // copies
+        room = int(tp * machine.memory * (1 - RESERVED_SHARE) - total) // copies
         if room < 2 * entry:
             raise InvalidRequest(
                 f"the weights of {found.model.name} leave no room for KV: use more devices (--tp), smaller weights, or "
@@ -73,9 +73,9 @@ def machine_setup(
             f"a page of {page_size:,} entries takes {2 * entry * page_size:,} bytes, and there are {room:,} for KV: "
             f"make pages smaller (--page-size), or give more (--kv-bytes)"
         )
-    return Setup(
+    return EngineSetup(
         model=found.model,
-        costs=Peaks(roofline, host_s),
+        costs=RooflineCosts(roofline, host_s),
         pages=pages,
         page_size=page_size,
         index=index,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-STEPS = 1 << 30  # from this rank on: steps of engines
+STEP_RANK = 1 << 30  # from this rank on: steps of engines
 
 
-class Events:
+class EventQueue:
     """A queue by time. At the same time lower ranks come first, and steps of engines last; else the order is that of
     planning. What several engines do at one time has their numbers as ranks, so that it is the same however many steps
     each of them takes together.

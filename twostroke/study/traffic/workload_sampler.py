@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.lengths import Range, sharegpt, synthetic
-from twostroke.study.traffic.requests import Arrival, Piece, Traffic
+from twostroke.study.traffic.lengths import TokenRange, sharegpt, synthetic
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 
 @dataclass(frozen=True)
-class Workload:
+class WorkloadSampler:
     """How requests are drawn.
 
     Attributes:
@@ -24,8 +24,8 @@ class Workload:
     """
 
     requests: int
-    inputs: Range | None
-    outputs: Range | None
+    inputs: TokenRange | None
+    outputs: TokenRange | None
     prefix_tokens: int = 0
     groups: int = 1
     seed: int = 0
@@ -40,9 +40,9 @@ class Workload:
         chosen = rng.integers(self.groups, size=self.requests).tolist()
         closed = isinstance(pattern, ClosedLoop)
         times = [0.0] * self.requests if closed else pattern.times(self.requests, self.seed)
-        made: list[Arrival] = []
+        made: list[TrafficRequest] = []
         for i, (at, group, (size, output)) in enumerate(zip(times, chosen, sizes.tolist(), strict=True)):
-            own = Piece(self.groups + i, size)
-            pieces = (Piece(group, self.prefix_tokens), own) if self.prefix_tokens else (own,)
-            made.append(Arrival(at, pieces, output))
+            own = PromptPiece(self.groups + i, size)
+            pieces = (PromptPiece(group, self.prefix_tokens), own) if self.prefix_tokens else (own,)
+            made.append(TrafficRequest(at, pieces, output))
         return Traffic(made, pattern, self.seed)

@@ -8,7 +8,7 @@ from twostroke.study.traffic.objectives import Objectives
 
 
 @dataclass(frozen=True)
-class Spread:
+class Percentiles:
     """Mean and percentiles, in seconds. `wanted` is the one that the objectives name."""
 
     mean: float
@@ -18,7 +18,7 @@ class Spread:
     wanted: float
 
     @classmethod
-    def of(cls, values: np.ndarray, weights: np.ndarray, percent: float) -> "Spread":
+    def of(cls, values: np.ndarray, weights: np.ndarray, percent: float) -> "Percentiles":
         order = np.argsort(values)
         values, weights = values[order], weights[order] / weights.sum()
         reached = np.cumsum(weights)
@@ -30,7 +30,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Served:
+class OpenLoopService:
     """A load that a server carries.
 
     Attributes:
@@ -49,8 +49,8 @@ class Served:
     waiting_s: float
     waited_s: float
     decode_s: float
-    ttft: Spread
-    itl: Spread
+    ttft: Percentiles
+    itl: Percentiles
 
     def missed(self, objectives: Objectives) -> list[str]:
         """Objectives that are missed: "TTFT", "ITL"."""
@@ -59,7 +59,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedLoopService:
     """A fixed number of users, each of whom asks again at once. Means alone: of TTFT, `waiting_s` is waiting; of ITL,
     `decode_s` is a step without a chunk."""
 

@@ -21,11 +21,11 @@ from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.engine.calibration import StepBench
 from twostroke.engine.model import Model
-from twostroke.engine.opening import new_pool
+from twostroke.engine.model_loader import new_pool
 from twostroke.errors import InvalidRequest
 from twostroke.kv.geometry import Geometry
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, is_weight_matrix, tensor_shapes
-from twostroke.models.cost import Cost, Rows
+from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
@@ -37,12 +37,12 @@ LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 1536, 8
 ROWS, CONTEXT = 512, 8192
 FORMATS_BY_RATE = {"int8": "Q8_0", "bf16": "BF16"}
 SECONDS = 12.0  # for each format
-LEAST_ROUNDS, MOST_ROUNDS = 3, 25
+MIN_ROUNDS, MAX_ROUNDS = 3, 25
 FILE_BYTES, PIECE = 256 << 20, 4 << 20
 
 
 @dataclass(frozen=True)
-class Measured:
+class MachineMeasurement:
     """Rates per second.
 
     Attributes:
@@ -70,7 +70,7 @@ class Measured:
         return max(*self.decode.values(), self.kv)
 
 
-def measure(threads: int | None = None, progress: Callable[[str], None] = lambda _: None) -> Measured:
+def measure_machine(threads: int | None = None, progress: Callable[[str], None] = lambda _: None) -> MachineMeasurement:
     """Measure this machine, in less than a minute if nothing else runs.
 
     Raises:
@@ -91,7 +91,7 @@ def measure(threads: int | None = None, progress: Callable[[str], None] = lambda
     progress("disk")
     written, read = _disk()
     progress("loopback")
-    return Measured(
+    return MachineMeasurement(
         backend.label, backend.threads, flops, decode, kv[0], read, written, _loopback(), available_memory()
     )
 
@@ -107,10 +107,16 @@ class _Strokes:
 def _strokes(model: Model) -> _Strokes:
     """Time both strokes; medians of interleaved rounds."""
     bench, cost = StepBench(model, CONTEXT + ROWS), model.cost
-    steps = [Rows(ROWS), Rows(1), Rows(1, CONTEXT), Rows(ROWS // 2), Rows(ROWS // 2, CONTEXT)]
+    steps = [
+        SequenceRows(ROWS),
+        SequenceRows(1),
+        SequenceRows(1, CONTEXT),
+        SequenceRows(ROWS // 2),
+        SequenceRows(ROWS // 2, CONTEXT),
+    ]
     taken: list[list[float]] = [[] for _ in steps]
     began, number = time.perf_counter(), 0
-    while number < LEAST_ROUNDS + 1 or (number < MOST_ROUNDS and time.perf_counter() - began < SECONDS):
+    while number < MIN_ROUNDS + 1 or (number < MAX_ROUNDS and time.perf_counter() - began < SECONDS):
         for step, times in zip(steps, taken, strict=True):
             times.append(bench.seconds([step]))
         number += 1
@@ -149,7 +155,7 @@ def _model(backend: Backend, stored: str) -> Model:
     geometry = Geometry.of(config, backend.kv_dtype, "")
     pool = new_pool(geometry, 1, 16, backend)
     tokenizer: object = None  # nothing is read or written as text
-    return Model(stored, "", backend, compiled, tokenizer, pool, None, Cost(config, sizes, geometry.entry_bytes))  # pyright: ignore[reportArgumentType]
+    return Model(stored, "", backend, compiled, tokenizer, pool, None, CostModel(config, sizes, geometry.entry_bytes))  # pyright: ignore[reportArgumentType]
 
 
 def _disk() -> tuple[float, float]:

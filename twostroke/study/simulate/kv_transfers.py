@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from twostroke.kv.cache import KVCache
-from twostroke.study.simulate.call import Call
-from twostroke.study.simulate.events import Events
+from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.worker import Worker
+from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.worker import SimulatedWorker
 
 
 @dataclass(eq=False)
-class Transfer:
+class KvTransfer:
     """KV on its way from one worker to another.
 
     Attributes:
@@ -24,14 +24,14 @@ class Transfer:
         arriving: the receiver's value, of pages that nobody reads before all has come; None before it begins.
     """
 
-    call: Call
-    source: Worker
-    target: Worker
+    call: SimulatedRequest
+    source: SimulatedWorker
+    target: SimulatedWorker
     kv: KVCache
     arriving: KVCache | None = None
 
 
-class Transfers:
+class KvTransfers:
     """Those that are under way, and those that wait for room at their receivers.
 
     Attributes:
@@ -41,23 +41,23 @@ class Transfers:
     def __init__(
         self,
         fleet: Fleet,
-        events: Events,
+        events: EventQueue,
         happened: Counter[str],
-        lost: Callable[[Call], None],
-        dropped: Callable[[Worker, Call], None],
+        lost: Callable[[SimulatedRequest], None],
+        dropped: Callable[[SimulatedWorker, SimulatedRequest], None],
     ) -> None:
         """`lost` is called when a value has not come for too long; `dropped` when a live receiver will not get one."""
         self._fleet, self._events, self._happened, self._lost, self._dropped = fleet, events, happened, lost, dropped
         self._luck = random.Random(f"luck {fleet.faults.seed}")
-        self._inboxes: dict[Worker, deque[Transfer]] = {}  # what has not begun
-        self._transfers: dict[Call, Transfer] = {}
+        self._inboxes: dict[SimulatedWorker, deque[KvTransfer]] = {}  # what has not begun
+        self._transfers: dict[SimulatedRequest, KvTransfer] = {}
         self.moved_bytes = 0
 
-    def join(self, worker: Worker) -> None:
+    def join(self, worker: SimulatedWorker) -> None:
         """A worker that may receive."""
         self._inboxes[worker] = deque()
 
-    def leave(self, worker: Worker) -> list[Call]:
+    def leave(self, worker: SimulatedWorker) -> list[SimulatedRequest]:
         """A worker dies. Returns the calls whose values it was sending or was to receive."""
         ended = [one for one in self._transfers.values() if worker in (one.source, one.target)]
         for transfer in ended:
@@ -70,13 +70,13 @@ class Transfers:
         """Values that transfers hold, on both sides."""
         return [kv for one in self._transfers.values() for kv in (one.kv, one.arriving) if kv is not None]
 
-    def send(self, source: Worker, target: Worker, call: Call, kv: KVCache) -> None:
+    def send(self, source: SimulatedWorker, target: SimulatedWorker, call: SimulatedRequest, kv: KVCache) -> None:
         """Send a prompt's KV to a worker, as soon as that has room."""
-        self._transfers[call] = transfer = Transfer(call, source, target, kv)
+        self._transfers[call] = transfer = KvTransfer(call, source, target, kv)
         self._inboxes[target].append(transfer)
         self.pump(target)
 
-    def pump(self, target: Worker) -> None:
+    def pump(self, target: SimulatedWorker) -> None:
         """Begin the transfers that a worker has room for, in their order."""
         inbox = self._inboxes[target]
         while inbox and target.has_room(inbox[0].kv):
@@ -85,7 +85,7 @@ class Transfers:
             target.expected += 1
             self._begin(transfer)
 
-    def _begin(self, transfer: Transfer) -> None:
+    def _begin(self, transfer: KvTransfer) -> None:
         link, faults, now = self._fleet.link, self._fleet.faults, self._events.now
         assert link is not None
         size = len(transfer.kv) * self._fleet.setup.entry_bytes
@@ -97,7 +97,7 @@ class Transfers:
         else:
             self._events.at(free_at + link.latency_s, partial(self._deliver, transfer, size))
 
-    def _deliver(self, transfer: Transfer, size: int) -> None:
+    def _deliver(self, transfer: KvTransfer, size: int) -> None:
         """All of it has come: the receiver's pages may be read, and the sender's are free."""
         kv, target = transfer.arriving, transfer.target
         if kv is None:  # one of the workers died
@@ -106,13 +106,13 @@ class Transfers:
         self.moved_bytes += size
         target.decode(transfer.call, [kv])
 
-    def _lose(self, transfer: Transfer) -> None:
+    def _lose(self, transfer: KvTransfer) -> None:
         """It has not come for too long."""
         if transfer.arriving is not None:
             self._forget(transfer)
             self._lost(transfer.call)
 
-    def _forget(self, transfer: Transfer, delivered: bool = False) -> None:
+    def _forget(self, transfer: KvTransfer, delivered: bool = False) -> None:
         """A transfer is over, or will never be: neither side holds pages for it."""
         target, call, began = transfer.target, transfer.call, transfer.arriving is not None
         del self._transfers[call]

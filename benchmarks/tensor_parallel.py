@@ -28,7 +28,7 @@ from twostroke.backends.native.backend import NativeBackend
 from twostroke.backends.native.model import NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
 from twostroke.models.config import GatedMLP, ModelConfig
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.bench.latency import BatchShape, PromptSource, summarize
 from twostroke.study.plan.machines import find_machine
@@ -224,7 +224,7 @@ def predicted() -> str:
     model, machine = find_model("llama-2-70b").model, find_machine("a100")
     lines = ["Llama 70B, 4,096 tokens, FP16, A100s, ms", "", "| devices | published | predicted |", "|--:|--:|--:|"]
     for degree, published in SEED.items():
-        seconds = Roofline(model, machine, weight_format("bf16"), degree).step([Rows(4096, 0, 1)]).seconds
+        seconds = Roofline(model, machine, weight_format("bf16"), degree).step([SequenceRows(4096, 0, 1)]).seconds
         lines.append(f"| {degree} | {published} | {1e3 * seconds:.0f} |")
     return "\n".join([*lines, ""])
 

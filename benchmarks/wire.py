@@ -25,13 +25,13 @@ import numpy as np
 
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.page_memory import HostMemory
 from twostroke.cluster.wire import checksum
 from twostroke.cluster.wire.channel import Channel
-from twostroke.cluster.wire.choose import open_transport
-from twostroke.cluster.wire.nixl import NixlReader, NixlReading, unavailable
+from twostroke.cluster.wire.choose_transport import open_transport
+from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
+from twostroke.cluster.wire.nixl import NixlPendingRead, NixlReader, unavailable
 from twostroke.cluster.wire.receiver import Receiver
-from twostroke.cluster.wire.reception import Reception
 from twostroke.cluster.wire.sender import Sender
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
@@ -100,10 +100,10 @@ SENDER = {
     "messages": [(Channel, "send")],
 }
 RECEIVER = {
-    "opening": [(Reception, "open"), (Reception, "accept_terms")],
-    "copies": [(NixlReader, "begin"), (NixlReading, "wait")],
+    "opening": [(IncomingTransfer, "open"), (IncomingTransfer, "accept_terms")],
+    "copies": [(NixlReader, "begin"), (NixlPendingRead, "wait")],
     "checks": [(checksum, "is_right")],
-    "attaching": [(Reception, "_attached"), (Reception, "end")],
+    "attaching": [(IncomingTransfer, "_attached"), (IncomingTransfer, "end")],
 }
 
 

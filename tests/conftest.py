@@ -25,7 +25,7 @@ from twostroke.engine.model import Model
 from twostroke.models.checkpoints import resolve
 from twostroke.models.checkpoints.catalog import CatalogEntry
 from twostroke.models.checkpoints.fetch import fetch
-from twostroke.models.cost import Predictor
+from twostroke.models.cost import StepPredictor
 from twostroke.study.explain import explanation
 
 # The longest files, about half of the time. With `--no-loadscope-reorder` they begin first, so that at the end no
@@ -99,9 +99,9 @@ def signals_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def calibrated_once() -> Iterator[None]:
     """A model is timed once per process and number of threads, not each time that it is opened: that takes seconds."""
-    taken: dict[tuple[object, ...], Predictor] = {}
+    taken: dict[tuple[object, ...], StepPredictor] = {}
 
-    def calibrated(model: Model) -> Predictor:
+    def calibrated(model: Model) -> StepPredictor:
         key = (model.id, model.backend.threads, model.pool.entry_bytes)
         if key not in taken:
             taken[key] = calibrate(model)

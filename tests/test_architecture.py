@@ -18,8 +18,8 @@ REFERENCE_FILES = ("backend", "decoder", "memory", "operations", "ranks", "tiles
 REFERENCE = {f"backends/reference/{name}.py" for name in REFERENCE_FILES}
 WITH_TORCH = {
     *REFERENCE,
-    "backends/ranks/group.py",
-    "backends/ranks/links.py",
+    "backends/ranks/rank_group.py",
+    "backends/ranks/collectives.py",
     "study/pruning.py",
     "study/distilling.py",
 }

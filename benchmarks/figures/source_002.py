@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from benchmarks.figures.row import Row, against, floor, off
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import specifications
 from twostroke.study.plan.roofline import Roofline
@@ -37,7 +37,7 @@ def tera(tokens: int, known: int = 0) -> float:
 
 def _intensity() -> Iterator[Row]:
     yield Row("crossover of an A100, FLOPs a byte", "156", f"{A100.balance():.0f}", "agree, with 2.0 TB/s")
-    single = Roofline(LLAMA, A100, BF16).step([Rows(1, 0, 1)])
+    single = Roofline(LLAMA, A100, BF16).step([SequenceRows(1, 0, 1)])
     yield Row("intensity of decode at batch 1", "1 to 2", f"{single.flops / single.bytes:.2f}", "agree")
     flops, size = 2 * 4096 * 8192 * 28672, 2 * (4096 * 8192 + 8192 * 28672 + 4096 * 28672)
     ours = f"{flops / 1e12:.3f} T; {size / 1e9:.3f} GB; {flops / size:,.0f}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks.figures.row import Row, against, floor, off
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.machines import find_machine
 from twostroke.study.plan.models import specifications
 from twostroke.study.plan.roofline import Roofline
@@ -50,7 +50,7 @@ def _prefill() -> Iterator[Row]:
         (128, 0.5, 8, 42), (512, 8, 25, 167), (2048, 128, 85, 670), (4096, 512, 180, 1340), (8192, 2048, 450, 2680),
         (32768, 32768, 3500, 10700),
     ):  # fmt: skip
-        scores, least = LLAMA.attention_flops(Rows(tokens)) / 1e12, floor(LLAMA, H100, tokens)
+        scores, least = LLAMA.attention_flops(SequenceRows(tokens)) / 1e12, floor(LLAMA, H100, tokens)
         yield Row(
             f"{tokens:,} tokens on one H100: TFLOPs of attention; ms; KV in MB",
             f"{tera:,g}; {ms:,}; {kv:,}",
@@ -68,7 +68,7 @@ def _prefill() -> Iterator[Row]:
         f"{parts['feed-forward'] / whole:.0%}; norms are not counted",
         "inverted",
     )
-    step = Roofline(LLAMA, H100, BF16).step([Rows(4096, 0, 1)])
+    step = Roofline(LLAMA, H100, BF16).step([SequenceRows(4096, 0, 1)])
     yield Row(
         "prefill at 4,096: compute; bandwidth utilized",
         "85%; 35%",
@@ -141,7 +141,7 @@ def _single() -> Iterator[Row]:
         f"{read / 130e9 - 1:.0%} low",
     )
     yield Row("KV read a layer at 4K", "16 MB", f"{LLAMA.kv_bytes(4096) / 80 / 1e6:.1f} MB", "agree")
-    single = Roofline(LLAMA, H100, BF16).step([Rows(1, 4096, 1)])
+    single = Roofline(LLAMA, H100, BF16).step([SequenceRows(1, 4096, 1)])
     yield Row(
         "a decoded token at 4,096: GFLOPs; GB; intensity",
         "54; 131; 0.41",
@@ -169,11 +169,11 @@ def _single() -> Iterator[Row]:
 def _batches() -> Iterator[Row]:
     roofline = Roofline(LLAMA, H100, BF16)
     for batch, theirs in ((1, 0.41), (8, 3.3), (32, 13.1), (128, 52)):
-        step = roofline.step([Rows(1, 0, 1)] * batch)
+        step = roofline.step([SequenceRows(1, 0, 1)] * batch)
         ours = step.flops / step.bytes
         yield Row(f"intensity of the weights alone, batch {batch}", f"{theirs:g}", f"{ours:.1f}", off(theirs, ours))
     for batch, theirs, read in ((1, 0.41, 131), (8, 3.1, 140), (32, 10.1, 172), (64, 16.2, 213)):
-        step = roofline.step([Rows(1, 4096, 1)] * batch)
+        step = roofline.step([SequenceRows(1, 4096, 1)] * batch)
         ours = step.flops / step.bytes
         yield Row(
             f"{batch} user{'s' if batch > 1 else ''} at 4K: GB read a step; intensity",
@@ -182,7 +182,7 @@ def _batches() -> Iterator[Row]:
             f"bytes {off(read, step.bytes / 1e9, near=0.08)}; intensity {off(theirs, ours)}",
         )
     for batch, ms, rate in ((1, 40, 25), (8, 42, 190), (32, 51, 627)):
-        seconds = roofline.step([Rows(1, 4096, 1)] * batch).bytes / BANDWIDTH
+        seconds = roofline.step([SequenceRows(1, 4096, 1)] * batch).bytes / BANDWIDTH
         yield Row(
             f"{batch} user{'s' if batch > 1 else ''} at 4K: ms a token; tokens/s",
             f"{ms}; {rate}",

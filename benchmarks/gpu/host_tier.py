@@ -20,7 +20,7 @@ from benchmarks.gpu.bench import Bench, markdown, open_backend, parser
 from benchmarks.gpu.card import Card
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.steps import new_memory
-from twostroke.backends.memory import Memory
+from twostroke.backends.page_memory import PageMemory
 
 CALLS = (1, 16, 128)  # pages in a call of read_pages
 DEFINITIONS = {
@@ -58,7 +58,7 @@ def link(card: Card, page_bytes: int, repeats: int) -> dict[str, float]:
     }
 
 
-def measure(bench: Bench, card: Card, model: str, memory: Memory, pages: int, repeats: int) -> None:
+def measure(bench: Bench, card: Card, model: str, memory: PageMemory, pages: int, repeats: int) -> None:
     """Both directions through the memory's interface."""
     size, rng = memory.page_bytes, np.random.default_rng(1)
     frames: list[int] = rng.permutation(pages).tolist()
@@ -92,7 +92,7 @@ def measure(bench: Bench, card: Card, model: str, memory: Memory, pages: int, re
     check(memory, frames, ordinary)
 
 
-def check(memory: Memory, frames: Sequence[int], expected: np.ndarray) -> None:
+def check(memory: PageMemory, frames: Sequence[int], expected: np.ndarray) -> None:
     """What was written is what is read, byte for byte; raises RuntimeError if not."""
     for frame, page in zip(frames[:4], expected, strict=False):
         memory.write_page(frame, page.data)

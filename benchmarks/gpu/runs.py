@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.gpu.card import Card, Ceilings
 from benchmarks.gpu.steps import Part, Stepper
-from twostroke.backends.interface import Drawn, RaggedBatch
+from twostroke.backends.interface import DrawnTokens, RaggedBatch
 
 ENOUGH_S = 0.5  # of repeats of one kind
 AHEAD_MS = 100.0  # the most that the host runs ahead of the device
@@ -43,11 +43,11 @@ class Runs:
         self.following = [[following(batch) for batch in step] for step in self.fresh if follows]
         self._number = 0
 
-    def launch(self, drawn: Drawn | None = None) -> Drawn:
+    def launch(self, drawn: DrawnTokens | None = None) -> DrawnTokens:
         """Launch the next step; `drawn` has the tokens of the one before."""
         follows = self.follows and drawn is not None
         batches = self.following if follows else self.fresh
-        made: Drawn | None = None
+        made: DrawnTokens | None = None
         for batch in batches[self._number % len(batches)]:
             draws = self.draws[: len(batch.wanted)]
             made = self.stepper.launch(batch, draws, drawn if follows else None)

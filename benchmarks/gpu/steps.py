@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.weights import RandomWeights
-from twostroke.backends.interface import Backend, CompiledModel, Drawn, RaggedBatch
-from twostroke.backends.memory import Memory
+from twostroke.backends.interface import Backend, CompiledModel, DrawnTokens, RaggedBatch
+from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
-from twostroke.models.cost import Cost, Rows
+from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import NO_NOISE
@@ -48,10 +48,10 @@ class Stepper:
         if (reason := backend.unsupported(config, matrices, page_size)) is not None:
             raise InvalidRequest(f"the {backend.name} backend cannot run this: {reason}")
         sizes = {name: backend.weight_bytes(tensor) for name, tensor in matrices.items()}
-        self.cost = Cost(config, sizes, self.entry_bytes)
+        self.cost = CostModel(config, sizes, self.entry_bytes)
         self.model: CompiledModel = backend.compile(config, weights)
         self.rng = np.random.default_rng(seed)
-        self.memory: Memory | None = None
+        self.memory: PageMemory | None = None
         self.num_pages = 0
 
     @property
@@ -101,7 +101,9 @@ class Stepper:
         """How to draw a greedy token from each of `count` rows."""
         return [Draw(GREEDY, NO_NOISE, 0, NO_TOKENS, ()) for _ in range(count)]
 
-    def launch(self, batch: RaggedBatch[np.ndarray], draws: Sequence[Draw], drawn: Drawn | None = None) -> Drawn | None:
+    def launch(
+        self, batch: RaggedBatch[np.ndarray], draws: Sequence[Draw], drawn: DrawnTokens | None = None
+    ) -> DrawnTokens | None:
         """A pass and its sampling, as the engine calls them; the tokens are not read. `drawn`: those it follows."""
         assert self.memory is not None
         logits = self.model.forward(replace(batch, drawn=drawn, scratch={}), self.memory).logits
@@ -109,11 +111,11 @@ class Stepper:
 
     def work(self, parts: Sequence[Part]) -> tuple[float, float]:
         """(bytes of weights and KV that a step reads, its FLOPs)."""
-        work = self.cost.work([Rows(part.count, part.context, int(part.makes)) for part in parts])
+        work = self.cost.work([SequenceRows(part.count, part.context, int(part.makes)) for part in parts])
         return work.weight_bytes + work.kv_bytes, work.linear_flops + work.attention_flops + work.head_flops
 
 
-def new_memory(backend: Backend, config: ModelConfig, pages: int, page_size: int) -> Memory:
+def new_memory(backend: Backend, config: ModelConfig, pages: int, page_size: int) -> PageMemory:
     """Memory of `pages` pages that holds random entries: attention over zeros would be a special case."""
     memory = backend.memory(pages, config.num_layers, config.num_kv_heads, page_size, config.head_dim)
     storage: Any = memory.storage

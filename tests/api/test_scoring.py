@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import no_page_may_be_lost
 from twostroke.api.llm import LLM
 from twostroke.api.scoring import encode_pair
-from twostroke.backends import rows
+from twostroke.backends import lazy_logits
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
@@ -90,7 +90,7 @@ def test_chunked_or_whole_and_with_prefix_hits_the_bits_are_equal(exact: LLM, mo
     for start in (0, 1, 17, 40, 54):
         [made] = prefilled(llm, Prefill(TOKENS, logprobs=2, scored_from=start))
         assert made.scores == whole.scores[start:], "hits leave out what is scored"
-    monkeypatch.setattr(rows, "SCORED_ROWS", 5)
+    monkeypatch.setattr(lazy_logits, "SCORED_ROWS", 5)
     llm.engine.config = SchedulerConfig(max_step_tokens=16)
     [made] = prefilled(llm, Prefill(TOKENS, logprobs=2))
     assert made.scores == whole.scores
@@ -128,7 +128,7 @@ def test_scores_continue_a_value(exact: LLM) -> None:
 def test_the_matrix_never_exists(tiny_llm: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most SCORED_ROWS rows of logits exist at once, in a step of any size."""
     llm = tiny_llm(max_step_tokens=512)
-    monkeypatch.setattr(rows, "SCORED_ROWS", 16)
+    monkeypatch.setattr(lazy_logits, "SCORED_ROWS", 16)
     compiled: Any = llm.model.compiled
     seen: list[int] = []
     logits = compiled.logits

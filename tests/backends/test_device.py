@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.kv.values import GEOMETRY
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.reference.memory import DeviceMemory
 
 NUM_PAGES, PAGE_SIZE = 7, 4

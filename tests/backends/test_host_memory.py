@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.residence import resident
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.page_memory import HostMemory
 
 SHAPE, SIZE = (64, 2, 2, 4, 64, 128), 16 << 20  # of frames, and bytes of all
 

@@ -15,7 +15,7 @@ from twostroke.backends.native import library
 from twostroke.backends.native import weights as packed
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.system.reuse import address
+from twostroke.system.scratch import address
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
@@ -148,7 +148,7 @@ class Unreadable(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, matrix: packed.Matrix) -> "Unreadable":
+    def of(cls, matrix: packed.PackedMatrix) -> "Unreadable":
         copy = cls.from_buffer_copy(ctypes.string_at(matrix.handle, ctypes.sizeof(cls)))
         assert (copy.rows, copy.cols) == matrix.shape
         assert copy.data
@@ -161,13 +161,13 @@ class Native:
 
     def __init__(self, model: Model, threads: int, read: Sequence[set[int]] | None = None) -> None:
         """`read`: the experts of each block that may be read; None for all."""
-        self.model, self.team = model, library.Team(model.variant, threads)
+        self.model, self.team = model, library.ThreadTeam(model.variant, threads)
         self.library = self.team.library
-        self.matrices: list[packed.Matrix] = []
+        self.matrices: list[packed.PackedMatrix] = []
         kept: list[object] = [self.matrices]
         embed = self._handle(model.embed)
         sizes = model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, 0, KV_HEADS, 0
-        fields = library.Config(*sizes, EPS, DIM**-0.5, 1.0)
+        fields = library.NativeConfig(*sizes, EPS, DIM**-0.5, 1.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]
         self.handle = self.library.twostroke_model(self.team.handle, ctypes.byref(fields), embed, embed, address(norm))
@@ -201,7 +201,7 @@ class Native:
                 )
 
     def _handle(self, raw: RawTensor) -> int:
-        self.matrices.append(packed.Matrix(self.team, raw))
+        self.matrices.append(packed.PackedMatrix(self.team, raw))
         return self.matrices[-1].handle
 
     def forward(
@@ -216,7 +216,7 @@ class Native:
         cos, sin = np.ones((1, 1, DIM // 2), np.float32), np.zeros((1, 1, DIM // 2), np.float32)
         kv = np.zeros((blocks, 2, n, KV_HEADS, PAGE_SIZE * DIM), np.uint16)
         strides = (ctypes.c_int64 * 3)(*(stride // 2 for stride in kv.strides[:3]))
-        fields = library.Batch(
+        fields = library.NativeBatch(
             n,
             n,
             *(address(array) for array in (ids, pages, zeros, zeros, starts, starts, spans, cos, sin)),

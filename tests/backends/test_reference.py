@@ -65,8 +65,8 @@ def test_attention(batch: RaggedBatch, window: int | None, tile: int, block: int
     kv = torch.randn(2, PAGES, KV_HEADS, SIZE, DIM, generator=generator)
     q = torch.randn(batch.num_rows, HEADS, DIM, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twostroke.backends.reference.tiles.TILE_KEYS", tile)
-        patch.setattr("twostroke.backends.reference.tiles.BLOCK_ROWS", block)
+        patch.setattr("twostroke.backends.reference.attention_tiles.TILE_KEYS", tile)
+        patch.setattr("twostroke.backends.reference.attention_tiles.BLOCK_ROWS", block)
         mine = Operations().attention(q, kv, batch, 0.4, window)
     torch.testing.assert_close(mine, naive(q, kv, batch, 0.4, window), atol=1e-5, rtol=1e-5)
 

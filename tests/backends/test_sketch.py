@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.backends.test_native import raw_tensor, rounds_minima
 from twostroke.api.llm import LLM
 from twostroke.backends.native import backend as native
-from twostroke.backends.native import compiled as native_pass
 from twostroke.backends.native import library
+from twostroke.backends.native import model as native_pass
 from twostroke.backends.native import weights as packed
 from twostroke.models.formats.encode import ENCODERS, Encoder
 from twostroke.models.formats.tensor import RawTensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import cast
 
-from twostroke.models.checkpoints.textstream import TextStream
+from twostroke.models.checkpoints.text_stream import TextStream
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.server.grammar import Grammars, json_schema

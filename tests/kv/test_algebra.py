@@ -16,14 +16,14 @@ from tests.kv.counts import check_counts
 from tests.kv.tiers.faults import Faults
 from tests.kv.values import array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
-from twostroke.backends.lazy_logits import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 
 MODELS = ("student", "teacher")
 MAX_VALUES = 8
@@ -32,7 +32,7 @@ indices = st.integers(0, MAX_VALUES - 1)
 bounds = st.none() | st.integers(-20, 20) | st.integers(-3, 3).map(np.int64)
 token_lists = st.lists(st.integers(0, 2), max_size=9)
 tails = st.none() | st.builds(Tail, st.just("m"), pending=st.integers(0, 9))
-rows = st.floats(width=32, allow_nan=False).map(lambda x: Stored(np.array([[x, -0.0]], np.float32)))
+rows = st.floats(width=32, allow_nan=False).map(lambda x: StoredLogits(np.array([[x, -0.0]], np.float32)))
 tails = tails | st.builds(Tail, st.just("m"), rows)
 faults = st.none() | st.integers(0, 4)  # how many calls of stores succeed before one fails
 
@@ -91,7 +91,7 @@ class Values(RuleBasedStateMachine):
         for pool in self.pools:
             pool.stores = {tier: self.faults.store(tier) for tier in TIERS[2:]}
         self.values: list[tuple[KVCache, Expected]] = []
-        self.writers: list[tuple[Writer, Expected]] = []
+        self.writers: list[tuple[KVWriter, Expected]] = []
 
     def pick(self, i: int) -> tuple[KVCache, Expected]:
         return self.values[i % len(self.values)]
@@ -111,7 +111,7 @@ class Values(RuleBasedStateMachine):
         used, copies = kv.pool.num_used, kv.pool.num_copies
         try:
             with self.faults.after(fault):
-                writer = Writer(kv, model)
+                writer = KVWriter(kv, model)
         except (OutOfPages, PageLost):
             assert (kv.pool.num_used, kv.pool.num_copies) == (used, copies)
             return
@@ -234,17 +234,17 @@ class Values(RuleBasedStateMachine):
         """Two values come at once, in any order of phases, and one of them may fail or be given up."""
         (kv, expected), (other, _) = self.pick(i), self.pick(j)
         try:
-            with kv.arrival() as one, other.arrival() as two, self.faults.after(fault):
+            with kv.swap_in() as one, other.swap_in() as two, self.faults.after(fault):
                 two.load()
                 for phase in order:
                     getattr(one, phase)()
-                two.attach()
+                two.publish()
         except (OutOfPages, PageLost, KVError):
             return
-        with kv.arrival() as one:
+        with kv.swap_in() as one:
             one.load()
-            one.attach()
-            assert kv.arrival().missing == {}
+            one.publish()
+            assert kv.swap_in().missing == {}
             frames = kv.pool.frames([kv.table])[0]
             places = spans.pages_and_slots(frames)
             assert np.array_equal(kv.pool.memory.read(*places), array([entry.data for entry in expected.entries]))

@@ -13,14 +13,14 @@ import pytest
 
 from tests.kv.values import GEOMETRY, computed, contents, enter, prefill
 from twostroke.backends.interface import PAGE
-from twostroke.backends.lazy_logits import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 
-LOGITS = Tail("m", Stored(np.array([[0.5, -1.0]], np.float32)))
+LOGITS = Tail("m", StoredLogits(np.array([[0.5, -1.0]], np.float32)))
 PENDING = Tail("m", pending=7)
 NewPool = Callable[..., PagePool]
 
@@ -64,7 +64,7 @@ def test_operations_in_one_pool_take_no_pages(pool: PagePool) -> None:
 
 def test_two_writers_on_one_value_do_not_disturb_each_other(pool: PagePool) -> None:
     base = prefill(pool, range(5))
-    writers = [Writer(base, "m"), Writer(base, "m")]
+    writers = [KVWriter(base, "m"), KVWriter(base, "m")]
     frozen = []
     for token in range(6):
         for i, writer in enumerate(writers):
@@ -75,7 +75,7 @@ def test_two_writers_on_one_value_do_not_disturb_each_other(pool: PagePool) -> N
 
 
 def test_a_writer_goes_on_after_someone_else_has_continued_what_it_froze(pool: PagePool) -> None:
-    writer = Writer(KVCache.empty(pool), "m")
+    writer = KVWriter(KVCache.empty(pool), "m")
     enter(writer, [1, 2])
     middle = writer.freeze()
     other = prefill(middle, [3])
@@ -87,7 +87,7 @@ def test_a_writer_goes_on_after_someone_else_has_continued_what_it_froze(pool: P
 
 def test_an_abandoned_writer_gives_its_pages_back(pool: PagePool) -> None:
     base = prefill(pool, range(3))
-    writer = Writer(base, "m")
+    writer = KVWriter(base, "m")
     enter(writer, range(20))
     assert pool.num_used == 6
     writer.close()
@@ -95,9 +95,9 @@ def test_an_abandoned_writer_gives_its_pages_back(pool: PagePool) -> None:
     assert pool.num_used == 1
 
 
-@pytest.mark.parametrize("use", [Writer.freeze, lambda writer: writer.append([1])])
-def test_a_closed_writer_is_of_no_more_use(pool: PagePool, use: Callable[[Writer], object]) -> None:
-    writer = Writer(prefill(pool, [0]), "m")
+@pytest.mark.parametrize("use", [KVWriter.freeze, lambda writer: writer.append([1])])
+def test_a_closed_writer_is_of_no_more_use(pool: PagePool, use: Callable[[KVWriter], object]) -> None:
+    writer = KVWriter(prefill(pool, [0]), "m")
     enter(writer, [1])
     writer.close()
     with pytest.raises(KVError, match="closed"):  # its pages may have another owner now
@@ -257,7 +257,7 @@ def test_a_join_across_pools_without_room_changes_nothing(pool: PagePool, new_po
 def test_append_without_room_gives_its_claim_back(new_pool: NewPool) -> None:
     small = new_pool(num_pages=2)
     base = prefill(small, range(3))
-    writer = Writer(base, "m")
+    writer = KVWriter(base, "m")
     with pytest.raises(OutOfPages):
         writer.append(list(range(6)))
     assert (len(writer), writer.next_position, small.num_used) == (3, 3, 1)
@@ -302,7 +302,7 @@ def test_repr_tells_what_it_is(pool: PagePool) -> None:
 def test_a_writer_takes_entries_back(pool: PagePool) -> None:
     """Frozen entries stay; new ones are written to the slots of the entries taken back, without a copy."""
     kv = prefill(pool, range(6))
-    writer = Writer(kv, "model")
+    writer = KVWriter(kv, "model")
     for length in (9, 6, 21, 7, 16, 0):
         before = writer.table.copy()
         writer.append(list(range(40)))

@@ -19,7 +19,7 @@ from twostroke.kv import pages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, POOL
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 
 NewPool = Callable[..., PagePool]
 
@@ -164,7 +164,7 @@ def test_a_part_of_a_page_is_alone(new_pool: NewPool) -> None:
 
 def test_what_a_writer_holds_is_not_spilled(pool: PagePool) -> None:
     kv = prefill(pool, range(9))
-    writer = Writer(kv[:6], "m")
+    writer = KVWriter(kv[:6], "m")
     writer.append([1])
     assert pool.spill(np.arange(4)) == 2  # the page of entry 8, and the copied one
     assert pool.frames([writer.table])[0][:, 1:].tolist() == [[0, 4, 0], [0, 3, 4]]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kv.values import GEOMETRY, contents, make_pool, prefill, same_tail
-from twostroke.backends.lazy_logits import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
@@ -26,7 +26,7 @@ from twostroke.kv.radix_index import RadixIndex
 from twostroke.models.rope import Rope
 from twostroke.system.user_key import user_key
 
-LOGITS = Tail("m", Stored(np.array([[0.1, -0.0, 3e-39, np.inf]], np.float32)))
+LOGITS = Tail("m", StoredLogits(np.array([[0.1, -0.0, 3e-39, np.inf]], np.float32)))
 NewPool = Callable[..., PagePool]
 
 

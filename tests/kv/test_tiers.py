@@ -9,7 +9,7 @@ import pytest
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import contents, make_pool, prefill
 from twostroke.backends.interface import PAGE
-from twostroke.backends.lazy_logits import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
@@ -17,11 +17,11 @@ from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 
 NewPool = Callable[..., PagePool]
 TIERS = ["host", "disk", "remote"]
-TAILS = [None, Tail("m", Stored(np.array([[0.5, -1.0]], np.float32))), Tail("m", pending=7)]
+TAILS = [None, Tail("m", StoredLogits(np.array([[0.5, -1.0]], np.float32))), Tail("m", pending=7)]
 
 
 def facts(kv: KVCache) -> list[object]:
@@ -177,7 +177,7 @@ def test_without_room_nothing_changes(new_pool: NewPool, tier: str) -> None:
     pool = new_pool(num_pages=3)
     away = prefill(pool, range(9)).to(tier)
     held, bits = prefill(pool, range(4)), contents(away)
-    for use in (lambda: away.to("pool"), lambda: Writer(away, "m"), lambda: away.copy_to(pool)):
+    for use in (lambda: away.to("pool"), lambda: KVWriter(away, "m"), lambda: away.copy_to(pool)):
         with pytest.raises(OutOfPages):
             use()
         assert (pool.num_used, pool.copies(tier), contents(away)) == (1, 3, bits)
@@ -249,7 +249,7 @@ def test_lost_pages_leave_the_facts(pool: PagePool, tier: str, tmp_path: Path) -
         lambda: away.to("pool"),
         lambda: away.to("host"),
         lambda: away.copy_to(pool),
-        lambda: Writer(away, "m"),
+        lambda: KVWriter(away, "m"),
         lambda: away.save(tmp_path / "value"),
         lambda: away[:5] + seam,
     ]

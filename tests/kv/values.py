@@ -14,7 +14,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 from twostroke.models.rope import Rope
 
 GEOMETRY = Geometry(
@@ -47,7 +47,7 @@ def contents(kv: KVCache) -> list[bytes]:
     return [entry.tobytes() for entry in np.moveaxis(numbers, 2, 0)]
 
 
-def enter(writer: Writer, tokens: Sequence[int]) -> None:
+def enter(writer: KVWriter, tokens: Sequence[int]) -> None:
     """Append tokens and compute them."""
     context = contents(writer.freeze())
     for token in tokens:
@@ -58,7 +58,7 @@ def enter(writer: Writer, tokens: Sequence[int]) -> None:
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:
     """A value that extends another one, or begins in a pool."""
-    writer = Writer(after if isinstance(after, KVCache) else KVCache.empty(after), model)
+    writer = KVWriter(after if isinstance(after, KVCache) else KVCache.empty(after), model)
     enter(writer, tokens)
     return writer.freeze(tail)
 

@@ -12,7 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from twostroke.api.llm import LLM
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import Correction, Cost, Predictor, Rows, Work, nonnegative_least_squares
+from twostroke.models.cost import (
+    CostModel,
+    SequenceRows,
+    StepCorrection,
+    StepPredictor,
+    StepWork,
+    nonnegative_least_squares,
+)
 from twostroke.models.rope import Rope
 
 
@@ -24,26 +31,28 @@ def config(windows: tuple[int | None, ...], max_position: int = 100, experts: Ex
 
 CONFIG = config((None, 4))
 BYTES = {"embed": 77, "layers.0.q": 400, "layers.1.down": 600, "head": 300}
-COST = Cost(CONFIG, BYTES, entry_bytes=64)
-STEPS = st.lists(st.builds(Rows, st.integers(1, 30), st.integers(0, 60), st.integers(0, 1)), min_size=1, max_size=4)
+COST = CostModel(CONFIG, BYTES, entry_bytes=64)
+STEPS = st.lists(
+    st.builds(SequenceRows, st.integers(1, 30), st.integers(0, 60), st.integers(0, 1)), min_size=1, max_size=4
+)
 
 
 def test_by_hand() -> None:
     # Three rows after five entries: they attend to 6, 7 and 8 keys in the first layer, and to 4 each in the second,
     # whose window has the last 6 of 8 entries.
-    assert COST.work([Rows(3, 5, 1)]) == Work(
+    assert COST.work([SequenceRows(3, 5, 1)]) == StepWork(
         weight_bytes=1000 + 300,
         kv_bytes=32 * 8 + 32 * 6,
         linear_flops=3 * 2 * 2 * (8 * 8 + 4 * 8 + 4 * 8 + 8 * 8 + 3 * 8 * 12),
         attention_flops=(21 + 12) * 4 * 2 * 4,
         head_flops=2 * 16 * 8,
     )
-    assert COST.work([Rows(1)]) == Work(1000, 64, 1920, 2 * 32, 0)
-    assert COST.work([]) == Work(0, 0, 0, 0, 0)
+    assert COST.work([SequenceRows(1)]) == StepWork(1000, 64, 1920, 2 * 32, 0)
+    assert COST.work([]) == StepWork(0, 0, 0, 0, 0)
 
 
 @given(step=STEPS)
-def test_against_enumeration(step: list[Rows]) -> None:
+def test_against_enumeration(step: list[SequenceRows]) -> None:
     keys, seen = 0, 0
     for rows in step:
         for window in (None, 4):
@@ -61,8 +70,8 @@ def test_against_enumeration(step: list[Rows]) -> None:
 def test_chunks_compute_what_the_whole_does(count: int, cut: int, context: int) -> None:
     """FLOPs are the same for any pieces; weights are read for each piece."""
     cut = min(cut, count - 1)
-    whole = COST.work([Rows(count, context)])
-    parts = [COST.work([Rows(cut, context)]), COST.work([Rows(count - cut, context + cut)])]
+    whole = COST.work([SequenceRows(count, context)])
+    parts = [COST.work([SequenceRows(cut, context)]), COST.work([SequenceRows(count - cut, context + cut)])]
     assert whole.linear_flops == sum(part.linear_flops for part in parts)
     assert whole.attention_flops == sum(part.attention_flops for part in parts)
     assert 2 * whole.weight_bytes == sum(part.weight_bytes for part in parts)
@@ -77,7 +86,7 @@ def test_as_pytorch_counts_them(family: str, tiny_llm: Callable[..., LLM]) -> No
         tail = llm.prefill([5], after=before).tail
         assert tail is not None
         assert tail.logits is not None  # computed when they are read
-    work = llm.model.cost.work([Rows(1, 15, 1)])
+    work = llm.model.cost.work([SequenceRows(1, 15, 1)])
     assert counter.get_total_flops() == work.linear_flops + work.attention_flops + work.head_flops
 
 
@@ -93,7 +102,7 @@ def test_experts_that_a_step_is_expected_to_read() -> None:
     count, chosen = 16, 3
     mixture = config((None, None), experts=Experts(count, chosen, 12))
     sizes = {f"layers.1.experts.{e}.{part}": 10 for e in range(count) for part in ("gate", "up", "down")}
-    cost = Cost(mixture, sizes | {"layers.0.q": 7, "embed": 1, "head": 1}, 64)
+    cost = CostModel(mixture, sizes | {"layers.0.q": 7, "embed": 1, "head": 1}, 64)
     always = 7 + 2 * count * 8 * 4  # of two layers' routers in float32
     assert cost.layer_bytes(1) == pytest.approx(always + 30 * chosen)
     assert cost.layer_bytes(1000) == pytest.approx(always + 30 * count)
@@ -101,21 +110,23 @@ def test_experts_that_a_step_is_expected_to_read() -> None:
     for rows in (2, 5, 12):
         drawn = [len({e for _ in range(rows) for e in random.permutation(count)[:chosen]}) for _ in range(2000)]
         assert cost.layer_bytes(rows) == pytest.approx(always + 30 * np.mean(drawn), rel=0.02)
-    dense = Cost(config((None, None)), BYTES, 64)
+    dense = CostModel(config((None, None)), BYTES, 64)
     router, mlp = 2 * 8 * count, 6 * 8 * 12
     assert cost.row_flops - dense.row_flops == 2 * (router + (chosen - 1) * mlp)
 
 
 SHAPES = [
-    [Rows(1)], [Rows(1, 0, 1)], [Rows(1, 0, 1)] * 8, [Rows(1, 500)], [Rows(4)], [Rows(4, 500)], [Rows(16)], [Rows(64)],
-    [Rows(64, 500)],
-]  # fmt: skip
-LONG = Cost(config((None, None), 10_000), BYTES, 64)
+    *([SequenceRows(count, context)] for count in (1, 4, 64) for context in (0, 500)),
+    [SequenceRows(16)],
+    [SequenceRows(1, 0, 1)],
+    [SequenceRows(1, 0, 1)] * 8,
+]
+LONG = CostModel(config((None, None), 10_000), BYTES, 64)
 
 
 def test_prices_are_found_again() -> None:
-    truth = Predictor(LONG, (2e-6, 3e-6, 1e-7, 3e-9, 2e-9, 1e-9, 1e-9, 2e-9, 4e-7))
-    found = Predictor.fit(LONG, [(shape, truth.seconds(shape)) for shape in SHAPES])
+    truth = StepPredictor(LONG, (2e-6, 3e-6, 1e-7, 3e-9, 2e-9, 1e-9, 1e-9, 2e-9, 4e-7))
+    found = StepPredictor.fit(LONG, [(shape, truth.seconds(shape)) for shape in SHAPES])
     assert found.prices == pytest.approx(truth.prices, rel=1e-6)
 
 
@@ -137,8 +148,10 @@ def test_nonnegative_least_squares_against_all_sets_of_columns() -> None:
 @given(
     seconds=st.lists(st.floats(0, 10), min_size=len(SHAPES), max_size=len(SHAPES)), step=STEPS, more=st.integers(1, 50)
 )
-def test_whatever_was_measured_more_work_takes_no_less_time(seconds: list[float], step: list[Rows], more: int) -> None:
-    predictor = Predictor.fit(LONG, list(zip(SHAPES, seconds, strict=True)))
+def test_whatever_was_measured_more_work_takes_no_less_time(
+    seconds: list[float], step: list[SequenceRows], more: int
+) -> None:
+    predictor = StepPredictor.fit(LONG, list(zip(SHAPES, seconds, strict=True)))
     longer = [replace(step[0], count=step[0].count + more), *step[1:]]
     assert 0 <= predictor.seconds(step) <= predictor.seconds(longer) < float("inf")
 
@@ -146,7 +159,7 @@ def test_whatever_was_measured_more_work_takes_no_less_time(seconds: list[float]
 @pytest.mark.parametrize("spread", [0.02, 0.2])
 def test_most_steps_stay_below_the_correction(spread: float) -> None:
     """Steps take twice the predicted time, with variation; then the machine becomes three times as fast."""
-    rng, correction = np.random.default_rng(0), Correction()
+    rng, correction = np.random.default_rng(0), StepCorrection()
     for level in (2.0, 2.0 / 3):
         late = []
         for _ in range(3000):
@@ -158,17 +171,17 @@ def test_most_steps_stay_below_the_correction(spread: float) -> None:
 
 
 def test_one_step_that_was_held_up_counts_as_twice_as_slow() -> None:
-    doubled, held_up = Correction(), Correction()
+    doubled, held_up = StepCorrection(), StepCorrection()
     doubled.observe(1.0, 2.0)
     held_up.observe(1.0, 1e6)
-    assert held_up.factor == doubled.factor < 1.25 * Correction().factor
+    assert held_up.factor == doubled.factor < 1.25 * StepCorrection().factor
     for _ in range(40):
         held_up.observe(held_up.factor, 1.0)
     assert held_up.factor < 1.1
 
 
 def test_clocks_and_predictions_of_nothing() -> None:
-    correction = Correction()
+    correction = StepCorrection()
     for predicted, measured in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0)):
         correction.observe(predicted, measured)
     assert 0.3 < correction.factor < 3

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.tiny import VOCAB, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.lazy_logits import HiddenRows
 from twostroke.backends.native import library
-from twostroke.backends.rows import Rows
 
 # Rows of each sequence, and the entries before them: few, so that keys are prefetched, some, and so many that blocks
 # share one memory.
@@ -54,7 +54,7 @@ def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.
     llm.pool.memory.storage[:] = 0.5
     batch = RaggedBatch(tokens, positions, pages, slots, starts, tables, np.array(list(wanted), np.int64))
     rows = llm.model.compiled.forward(batch, llm.pool.memory).logits
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, HiddenRows)
     return np.asarray(rows.hidden), llm.pool.memory.storage[:, :, :page].copy()
 
 

@@ -46,9 +46,9 @@ def test_products(name: str, rows: int, go_soft: Callable[[], None]) -> None:
     raw = raw_tensor(name, 64, odd_columns(name))
     x = np.random.default_rng(2).standard_normal((rows, raw.shape[1]), np.float32)
     x[3, :64] *= 1e-30  # so small that AMX flushes them to 0
-    expected = packed.Matrix(native.NativeBackend(1, "amx").team, raw).multiply(x)
+    expected = packed.PackedMatrix(native.NativeBackend(1, "amx").team, raw).multiply(x)
     go_soft()
-    assert np.array_equal(packed.Matrix(native.NativeBackend(1, "amx").team, raw).multiply(x), expected)
+    assert np.array_equal(packed.PackedMatrix(native.NativeBackend(1, "amx").team, raw).multiply(x), expected)
 
 
 def test_answers(go_soft: Callable[[], None], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.backends.test_step_in_flight import batch
 from tests.study.explain.test_states import asked
 from twostroke.api.llm import LLM
-from twostroke.backends.rows import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.backends.triton import backend as gpu
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.draw import Draw
@@ -115,7 +115,7 @@ def test_stored_logits_beside_rows_of_a_step(on_gpu: TinyLLM) -> None:
     compiled, nothing = llm.model.compiled, np.zeros(0, np.int32)
     rows = compiled.forward(batch([5, 6, 7], 0), llm.pool.memory).logits
     logits = rows.read()
-    stored = Stored(np.roll(logits[:1], 1, -1))
+    stored = StoredLogits(np.roll(logits[:1], 1, -1))
     best = [int(row.argmax()) for row in (logits[0], logits[1], stored.logits[0])]
     some = [rows[0:1], rows[1:2], stored]
     for noise in (NO_NOISE, Noise.of(0.9, b"seed", 3)):

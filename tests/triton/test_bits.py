@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from twostroke.backends.interface import RaggedBatch
-from twostroke.backends.memory import Memory
-from twostroke.backends.triton import work
+from twostroke.backends.page_memory import PageMemory
+from twostroke.backends.triton import pass_plan
 from twostroke.backends.triton.backend import TritonBackend
-from twostroke.backends.triton.compiled import TritonModel
-from twostroke.backends.triton.linear import Dense, Linear, Scratch
+from twostroke.backends.triton.linear import DenseMatrix, Linear, UnpackBuffer
+from twostroke.backends.triton.model import TritonModel
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
@@ -26,7 +26,7 @@ def test_a_row_of_a_product(features: int, columns: int) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     w = torch.randn(features, columns, generator=generator, device="cuda").to(torch.bfloat16) * 0.02
     x = torch.randn(768, columns, generator=generator, device="cuda").to(torch.bfloat16)
-    linear = Linear([Dense(features, columns, w)], Scratch("cuda"))
+    linear = Linear([DenseMatrix(features, columns, w)], UnpackBuffer("cuda"))
     rows: list[torch.Tensor] = []
     for tokens in (1, 2, 17, 33, 64, 65, 128, 300, 700, *[700] * 20):
         out = torch.full((linear.segments * len(x) * features,), torch.nan, device="cuda")
@@ -65,11 +65,11 @@ CONFIGS = {
 
 
 @pytest.fixture(params=list(CONFIGS))
-def opened(request: pytest.FixtureRequest) -> tuple[TritonModel, Memory]:
+def opened(request: pytest.FixtureRequest) -> tuple[TritonModel, PageMemory]:
     return open_model(CONFIGS[request.param])
 
 
-def open_model(described: ModelConfig) -> tuple[TritonModel, Memory]:
+def open_model(described: ModelConfig) -> tuple[TritonModel, PageMemory]:
     random, shapes = np.random.default_rng(0), tensor_shapes(described)
 
     def weights(name: str) -> RawTensor:
@@ -105,7 +105,7 @@ def batch(parts: list[tuple[int, int, int]], spread: bool = False) -> RaggedBatc
     return RaggedBatch(ids, positions, frames, slots, starts, tables, np.array(starts[1:], np.int64) - 1)
 
 
-def test_any_schedule(opened: tuple[TritonModel, Memory]) -> None:
+def test_any_schedule(opened: tuple[TritonModel, PageMemory]) -> None:
     """Logits of a row: its prompt whole or in chunks, as a decode, beside others, over pages that lie otherwise."""
     model, memory = opened
     expected = model.forward(batch([(LENGTH, LENGTH, 0)]), memory).logits.read()[0]
@@ -129,10 +129,10 @@ def test_attention_by_any_division(shape: tuple[int, int, int, int], monkeypatch
     whole = batch([(LENGTH, LENGTH, 0)])
     changes: list[Callable[[], None]] = [
         lambda: None,
-        lambda: monkeypatch.setattr(work, "PROGRAMS", 0),  # never divided
-        lambda: monkeypatch.setattr(work, "tall_of", lambda dim: 16),
-        lambda: monkeypatch.setattr(work, "PROGRAMS", 10**9),  # always divided
-        lambda: monkeypatch.setattr(work, "MOST_PARTS", 4000),
+        lambda: monkeypatch.setattr(pass_plan, "PROGRAMS", 0),  # never divided
+        lambda: monkeypatch.setattr(pass_plan, "tall_of", lambda dim: 16),
+        lambda: monkeypatch.setattr(pass_plan, "PROGRAMS", 10**9),  # always divided
+        lambda: monkeypatch.setattr(pass_plan, "MAX_PARTS", 4000),
     ]
     found = []
     for change in changes:

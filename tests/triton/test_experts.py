@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from twostroke.backends.ranks.shares import Split
+from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.operations import DenseWeight, Operations
-from twostroke.backends.triton.experts import Mixture, Rooms
+from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import experts as kernels
-from twostroke.backends.triton.packed import Packed
+from twostroke.backends.triton.packed import RepackedMatrix
 from twostroke.models.config import Experts
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
@@ -56,13 +56,13 @@ class Layer:
         return RawTensor.from_bytes(name, "F32", array.shape, array.reshape(-1).view(np.uint8), "test")
 
     def mixture(self, device: torch.device, tokens: int = 64) -> Mixture:
-        return Mixture(self.experts, "layers.0.", self.weights, Rooms(str(device), tokens))
+        return Mixture(self.experts, "layers.0.", self.weights, ExpertBufferPool(str(device), tokens))
 
     def expected(self, h: torch.Tensor) -> torch.Tensor:
         """In float32, but for the rounding of what enters the second product."""
         x, experts = h.float().cpu(), self.experts
         router = torch.from_numpy(self.arrays["layers.0.router"])
-        ids, weights = Operations().route(x, DenseWeight(router, None, Split((0, len(router)))), experts)
+        ids, weights = Operations().route(x, DenseWeight(router, None, ColumnSplit((0, len(router)))), experts)
         total = torch.zeros_like(x)
         for e in range(experts.count):
             own = [torch.from_numpy(self.arrays[f"layers.0.experts.{e}.{name}"]) for name in ("gate", "up", "down")]
@@ -113,8 +113,8 @@ def test_values_of_packed_experts(formats: Sequence[str], device: torch.device) 
     shape = {"hidden": 96, "width": 160} if formats == ("Q8_0",) else {"hidden": 256, "width": 256}
     layer = Layer(replace(PLAIN, count=3, intermediate_size=shape["width"]), shape["hidden"], formats)
     mixture, h = layer.mixture(device), rows(device, shape["hidden"])
-    assert isinstance(mixture.gate_up, Packed) == (len(set(formats[:2])) == 1)
-    assert isinstance(mixture.down, Packed) == (len(formats) < 3 or formats[2] == "Q6_K")
+    assert isinstance(mixture.gate_up, RepackedMatrix) == (len(set(formats[:2])) == 1)
+    assert isinstance(mixture.down, RepackedMatrix) == (len(formats) < 3 or formats[2] == "Q6_K")
     made = run(mixture, h, 3)
     torch.testing.assert_close(made.cpu(), layer.expected(h[:3]), rtol=2e-3, atol=2e-3)
     assert made.abs().mean() > 0.02

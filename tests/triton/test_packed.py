@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from twostroke.backends.triton.kernels import packed as kernels
-from twostroke.backends.triton.linear import Dense, Gated, Linear, Scratch, place
-from twostroke.backends.triton.packed import FORMS, ROWS, Packed
+from twostroke.backends.triton.linear import DenseMatrix, GatedLinear, Linear, UnpackBuffer, place
+from twostroke.backends.triton.packed import PACKED_FORMATS, ROWS, RepackedMatrix
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
 
@@ -26,16 +26,16 @@ def random_matrix(format: str, rows: int, columns: int, seed: int = 0) -> RawTen
 
 def columns_of(format: str) -> int:
     """A width that no tile divides, where the format has one."""
-    return 768 if FORMS[format].block == 256 else 416
+    return 768 if PACKED_FORMATS[format].block == 256 else 416
 
 
-@pytest.mark.parametrize("format", list(FORMS))
+@pytest.mark.parametrize("format", list(PACKED_FORMATS))
 def test_unpacked_values_are_those_of_the_format(format: str, device: torch.device) -> None:
     raw = random_matrix(format, 100, columns_of(format))
     matrix = place(raw, str(device))
-    assert isinstance(matrix, Packed)
+    assert isinstance(matrix, RepackedMatrix)
     values = raw.dequantize()
-    scratch = Scratch(str(device))
+    scratch = UnpackBuffer(str(device))
     scratch.reserve(matrix)
     made = scratch.unpacked(matrix, 100).cpu()
     assert torch.equal(made, torch.from_numpy(values).to(torch.bfloat16))
@@ -47,12 +47,12 @@ def test_unpacked_values_are_those_of_the_format(format: str, device: torch.devi
     assert np.array_equal(rows.cpu().numpy(), values[ids.cpu().numpy()] * np.float32(0.5))
 
 
-@pytest.mark.parametrize("format", list(FORMS))
+@pytest.mark.parametrize("format", list(PACKED_FORMATS))
 def test_products(format: str, device: torch.device) -> None:
     """By unpacking in registers as by unpacking first, with three matrices side by side of which one is odd."""
     columns, where = columns_of(format), str(device)
     raws = [random_matrix(format, rows, columns, rows) for rows in (64, 40, 70)]
-    linear = Linear([place(raw, where) for raw in raws], Scratch(where))
+    linear = Linear([place(raw, where) for raw in raws], UnpackBuffer(where))
     x = torch.randn(256, columns, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).to(device)
     results = []
     for tokens in (5, 70):
@@ -82,7 +82,7 @@ def test_gated_products(formats: tuple[str, str], device: torch.device) -> None:
         else:
             raws.append(random_matrix(format, HEIGHT, columns, seed))
     gate, up = (place(raw, where) for raw in raws)
-    gated = Gated(gate, up, False, Scratch(where))
+    gated = GatedLinear(gate, up, False, UnpackBuffer(where))
     x = torch.randn(256, columns, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16).to(device)
     results = []
     for tokens in (3, 100):
@@ -102,5 +102,5 @@ def test_a_matrix_of_another_format_becomes_bfloat16(device: torch.device) -> No
     values = np.random.default_rng(0).standard_normal((ROWS, 32)).astype(np.float32)
     raw = RawTensor.from_bytes("w", "F32", values.shape, values.view(np.uint8).reshape(-1), "random")
     matrix = place(raw, str(device))
-    assert isinstance(matrix, Dense)
+    assert isinstance(matrix, DenseMatrix)
     assert torch.equal(matrix.matrix.cpu(), torch.from_numpy(values).to(torch.bfloat16))

@@ -1,6 +1,7 @@
 """The GPU backend in several ranks has the bits of one: in the interpreter over gloo, or on one GPU over the host.
 
-On a machine with fewer GPUs than ranks all use one (`links.ONE_GPU`), and tensors go through the host in place of NCCL.
+On a machine with fewer GPUs than ranks all use one (`collectives.ONE_GPU`), and tensors go through the
+host in place of NCCL.
 """
 
 import os
@@ -17,10 +18,10 @@ from tests.backends.ranks.scenario import bits, differences, finite
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends import torch_ranks
-from twostroke.backends.ranks import links
-from twostroke.backends.ranks.shares import Share
+from twostroke.backends.ranks import collectives
+from twostroke.backends.ranks.sharding import Shard
 from twostroke.backends.triton.backend import TritonBackend
-from twostroke.backends.triton.linear import Dense, Linear, Scratch
+from twostroke.backends.triton.linear import DenseMatrix, Linear, UnpackBuffer
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Prefill, Program
@@ -57,7 +58,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Open:
     monkeypatch.setattr(torch_ranks, "FOLLOWER", "tests.triton.follower")
 
     def open_model(path: Path, tp: int, **options: Any) -> LLM:
-        monkeypatch.setattr(links, "ONE_GPU", device.type == "cuda" and torch.cuda.device_count() < tp)
+        monkeypatch.setattr(collectives, "ONE_GPU", device.type == "cuda" and torch.cuda.device_count() < tp)
         chosen: dict[str, Any] = {"kv_bytes": 4 << 20, "threads": 1} | options
         return LLM(str(path), backend="triton", device=str(device), tp=tp, **chosen)
 
@@ -163,12 +164,12 @@ def test_segments_do_not_depend_on_the_degree(model: str) -> None:
     for outputs, inputs, segments, length in SEGMENTS[model].values():
         for degree in (1, 2, 3, 8):
             for rank in range(degree):
-                rows = len(Share(rank, degree).of(outputs, 32))
-                matrix = Dense(rows, inputs, torch.empty(rows, inputs, dtype=torch.bfloat16, device="meta"))
-                linear = Linear([matrix], Scratch("meta"), of=outputs)
+                rows = len(Shard(rank, degree).of(outputs, 32))
+                matrix = DenseMatrix(rows, inputs, torch.empty(rows, inputs, dtype=torch.bfloat16, device="meta"))
+                linear = Linear([matrix], UnpackBuffer("meta"), of=outputs)
                 assert (linear.segments, linear.length) == (segments, length), (degree, rank)
                 if degree == 1:
-                    assert Linear([matrix], Scratch("meta")).segments == segments
+                    assert Linear([matrix], UnpackBuffer("meta")).segments == segments
 
 
 def test_shares_of_a_product(device: torch.device) -> None:
@@ -181,8 +182,10 @@ def test_shares_of_a_product(device: torch.device) -> None:
         for degree in (1, 3):
             parts: list[torch.Tensor] = []
             for rank in range(degree):
-                own = Share(rank, degree).of(len(w), 32)
-                linear = Linear([Dense(len(own), 448, w[own.start : own.stop])], Scratch(str(device)), of=len(w))
+                own = Shard(rank, degree).of(len(w), 32)
+                linear = Linear(
+                    [DenseMatrix(len(own), 448, w[own.start : own.stop])], UnpackBuffer(str(device)), of=len(w)
+                )
                 assert linear.segments == 2
                 out = torch.full((2 * 256 * len(own),), torch.nan, device=device)
                 linear(x, out, tokens)

@@ -3,20 +3,52 @@
 import logging
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from twostroke.backends.interface import Backend
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
-from twostroke.backends.ranks.processes import PATIENCE_S, under_torchrun
+from twostroke.backends.ranks.processes import RANK_TIMEOUT_S, under_torchrun
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.system.extras import install_command
 
 log = logging.getLogger(__name__)
 
 NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the best variant, or a given one
 BACKENDS = ("auto", *NATIVE, "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
+
+
+def require_device(backend: str, device: str, tp: int = 1) -> None:
+    """Raise InvalidRequest for a backend or a device that cannot be used here, whatever the model.
+
+    It is called before a model is fetched, and imports PyTorch only where it is needed.
+    """
+    device, variant = str(device), backend.partition("-")[2] or None  # also accepts a torch.device
+    if backend in NATIVE and (reason := library.unavailable(variant)):
+        raise InvalidRequest(f"the {backend} backend cannot be used: {reason}")
+    kind = device.partition(":")[0]
+    if kind == "cpu" and backend not in ("triton", "reference"):
+        return
+    what, needed = (
+        ("the reference", "torch") if kind == "cpu" and backend == "reference" else (f"device {device!r}", "gpu")
+    )
+    if find_spec("torch") is None:
+        raise InvalidRequest(f"{what} needs torch: {install_command(needed)}")
+    if kind == "cpu":
+        return
+    import torch
+
+    if tp > 1:
+        _require_gpus(device, tp)
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest(f"device {device!r} cannot be used: PyTorch finds no CUDA device")
 
 
 def create_backend(
@@ -71,7 +103,7 @@ def create_backend(
         from twostroke.backends.reference.backend import ReferenceBackend
     except ModuleNotFoundError as error:
         why = f"the native backend cannot run this, since {reason}, and " if reason else ""
-        raise InvalidRequest(f"{why}the reference needs {error.name}: pip install 'twostroke[torch]'") from None
+        raise InvalidRequest(f"{why}the reference needs {error.name}: {install_command('torch')}") from None
     if reason and on_cpu and dtype == "auto":
         log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
     if dtype == "auto":
@@ -83,14 +115,14 @@ def create_backend(
 
 
 def follow_torchrun() -> None:
-    """In a process that `torchrun` has started as another rank than 0: follow rank 0, and end with it (SystemExit)."""
+    """Follow rank 0 and then end (SystemExit), if `torchrun` has started this process as another rank than 0."""
     if under_torchrun() and os.environ["RANK"] != "0":
-        from twostroke.backends.ranks.group import ANY_TIME, Group
+        from twostroke.backends.ranks.rank_group import ANY_TIME, RankGroup
 
-        group = Group.of_torchrun(PATIENCE_S)
+        group = RankGroup.of_torchrun(RANK_TIMEOUT_S)
         kind, *facts = group.receive(limit=ANY_TIME)
         if kind == "native":
-            from twostroke.backends.native.hosts import follow
+            from twostroke.backends.native.distributed_ranks import follow
         elif kind == "triton":
             from twostroke.backends.triton.follower import follow
         else:
@@ -106,11 +138,11 @@ def _require_gpus(device: str, tp: int) -> None:
     try:
         import torch
 
-        from twostroke.backends.ranks import links
+        from twostroke.backends.ranks import collectives
     except ModuleNotFoundError as error:
-        raise InvalidRequest(f"device {device!r} needs {error.name}: pip install 'twostroke[gpu]'") from None
+        raise InvalidRequest(f"device {device!r} needs {error.name}: {install_command('gpu')}") from None
     needed, found = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else tp, torch.cuda.device_count()
-    if found < (1 if links.ONE_GPU else needed):
+    if found < (1 if collectives.ONE_GPU else needed):
         raise InvalidRequest(f"tp={tp} needs {needed} GPUs, and this machine has {found}")
     if not torch.distributed.is_nccl_available():
         raise InvalidRequest(f"tp={tp} on GPUs needs NCCL, which this build of PyTorch does not have")
@@ -123,7 +155,7 @@ def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str,
     try:
         from twostroke.backends.triton import backend as gpu
     except ModuleNotFoundError as error:
-        return f"it needs {error.name}: pip install 'twostroke[gpu]'"
+        return f"it needs {error.name}: {install_command('gpu')}"
     except (ImportError, OSError) as error:
         return f"Triton or PyTorch cannot be loaded: {str(error).splitlines()[0]}"
     if reason := gpu.unavailable(device, tp) or gpu.unsupported(config, matrices):

@@ -1,7 +1,7 @@
 """The interface of a backend. To write a backend, this page and `models/config.py` are enough.
 
-A *backend* computes on one kind of device. It creates the memory for KV pages (`backends.page_memory`), and turns a model's
-description and weights into a `CompiledModel`, whose two calls make a step:
+A *backend* computes on one kind of device. It creates the memory for KV pages (`backends.page_memory`), and turns a
+model's description and weights into a `CompiledModel`, whose two calls make a step:
 
     forward    run the rows of a step through all layers; K and V are written to pages
     sample     sample tokens from the wanted rows: greedy, drawn, filtered, penalized, constrained
@@ -19,14 +19,14 @@ the `RawTensor` (an embedding table that stays in its file).
 private form. Only `read` makes them an array. `sample` takes such rows and returns tokens, so a device sends logits to
 the host only if log-probabilities of all ids are requested.
 
-**One step in flight.** A step need not wait for the tokens of the previous step. `sample` returns a `DrawnTokens`, which may
-still be computing, and `RaggedBatch.drawn` passes it to the next `forward`: a row whose token id is `-1 - i` takes its
-i-th token, on the device. If the backend is `asynchronous`, the engine plans step t + 1 while step t computes: each
-decoding lane enters the placeholder of its pending token, `DrawnTokens.read` of step t comes after `forward` of step t + 1
-was launched, and `sample` of step t + 1 after that, when every draw knows all tokens before it (`engine/step_in_flight.py`). A
-lane that ended with its token (end token, stop string, grammar) has one row too many: the writer truncates it, and its
-K and V have not been read. The placeholder of a token that proves to be NO_TOKEN stands for any id: its lane fails.
-Lanes with guesses, and those whose queries are returned, enter no placeholders.
+**One step in flight.** A step need not wait for the tokens of the previous step. `sample` returns `DrawnTokens`, which
+may still be computing, and `RaggedBatch.drawn` passes it to the next `forward`: a row whose token id is `-1 - i` takes
+its i-th token, on the device. If the backend is `asynchronous`, the engine plans step t + 1 while step t computes: each
+decoding lane enters the placeholder of its pending token, `DrawnTokens.read` of step t comes after `forward` of step
+t + 1 was launched, and `sample` of step t + 1 after that, when every draw knows all tokens before it
+(`engine/step_in_flight.py`). A lane that ended with its token (end token, stop string, grammar) has one row too many:
+the writer truncates it, and its K and V have not been read. The placeholder of a token that proves to be NO_TOKEN
+stands for any id: its lane fails. Lanes with guesses, and those whose queries are returned, enter no placeholders.
 
 **Same bits.** A backend is `exact` if a row's result depends only on its prefix: batch, chunks, page numbers and
 threads must not change a bit. Different schedules are tested for equality if the backend is exact, and within tolerance
@@ -120,7 +120,7 @@ class LazyLogits(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """The number of bytes that the object holds."""
         ...
 
 
@@ -230,7 +230,7 @@ class Backend(Protocol):
     def kv_dtype(self) -> str: ...
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-        """Why the backend cannot run a model; None if it can. Only formats and shapes of `matrices` are read."""
+        """Say why the backend cannot run a model; None if it can. Only formats and shapes of `matrices` are read."""
         ...
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -238,7 +238,7 @@ class Backend(Protocol):
         ...
 
     def kv_room(self, weights: int) -> int:
-        """Bytes that a pool takes unless the user says how many; `weights` are bytes that will be loaded beside it."""
+        """The default bytes of a pool; `weights` are bytes that will be loaded beside it."""
         ...
 
     def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:

@@ -1,4 +1,4 @@
-"""A rank other than 0 that computes with PyTorch tensors: it does what rank 0 says (`torch_ranks.py`)."""
+"""The loop of a rank other than 0 that computes with PyTorch tensors: it obeys rank 0 (`torch_ranks.py`)."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any, Protocol
 import numpy as np
 
 from twostroke.backends.interface import RaggedBatch, Weights
-from twostroke.backends.memory import Memory
-from twostroke.backends.ranked_memory import Shapes, act
+from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks import processes
-from twostroke.backends.ranks.group import ANY_TIME, Group, dist
-from twostroke.backends.ranks.links import Links
-from twostroke.backends.ranks.processes import Peer
+from twostroke.backends.ranks.collectives import Collectives
+from twostroke.backends.ranks.processes import PipeChannel
+from twostroke.backends.ranks.rank_group import ANY_TIME, RankGroup, dist
 from twostroke.backends.reference.memory import device_kv_room
-from twostroke.backends.torch_ranks import Facts, NewMemory
+from twostroke.backends.sharded_memory import PageShards, act_on_shard
+from twostroke.backends.torch_ranks import NewMemory, TorchRankSetup
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 
 
-class Followed(Protocol):
+class FollowerModel(Protocol):
     """A model in another rank than 0."""
 
-    def follow(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> None:
-        """This rank's part of a pass."""
+    def follow(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> None:
+        """Compute this rank's part of a pass."""
         ...
 
     def follow_head(self, rows: int) -> None:
-        """This rank's part of the logits of so many rows, which rank 0 has."""
+        """Compute this rank's part of the logits of so many rows, whose hidden states rank 0 has."""
         ...
 
 
 def started(file: int, parent: int, follow: Callable[..., None]) -> None:
-    """In a process that rank 0 has started on its host: follow it until it has ended, or a rank is lost."""
-    processes.end_with(parent)
-    facts: Facts = Peer(socket.socket(fileno=file)).wait()
+    """Follow rank 0, which has started this process on its host, until it ends or a rank is lost."""
+    processes.exit_with_parent(parent)
+    facts: TorchRankSetup = PipeChannel(socket.socket(fileno=file)).wait()
     if facts.cores:
         os.sched_setaffinity(0, facts.cores)
     try:
-        group = Group(dist.FileStore(facts.store, facts.size), facts.rank, facts.size, facts.patience_s)
+        group = RankGroup(dist.FileStore(facts.store, facts.size), facts.rank, facts.size, facts.patience_s)
         follow(group, *facts.options)
     except RankLost:
         os._exit(1)
@@ -52,13 +52,17 @@ class Follower:
     """The models and the pages of one rank."""
 
     def __init__(
-        self, links: Links, dtype: str, new_memory: NewMemory, compile: Callable[[ModelConfig, Weights], Followed]
+        self,
+        links: Collectives,
+        dtype: str,
+        new_memory: NewMemory,
+        compile: Callable[[ModelConfig, Weights], FollowerModel],
     ) -> None:
         """`dtype`: of keys and values. `compile` makes this rank's part of a model."""
         self.links, self.group, self.dtype = links, links.group, dtype
         self._new_memory, self._compile = new_memory, compile
-        self._models: list[Followed] = []
-        self._pools: dict[int, Memory] = {}
+        self._models: list[FollowerModel] = []
+        self._pools: dict[int, PageMemory] = {}
 
     def run(self) -> None:
         """Follow until the end. Raises RankLost."""
@@ -81,13 +85,13 @@ class Follower:
         self.links.end()
 
     def _act(self, number: int, action: str, places: list[Any]) -> Any:
-        return act(self._pools[number], self.group.rank, action, places)
+        return act_on_shard(self._pools[number], self.group.rank, action, places)
 
     def _weights(self, _: str) -> RawTensor:
         return self.group.receive(limit=ANY_TIME)  # rank 0 may have to encode it first
 
     def _memory(self, number: int, shape: tuple[int, ...]) -> Exception | None:
-        own = Shapes(shape, self.dtype, self.group.size).of(self.group.rank)
+        own = PageShards(shape, self.dtype, self.group.size).of(self.group.rank)
         try:
             self._pools[number] = self._new_memory(own, self.dtype, self.links.device)
         except OutOfPages as error:

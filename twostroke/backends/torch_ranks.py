@@ -18,41 +18,41 @@ from typing import Any
 import numpy as np
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.memory import Memory, host_kv_room
-from twostroke.backends.ranked_memory import RankedMemory, Shapes
-from twostroke.backends.ranks import links, processes
-from twostroke.backends.ranks.group import Group, dist
-from twostroke.backends.ranks.links import Links, device_of
+from twostroke.backends.page_memory import PageMemory, host_kv_room
+from twostroke.backends.ranks import collectives, processes
+from twostroke.backends.ranks.collectives import Collectives, device_of
 from twostroke.backends.ranks.processes import Followers
-from twostroke.backends.ranks.shares import Share, Split
+from twostroke.backends.ranks.rank_group import RankGroup, dist
+from twostroke.backends.ranks.sharding import ColumnSplit, Shard
 from twostroke.backends.reference.memory import device_kv_room
+from twostroke.backends.sharded_memory import PageShards, ShardedMemory
 from twostroke.errors import RankLost
 from twostroke.models.config import ROUTER, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 
 FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
-NewMemory = Callable[[tuple[int, ...], str, str], Memory]  # of a shape, a dtype, and a device
+NewMemory = Callable[[tuple[int, ...], str, str], PageMemory]  # of a shape, a dtype, and a device
 
 
 @dataclass(frozen=True, eq=False)
-class RankPart(RawTensor):
-    """A rank's rows of a matrix, or its numbers of a bias. `split`: who has which."""
+class TensorShard(RawTensor):
+    """A rank's rows of a matrix, or its numbers of a bias. `split`: the division among all ranks."""
 
-    split: Split
-
-
-def split_of(config: ModelConfig, name: str, count: int, rank: int, size: int) -> Split:
-    """Who has which of the rows of a matrix, by its Twostroke name and their number."""
-    return Split.of([Share(i, size).rows(config, name, count) for i in range(size)], rank)
+    split: ColumnSplit
 
 
-def split_of_heads(config: ModelConfig, rank: int, size: int) -> Split:
-    """Who has which columns of what heads attend to."""
+def split_of(config: ModelConfig, name: str, count: int, rank: int, size: int) -> ColumnSplit:
+    """The division of a matrix's rows among ranks, by its Twostroke name and its number of rows."""
+    return ColumnSplit.of([Shard(i, size).rows(config, name, count) for i in range(size)], rank)
+
+
+def split_of_heads(config: ModelConfig, rank: int, size: int) -> ColumnSplit:
+    """The division of the columns of attention's outputs among ranks."""
     return split_of(config, "q", config.num_heads * config.head_dim, rank, size)
 
 
 def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int) -> RawTensor:
-    """What a rank has of a tensor: some rows of a matrix and of its bias, and all of a norm or a router."""
+    """A rank's part of a tensor: some rows of a matrix and of its bias, and all of a norm or a router."""
     matrix = name.removesuffix("_bias")
     if matrix == name and (len(raw.shape) == 1 or name.endswith(f".{ROUTER}")):
         return raw
@@ -62,12 +62,12 @@ def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int
         part = RawTensor.from_bytes(name, "F32", values.shape, values.view(np.uint8), raw.source)
     else:
         part = raw.rows(split.start, split.start + split.own)
-    return RankPart(part.name, part.format, part.shape, part.data, part.source, split)
+    return TensorShard(part.name, part.format, part.shape, part.data, part.source, split)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a rank on the same host has to know first. `options`: what its backend's `follow` wants."""
+class TorchRankSetup:
+    """The first message to a rank on the same host. `options`: arguments of its backend's `follow`."""
 
     store: str
     rank: int
@@ -78,7 +78,7 @@ class Facts:
 
 
 class TorchRanks:
-    """All ranks, as rank 0 has them.
+    """All ranks, as rank 0 sees them.
 
     Attributes:
         group: sends messages.
@@ -101,25 +101,25 @@ class TorchRanks:
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self._models = 0
         self.followers: Followers | None = None  # those that it has started
-        staged = links.ONE_GPU
+        staged = collectives.ONE_GPU
         own, options = device_of(0, device, staged), (device, staged, *options)
         if processes.under_torchrun():
-            self.group = Group.of_torchrun(processes.PATIENCE_S, size)
-            self.group.tell(backend, *options)
+            self.group = RankGroup.of_torchrun(processes.RANK_TIMEOUT_S, size)
+            self.group.send_all(backend, *options)
             self._meet(own, staged)
         else:
             self._start(size, own, staged, options)
-        self.group.on_loss = partial(_let_go, self.links, self.followers)
+        self.group.on_loss = partial(_stop_others, self.links, self.followers)
         weakref.finalize(self, _end, self.group, self.links, self.followers)
 
     def _start(self, size: int, own: str, staged: bool, options: tuple[object, ...]) -> None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")  # all ranks are on this host
-        cores, patience_s = processes.cores_of(size), processes.PATIENCE_S
+        cores, patience_s = processes.cores_of(size), processes.RANK_TIMEOUT_S
         with tempfile.TemporaryDirectory() as directory:
             store = os.path.join(directory, "store")
-            facts = [Facts(store, i, size, patience_s, cores[i], options) for i in range(1, size)]
-            group: list[Group] = []
+            facts = [TorchRankSetup(store, i, size, patience_s, cores[i], options) for i in range(1, size)]
+            group: list[RankGroup] = []
 
             def lose(rank: int) -> None:
                 if group:
@@ -127,7 +127,7 @@ class TorchRanks:
 
             self.followers = Followers(self._module, facts, (), lose)
             try:
-                group.append(Group(dist.FileStore(store, size), 0, size, patience_s))
+                group.append(RankGroup(dist.FileStore(store, size), 0, size, patience_s))
                 self.group = group[0]
                 self.group.on_loss = self.followers.end
                 self._meet(own, staged)  # the store must not go before
@@ -136,22 +136,22 @@ class TorchRanks:
                 raise
 
     def _meet(self, own: str, staged: bool) -> None:
-        for answer in self.group.answers():
+        for answer in self.group.receive_all():
             if isinstance(answer, Exception):
                 raise answer
-        self.links = Links(self.group, own, staged)
+        self.links = Collectives(self.group, own, staged)
 
     def ask(self, *message: object) -> list[Any]:
         """Send a message to all other ranks, and take their answers. Raises RankLost."""
         with self.group.turn:
-            self.group.tell(*message)
-            return self.group.answers()
+            self.group.send_all(*message)
+            return self.group.receive_all()
 
     @contextmanager
     def together(self, *message: object) -> Generator[None]:
         """Tell all other ranks to compute what the caller computes meanwhile. Raises RankLost."""
         with self.group.turn:
-            self.group.tell(*message)
+            self.group.send_all(*message)
             try:
                 yield
                 self.group.check()  # a device that waited for a lost rank has been let go, with any numbers
@@ -163,7 +163,7 @@ class TorchRanks:
 
     @contextmanager
     def compiling(self, config: ModelConfig, weights: Weights) -> Generator[tuple[int, Weights]]:
-        """Let the others make a model; rank 0 makes it of what is given: its number, and its part of each tensor."""
+        """Let the other ranks compile a model. Yields its number and rank 0's part of each tensor."""
 
         def tensor(name: str) -> RawTensor:
             raw, size = weights(name), self.group.size
@@ -172,7 +172,7 @@ class TorchRanks:
             return part_of(raw, name, config, 0, size)
 
         with self.group.turn:
-            self.group.tell("compile", config)
+            self.group.send_all("compile", config)
             yield self._models, tensor
             self._models += 1
 
@@ -183,29 +183,29 @@ class TorchRanks:
         each = -(-weights // self.group.size)
         return self.group.size * min(device_kv_room(self.links.device, each), *self.ask("room", each))
 
-    def memory(self, shape: tuple[int, ...]) -> RankedMemory:
+    def memory(self, shape: tuple[int, ...]) -> ShardedMemory:
         """Zeroed pages. Raises OutOfPages."""
         with self.group.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
-            shapes = Shapes(shape, self.dtype, self.group.size)
+            shapes = PageShards(shape, self.dtype, self.group.size)
             for answer in self.ask("memory", number, shape):
                 if isinstance(answer, Exception):
                     raise answer
             self._pools[number] = True
             own = self._new_memory(shapes.of(0), self.dtype, self.links.device)
-            made = RankedMemory(self, number, shapes, own)
+            made = ShardedMemory(self, number, shapes, own)
         weakref.finalize(made, self._pools.__setitem__, number, False)
         return made
 
 
-def _let_go(links: Links, followers: Followers | None) -> None:
+def _stop_others(links: Collectives, followers: Followers | None) -> None:
     if followers is not None:
         followers.end()
     links.end()
 
 
-def _end(group: Group, links: Links, followers: Followers | None) -> None:
+def _end(group: RankGroup, links: Collectives, followers: Followers | None) -> None:
     if followers is None and group.failure is None:
         with suppress(RankLost):
-            group.tell("end")
-    _let_go(links, followers)
+            group.send_all("end")
+    _stop_others(links, followers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag
+from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.report import ProgressDisplay, note, print_json, size
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ KV_DTYPES = ("float32", "bfloat16")
 
 
 @app.command("list")
+@spread
 def list_models(*, as_json: JsonFlag = False) -> None:
     """The catalog: models that are fetched by name."""
     from twostroke.models.checkpoints.catalog import CATALOG
@@ -44,6 +45,7 @@ def list_models(*, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+@spread
 def pull(name: Name, *, as_json: JsonFlag = False) -> None:
     """Fetch a model, unless it is there already."""
     from twostroke.models.checkpoints.resolve import open_checkpoint
@@ -62,6 +64,7 @@ def pull(name: Name, *, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+@spread
 def show(name: Name, *, as_json: JsonFlag = False) -> None:
     """What a model is made of, without loading its weights."""
     from twostroke.models.checkpoints.catalog import CATALOG
@@ -80,6 +83,7 @@ def show(name: Name, *, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+@spread
 def check(name: Name, *, as_json: JsonFlag = False) -> None:
     """Check a model's weights: their values, and the digests of its files where they are known."""
     from twostroke.models.checkpoints.resolve import open_checkpoint

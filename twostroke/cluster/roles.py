@@ -6,21 +6,28 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from twostroke.api.llm import LLM
-from twostroke.backends.memory import HostMemory
-from twostroke.cluster.asked import Asked
-from twostroke.cluster.sources import PEER, Computing, from_here, from_peer
-from twostroke.cluster.wire.handle import Handle
-from twostroke.cluster.wire.outgoing import Outgoing
-from twostroke.cluster.wire.programs import Arriving, across, or_here, prefilled_by, receiving, sending
-from twostroke.cluster.wire.receiver import Incoming, Received, Receiver
+from twostroke.backends.page_memory import HostMemory
+from twostroke.cluster.dynamo_request import DynamoRequest
+from twostroke.cluster.kv_sources import PEER, Computing, estimate_local, estimate_peer
+from twostroke.cluster.wire.handle import ValueHandle
+from twostroke.cluster.wire.offer import ValueOffer
+from twostroke.cluster.wire.receiver import IncomingValue, ReceivedValue, Receiver
+from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.sender import LOOPBACK, Sender
-from twostroke.cluster.wire.surroundings import HERE, Surroundings
+from twostroke.cluster.wire.split_programs import (
+    SharedArrival,
+    decode_program,
+    or_recompute,
+    prefill_program,
+    remote_prefill,
+    student_program,
+)
 from twostroke.cluster.wire.transport import Transport
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.tiers.link import StoreConnection
+from twostroke.kv.tiers.speed import TransferSpeed
 from twostroke.methods import Plain, Prompt
 from twostroke.sampling.params import SamplingParams
 
@@ -33,7 +40,7 @@ WIRE_LATENCY_S, WIRE_BYTES_PER_S = 5e-3, 500e6  # of the wire, until values have
 class Role(Protocol):
     """A role that answers: `Both`, or `Decoding`."""
 
-    def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
+    def request(self, parsed: DynamoRequest, handed: Mapping[str, Any] | None) -> Request:
         """For the engine, from its first token on. `handed`: what the prefill worker has handed over, or None.
 
         Raises InvalidRequest.
@@ -47,14 +54,14 @@ class Role(Protocol):
     def close(self) -> None: ...
 
 
-class Both:
+class AggregatedRole:
     """Both strokes here."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
 
-    def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
-        return asked.request(self._llm)
+    def request(self, parsed: DynamoRequest, handed: Mapping[str, Any] | None) -> Request:
+        return parsed.request(self._llm)
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
         pass
@@ -63,31 +70,33 @@ class Both:
         pass
 
 
-class Prefilling:
+class PrefillRole:
     """The first stroke: a technique's prefills up to its first decode. The value goes out while it is computed."""
 
     def __init__(
-        self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None, around: Surroundings = HERE
+        self, llm: LLM, host: str = LOOPBACK, transport: Transport | None = None, runtime: Runtime = SYSTEM
     ) -> None:
         self._llm, self._computing = llm, llm.engine.prefill_seconds(llm.model)
         self.sender = Sender(
-            llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute, around=around
+            llm.pool, llm.model.id, host=host, transport=transport, compute=self._compute, runtime=runtime
         )
 
-    def request(self, asked: Asked) -> tuple[Request, Outgoing]:
+    def request(self, parsed: DynamoRequest) -> tuple[Request, ValueOffer]:
         """For the engine, and what it fills. Raises InvalidRequest."""
-        llm, prompt = self._llm, Prompt(asked.prompt, self._llm.tokenizer)
+        llm, prompt = self._llm, Prompt(parsed.prompt, self._llm.tokenizer)
         llm.model.require_room(len(prompt))
-        asked.params.check_vocabulary(llm.config.vocab_size)
-        outgoing = self.sender.offer()
-        request = Request(lambda: sending(asked.method, prompt, outgoing), SamplingParams(), llm.tokenizer, len(prompt))
-        request.priority = asked.priority
-        return request, outgoing
+        parsed.params.check_vocabulary(llm.config.vocab_size)
+        offer = self.sender.offer()
+        request = Request(
+            lambda: prefill_program(parsed.method, prompt, offer), SamplingParams(), llm.tokenizer, len(prompt)
+        )
+        request.priority = parsed.priority
+        return request, offer
 
-    def handed(self, asked: Asked, outgoing: Outgoing) -> dict[str, Any]:
+    def handed(self, parsed: DynamoRequest, offer: ValueOffer) -> dict[str, Any]:
         """What goes to the decode worker: the value's handle, and the seconds until it is predicted to be whole."""
-        way = from_here(self._llm.model, asked.prompt, self._computing, stores=False)
-        return {HANDLE: outgoing.handle.to_json(), READY: way.seconds}
+        way = estimate_local(self._llm.model, parsed.prompt, self._computing, stores=False)
+        return {HANDLE: offer.handle.to_json(), READY: way.seconds}
 
     @property
     def idle(self) -> bool:
@@ -109,7 +118,7 @@ class Prefilling:
         return request.result
 
 
-class Decoding:
+class DecodeRole:
     """The second stroke, after a value that a prefill worker has computed.
 
     Where the value does not come, the prompt is prefilled here, unless the model is a student: then the request fails
@@ -127,7 +136,7 @@ class Decoding:
         student: bool = False,
         transport: Transport | None = None,
         computing: Computing | None = None,
-        around: Surroundings = HERE,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         """`student`: the model is the student of the prefill workers' model, their teacher's.
 
@@ -137,76 +146,76 @@ class Decoding:
         self._computing = None if student else computing or llm.engine.prefill_seconds(llm.model)
         if isinstance(memory := llm.pool.memory, HostMemory):
             memory.populate()  # else the first values that come delay the streams that decode
-        self.wire, self.taken_over = StoreConnection(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
-        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, around=around)
-        self._releasing = around.workers("release", 4)
+        self.wire, self.taken_over = TransferSpeed(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
+        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, runtime=runtime)
+        self._releasing = runtime.workers("release", 4)
 
-    def request(self, asked: Asked, handed: Mapping[str, Any] | None) -> Request:
-        if self._student and "student" not in asked.method.companions:
-            raise InvalidRequest(f"the decode workers have a student alone, and method {asked.method.name} has none")
+    def request(self, parsed: DynamoRequest, handed: Mapping[str, Any] | None) -> Request:
+        if self._student and "student" not in parsed.method.companions:
+            raise InvalidRequest(f"the decode workers have a student alone, and method {parsed.method.name} has none")
         if handed is None:
             if self._student:
                 raise InvalidRequest("there is no prefill worker, and a student cannot do without its teacher")
-            return asked.request(self._llm)
-        llm, method, prompt = self._llm, asked.method, Prompt(asked.prompt, self._llm.tokenizer)
+            return parsed.request(self._llm)
+        llm, method, prompt = self._llm, parsed.method, Prompt(parsed.prompt, self._llm.tokenizer)
         llm.model.require_room(len(prompt))
-        asked.params.check_vocabulary(llm.config.vocab_size)
+        parsed.params.check_vocabulary(llm.config.vocab_size)
         if not self._student:
             llm.require_companions(method)
-        handle = Handle.from_json(handed.get(HANDLE))
-        if asked.given and not self._from_peer(asked, handed):
+        handle = ValueHandle.from_json(handed.get(HANDLE))
+        if parsed.given and not self._from_peer(parsed, handed):
             self._releasing.submit(lambda: self.receiver.release(handle))
-            return asked.request(llm)
-        arriving = Arriving(lambda: self._receive(handle), asked.params.n)
+            return parsed.request(llm)
+        arrival = SharedArrival(lambda: self._receive(handle), parsed.params.n)
 
         def program() -> Program:  # without a result, which would keep pages for as long as the request is known
-            received = receiving(method, prompt, arriving)
+            received = decode_program(method, prompt, arrival)
             if self._student:
-                yield from across(received, prefilled_by(self.receiver, handle))
+                yield from student_program(received, remote_prefill(self.receiver, handle))
             else:
-                yield from or_here(received, method, prompt)
+                yield from or_recompute(received, method, prompt)
 
-        request = Request(program, asked.params, llm.tokenizer, len(prompt))
-        request.priority = asked.priority
+        request = Request(program, parsed.params, llm.tokenizer, len(prompt))
+        request.priority = parsed.priority
         return request
 
     def ended(self, handed: Mapping[str, Any] | None) -> None:
         if self._student and handed is not None:
-            handle = Handle.from_json(handed.get(HANDLE))
+            handle = ValueHandle.from_json(handed.get(HANDLE))
             self._releasing.submit(lambda: self.receiver.release(handle))
 
     def close(self) -> None:
         self._releasing.close(5.0)
         self.receiver.close()
 
-    def _from_peer(self, asked: Asked, handed: Mapping[str, Any]) -> bool:
+    def _from_peer(self, parsed: DynamoRequest, handed: Mapping[str, Any]) -> bool:
         """Whether an answer that another worker has begun takes its prompt's value from the prefill worker.
 
         A technique's strokes are not predicted: its value is taken.
         """
         ready_s = handed.get(READY)
-        if self._computing is None or ready_s is None or asked.method != Plain():
+        if self._computing is None or ready_s is None or parsed.method != Plain():
             self.taken_over[PEER] += 1
             return True
-        peer = from_peer(self._llm.model, asked.prompt, ready_s, self.wire)
-        here = from_here(self._llm.model, asked.prompt, self._computing)
+        peer = estimate_peer(self._llm.model, parsed.prompt, ready_s, self.wire)
+        here = estimate_local(self._llm.model, parsed.prompt, self._computing)
         chosen = peer if peer.seconds < here.seconds else here
         self.taken_over[chosen.source] += 1
         log.info("taken over with KV from %s: from the peer %s, here %s", chosen.source, peer, here)
         return chosen is peer
 
-    def _receive(self, handle: Handle) -> Incoming:
+    def _receive(self, handle: ValueHandle) -> IncomingValue:
         incoming = self.receiver.receive(handle, release=not self._student)
         incoming.add_done_callback(self._tell)
         return incoming
 
-    def _tell(self, incoming: "Incoming | Any") -> None:
+    def _tell(self, incoming: "IncomingValue | Any") -> None:
         """A line for the log, and a measurement of the wire."""
         if incoming.cancelled():
             return
         if (error := incoming.exception()) is not None:
             log.warning("a value did not come: %s", error)
             return
-        came: Received = incoming.result()
-        self.wire.moved(came.bytes_received, came.moving_s + self.wire.latency_s)
+        came: ReceivedValue = incoming.result()
+        self.wire.read(came.bytes_received, came.moving_s + self.wire.latency_s)
         log.info("a value of %d entries came: %d bytes in %.3f s", len(came.kv), came.bytes_received, came.seconds)

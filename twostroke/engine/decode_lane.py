@@ -6,25 +6,20 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits
 from twostroke.backends.lazy_logits import StoredLogits
-from twostroke.engine.lane import Lane, reopened
+from twostroke.engine.lane import Lane, LastQueries, LastRows, reopen_last
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
 from twostroke.engine.prefix_match import match_prefix
-from twostroke.engine.queries import LastQueries, LastRows
 from twostroke.engine.strokes import Decode, Decoded
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.entries import Tail
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import Noise
-
-if TYPE_CHECKING:
-    from twostroke.engine.request import Choice
 
 
 class DecodeLane(Lane[Decode]):
@@ -36,7 +31,6 @@ class DecodeLane(Lane[Decode]):
 
     def __init__(
         self,
-        choice: Choice,
         slot: int,
         model: Model,
         stroke: Decode,
@@ -58,7 +52,7 @@ class DecodeLane(Lane[Decode]):
             if not record.sampled:
                 self._rows.append(row)
         else:
-            base, todo = reopened(base)
+            base, todo = reopen_last(base)
         # Tokens for which the context and the pool have room. The last of them is never entered, and yet it counts:
         # a prompt and its answer together take at most `max_model_len` tokens.
         slots = model.pool.num_pages * model.pool.page_size
@@ -77,7 +71,7 @@ class DecodeLane(Lane[Decode]):
         if known and not self.guesses and model.index is not None and len(todo) > 1:  # after a preemption
             longer, todo, missing = match_prefix(model, base, todo, max(1, stroke.queries, stroke.states))
             base = longer
-        super().__init__(choice, slot, model, stroke, base, todo, missing=missing)
+        super().__init__(slot, model, stroke, base, todo, missing=missing)
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
             self.states = LastRows(stroke.states, len(self.guesses))

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
-from twostroke.engine.runner import Chunk
 from twostroke.engine.scheduler import Plan
+from twostroke.engine.step import Chunk
 from twostroke.models.cost import SequenceRows, StepCorrection, StepSeconds
 
 
@@ -49,7 +49,7 @@ class Forecast:
     def planned(self, plan: Plan) -> float:
         """Predicted seconds of a planned step."""
         return self._seconds(
-            (lane.model, SequenceRows(count, len(lane.writer), lane.logit_rows(count))) for lane, count in plan
+            (lane.model, SequenceRows(count, len(lane.writer), lane.logit_rows(count))) for _, lane, count in plan
         )
 
     def placed(self, entries: Sequence[Chunk]) -> float:

@@ -7,7 +7,6 @@ tokens; if its geometry differs, it has a separate pool.
 import ctypes
 import hashlib
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 
 from twostroke.backends.interface import Backend, Weights
 from twostroke.engine.model import Model
+from twostroke.engine.options import companion_parts
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
@@ -60,7 +60,7 @@ class ModelLoader:
     @cached_property
     def _host(self) -> HostBudget:
         """The budget of all their prefix indexes in ordinary memory."""
-        return HostBudget(self.tiers.host_bytes, self.tiers.host_traffic)
+        return HostBudget(self.tiers.host_bytes, self.tiers.host_counters)
 
     def load_main(self, stored: Checkpoint, page_size: int, kv_bytes: int | None) -> Model:
         """Load a model with a tokenizer and a pool of its own.
@@ -162,11 +162,8 @@ def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> C
 
     Its name has the form "MODEL@int4", or "MODEL" for stored weights.
     """
-    name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
-    if not name or re.fullmatch(r"stored|(bf|fp|int)\d+", name):  # int5 too: quantize rejects it
-        checkpoint, weights = own, name or weights
-    else:
-        checkpoint = open_checkpoint(name)
+    name, weights = companion_parts(wanted)
+    checkpoint = open_checkpoint(name) if name else own
     called = checkpoint.name if weights == "stored" else f"{checkpoint.name}@{weights}"
     return replace(quantize(checkpoint, weights, threads), name=called)
 

@@ -20,9 +20,8 @@ from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.model import Model
 from twostroke.engine.placement import Placement
-from twostroke.engine.program_runner import ProgramRunner
-from twostroke.engine.runner import Chunk, run_forward
-from twostroke.engine.step import ScheduledStep
+from twostroke.engine.request import Choice
+from twostroke.engine.step import Chunk, ScheduledStep, run_forward
 from twostroke.errors import NotFinite
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
@@ -31,12 +30,12 @@ Guarded = Callable[..., None]  # Requests.guarded: calls an action on behalf of 
 PAUSE = 0.1  # part of a step's time that may pass between two calls, if the step's time is to be counted
 
 
-class PendingTokens:
+class PendingDraws:
     """Tokens that one model draws: the i-th is for `lanes[i]`. Without lanes it only waits for the model's step."""
 
-    def __init__(self, lanes: Sequence[DecodeLane], drawn: DrawnTokens) -> None:
+    def __init__(self, lanes: Sequence[tuple[Choice, DecodeLane]], drawn: DrawnTokens) -> None:
         self.lanes, self.drawn = lanes, drawn
-        self.tokens: list[tuple[DecodeLane, Sampled]] = []
+        self.tokens: list[tuple[tuple[Choice, DecodeLane], Sampled]] = []
 
     def read(self) -> None:
         """Wait for the tokens."""
@@ -50,9 +49,9 @@ class StepInFlight:
         step: the step that `launch` was called for last; None if its tokens are read.
     """
 
-    def __init__(self, driver: ProgramRunner, placement: Placement, clock: Clock = SYSTEM) -> None:
-        self._programs, self._placement, self._clock = driver, placement, clock
-        self._pending: dict[Model, PendingTokens] = {}
+    def __init__(self, placement: Placement, clock: Clock = SYSTEM) -> None:
+        self._placement, self._clock = placement, clock
+        self._pending: dict[Model, PendingDraws] = {}
         self.step: ScheduledStep | None = None
         self._launched_at = self._collected_at = 0.0  # when `launch` was over, and when tokens were read last
 
@@ -65,17 +64,17 @@ class StepInFlight:
         models = list(dict.fromkeys(chunk.lane.model for chunk in chunks))
         for model in models:
             # Not those whose request has failed since through a sibling choice.
-            group = [chunk for chunk in chunks if chunk.lane.model is model and not chunk.lane.choice.done]
+            group = [chunk for chunk in chunks if chunk.lane.model is model and not chunk.choice.done]
             if group:
                 before = self._pending.get(model)  # whose tokens the placeholders of its lanes stand for
                 drawn = None if before is None else before.drawn
-                guarded({chunk.lane.choice.request for chunk in group}, run_forward, model, group, drawn)
+                guarded({chunk.choice.request for chunk in group}, run_forward, model, group, drawn)
         return models
 
     def launch_sampling(
         self,
         step: ScheduledStep,
-        ready: Iterable[DecodeLane],
+        ready: Iterable[tuple[Choice, DecodeLane]],
         guarded: Guarded,
         ahead: bool = False,
         computing: Collection[Model] = (),
@@ -84,32 +83,31 @@ class StepInFlight:
 
         Args:
             step: the step that is sampled.
-            ready: lanes with rows to sample from.
+            ready: lanes with rows to sample from, with their choices.
             guarded: calls an action on behalf of requests.
             ahead: whether lanes may enter their tokens before these are read.
-            computing: models with rows in this step; each gets a drawing, also if nothing is drawn, to wait for.
+            computing: models with rows in this step; each gets a pending, also if nothing is drawn, to wait for.
         """
-        asked: dict[Model, list[tuple[DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
+        asked: dict[Model, list[tuple[Choice, DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
 
-        def ask(lane: DecodeLane) -> None:
+        def ask(choice: Choice, lane: DecodeLane) -> None:
             for model, row, draw in lane.take_draws():
-                asked.setdefault(model, []).append((lane, row, draw))
+                asked.setdefault(model, []).append((choice, lane, row, draw))
 
-        for lane in ready:
-            if not lane.choice.done:
-                guarded({lane.choice.request}, ask, lane)
+        for choice, lane in ready:
+            if not choice.done:
+                guarded({choice.request}, ask, choice, lane)
         for model, asks in asked.items():
-            live = [one for one in asks if not one[0].choice.done]  # others failed through a sibling choice
+            live = [one for one in asks if not one[0].done]  # others failed through a sibling choice
             if live or model in computing:
-                guarded({lane.choice.request for lane, _, _ in live}, self._draw, model, live, ahead)
+                guarded({choice.request for choice, _, _, _ in live}, self._draw, model, live, ahead)
         self.step, self._launched_at = step, self._clock()
 
-    def _draw(self, model: Model, asks: Sequence[tuple[DecodeLane, LazyLogits, Draw]], ahead: bool) -> None:
-        lanes = [lane for lane, _, _ in asks]
-        drawn = model.compiled.sample([row for _, row, _ in asks], [draw for _, _, draw in asks])
-        self._pending[model] = PendingTokens(lanes, drawn)
+    def _draw(self, model: Model, asks: Sequence[tuple[Choice, DecodeLane, LazyLogits, Draw]], ahead: bool) -> None:
+        drawn = model.compiled.sample([row for _, _, row, _ in asks], [draw for _, _, _, draw in asks])
+        self._pending[model] = PendingDraws([(choice, lane) for choice, lane, _, _ in asks], drawn)
         if ahead:
-            for i, lane in enumerate(lanes):
+            for i, (_, lane, _, _) in enumerate(asks):
                 lane.enter_placeholder(model, i)
 
     def collect_tokens(self, guarded: Guarded, entered: float) -> float | None:
@@ -118,33 +116,33 @@ class StepInFlight:
         Returns the seconds that the step took: from its beginning, or from the end of the step before if that is
         later. None if that is not known, since the caller paused before it entered the engine at time `entered`.
         """
-        step, drawings = self.step, list(self._pending.values())
+        step, pendings = self.step, list(self._pending.values())
         began = entered if step is None else step.began
         self.clear()
-        for drawing in drawings:
-            waiting = {lane.choice.request for lane in drawing.lanes if _waits(lane)}
-            if step is not None and not drawing.lanes:  # it waits for prefills alone
-                waiting = {chunk.lane.choice.request for chunk in step.chunks if not chunk.lane.choice.done}
-            guarded(waiting, drawing.read)
+        for pending in pendings:
+            waiting = {choice.request for choice, lane in pending.lanes if _waits(choice, lane)}
+            if step is not None and not pending.lanes:  # it waits for prefills alone
+                waiting = {chunk.choice.request for chunk in step.chunks if not chunk.choice.done}
+            guarded(waiting, pending.read)
         now = self._clock()
         seconds, self._collected_at = now - max(began, self._collected_at), now
-        for drawing in drawings:
-            for lane, sampled in drawing.tokens:  # none if reading them failed
+        for pending in pendings:
+            for (choice, lane), sampled in pending.tokens:  # none if reading them failed
                 if sampled.id == NO_TOKEN:
                     lane.model.pool.wipes = True  # the pages of this request must not reach others
-                if _waits(lane):
-                    guarded({lane.choice.request}, self._take, lane, sampled)
+                if _waits(choice, lane):
+                    guarded({choice.request}, self._take, choice, lane, sampled)
         return seconds if entered - self._launched_at <= PAUSE * seconds else None
 
-    def _take(self, lane: DecodeLane, sampled: Sampled) -> None:
+    def _take(self, choice: Choice, lane: DecodeLane, sampled: Sampled) -> None:
         if sampled.id == NO_TOKEN:
             raise NotFinite(f"model {lane.model.name}")
-        self._programs.deliver(lane.choice, lane.output, sampled, full=lane.full)
+        choice.deliver(lane.output, sampled, self._clock(), lane.full)
         lane.sampled(sampled)
-        if lane.output is lane.choice.output and not self._placement.next_has_room(lane):
-            lane.choice.hold_last_token()
+        if lane.output is choice.output and not self._placement.next_has_room(lane):
+            choice.hold_last_token()
 
 
-def _waits(lane: DecodeLane) -> bool:
+def _waits(choice: Choice, lane: DecodeLane) -> bool:
     """Whether a lane still wants its token: it was not preempted or ended, and no guess before was wrong."""
-    return lane in lane.choice.lanes and lane.result is None
+    return lane in choice.lanes and lane.result is None

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.backends.page_memory import Memory
+from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import KVError
 from twostroke.kv import spans
-from twostroke.kv.page_copies import Copy, HostCopy, StoredCopy
+from twostroke.kv.page_copies import HostCopy, PageCopy, StoredCopy
 from twostroke.kv.pages import DISK, HOST, NOWHERE, POOL, REMOTE, TIERS, Pages
-from twostroke.kv.swap_in import Arrival, lost
+from twostroke.kv.swap_in import SwapIn, page_lost
 from twostroke.kv.tiers.names import Namespace
 from twostroke.kv.tiers.private_pages import PrivatePages
 from twostroke.kv.tiers.store import Store
@@ -31,12 +31,12 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class Source:
+class PageSource:
     """Where a page is read: in a frame, or from a copy."""
 
-    memory: Memory
+    memory: PageMemory
     frame: int
-    copy: Copy | None
+    copy: PageCopy | None
 
     def data(self) -> memoryview:
         """All bytes of the page, read-only. Raises PageLost."""
@@ -54,7 +54,7 @@ class Moves(Pages):
         stores: the stores of the tiers "disk" and "remote", if there are any.
     """
 
-    def __init__(self, memory: Memory, num_pages: int) -> None:
+    def __init__(self, memory: PageMemory, num_pages: int) -> None:
         super().__init__(memory, num_pages)
         self.stores: dict[str, Store] = {}
         self._private: dict[str, PrivatePages] = {}
@@ -77,25 +77,25 @@ class Moves(Pages):
 
     # Reading ---------------------------------------------------------------------------------------------------
 
-    def _fullest(self, page: int) -> tuple[str, Copy]:
+    def _fullest(self, page: int) -> tuple[str, PageCopy]:
         """The copy with the most slots, of several the nearest. A frame must hold all claimed slots."""
         found = [(tier, copies[page]) for tier, copies in self._copies.items() if page in copies]
         if not found:
-            raise lost(page)
+            raise page_lost(page)
         return max(found, key=lambda one: one[1].stop)
 
-    def _source(self, page: int, stop: int) -> Source:
+    def _source(self, page: int, stop: int) -> PageSource:
         if (frame := self.frame(page)) != NOWHERE:
-            return Source(self.memory, frame, None)
+            return PageSource(self.memory, frame, None)
         copies = (copies[page] for copies in self._copies.values() if page in copies)
         if (copy := next((copy for copy in copies if copy.stop >= stop), None)) is None:
-            raise lost(page)
-        return Source(self.memory, NOWHERE, copy)
+            raise page_lost(page)
+        return PageSource(self.memory, NOWHERE, copy)
 
     @contextmanager
-    def reading(self, pages: np.ndarray, stops: np.ndarray) -> Generator[list[Source]]:
+    def reading(self, pages: np.ndarray, stops: np.ndarray) -> Generator[list[PageSource]]:
         """Where to read the slots before `stops` of distinct pages. All stay there meanwhile."""
-        pin = Pin(spans.of_pages(pages))
+        pin = Pin(spans.pages_only(pages))
         with self.lock:
             sources = [self._source(*one) for one in zip(pages.tolist(), stops.tolist(), strict=True)]
             held = pages[[source.copy is None for source in sources]]
@@ -116,9 +116,9 @@ class Moves(Pages):
         """
         self.require(tier)
         if tier == POOL:
-            with Arrival(self, pages) as arrival:
+            with SwapIn(self, pages) as arrival:
                 arrival.load()
-                arrival.attach()
+                arrival.publish()
                 self.retain(pages)
             return
         self.retain(pages, tier)
@@ -137,20 +137,20 @@ class Moves(Pages):
             ]
             pages, stops = pages[short], stops[short]
             rooms = [HostCopy(self._slots) for _ in pages] if tier == HOST else []
-        copies: list[Copy] = []
+        copies: list[PageCopy] = []
         with self.reading(pages, stops) as sources:
             for i, (source, stop) in enumerate(zip(sources, stops.tolist(), strict=True)):
                 copies.append(self._copy(source.data(), stop, tier, rooms[i] if rooms else None))
         self._publish(pages.tolist(), copies, tier)
 
-    def _copy(self, data: memoryview, stop: int, tier: str, room: HostCopy | None) -> Copy:
+    def _copy(self, data: memoryview, stop: int, tier: str, room: HostCopy | None) -> PageCopy:
         if room is not None:
             room.fill(data, stop)
             return room
         # Slots after those of the value may be written meanwhile, and are nobody else's business.
         return StoredCopy(self._private_pages(tier), self.part(data, np.arange(stop)), stop)
 
-    def _publish(self, pages: list[int], copies: list[Copy], tier: str) -> None:
+    def _publish(self, pages: list[int], copies: list[PageCopy], tier: str) -> None:
         with self.lock:
             there = self._copies[tier]
             for page, copy in zip(pages, copies, strict=True):
@@ -186,17 +186,17 @@ class Moves(Pages):
 
     # Back ------------------------------------------------------------------------------------------------------
 
-    def arrival(self, pages: np.ndarray) -> Arrival:
+    def arrival(self, pages: np.ndarray) -> SwapIn:
         """Reserve frames for those of these distinct pages that have none. Raises OutOfPages."""
-        return Arrival(self, pages)
+        return SwapIn(self, pages)
 
     def fetch(self, pages: np.ndarray) -> None:
         """Bring spilled pages back into frames. Raises OutOfPages: nothing has changed."""
         if not np.count_nonzero(self._frames[pages] == NOWHERE):
             return
-        with Arrival(self, np.unique(pages)) as arrival:
+        with SwapIn(self, np.unique(pages)) as arrival:
             arrival.load()
-            arrival.attach()
+            arrival.publish()
 
     # Aside -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Moves(Pages):
             stops, frames = self._filled[pages].tolist(), self._frames[pages].tolist()
             # While these references are held, claimed slots stay claimed, and only an open writer claims more.
             self.retain(pages)
-            pin = Pin(spans.of_pages(pages))
+            pin = Pin(spans.pages_only(pages))
             self.pin(pin)
         try:
             with self.lock:

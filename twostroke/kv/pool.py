@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twostroke.backends.page_memory import HostMemory, Layout, Memory
+from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.moves import Moves
 from twostroke.kv.tiers.names import Namespace
@@ -21,7 +21,7 @@ class PagePool(Moves):
 
     wipes = False
 
-    def __init__(self, geometry: Geometry, memory: Memory, num_pages: int, page_size: int = 16) -> None:
+    def __init__(self, geometry: Geometry, memory: PageMemory, num_pages: int, page_size: int = 16) -> None:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""
         super().__init__(memory, num_pages)
         self.geometry, self.page_size = geometry, page_size

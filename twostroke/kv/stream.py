@@ -27,27 +27,27 @@ from typing import BinaryIO
 import numpy as np
 
 from twostroke.backends.interface import PAGE
-from twostroke.backends.lazy_logits import Stored
+from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, KVError
 from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
-from twostroke.kv.entries import Contents
+from twostroke.kv.entries import EntryTable
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
-from twostroke.kv.stream_header import Header, Invalid
-from twostroke.system.atomic_files import nameable, replacing
+from twostroke.kv.stream_header import InvalidHeader, StreamHeader
+from twostroke.system.atomic_files import atomic_replace, check_file_name
 from twostroke.system.user_key import user_key
 
 log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"
-EARLIER = b"twostroke-kv-1\n\0"
+OLD_MAGIC = b"twostroke-kv-1\n\0"
 DIGEST_BYTES = 32
 MAX_HEADER = 256 << 20  # some million entries; a larger one is damaged
 MAX_SEAL = 1024
 EXPONENTS = {"float32": np.uint32(0x7F800000), "bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
 
 
-class Source:
+class StreamReader:
     """An untrusted file, read from front to back.
 
     Attributes:
@@ -83,14 +83,14 @@ class Source:
             raise self.corrupt("a checksum is wrong")
         return digest
 
-    def section(self, most: int) -> tuple[bytes, bytes]:
+    def read_section(self, most: int) -> tuple[bytes, bytes]:
         """The bytes of a section, at most so many, and their checksum."""
         if (size := int.from_bytes(self.take(8), "little")) > most:  # the file may be sparse, and memory is not
             raise self.corrupt(f"a part of {size:,} bytes, where there are {most:,} at most")
         data = self.take(size)
         return data, self.check(data)
 
-    def magic(self, own: bytes, earlier: bytes, what: str) -> None:
+    def check_magic(self, own: bytes, earlier: bytes, what: str) -> None:
         """Read and check the magic bytes. Raises CorruptFile for another kind of file."""
         found = self.take(min(len(own), self.remaining))
         if found.startswith(earlier):
@@ -105,15 +105,15 @@ class Source:
 
 
 @contextmanager
-def opened(path: Path) -> Generator[Source]:
+def opened(path: Path) -> Generator[StreamReader]:
     """Open a file to read. Raises KVError if it cannot be read."""
     try:
-        nameable(path)
+        check_file_name(path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
             raise KVError(f"{path}: it cannot be read: it is not a regular file")
         with path.open("rb", buffering=0) as file:
-            yield Source(file, path, status.st_size)  # pyright: ignore[reportArgumentType]
+            yield StreamReader(file, path, status.st_size)  # pyright: ignore[reportArgumentType]
     except OSError as error:
         raise KVError(f"{path}: it cannot be read: {error.strerror}") from None
 
@@ -122,13 +122,13 @@ def opened(path: Path) -> Generator[Source]:
 def saving(path: Path) -> Generator[BinaryIO]:
     """Open a file to write (`system.save`). Raises KVError if it cannot be written."""
     try:
-        with replacing(path) as out:
+        with atomic_replace(path) as out:
             yield out
     except OSError as error:
         raise KVError(f"{path}: it cannot be saved: {error.strerror}") from None
 
 
-def section(out: BinaryIO, data: bytes | memoryview) -> bytes:
+def write_section(out: BinaryIO, data: bytes | memoryview) -> bytes:
     """Write a section and return its checksum."""
     digest = hashlib.sha256(data).digest()
     out.write(len(data).to_bytes(8, "little"))
@@ -137,41 +137,41 @@ def section(out: BinaryIO, data: bytes | memoryview) -> bytes:
     return digest
 
 
-def write(out: BinaryIO, pool: PagePool, contents: Contents) -> None:
+def write(out: BinaryIO, pool: PagePool, contents: EntryTable) -> None:
     """Write a value whose pages belong to the pool, in any tier."""
     table, tail = contents.table, contents.tail
     pages = spans.distinct_pages(table)
     logits = None if tail is None else tail.logits
     logits = np.asarray([] if logits is None else logits, np.float32)
     said = replace(contents, table=spans.with_pages(table, pages, np.arange(len(pages))))
-    header = Header(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
+    header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
     out.write(MAGIC)
-    digests = [section(out, headers.encode(header))]
+    digests = [write_section(out, headers.encode(header))]
     _, all_slots = spans.pages_and_slots(table)
     owners = np.repeat(table[:, PAGE], spans.counts(table))
-    with pool.reading(pages, spans.filled(table, pages)) as sources:
+    with pool.reading(pages, spans.slot_stops(table, pages)) as sources:
         for page, source in zip(pages.tolist(), sources, strict=True):
             data = pool.part(source.data(), np.unique(all_slots[owners == page]))
             digests.append(hashlib.sha256(data).digest())
             out.write(data)
             out.write(digests[-1])
-    digests.append(section(out, logits.tobytes()))
+    digests.append(write_section(out, logits.tobytes()))
     key = user_key(make=True)
-    section(out, b"" if key is None else _seal(digests, key))
+    write_section(out, b"" if key is None else _seal(digests, key))
 
 
-def read(source: Source, pool: PagePool) -> Contents:
+def read(source: StreamReader, pool: PagePool) -> EntryTable:
     """Read a value into fresh pages of a pool, each with one reference that the caller must release.
 
     Raises:
         CorruptFile: not such a stream, truncated, altered or hostile. GeometryMismatch: of another geometry.
         OutOfPages: no room. KVError: the page sizes differ. After an error nothing has changed.
     """
-    source.magic(MAGIC, EARLIER, "KV cache")
-    text, digest = source.section(MAX_HEADER)
+    source.check_magic(MAGIC, OLD_MAGIC, "KV cache")
+    text, digest = source.read_section(MAX_HEADER)
     try:
         header = headers.decode(text)
-    except Invalid as error:
+    except InvalidHeader as error:
         raise source.corrupt(str(error)) from None
     pool.geometry.require(header.geometry, f"{source.path}: this value cannot be placed here")
     if header.page_size != pool.page_size:
@@ -187,7 +187,7 @@ def read(source: Source, pool: PagePool) -> Contents:
     try:
         contents = _read_pages(source, pool, header, pages, [digest])
         table = spans.with_pages(contents.table, np.arange(len(pages)), pages).astype(np.int32)
-        for page, stop in zip(pages.tolist(), spans.filled(table, pages).tolist(), strict=True):
+        for page, stop in zip(pages.tolist(), spans.slot_stops(table, pages).tolist(), strict=True):
             pool.claim(page, 0, stop)
         return replace(contents, table=table)
     except BaseException:
@@ -197,7 +197,9 @@ def read(source: Source, pool: PagePool) -> Contents:
         raise
 
 
-def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarray, digests: list[bytes]) -> Contents:
+def _read_pages(
+    source: StreamReader, pool: PagePool, header: StreamHeader, pages: np.ndarray, digests: list[bytes]
+) -> EntryTable:
     contents = header.contents
     _, all_slots = spans.pages_and_slots(contents.table)
     owners = np.repeat(contents.table[:, PAGE], spans.counts(contents.table))
@@ -213,20 +215,20 @@ def _read_pages(source: Source, pool: PagePool, header: Header, pages: np.ndarra
             slots = np.unique(all_slots[owners == i])
             entries = pool.loose_page(data, header.layout).read(np.zeros_like(slots), slots)
             pool.write(np.full_like(slots, page), slots, entries)
-    logits, digest = source.section(4 * header.num_logits)
-    seal, _ = source.section(MAX_SEAL)
+    logits, digest = source.read_section(4 * header.num_logits)
+    seal, _ = source.read_section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:
         raise source.corrupt("its size is not what its header says")
     key = user_key(make=False)
     if key is None or not hmac.compare_digest(seal, _seal([*digests, digest], key)):
-        return _not_believed(source, pool, contents, pages)
+        return _untrusted(source, pool, contents, pages)
     if contents.tail is None or not header.num_logits:
         return contents
-    row = Stored(np.frombuffer(logits, np.float32)[None])
+    row = StoredLogits(np.frombuffer(logits, np.float32)[None])
     return replace(contents, tail=replace(contents.tail, row=row))
 
 
-def _not_believed(source: Source, pool: PagePool, contents: Contents, pages: np.ndarray) -> Contents:
+def _untrusted(source: StreamReader, pool: PagePool, contents: EntryTable, pages: np.ndarray) -> EntryTable:
     """The contents without provenance and logits. K and V must be finite: in reused pages, 0 times nan is nan."""
     log.warning("%s: not sealed by this user: its entries are used, but are canonical for no model", source.path)
     for page in pages.tolist():

@@ -16,18 +16,18 @@ import numpy as np
 from twostroke.backends.interface import PAGE, START, STOP
 from twostroke.backends.page_memory import LAYOUTS, Layout
 from twostroke.kv import spans
-from twostroke.kv.entries import Contents, Tail
+from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.models.rope import Rope
 
-LARGEST = 2**31 - 1  # largest integer in a header
+MAX_INTEGER = 2**31 - 1  # largest integer in a header
 DTYPES = ("float32", "bfloat16", "float16")
-LONGEST_NAME = 1000
+MAX_NAME_LENGTH = 1000
 
 
 @dataclass(frozen=True)
-class Header:
+class StreamHeader:
     """Describes the pages that follow and the value in them.
 
     Attributes:
@@ -40,19 +40,19 @@ class Header:
     page_size: int
     layout: Layout
     num_pages: int
-    contents: Contents
+    contents: EntryTable
     num_logits: int
 
 
-class Invalid(ValueError):
+class InvalidHeader(ValueError):
     """The header is invalid; the message names the field."""
 
 
-def encode(header: Header) -> bytes:
+def encode(header: StreamHeader) -> bytes:
     """The header as JSON."""
     contents, tail = header.contents, header.contents.tail
     fields = {
-        "geometry": _described(header.geometry),
+        "geometry": _geometry_fields(header.geometry),
         "page_size": header.page_size,
         "layout": header.layout,
         "num_pages": header.num_pages,
@@ -66,15 +66,15 @@ def encode(header: Header) -> bytes:
 
 
 @lru_cache(16)
-def _described(geometry: Geometry) -> dict[str, Any]:
+def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     """For JSON. It takes longer than all the rest of a short value's header."""
     return dataclasses.asdict(geometry)
 
 
-def decode(text: bytes) -> Header:
+def decode(text: bytes) -> StreamHeader:
     """Parse and check the output of `encode`. Raises Invalid for anything else."""
     names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
-    fields = _object(parsed(text), "the header", *names)
+    fields = _object(parse_json(text), "the header", *names)
     geometry = _geometry(fields["geometry"])
     page_size = _integer(fields["page_size"], "page_size", 1)
     num_pages = _integer(fields["num_pages"], "num_pages")
@@ -88,22 +88,22 @@ def decode(text: bytes) -> Header:
     stretches = _stretches(fields["stretches"], spans.positions(table))
     next_position = _integer(fields["next_position"], "next_position")
     tail, num_logits = _tail(fields["tail"])
-    contents = Contents(table, tokens, stretches, next_position, tail)
-    return Header(geometry, page_size, layout, num_pages, contents, num_logits)
+    contents = EntryTable(table, tokens, stretches, next_position, tail)
+    return StreamHeader(geometry, page_size, layout, num_pages, contents, num_logits)
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Parse untrusted JSON. Raises Invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Invalid("it is not JSON") from None
+        raise InvalidHeader("it is not JSON") from None
 
 
 def require(right: bool | np.bool_, what: str) -> None:
     """Raise Invalid with the message `what` unless `right`."""
     if not right:
-        raise Invalid(what)
+        raise InvalidHeader(what)
 
 
 def _object(value: Any, what: str, *names: str) -> dict[str, Any]:
@@ -112,20 +112,22 @@ def _object(value: Any, what: str, *names: str) -> dict[str, Any]:
 
 
 def _integer(value: Any, what: str, least: int = 0) -> int:
-    require(type(value) is int and least <= value <= LARGEST, f"{what} is not an integer from {least} to {LARGEST}")
+    require(
+        type(value) is int and least <= value <= MAX_INTEGER, f"{what} is not an integer from {least} to {MAX_INTEGER}"
+    )
     return value
 
 
 def _integers(value: Any, what: str) -> np.ndarray:
     """[n] int32 from a list of integers >= 0."""
     right = isinstance(value, list) and set(map(type, value)) <= {int}
-    right = right and (not value or (min(value) >= 0 and max(value) <= LARGEST))
-    require(right, f"{what} are not integers from 0 to {LARGEST}")
+    right = right and (not value or (min(value) >= 0 and max(value) <= MAX_INTEGER))
+    require(right, f"{what} are not integers from 0 to {MAX_INTEGER}")
     return np.array(value, np.int32)
 
 
 def _name(value: Any, what: str) -> str:
-    require(isinstance(value, str) and len(value) <= LONGEST_NAME, f"{what} is not a name")
+    require(isinstance(value, str) and len(value) <= MAX_NAME_LENGTH, f"{what} is not a name")
     return value
 
 
@@ -163,7 +165,7 @@ def _table(value: Any, num_pages: int, page_size: int) -> np.ndarray:
     require(num_pages <= len(table), "there are more pages than spans")
     require(np.array_equal(np.unique(table[:, PAGE]), np.arange(num_pages)), "spans do not use the pages that follow")
     last = table[:, 3].astype(np.int64) + stops - starts
-    require((last <= LARGEST).all(), "positions are too large")
+    require((last <= MAX_INTEGER).all(), "positions are too large")
     return table
 
 

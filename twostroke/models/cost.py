@@ -13,7 +13,7 @@ from twostroke.models.config import Experts, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SequenceRows:
     """One sequence's share of a step: `count` tokens after `context` entries; the last `logits` rows need logits."""
 
     count: int
@@ -21,8 +21,8 @@ class Rows:
     logits: int = 0
 
 
-def attended(rows: Rows, window: int | None) -> tuple[int, int]:
-    """What the rows attend to in a layer: (query-key pairs, distinct entries). A row attends to itself too.
+def attended(rows: SequenceRows, window: int | None) -> tuple[int, int]:
+    """Count what the rows attend to in a layer: (query-key pairs, distinct entries). A row attends to itself too.
 
     With a window of W, a row attends to the last W entries. Without one, n rows after c entries have
     n c + n (n + 1) / 2 pairs.
@@ -43,7 +43,7 @@ def experts_read(count: int, chosen: int, rows: float) -> float:
     return count * (1 - (1 - chosen / count) ** rows)
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """The work of a step. A multiplication and an addition are two FLOPs."""
 
     weight_bytes: float  # read once per step for all rows; only experts that some row is expected to choose
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostModel:
     """Computes the work of one model's steps.
 
     Attributes:
@@ -121,7 +121,7 @@ class Cost:
         """Pairs (window, number of layers with it)."""
         return list(Counter(self.config.windows).items())
 
-    def work(self, step: Iterable[Rows]) -> Work:
+    def work(self, step: Iterable[SequenceRows]) -> StepWork:
         """The work of a step with these rows of all its sequences."""
         rows = logits = keys = seen = 0
         for one in step:
@@ -132,8 +132,8 @@ class Cost:
                 keys += layers * pairs
                 seen += layers * entries
         if not rows:
-            return Work(0, 0, 0, 0, 0)
-        return Work(
+            return StepWork(0, 0, 0, 0, 0)
+        return StepWork(
             self.layer_bytes(rows) + self.head_bytes * bool(logits),
             self.entry_bytes * seen / self.config.num_layers,
             self.row_flops * rows,
@@ -150,7 +150,7 @@ def _part(name: str) -> str:
 class StepSeconds(Protocol):
     """Predicts how long steps of one model take."""
 
-    def seconds(self, step: Iterable[Rows]) -> float: ...
+    def seconds(self, step: Iterable[SequenceRows]) -> float: ...
 
 
 # Rows beyond these numbers have a price of their own. The time of a product is about max(bytes, FLOPs): reading weights
@@ -160,8 +160,8 @@ KNEES = (1, 4, 8)
 SEQUENCE_KNEES = (1, 4)
 
 
-class Amounts(NamedTuple):
-    """What the seconds of a step are made of. They never shrink when rows are added."""
+class StepAmounts(NamedTuple):
+    """The amounts of work that determine a step's seconds. They never shrink when rows are added."""
 
     layer_bytes: float  # weights of the layers, read once
     head_bytes: float  # the head, read once if a row needs logits
@@ -171,7 +171,7 @@ class Amounts(NamedTuple):
     head_flops: float
 
     @classmethod
-    def of(cls, cost: Cost, step: Iterable[Rows]) -> "Amounts":
+    def of(cls, cost: CostModel, step: Iterable[SequenceRows]) -> "StepAmounts":
         step = list(step)
         work = cost.work(step)
         rows = sum(one.count for one in step)
@@ -199,13 +199,13 @@ class Amounts(NamedTuple):
         return self.layer_bytes, self.head_bytes, self.kv_bytes, *self.rows, *self.pairs, self.head_flops
 
 
-class Predictor:
-    """Predicts the seconds of a step. Each amount of `Amounts` has a price in seconds per byte or FLOP.
+class StepPredictor:
+    """Predicts the seconds of a step. Each amount of `StepAmounts` has a price in seconds per byte or FLOP.
 
     Prices are never negative, so more work never takes less time, even if the fitted measurements are noisy.
     """
 
-    def __init__(self, cost: Cost, prices: Sequence[float]) -> None:
+    def __init__(self, cost: CostModel, prices: Sequence[float]) -> None:
         self.cost, self.prices = cost, tuple(prices)
 
     @property
@@ -214,26 +214,26 @@ class Predictor:
         return self.prices[2]
 
     @classmethod
-    def fit(cls, cost: Cost, samples: Sequence[tuple[Sequence[Rows], float]]) -> "Predictor":
+    def fit(cls, cost: CostModel, samples: Sequence[tuple[Sequence[SequenceRows], float]]) -> "StepPredictor":
         """Fit prices to (step, measured seconds) by least squares of relative errors, so that short steps count too."""
-        amounts = np.array([Amounts.of(cost, step).flat for step, _ in samples], float)
+        amounts = np.array([StepAmounts.of(cost, step).flat for step, _ in samples], float)
         scale = np.maximum(amounts.max(0), 1.0)
         seconds = np.maximum([taken for _, taken in samples], 1e-9)
         prices = nonnegative_least_squares(amounts / scale / seconds[:, None], np.ones(len(samples)))
         return cls(cost, (prices / scale).tolist())
 
-    def parts(self, step: Iterable[Rows]) -> Work:
+    def parts(self, step: Iterable[SequenceRows]) -> StepWork:
         """Seconds of each kind of work. What reading hides has none."""
-        amounts = Amounts.of(self.cost, step).flat
+        amounts = StepAmounts.of(self.cost, step).flat
         layers, head, kv, *flops = (amount * price for amount, price in zip(amounts, self.prices, strict=True))
         rows, pairs = flops[: len(KNEES)], flops[len(KNEES) : -1]
-        return Work(layers + head, kv, sum(rows), sum(pairs), flops[-1])
+        return StepWork(layers + head, kv, sum(rows), sum(pairs), flops[-1])
 
-    def seconds(self, step: Iterable[Rows]) -> float:
+    def seconds(self, step: Iterable[SequenceRows]) -> float:
         return sum(self.parts(step))
 
 
-class Correction:
+class StepCorrection:
     """A factor on predicted seconds that most steps stay below. It follows changes of the machine.
 
     It keeps a running mean and a running mean deviation of log(measured / predicted). The factor is two deviations
@@ -245,7 +245,7 @@ class Correction:
     """
 
     GAIN, DEVIATION_GAIN, DEVIATIONS = 1 / 8, 1 / 16, 2.0
-    MOST = math.log(2)
+    MAX_SURPRISE = math.log(2)
 
     def __init__(self) -> None:
         self._mean, self._deviation = 0.0, 0.15
@@ -261,7 +261,7 @@ class Correction:
     def observe(self, predicted: float, measured: float) -> None:
         """Update by one step: its predicted seconds, which include this factor, and its measured seconds."""
         surprise = math.log(max(measured, 1e-9)) - math.log(max(predicted, 1e-9)) + self._margin
-        surprise = min(max(surprise, -self.MOST), self.MOST)
+        surprise = min(max(surprise, -self.MAX_SURPRISE), self.MAX_SURPRISE)
         self._mean += self.GAIN * surprise
         self._deviation += self.DEVIATION_GAIN * (abs(surprise) - self._deviation)
 

@@ -63,7 +63,7 @@ def test_a_tier_of_several_degrees(path: Path, tmp_path: Path) -> None:
             make_eager(llm)
             (found,) = llm.generate([PROMPT], max_tokens=6, ignore_eos=True)
             assert [token.id for token in found.tokens] == [token.id for token in expected.tokens]
-            assert llm.tiers.by_name["disk"].traffic.read().hits == len(PROMPT) // 16
+            assert llm.tiers.by_name["disk"].counters.read().hits == len(PROMPT) // 16
 
 
 def test_over_the_wire(path: Path) -> None:

@@ -10,17 +10,16 @@ import pytest
 from tests.cluster.wire.pairs import SOON_S, Pair
 from tests.cluster.wire.small import Ends, arrives, nothing_is_held, same, soon
 from tests.kv.values import GEOMETRY, make_pool, prefill
-from twostroke.backends.lazy_logits import Stored
-from twostroke.cluster.wire import outgoing_transfer as transfer
-from twostroke.cluster.wire import value_format as form
-from twostroke.cluster.wire.handle import Handle
+from twostroke.backends.lazy_logits import StoredLogits
+from twostroke.cluster.wire import outgoing_transfer, value_format
+from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.methods import method
 
-LOGITS = Tail("m", Stored(np.arange(50, dtype=np.float32)[None] / 7))
+LOGITS = Tail("m", StoredLogits(np.arange(50, dtype=np.float32)[None] / 7))
 
 
 VALUES: dict[str, Callable[[KVCache], KVCache]] = {
@@ -40,10 +39,10 @@ VALUES: dict[str, Callable[[KVCache], KVCache]] = {
 @pytest.mark.parametrize("cut", VALUES.values(), ids=list(VALUES))
 def test_a_value_arrives_as_it_was(ends: Ends, cut: Callable[[KVCache], KVCache]) -> None:
     kv = cut(prefill(ends.there, range(30), tail=LOGITS))
-    outgoing = ends.offered(kv)
-    received = ends.receiver.receive(outgoing.handle).result(SOON_S)
+    offer = ends.offered(kv)
+    received = ends.receiver.receive(offer.handle).result(SOON_S)
     assert same(received.kv, kv)
-    assert outgoing.bytes_sent == received.bytes_received == kv.nbytes
+    assert offer.bytes_sent == received.bytes_received == kv.nbytes
     assert received.moving_s <= received.seconds
     assert (received.moving_s > 0) == (kv.nbytes > 0)
     assert received.canonical
@@ -53,45 +52,45 @@ def test_a_value_arrives_as_it_was(ends: Ends, cut: Callable[[KVCache], KVCache]
 
 def test_a_value_that_grows_goes_out_page_by_page(ends: Ends) -> None:
     kv = prefill(ends.there, range(30), tail=LOGITS)
-    outgoing = ends.sender.offer(expected=8)
-    incoming = ends.receiver.receive(outgoing.handle)
+    offer = ends.sender.offer(expected=8)
+    incoming = ends.receiver.receive(offer.handle)
     for length in (3, 9, 16, 29):
-        outgoing.extend(kv[:length])
+        offer.extend(kv[:length])
         full = length // 4 * ends.there.page_bytes
-        assert soon(lambda full=full: outgoing.bytes_sent == full), "while the rest is computed"
+        assert soon(lambda full=full: offer.bytes_sent == full), "while the rest is computed"
     assert not incoming.done()
-    outgoing.complete(kv, {"seed": 3})
+    offer.complete(kv, {"seed": 3})
     assert same(incoming.result(SOON_S).kv, kv)
     assert incoming.result().state == {"seed": 3}
-    assert outgoing.bytes_sent == kv.nbytes, "nothing went twice"
+    assert offer.bytes_sent == kv.nbytes, "nothing went twice"
 
 
 def test_a_prefill_that_starts_again_sends_all_of_it_again(ends: Ends) -> None:
     first, second = prefill(ends.there, range(30)), prefill(ends.there, range(30))
-    outgoing = ends.sender.offer()
-    incoming = ends.receiver.receive(outgoing.handle)
-    outgoing.extend(first[:17])
-    assert soon(lambda: outgoing.bytes_sent == 4 * ends.there.page_bytes)
-    outgoing.pause()
+    offer = ends.sender.offer()
+    incoming = ends.receiver.receive(offer.handle)
+    offer.extend(first[:17])
+    assert soon(lambda: offer.bytes_sent == 4 * ends.there.page_bytes)
+    offer.pause()
     del first
     assert soon(lambda: ends.there.num_used == second.num_pages), "nothing keeps the pages of what was preempted"
-    outgoing.extend(second[:9])
-    outgoing.complete(second)
+    offer.extend(second[:9])
+    offer.complete(second)
     assert same(incoming.result(SOON_S).kv, second)
 
 
 def test_several_receivers(ends: Ends) -> None:
     kv = prefill(ends.there, range(30), tail=LOGITS)
-    outgoing = ends.sender.offer(receivers=3)
+    offer = ends.sender.offer(receivers=3)
     pools = [ends.here, make_pool(), make_pool()]
     receivers = [ends.receiver, *(ends.new_receiver(pool) for pool in pools[1:])]
-    incoming = [receiver.receive(outgoing.handle) for receiver in receivers[:2]]
-    outgoing.extend(kv[:22])
-    outgoing.complete(kv)
+    incoming = [receiver.receive(offer.handle) for receiver in receivers[:2]]
+    offer.extend(kv[:22])
+    offer.complete(kv)
     assert all(same(one.result(SOON_S).kv, kv) for one in incoming)
-    assert outgoing.lease is not None
-    assert outgoing.lease.held
-    assert same(arrives(receivers[2], outgoing), kv)
+    assert offer.lease is not None
+    assert offer.lease.held
+    assert same(arrives(receivers[2], offer), kv)
     assert soon(lambda: ends.sender.num_offers == 0)
     del incoming
     nothing_is_held(*pools[1:])
@@ -105,16 +104,16 @@ def test_two_at_once_do_not_disturb_each_other(ends: Ends) -> None:
 
 def test_groups(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one message of pages."""
-    monkeypatch.setattr(transfer, "HELD_BYTES", 5 * ends.there.page_bytes)
-    monkeypatch.setattr(form, "PIECE_BYTES", 2 * ends.there.page_bytes)
+    monkeypatch.setattr(outgoing_transfer, "HELD_BYTES", 5 * ends.there.page_bytes)
+    monkeypatch.setattr(value_format, "PIECE_BYTES", 2 * ends.there.page_bytes)
     kv = prefill(ends.there, range(39))
     assert same(arrives(ends.receiver, ends.offered(kv)), kv)
 
 
 def arrives_whole(ends: Ends, receiver: Receiver, kv: KVCache) -> None:
-    outgoing = ends.offered(kv)
-    assert same(arrives(receiver, outgoing), kv)
-    assert outgoing.bytes_sent == kv.nbytes
+    offer = ends.offered(kv)
+    assert same(arrives(receiver, offer), kv)
+    assert offer.bytes_sent == kv.nbytes
 
 
 @pytest.mark.parametrize("page_size", [2, 3, 4, 16])
@@ -148,10 +147,10 @@ def test_another_dtype_is_converted_and_canonical_for_nobody() -> None:
 def test_another_geometry_is_refused_in_one_line(ends: Ends) -> None:
     pool = make_pool(geometry=replace(GEOMETRY, num_layers=3, ropes=GEOMETRY.ropes[:1] * 3))
     kv = prefill(ends.there, range(30))
-    outgoing = ends.offered(kv)
+    offer = ends.offered(kv)
     with pytest.raises(GeometryMismatch, match="num_layers 2 is not 3"):
-        arrives(ends.new_receiver(pool), outgoing)
-    assert same(arrives(ends.receiver, outgoing), kv), "its lease is still held"
+        arrives(ends.new_receiver(pool), offer)
+    assert same(arrives(ends.receiver, offer), kv), "its lease is still held"
     nothing_is_held(pool)
 
 
@@ -165,12 +164,12 @@ def test_another_identity_is_told_or_refused(ends: Ends) -> None:
 
 
 def test_handles_are_checked() -> None:
-    handle = Handle("localhost", 5, "a", "b")
-    assert Handle.from_json(handle.to_json()) == handle
+    handle = ValueHandle("localhost", 5, "a", "b")
+    assert ValueHandle.from_json(handle.to_json()) == handle
     wrong: list[Any] = [None, {}, [], handle.to_json() | {"port": "5"}, handle.to_json() | {"more": 1}]
     for one in wrong:
         with pytest.raises(InvalidRequest, match="no handle"):
-            Handle.from_json(one)
+            ValueHandle.from_json(one)
 
 
 def test_repetition_costs_the_wire_nothing(pair: Callable[..., Pair]) -> None:
@@ -179,6 +178,6 @@ def test_repetition_costs_the_wire_nothing(pair: Callable[..., Pair]) -> None:
     entry = both.first.pool.entry_bytes
     for length in (16, 27, 40):
         for chosen, kept in ((method("repeat"), length), (method("repeat", times=3, sinks=4), length + 4)):
-            outgoing = both.prefilled(list(range(5, 5 + length)), chosen)
-            both.second.engine.run([both.request(outgoing, [5], chosen, max_tokens=2)])
-            assert outgoing.bytes_sent == kept * entry
+            offer = both.prefilled(list(range(5, 5 + length)), chosen)
+            both.second.engine.run([both.request(offer, [5], chosen, max_tokens=2)])
+            assert offer.bytes_sent == kept * entry

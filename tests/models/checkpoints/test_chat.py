@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from twostroke.errors import CheckpointError, InvalidRequest
-from twostroke.models.checkpoints.chat import ChatTemplates
+from twostroke.models.checkpoints.chat_templates import ChatTemplates
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.models.checkpoints.test_chat import ASSISTANT, CALL, SYSTEM, TOOLS, USER
-from twostroke.models.checkpoints.chat import ChatTemplates
+from twostroke.models.checkpoints.chat_templates import ChatTemplates
 
 THOUGHT = {**ASSISTANT, "reasoning_content": "Hm."}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]}

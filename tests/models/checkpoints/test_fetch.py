@@ -207,9 +207,9 @@ def test_a_hub_that_does_not_answer_is_left_alone(
 ) -> None:
     """After two seconds without an answer, for any reason, packages are used instead."""
     asked = put_on_hub(monkeypatch, CONTENT, answer)
-    monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
     began = time.monotonic()
-    reason = hub_trouble(hub.PATIENCE_S)
+    reason = hub_trouble(hub.HUB_TIMEOUT_S)
     assert time.monotonic() - began < 2
     assert reason in (
         "the hub does not answer within 0.2 s",
@@ -222,7 +222,7 @@ def test_a_hub_that_does_not_answer_is_left_alone(
 
 
 def test_two_seconds() -> None:
-    assert hub.PATIENCE_S == 2
+    assert hub.HUB_TIMEOUT_S == 2
 
 
 @pytest.mark.parametrize(

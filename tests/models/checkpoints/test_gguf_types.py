@@ -16,7 +16,7 @@ from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.gguf.file import open_gguf, read_gguf
 from twostroke.models.checkpoints.quantize import fitted, quantize
 from twostroke.models.formats.blocks import FORMATS
-from twostroke.models.formats.transcode import NEAREST
+from twostroke.models.formats.transcode import SUBSTITUTES
 
 HIDDEN, FFN, VOCAB, LAYERS, HEADS, KV_HEADS = 256, 512, 64, 2, 8, 4
 IDS = [5, 9, 20, 17, 33, 5, 60, 41]
@@ -92,7 +92,7 @@ def test_the_native_backend_computes_nearly_the_same(
     exact = all_logits(LLM(path, backend="reference", kv_bytes=8 << 20, threads=1), IDS)
     llm = LLM(path, kv_bytes=8 << 20, threads=1)
     assert llm.backend.name == "native"
-    near = NEAREST.get(name)
+    near = SUBSTITUTES.get(name)
     # Activations are rounded to 8 bits: 2% without any change of weights.
     assert norm(all_logits(llm, IDS) - exact) < (0.04 + 4 * (near.error if near else 0)) * norm(exact)
     if near is None:
@@ -117,14 +117,14 @@ def test_exact_stand_ins_make_the_very_logits(tmp_path: Path) -> None:
     assert fitted(checkpoint, None) is checkpoint
 
 
-@pytest.mark.parametrize("name", sorted(NEAREST.keys() - {"I8", "I16", "I32", "I64"}))
+@pytest.mark.parametrize("name", sorted(SUBSTITUTES.keys() - {"I8", "I16", "I32", "I64"}))
 def test_weights_asked_for_come_before_the_nearest(name: str, tmp_path: Path) -> None:
     """int4 takes what is smaller: the nearest format, if that has fewer bits than Q4_1."""
     checkpoint = open_gguf(write(tmp_path / "a.gguf", name))
     for weights, format in (("bf16", "BF16"), ("int8", "Q8_0"), ("int4", "Q4_1")):
         made = fitted(quantize(checkpoint, weights), KERNELS).matrices()["layers.0.up"].format
-        smaller = FORMATS[NEAREST[name].format].row_bytes(256) <= FORMATS["Q4_1"].row_bytes(256)
-        assert made == (NEAREST[name].format if weights == "int4" and smaller else format)
+        smaller = FORMATS[SUBSTITUTES[name].format].row_bytes(256) <= FORMATS["Q4_1"].row_bytes(256)
+        assert made == (SUBSTITUTES[name].format if weights == "int4" and smaller else format)
 
 
 def test_nvfp4_has_a_scale_beside_a_matrix(tmp_path: Path) -> None:

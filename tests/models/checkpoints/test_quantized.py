@@ -14,10 +14,14 @@ from safetensors.numpy import save_file
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.huggingface.quantized.compressed import check_compressed, unpack_compressed
 from twostroke.models.checkpoints.huggingface.quantized.gptq import unpack_awq, unpack_gptq
+from twostroke.models.checkpoints.huggingface.quantized.low_bit_floats import (
+    unpack_bitsandbytes,
+    unpack_fp4,
+    unpack_fp8,
+)
 from twostroke.models.checkpoints.huggingface.quantized.mlx import unpack_mlx
-from twostroke.models.checkpoints.huggingface.quantized.small_floats import unpack_bitsandbytes, unpack_fp4, unpack_fp8
 from twostroke.models.checkpoints.huggingface.safetensors import read_safetensors
-from twostroke.models.formats.packed import PackedTensor
+from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
 DATA = Path(__file__).parent / "data"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from twostroke.api.llm import LLM
 from twostroke.cli.app import app
 from twostroke.errors import DamagedCheckpoint
-from twostroke.models.checkpoints import identity, verify
+from twostroke.models.checkpoints import file_digests, verify
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
@@ -146,7 +146,7 @@ def test_what_it_was_when_it_was_last_opened(copy: Path) -> None:
     assert "of the last time that it was opened here" in verify.verify(open_checkpoint(str(copy))).problems[0]
     flip(weights)
     assert verify.verify(open_checkpoint(str(copy))).problems == ()
-    assert identity.recorded_digest(weights) == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert file_digests.recorded_digest(weights) == hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def test_a_copy_of_the_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from twostroke.backends.reference.operations import Operations
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.attention import attention_weights
 from twostroke.models.config import Experts
-from twostroke.models.cost import Rows
+from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import log_softmax
 from twostroke.study.explain.attention_maps import CELLS
@@ -149,7 +149,7 @@ def test_every_number_is_a_tensor_of_the_reference(
     assert (stored.entries, stored.bytes) == (n, sum(t.nbytes for t in (*prompt["k"], *prompt["v"])))
     assert stored.entry_bytes * n == stored.bytes
     assert stored.pages == math.ceil(n / stored.page_size)
-    work = llm.model.cost.work([Rows(n, 0, 1)])
+    work = llm.model.cost.work([SequenceRows(n, 0, 1)])
     assert made.prefill.work.flops == work.linear_flops + work.attention_flops + work.head_flops
     assert made.prefill.work.bytes == work.weight_bytes + work.kv_bytes
     assert made.prefill.work.intensity == made.prefill.work.flops / made.prefill.work.bytes
@@ -191,7 +191,7 @@ def test_every_number_is_a_tensor_of_the_reference(
         assert step.after.pages == math.ceil((n + number + 1) / stored.page_size)
         previous = made.prefill.token if number == 0 else made.decode[number - 1].token_out
         assert (step.token_in.index, step.token_in.id) == (n + number, previous.id)
-        assert step.work.kv_bytes == llm.model.cost.work([Rows(1, n + number, 1)]).kv_bytes
+        assert step.work.kv_bytes == llm.model.cost.work([SequenceRows(1, n + number, 1)]).kv_bytes
     assert made.text == llm.tokenizer.decode([made.prefill.token.id, *(step.token_out.id for step in made.decode)])
     assert (made.finish_reason, made.timed_alike) == ("length", True)
 

@@ -11,22 +11,22 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.memory import HostMemory, Memory, host_kv_room
 from twostroke.backends.native import library
-from twostroke.backends.native.compiled import NativeModel
-from twostroke.backends.native.parts import Alone
-from twostroke.backends.native.ranks import NativeRanks
+from twostroke.backends.native.model import NativeModel
+from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
 from twostroke.backends.native.statistics import NativeStatistics
+from twostroke.backends.native.weight_sources import WholeWeights
 from twostroke.backends.native.weights import FORMATS, PANEL
+from twostroke.backends.page_memory import HostMemory, PageMemory, host_kv_room
 from twostroke.backends.ranks.processes import under_torchrun
 from twostroke.errors import RankLost
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.formats.transcode import NEAREST
+from twostroke.models.formats.transcode import SUBSTITUTES
 
 if TYPE_CHECKING:
-    from twostroke.backends.native.hosts import NativeHosts
+    from twostroke.backends.native.distributed_ranks import DistributedRanks
 
 PAGE_SIZE = 16
 VOCABULARY = ("embed", "head")  # matrices with a row for each token; any number of rows is allowed
@@ -52,7 +52,7 @@ class NativeBackend:
         self.variant, self.threads = variant or library.variants()[0], threads
         self.label = f"native-{self.variant}" + (f" in {tp} ranks" if tp > 1 else "")
         self.ranks = _ranks(self.variant, threads, tp) if tp > 1 else None
-        self.team = library.Team(self.variant, threads) if self.ranks is None else self.ranks.team
+        self.team = library.ThreadTeam(self.variant, threads) if self.ranks is None else self.ranks.team
         self.statistics = NativeStatistics(self.team)
 
     @property
@@ -73,7 +73,7 @@ class NativeBackend:
     def kv_room(self, weights: int) -> int:
         return host_kv_room()
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
+    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
         if self.ranks is None:
             return HostMemory(shape, numpy_dtype(self.kv_dtype), "pairs")
@@ -81,22 +81,22 @@ class NativeBackend:
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
         if self.ranks is None:
-            return NativeModel(self.team, self.statistics, config, Alone(config, weights))
+            return NativeModel(self.team, self.statistics, config, WholeWeights(config, weights))
         with self.ranks.compiling(config, weights) as parts:
             return NativeModel(self.team, self.statistics, config, parts, self.ranks.call)
 
 
-def _ranks(variant: str, threads: int, tp: int) -> NativeRanks | NativeHosts:
+def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | DistributedRanks:
     """Other ranks on this host, or those that `torchrun` has started. Raises InvalidRequest, RankLost."""
     if not under_torchrun():
-        return NativeRanks(variant, threads, tp)
-    from twostroke.backends.native.hosts import NativeHosts  # imports PyTorch
+        return SharedMemoryRanks(variant, threads, tp)
+    from twostroke.backends.native.distributed_ranks import DistributedRanks  # imports PyTorch
 
-    return NativeHosts(variant, threads, tp)
+    return DistributedRanks(variant, threads, tp)
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-    """Why no variant can run a model with these matrices; None if they can."""
+    """Say why no variant can run a model with these matrices; None if they can."""
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
     if config.head_dim % 32:
@@ -108,7 +108,7 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
     if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
         return "it has no norm behind experts"
     for name, tensor in matrices.items():
-        if tensor.format not in FORMATS and tensor.format not in NEAREST:
+        if tensor.format not in FORMATS and tensor.format not in SUBSTITUTES:
             return f"it has no kernels for {tensor.format} weights ({tensor.name})"
         if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and name not in VOCABULARY):
             return f"it needs multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"

@@ -77,7 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-class Config(ctypes.Structure):
+class NativeConfig(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
         ("vocab", ctypes.c_int32),
@@ -86,7 +86,7 @@ class Config(ctypes.Structure):
     ]
 
 
-class Batch(ctypes.Structure):
+class NativeBatch(ctypes.Structure):
     _fields_ = [
         ("rows", ctypes.c_int32),
         ("sequences", ctypes.c_int32),
@@ -109,7 +109,7 @@ def features(processor: str) -> set[str]:
 
 @cache
 def vendor() -> str:
-    """Who made the processor: approximate reciprocals are another vendor's to the last bit or two."""
+    """The processor's vendor: approximate reciprocals differ in the last bit or two between vendors."""
     found = re.search(r"^vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else "unknown"
 
@@ -133,7 +133,7 @@ def variants() -> tuple[str, ...]:
 
 
 def unavailable(variant: str | None = None) -> str | None:
-    """Why the native backend, or one of its variants, cannot run here; None if it can."""
+    """Say why the native backend, or one of its variants, cannot run here; None if it can."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"its kernels are for x86-64 processors, and this one is {platform.machine()}"
     try:
@@ -184,7 +184,7 @@ def load(variant: str) -> ctypes.CDLL:
     return library
 
 
-class Team:
+class ThreadTeam:
     """Threads that run a variant's kernels together. A pass may return while some of them are still in it.
 
     Each thread has a reserve thread, which wakes only if other processes take the cores.
@@ -209,11 +209,11 @@ class Team:
     @cached_property
     def bare(self) -> int:
         """A model without blocks, for single matrix products."""
-        made = self.library.twostroke_model(self.handle, ctypes.byref(Config()), None, None, None)
+        made = self.library.twostroke_model(self.handle, ctypes.byref(NativeConfig()), None, None, None)
         weakref.finalize(self, self.library.twostroke_model_free, made)
         return made
 
 
-def _free_settled(team: Team, free: Callable[[int], None], handle: int, *_kept: object) -> None:
+def _free_settled(team: ThreadTeam, free: Callable[[int], None], handle: int, *_kept: object) -> None:
     team.settle()
     free(handle)

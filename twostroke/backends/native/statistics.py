@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.backends.native.library import Team
+from twostroke.backends.native.library import ThreadTeam
 from twostroke.backends.native.weights import floats
 from twostroke.sampling.noise import Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries
-from twostroke.system.reuse import Reused, address
+from twostroke.system.scratch import ScratchMemory, address
 
 _NOISE = struct.Struct("=fIQ")
 
@@ -19,8 +19,8 @@ _NOISE = struct.Struct("=fIQ")
 class NativeStatistics:
     """Implements `sampling.statistics.Statistics`. Calls on one team are serialized."""
 
-    def __init__(self, team: Team) -> None:
-        self.team, self.library, self.room = team, team.library, Reused()
+    def __init__(self, team: ThreadTeam) -> None:
+        self.team, self.library, self.scratch = team, team.library, ScratchMemory()
 
     def summarize(self, logits: np.ndarray) -> RowStatistics:
         logits = floats(logits)
@@ -47,7 +47,7 @@ class NativeStatistics:
     def likeliest(self, logits: np.ndarray, counts: Sequence[int], floors: Sequence[float]) -> list[np.ndarray]:
         logits = floats(logits)
         rows, count = logits.shape
-        ids, found = self.room.array(rows, count).view(np.int32), np.empty(rows, np.int32)
+        ids, found = self.scratch.array(rows, count).view(np.int32), np.empty(rows, np.int32)
         arrays = logits, np.array(counts, np.int32), np.array(floors, np.float32), ids, found
         places = [address(array) for array in arrays]
         self.library.twostroke_likeliest(self.team.handle, places[0], rows, count, *places[1:])

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twostroke.backends.native.library import Team
+from twostroke.backends.native.library import ThreadTeam
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.system.mapped import row_reader
-from twostroke.system.reuse import address
+from twostroke.system.mapped_files import row_reader
+from twostroke.system.scratch import address
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
 PANEL = 16
@@ -33,7 +33,7 @@ def packed_bytes(format: str, rows: int, columns: int) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class MatrixShard:
     """Some rows of a stored matrix, read in pieces.
 
     Attributes:
@@ -51,11 +51,11 @@ class Part:
     raw: RawTensor | None = None
 
     @classmethod
-    def whole(cls, raw: RawTensor) -> Part:
+    def whole(cls, raw: RawTensor) -> MatrixShard:
         """All rows of a tensor."""
         return cls(raw.format, raw.shape, raw.source, 0, raw.shape[0], _pieces(raw, 0, raw.shape[0]), raw)
 
-    def rows(self, rows: range) -> Part:
+    def rows(self, rows: range) -> MatrixShard:
         """Some rows of a whole matrix."""
         assert self.raw is not None
         return replace(self, first=rows.start, count=len(rows), pieces=_pieces(self.raw, rows.start, rows.stop))
@@ -70,15 +70,15 @@ def _pieces(raw: RawTensor, first: int, stop: int) -> Iterator[np.ndarray]:
         part.release()
 
 
-class Matrix:
+class PackedMatrix:
     """One packed matrix, or a part of one. `multiply` and `row` are for tests; a pass uses the packed form directly.
 
     If the rows (of a vocabulary) do not fill the last panel, rows of zeros follow: `padded` rows in total, of which
     this part has `count`.
     """
 
-    def __init__(self, team: Team, stored: RawTensor | Part) -> None:
-        part = Part.whole(stored) if isinstance(stored, RawTensor) else stored
+    def __init__(self, team: ThreadTeam, stored: RawTensor | MatrixShard) -> None:
+        part = MatrixShard.whole(stored) if isinstance(stored, RawTensor) else stored
         self.team, self.shape, self.padded = team, part.shape, -(-part.shape[0] // PANEL) * PANEL
         self.count = -(-part.count // PANEL) * PANEL
         self.handle = team.library.twostroke_matrix(
@@ -114,13 +114,13 @@ class Matrix:
         return out[:, : self.shape[0]]
 
 
-class Table:
+class EmbeddingTable:
     """Rows that are only looked up, never multiplied: not packed, and left in their file if it is mapped.
 
     `read` returns their bytes, in the form that a pass takes. `row` is for tests.
     """
 
-    def __init__(self, team: Team, raw: RawTensor) -> None:
+    def __init__(self, team: ThreadTeam, raw: RawTensor) -> None:
         self.team, self.shape, self.format = team, raw.shape, FORMATS.index(raw.format)
         self.read = row_reader(raw.data, raw.source)
 

@@ -23,15 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.errors import InvalidRequest, RankLost
+from twostroke.errors import RankLost
 
-PATIENCE_S = 60.0  # seconds that a rank may let others wait for it
-MOST_RANKS = 64
+RANK_TIMEOUT_S = 60.0  # seconds that a rank may let others wait for it
 START = "import sys; sys.path[:] = {path!r}; from {module} import main; main({file}, {parent})"
 
 
-class Peer:
-    """Messages to and from another process, in order. Objects are pickled: both sides are this user's."""
+class PipeChannel:
+    """Messages to and from another process of this host, in order. Objects are pickled: both sides are this user's."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -42,7 +41,7 @@ class Peer:
 
     def receive(self) -> Any:
         """The next object. Raises EOFError or OSError if the other side has ended, or sends nothing for too long."""
-        if not self._pipe.poll(PATIENCE_S):
+        if not self._pipe.poll(RANK_TIMEOUT_S):
             raise EOFError
         return pickle.loads(self._pipe.recv_bytes())
 
@@ -58,7 +57,7 @@ class Peer:
         return array
 
     def wait(self) -> Any:
-        """As `receive`, without a limit of time."""
+        """The next object, without a limit of time."""
         return pickle.loads(self._pipe.recv_bytes())
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class Followers:
             lost: called with the rank of one that ends before `end`, in another thread.
         """
         self.size = len(facts) + 1
-        self.peers: list[Peer] = []
+        self.peers: list[PipeChannel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
         self._closing = threading.Event()
@@ -109,7 +108,7 @@ class Followers:
                 start_new_session=True,
             )
         self._processes.append(process)
-        self.peers.append(Peer(ours))
+        self.peers.append(PipeChannel(ours))
         watcher = threading.Thread(
             target=_watch, args=(process, rank, self._closing, lost), name=f"rank {rank}", daemon=True
         )
@@ -122,12 +121,12 @@ class Followers:
         """Process ids, by rank - 1."""
         return [process.pid for process in self._processes]
 
-    def tell(self, *message: object) -> None:
+    def send_all(self, *message: object) -> None:
         """Send a message to all. Raises RankLost."""
         for rank, peer in enumerate(self.peers, 1):
             self.guarded(rank, peer.send, message)
 
-    def answers(self) -> list[Any]:
+    def receive_all(self) -> list[Any]:
         """One answer of each. Raises RankLost, or the error that one answers with."""
         found = [self.guarded(rank, peer.receive) for rank, peer in enumerate(self.peers, 1)]
         for answer in found:
@@ -140,9 +139,9 @@ class Followers:
         try:
             return action(*args)
         except (EOFError, OSError):
-            raise self.loss(rank) from None
+            raise self.loss_error(rank) from None
 
-    def loss(self, rank: int) -> RankLost:
+    def loss_error(self, rank: int) -> RankLost:
         """The error to raise when a rank is lost."""
         status = None
         with suppress(subprocess.TimeoutExpired, IndexError):
@@ -167,7 +166,7 @@ def _end(
     closing: threading.Event,
     processes: list[subprocess.Popen[bytes]],
     watchers: list[threading.Thread],
-    peers: list[Peer],
+    peers: list[PipeChannel],
 ) -> None:
     closing.set()
     for process in processes:
@@ -179,7 +178,7 @@ def _end(
         peer.close()
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process as soon as its parent has ended."""
 
     def watch() -> None:
@@ -199,12 +198,6 @@ def end_with(parent: int) -> None:
 def under_torchrun() -> bool:
     """Whether `torchrun` has started this process as one of several ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def require_size(tp: object) -> None:
-    """Raise InvalidRequest for a number of ranks that cannot be."""
-    if isinstance(tp, bool) or not isinstance(tp, int) or not 1 <= tp <= MOST_RANKS:
-        raise InvalidRequest(f"tp must be from 1 to {MOST_RANKS} ranks, not {tp!r}")
 
 
 def cores_of(size: int, root: Path = Path("/sys/devices/system/node")) -> list[list[int]]:

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from twostroke.backends.interface import LazyLogits, Output, RaggedBatch, Weights
-from twostroke.backends.memory import Memory
-from twostroke.backends.ranked_memory import RankedMemory
-from twostroke.backends.ranks.links import Links
-from twostroke.backends.reference.decoder import Decoder
+from twostroke.backends.interface import ForwardOutput, LazyLogits, RaggedBatch, Weights
+from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
+from twostroke.backends.page_memory import PageMemory
+from twostroke.backends.ranks.collectives import Collectives
+from twostroke.backends.reference.decoder import ReferenceDecoder
 from twostroke.backends.reference.memory import device_kv_room, new_memory
 from twostroke.backends.reference.operations import Operations, as_array, as_tensor
-from twostroke.backends.reference.ranks import RankedOperations
-from twostroke.backends.rows import Ready, Rows, resolved, sample_rows
+from twostroke.backends.reference.sharded import ShardedOperations
+from twostroke.backends.sharded_memory import ShardedMemory
 from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.errors import RankLost
 from twostroke.models.config import ModelConfig
@@ -47,7 +47,7 @@ class ReferenceBackend:
         """
         options = dtype, threads or 1
         self.ranks = TorchRanks("reference", tp, device, dtype, new_memory, options) if tp > 1 else None
-        ranked = self.ranks and RankedOperations(self.ranks.links, *options)
+        ranked = self.ranks and ShardedOperations(self.ranks.links, *options)
         self.operations = ranked or Operations(device, dtype, threads)
         self.device, self.threads = self.operations.device, self.operations.threads
         self.dtype = self.kv_dtype = dtype
@@ -66,7 +66,7 @@ class ReferenceBackend:
     def kv_room(self, weights: int) -> int:
         return device_kv_room(self.device, weights) if self.ranks is None else self.ranks.kv_room(weights)
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
+    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
         if self.ranks is not None:
             return self.ranks.memory(shape)
@@ -74,34 +74,36 @@ class ReferenceBackend:
 
     def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
         if self.ranks is None:
-            return ReferenceModel(Decoder(config, self.operations, weights))
+            return ReferenceModel(ReferenceDecoder(config, self.operations, weights))
         with self.ranks.compiling(config, weights) as (number, parts):
-            return RankedModel(Decoder(config, self.operations, parts), self.ranks.links, (self.ranks, number))
+            return ShardedReferenceModel(
+                ReferenceDecoder(config, self.operations, parts), self.ranks.links, (self.ranks, number)
+            )
 
 
 class ReferenceModel:
-    """Implements `CompiledModel` and `backends.rows.Head`. Hidden states are tensors, [R, hidden]."""
+    """Implements `CompiledModel` and `LogitsHead`. Hidden states are tensors, [R, hidden]."""
 
     statistics: Statistics = statistics
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: ReferenceDecoder) -> None:
         self.decoder, self.config, self.operations = decoder, decoder.config, decoder.operations
 
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         kv = memory.storage if isinstance(memory.storage, torch.Tensor) else as_tensor(memory.storage)
         there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
         with self.operations.running():
             hidden, queries, states = self.decoder.forward(there, kv)
             asked = None if there.query_rows is None else as_array(torch.stack(queries))
             seen = None if there.state_rows is None else as_array(torch.stack(states))
-        return Output(Rows.of(self, hidden), asked, seen)
+        return ForwardOutput(HiddenRows.of(self, hidden), asked, seen)
 
-    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> Ready:
+    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> KnownTokens:
         return sample_rows(self, rows, draws)
 
-    def rows_of(self, states: np.ndarray) -> Rows:
+    def rows_of(self, states: np.ndarray) -> HiddenRows:
         there = torch.from_numpy(states.astype(np.float32)).to(self.operations.device)
-        return Rows.of(self, there.to(getattr(torch, self.operations.dtype)))
+        return HiddenRows.of(self, there.to(getattr(torch, self.operations.dtype)))
 
     def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
         with self.operations.running():
@@ -118,17 +120,19 @@ class ReferenceModel:
         return hidden.clone()
 
 
-class RankedModel(ReferenceModel):
+class ShardedReferenceModel(ReferenceModel):
     """A rank's part of a model in several ranks."""
 
-    def __init__(self, decoder: Decoder, links: Links, lead: tuple[TorchRanks, int] | None = None) -> None:
-        """`lead`: of rank 0, all ranks and the model's number there."""
+    def __init__(
+        self, decoder: ReferenceDecoder, links: Collectives, lead: tuple[TorchRanks, int] | None = None
+    ) -> None:
+        """`lead`: all ranks and the model's number, at rank 0; None at the other ranks."""
         super().__init__(decoder)
         self.links, self.lead = links, lead
 
-    def forward(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> Output:
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         assert self.lead is not None
-        assert isinstance(memory, RankedMemory)
+        assert isinstance(memory, ShardedMemory)
         (ranks, number), batch = self.lead, replace(batch, token_ids=resolved(batch), drawn=None)
         with ranks.together("forward", number, memory.number, batch):
             return super().forward(batch, memory)
@@ -140,12 +144,12 @@ class RankedModel(ReferenceModel):
             self.links.broadcast(hidden.contiguous())
             return super().logits(hidden)
 
-    def follow(self, batch: RaggedBatch[np.ndarray], memory: Memory) -> None:
-        """By another rank: its part of a pass."""
+    def follow(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> None:
+        """Compute this rank's part of a pass. Rank 0 calls `forward` meanwhile."""
         super().forward(batch, memory)
 
     def follow_head(self, rows: int) -> None:
-        """By another rank: its part of the logits of rank 0's rows."""
+        """Compute this rank's part of the logits of rank 0's rows."""
         dtype = getattr(torch, self.operations.dtype)
         hidden = torch.empty(rows, self.config.hidden_size, dtype=dtype, device=self.operations.device)
         self.links.broadcast(hidden)

@@ -11,7 +11,7 @@ from twostroke.backends.reference.operations import DenseWeight, Operations, Ten
 from twostroke.models import config as models
 
 
-class Layer:
+class ReferenceLayer:
     """Attention, then feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, config: models.ModelConfig, index: int, operations: Operations, weights: Weights) -> None:
@@ -74,13 +74,13 @@ class Layer:
         return ops.whole(total, split)
 
 
-class Decoder:
+class ReferenceDecoder:
     """A model's weights and its forward pass over a ragged batch of tensors."""
 
     def __init__(self, config: models.ModelConfig, operations: Operations, weights: Weights) -> None:
         self.config, self.operations = config, operations
         self.embed = operations.pack([weights("embed")])
-        self.layers = [Layer(config, i, operations, weights) for i in range(config.num_layers)]
+        self.layers = [ReferenceLayer(config, i, operations, weights) for i in range(config.num_layers)]
         self.norm = operations.pack([weights("norm")])
         self.head = self.embed if config.tied else operations.pack([weights("head")])
 

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from twostroke.backends.memory import HostMemory, Layout, Memory, host_kv_room
+from twostroke.backends.page_memory import HostMemory, Layout, PageMemory, host_kv_room
 from twostroke.backends.reference.operations import as_array, as_tensor
 from twostroke.errors import OutOfPages
 from twostroke.models.formats.blocks import numpy_dtype
 
 
 def device_kv_room(device: str, weights: int) -> int:
-    """`Backend.kv_room` on a PyTorch device: on a GPU, 70% of what the weights leave free."""
+    """`Backend.kv_room` on a PyTorch device: 70% of what the weights leave free on a GPU."""
     if torch.device(device).type != "cuda":
         return host_kv_room()
     free, _ = torch.cuda.mem_get_info(device)
@@ -21,7 +21,7 @@ def device_kv_room(device: str, weights: int) -> int:
 
 
 class DeviceMemory:
-    """A `backends.memory.Memory` whose `storage` is a tensor; reads and writes use numpy arrays or bytes."""
+    """A `backends.page_memory.PageMemory` whose `storage` is a tensor; reads and writes use numpy arrays or bytes."""
 
     layout: Layout = "plain"
 
@@ -76,6 +76,6 @@ class DeviceMemory:
         return torch.from_numpy(places.astype(np.int64)).to(self.storage.device)
 
 
-def new_memory(shape: tuple[int, ...], dtype: str, device: str) -> Memory:
+def new_memory(shape: tuple[int, ...], dtype: str, device: str) -> PageMemory:
     """Zeroed pages in ordinary memory or on a device. Raises OutOfPages."""
     return HostMemory(shape, numpy_dtype(dtype)) if device == "cpu" else DeviceMemory(shape, dtype, device)

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
-from twostroke.backends.ranks.shares import Split
-from twostroke.backends.reference.tiles import Group, groups_of
+from twostroke.backends.ranks.sharding import ColumnSplit
+from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, frequencies
@@ -42,11 +42,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """`split`: the outputs that this rank has of all, by a matrix's rows; in a single process all."""
+    """A matrix with its bias. `split`: the outputs that this rank has; all of them in a single process."""
 
     matrix: torch.Tensor
     bias: torch.Tensor | None
-    split: Split
+    split: ColumnSplit
 
 
 class Operations:
@@ -65,13 +65,13 @@ class Operations:
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
         """A linear layer with the concatenated outputs of `parts`; or an embedding, or a norm."""
         matrix = self._joined(parts)
-        return DenseWeight(matrix, self._joined(bias) if bias else None, Split((0, len(matrix))))
+        return DenseWeight(matrix, self._joined(bias) if bias else None, ColumnSplit((0, len(matrix))))
 
-    def heads(self, config: ModelConfig) -> Split:
+    def heads(self, config: ModelConfig) -> ColumnSplit:
         """The columns of the queries, and of what they attend to, that are computed here."""
-        return Split((0, config.num_heads * config.head_dim))
+        return ColumnSplit((0, config.num_heads * config.head_dim))
 
-    def whole(self, x: torch.Tensor, split: Split) -> torch.Tensor:
+    def whole(self, x: torch.Tensor, split: ColumnSplit) -> torch.Tensor:
         """All columns of an activation, [N, own] -> [N, width]; a single process has them."""
         return x
 
@@ -174,7 +174,7 @@ class Operations:
         return out.flatten(1)
 
     def _attend(
-        self, q: torch.Tensor, kv: torch.Tensor, group: Group, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, group: SequenceGroup, scale: float, window: int | None
     ) -> torch.Tensor:
         """Attention of one group over its tiles, computed in float32: [G * T, Hq, D]."""
         num_kv_heads, page_size, head_dim = kv.shape[2:]

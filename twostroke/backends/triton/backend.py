@@ -15,16 +15,16 @@ import torch
 import triton
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.memory import Memory
-from twostroke.backends.ranks import links
-from twostroke.backends.ranks.links import device_of
+from twostroke.backends.page_memory import PageMemory
+from twostroke.backends.ranks import collectives
+from twostroke.backends.ranks.collectives import device_of
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.torch_ranks import TorchRanks
-from twostroke.backends.triton.compiled import TritonModel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
-from twostroke.backends.triton.packed import FORMS
-from twostroke.backends.triton.ranks import KV_DTYPE, RankedModel
-from twostroke.backends.triton.work import tall_of
+from twostroke.backends.triton.model import TritonModel
+from twostroke.backends.triton.packed import PACKED_FORMATS
+from twostroke.backends.triton.pass_plan import tall_of
+from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
@@ -32,7 +32,7 @@ from twostroke.models.formats.tensor import RawTensor
 CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
 WIDEST_HEAD = 256
 COPIED = 8  # columns that the bulk copy engine takes at least: 16 bytes
-MOST_SLOTS = 1 << 31  # of a pool: kernels count them in 32 bits
+MAX_SLOTS = 1 << 31  # of a pool: kernels count them in 32 bits
 
 
 class TritonBackend:
@@ -41,7 +41,7 @@ class TritonBackend:
     name = "triton"
     threads = 1
     dtype = kv_dtype = KV_DTYPE
-    formats: Collection[str] | None = (*FORMS, "BF16")
+    formats: Collection[str] | None = (*PACKED_FORMATS, "BF16")
 
     def __init__(self, device: str = "cuda", tp: int = 1) -> None:
         """Start other processes if there are to be several ranks, `tp`. Raises RuntimeError if it cannot be used.
@@ -66,14 +66,14 @@ class TritonBackend:
         return unsupported(config, matrices)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
-        return tensor.nbytes if tensor.format in FORMS else 2 * tensor.num_elements
+        return tensor.nbytes if tensor.format in PACKED_FORMATS else 2 * tensor.num_elements
 
     def kv_room(self, weights: int) -> int:
         return device_kv_room(self.device, weights) if self.ranks is None else self.ranks.kv_room(weights)
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> Memory:
-        if num_pages * page_size >= MOST_SLOTS:
-            raise OutOfPages(f"a pool on a GPU has at most {MOST_SLOTS:,} slots: give it less (kv_bytes)")
+    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
+        if num_pages * page_size >= MAX_SLOTS:
+            raise OutOfPages(f"a pool on a GPU has at most {MAX_SLOTS:,} slots: give it less (kv_bytes)")
         shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
         return DeviceMemory(shape, KV_DTYPE, self.device) if self.ranks is None else self.ranks.memory(shape)
 
@@ -81,11 +81,11 @@ class TritonBackend:
         if self.ranks is None:
             return TritonModel(config, self.device, weights)
         with self.ranks.compiling(config, weights) as (number, parts):
-            return RankedModel(config, self.ranks.links, parts, (self.ranks, number))
+            return ShardedTritonModel(config, self.ranks.links, parts, (self.ranks, number))
 
 
 def unavailable(device: str, ranks: int = 1) -> str | None:
-    """Why the backend cannot run on a device, or on those of so many ranks of this host; None if it can."""
+    """Say why the backend cannot run on a device, or on those of so many ranks of this host; None if it can."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return None if INTERPRET.value else f"it computes on a GPU (--device cuda), not on {device}"
@@ -95,7 +95,7 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
         return "PyTorch finds no CUDA device"
     if number and not (number.isdecimal() and int(number) < torch.cuda.device_count()):
         return f"there is no {device}: PyTorch finds {torch.cuda.device_count()}"
-    for one in {device if ranks == 1 else device_of(rank, device, links.ONE_GPU) for rank in range(ranks)}:
+    for one in {device if ranks == 1 else device_of(rank, device, collectives.ONE_GPU) for rank in range(ranks)}:
         if (found := torch.cuda.get_device_capability(one)) != CAPABILITY:
             name, version = torch.cuda.get_device_name(one), ".".join(map(str, found))
             return f"its tiles and its bits are those of Hopper (H100, H200), and this is a {name} ({version})"
@@ -103,7 +103,7 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str | None:
-    """Why the backend cannot run a model with these matrices; None if it can."""
+    """Say why the backend cannot run a model with these matrices; None if it can."""
     if config.head_dim > WIDEST_HEAD or config.head_dim % 2:
         return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
     if config.num_heads % config.num_kv_heads:
@@ -119,6 +119,6 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
 def _digest() -> str:
     """A digest of the kernels and of the choices that bits depend on."""
     here = Path(__file__).parent
-    choices = (here / f"{name}.py" for name in ("linear", "packed", "experts", "work", "decoder"))
+    choices = (here / f"{name}.py" for name in ("linear", "packed", "experts", "pass_plan", "decoder"))
     sources = [*sorted((here / "kernels").glob("*.py")), *choices]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.triton.experts import Mixture, Rooms
+from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
-from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, Gated, Linear, Scratch, place
-from twostroke.backends.triton.packed import Packed
-from twostroke.backends.triton.work import FEW_ROWS, MOST_PARTS, Shape, keys_of, power_of_two
+from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, GatedLinear, Linear, UnpackBuffer, place
+from twostroke.backends.triton.packed import RepackedMatrix
+from twostroke.backends.triton.pass_plan import FEW_ROWS, MAX_PARTS, PassShape, keys_of, power_of_two
 from twostroke.models import config as models
 from twostroke.models.rope import Rope, frequencies
 
@@ -27,7 +27,7 @@ COLUMNS = 32  # of a head that a program adds the parts of
 
 
 @dataclass(frozen=True)
-class Integers:
+class PlanTensors:
     """Views of the device's copy of `Work.packed`. `work` and `joined`: for each window."""
 
     token_ids: torch.Tensor
@@ -39,27 +39,27 @@ class Integers:
     joined: list[torch.Tensor]
 
     @classmethod
-    def of(cls, packed: torch.Tensor, shape: Shape) -> Integers:
+    def of(cls, packed: torch.Tensor, shape: PassShape) -> PlanTensors:
         ids, positions, cells, spans, starts, *windows = torch.split(packed, shape.sizes)
         return cls(ids, positions, cells, spans, starts, windows[::2], windows[1::2])
 
 
 @dataclass(frozen=True)
-class Extras:
-    """What only some passes have: factors of dropout [layers, N, hidden], rows that return queries, and states."""
+class PassExtras:
+    """Optional inputs of a pass: factors of dropout [layers, N, hidden], rows that return queries, and states."""
 
     dropout: torch.Tensor | None = None
     query_rows: torch.Tensor | None = None
     state_rows: torch.Tensor | None = None
 
 
-class Buffers:
+class PassBuffers:
     """Activations of a pass of up to `rows` rows, and its sequences' cells and positions.
 
     Rows are padded, so that tiles of tokens need no masks.
     """
 
-    def __init__(self, decoder: Decoder, rows: int, entries: int) -> None:
+    def __init__(self, decoder: TritonDecoder, rows: int, entries: int) -> None:
         config, device = decoder.config, decoder.device
         heads, dim = decoder.own.num_heads, config.head_dim
         self.rows, self.entries = -(-rows // PADDING) * PADDING, entries
@@ -77,10 +77,10 @@ class Buffers:
         self.cells, self.positions = (room(entries, dtype=torch.int32) for _ in range(2))
 
 
-class Layer:
+class TritonLayer:
     """The weights of a layer."""
 
-    def __init__(self, decoder: Decoder, index: int, weights: Weights) -> None:
+    def __init__(self, decoder: TritonDecoder, index: int, weights: Weights) -> None:
         def vector(name: str) -> torch.Tensor:
             return decoder.vector(weights(prefix + name).dequantize())
 
@@ -103,12 +103,12 @@ class Layer:
         else:
             gelu = layer.feed_forward.activation == "gelu_tanh"
             self.gated, self.down = (
-                Gated(matrix("gate"), matrix("up"), gelu, scratch),
+                GatedLinear(matrix("gate"), matrix("up"), gelu, scratch),
                 Linear([matrix("down")], scratch, of=hidden),
             )
 
 
-class Decoder:
+class TritonDecoder:
     """A model's weights on a device, and its pass over a ragged batch.
 
     Attributes:
@@ -118,20 +118,20 @@ class Decoder:
     def __init__(
         self, config: models.ModelConfig, device: str, weights: Weights, own: models.ModelConfig | None = None
     ) -> None:
-        """`own`: of a rank, if there are several."""
-        self.config, self.device, self.scratch = config, device, Scratch(device)
+        """`own`: the description with a rank's heads, if there are several ranks."""
+        self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
         self.own = config if own is None else own
         self.windows: list[int | None] = list(dict.fromkeys(config.windows))
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
         head = self.head.pieces[0] if self.head.pieces else None  # a rank may have no part of it
         self.table = head if config.tied else place(weights("embed"), device)
-        self.rooms = Rooms(device)
-        self.layers = [Layer(self, i, weights) for i in range(config.num_layers)]
+        self.rooms = ExpertBufferPool(device)
+        self.layers = [TritonLayer(self, i, weights) for i in range(config.num_layers)]
         self.norm = self.vector(weights("norm").dequantize())
         dim, heads = config.head_dim, self.own.num_heads
-        self.sums = torch.empty(MOST_PARTS * heads * dim, dtype=torch.float32, device=device)
-        self.tops, self.totals = (torch.empty(MOST_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2))
+        self.sums = torch.empty(MAX_PARTS * heads * dim, dtype=torch.float32, device=device)
+        self.tops, self.totals = (torch.empty(MAX_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2))
         self.turns: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def vector(self, values: np.ndarray) -> torch.Tensor:
@@ -166,7 +166,13 @@ class Decoder:
     # The pass --------------------------------------------------------------------------------------------------
 
     def launch(
-        self, work: Integers, shape: Shape, drawn: torch.Tensor, to: Buffers, kv: torch.Tensor, extras: Extras
+        self,
+        work: PlanTensors,
+        shape: PassShape,
+        drawn: torch.Tensor,
+        to: PassBuffers,
+        kv: torch.Tensor,
+        extras: PassExtras,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Run the rows through all layers: `to.x` becomes their hidden states.
 
@@ -225,7 +231,7 @@ class Decoder:
         """All columns of gated values [padded rows, own], of which there are `width`; a single process has them."""
         return gated
 
-    def add(self, linear: Linear, x: torch.Tensor, rows: int, to: Buffers, post: torch.Tensor | None) -> int:
+    def add(self, linear: Linear, x: torch.Tensor, rows: int, to: PassBuffers, post: torch.Tensor | None) -> int:
         """A product that is added to the residual stream: at once, or as parts, whose number is returned, by a norm."""
         if rows > FEW_TOKENS and post is None:
             linear(x, to.x.view(-1), rows, add=True)
@@ -233,20 +239,20 @@ class Decoder:
         linear(x, to.parts, rows)
         return linear.parts(rows)
 
-    def mix(self, mixture: Mixture, rows: int, to: Buffers) -> int:
+    def mix(self, mixture: Mixture, rows: int, to: PassBuffers) -> int:
         """A mixture of experts, as parts, whose number is returned."""
         mixture(to.h, to.parts, rows)
         return 1
 
-    def embed(self, rows: int, to: Buffers) -> None:
-        """`to.x` becomes the embeddings of `to.ids`."""
+    def embed(self, rows: int, to: PassBuffers) -> None:
+        """Write the embeddings of `to.ids` to `to.x`."""
         self.look_up(to.ids, to.x, rows)
 
     def look_up(self, ids: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """Rows of the table, times the model's factor: float32."""
         config, table = self.config, self.table
         assert table is not None
-        if isinstance(table, Packed):
+        if isinstance(table, RepackedMatrix):
             quantized.unpack_kernel[(rows, table.blocks)](
                 *table.arrays, ids, out, config.embedding_scale, table.rows, config.hidden_size,
                 table.units, 1, True, False, table.form.code,
@@ -258,7 +264,7 @@ class Decoder:
             )  # fmt: skip
 
     def _norm(
-        self, rows: int, to: Buffers, parts: int, post: torch.Tensor | None, weight: torch.Tensor | None,
+        self, rows: int, to: PassBuffers, parts: int, post: torch.Tensor | None, weight: torch.Tensor | None,
         dropout: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """x += the parts of a product; h = norm(x) if there is a weight."""
@@ -269,7 +275,9 @@ class Decoder:
             num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
 
-    def store(self, i: int, layer: Layer, rows: int, work: Integers, to: Buffers, kv: torch.Tensor) -> None:
+    def store(
+        self, i: int, layer: TritonLayer, rows: int, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
+    ) -> None:
         """Queries to `to.q`, keys and values to their pages."""
         config, turns = self.own, self.turns
         assert turns is not None, "`reach` comes first"
@@ -285,9 +293,15 @@ class Decoder:
         )  # fmt: skip
 
     def attend(
-        self, i: int, attention: models.Attention, shape: Shape, work: Integers, to: Buffers, kv: torch.Tensor
+        self,
+        i: int,
+        attention: models.Attention,
+        shape: PassShape,
+        work: PlanTensors,
+        to: PassBuffers,
+        kv: torch.Tensor,
     ) -> None:
-        """What heads attend to, to `to.attended`."""
+        """Compute attention, and write its outputs to `to.attended`."""
         config, which = self.own, self.windows.index(attention.window)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         block = max(16, power_of_two(dim))
@@ -312,13 +326,13 @@ class Decoder:
             power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
         # A packed head is unpacked in registers only: in memory it would take a gigabyte.
-        step = FEW_TOKENS if any(isinstance(piece, Packed) for piece in self.head.pieces) else rows
+        step = FEW_TOKENS if any(isinstance(piece, RepackedMatrix) for piece in self.head.pieces) else rows
         for first in range(0, rows, step):
             self.head(h[first:], out[first:].view(-1), min(step, rows - first))
 
 
 def attention_options(tall: int, block: int) -> dict[str, int]:
-    """How a program of attention is compiled, by rows of its tile of queries and by the padded width of heads.
+    """Compile options of attention's kernel, by rows of its tile of queries and by the padded width of heads.
 
     Stages hide the loads of keys and values. Narrow heads leave registers for three programs a multiprocessor.
     """
@@ -334,5 +348,5 @@ def norm_warps(hidden: int) -> int:
     return 8 if hidden <= 1024 else 16
 
 
-def _downs(layer: Layer) -> Sequence[Linear]:
+def _downs(layer: TritonLayer) -> Sequence[Linear]:
     return () if isinstance(layer.feed_forward, models.Experts) else (layer.down,)

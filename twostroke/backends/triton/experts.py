@@ -10,30 +10,30 @@ import torch
 from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.kernels import packed_experts as quantized
-from twostroke.backends.triton.linear import Tiles, bfloat16, packed_stages
-from twostroke.backends.triton.packed import FORMS, ROWS, Packed, joined, pack
-from twostroke.backends.triton.work import power_of_two
+from twostroke.backends.triton.linear import TileShape, bfloat16, packed_stages
+from twostroke.backends.triton.packed import PACKED_FORMATS, ROWS, RepackedMatrix, joined, pack
+from twostroke.backends.triton.pass_plan import power_of_two
 from twostroke.models.config import Experts
 from twostroke.models.formats.tensor import RawTensor
 
 # For so many pairs of an expert, on average. Features are first in a product, so all of these add in the same order.
 TILES = {
-    16: Tiles(64, 16, 128, 4, 4),
-    32: Tiles(64, 32, 128, 4, 4),
-    64: Tiles(64, 64, 64, 4, 4),
-    128: Tiles(128, 128, 64, 8, 4),
+    16: TileShape(64, 16, 128, 4, 4),
+    32: TileShape(64, 32, 128, 4, 4),
+    64: TileShape(64, 64, 64, 4, 4),
+    128: TileShape(128, 128, 64, 8, 4),
 }
 PACKED_TILE = 64  # the most pairs of a tile beside two packed matrices: more do not fit the registers
-MOST_TOKENS = 4096  # that are computed at once: a longer step takes turns, and a row's bits are the same
+MAX_TOKENS_AT_ONCE = 4096  # that are computed at once: a longer step takes turns, and a row's bits are the same
 ROUTER = (4, 4, 512)  # tokens, experts and columns of the router's tiles
-MOST_CHUNK = 4096  # pairs that a program which orders them looks at at once
+MAX_CHUNK_PAIRS = 4096  # pairs that a program which orders them looks at at once
 SUMMED = 1024  # features that a program adds
 GATED_STAGES = 3  # of two matrices of 64 features, so that two programs fit a multiprocessor
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
-    """What a mixture computes on the way, for MOST_TOKENS tokens. It never moves, so captured graphs may point to it.
+class ExpertBuffers:
+    """Intermediate results of a mixture, for MAX_TOKENS_AT_ONCE tokens. They never move: captured graphs point to them.
 
     Attributes:
         logits: [tokens, experts] float32, of the router.
@@ -53,14 +53,14 @@ class Room:
     made: torch.Tensor
 
 
-class Rooms:
+class ExpertBufferPool:
     """The rooms of one model, shared by its layers, whose passes must not overlap."""
 
-    def __init__(self, device: str, tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, device: str, tokens: int = MAX_TOKENS_AT_ONCE) -> None:
         self.device, self.tokens = device, tokens
-        self._made: dict[tuple[int, ...], Room] = {}
+        self._made: dict[tuple[int, ...], ExpertBuffers] = {}
 
-    def of(self, experts: Experts, width: int, features: int) -> Room:
+    def of(self, experts: Experts, width: int, features: int) -> ExpertBuffers:
         """The room for layers of this shape: outputs of a first product, and of a second one."""
         shape = experts.count, experts.chosen, width, features
         if shape not in self._made:
@@ -69,7 +69,7 @@ class Rooms:
             def room(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
                 return torch.zeros(sizes, dtype=dtype, device=self.device)
 
-            self._made[shape] = Room(
+            self._made[shape] = ExpertBuffers(
                 logits=room(self.tokens, experts.count),
                 ids=room(self.tokens, experts.chosen, dtype=torch.int32),
                 weights=room(self.tokens, experts.chosen),
@@ -96,8 +96,10 @@ class Mixture:
         width, features: outputs of the first and of the second product that are computed here.
     """
 
-    def __init__(self, experts: Experts, prefix: str, weights: Weights, rooms: Rooms, whole: Whole = alone) -> None:
-        """`prefix`: of the layer's tensors, such as "layers.0."; `whole` joins what several ranks have made.
+    def __init__(
+        self, experts: Experts, prefix: str, weights: Weights, rooms: ExpertBufferPool, whole: Whole = alone
+    ) -> None:
+        """`prefix` of the names of the layer's tensors: "layers.0."; `whole` joins what several ranks have made.
 
         Matrices stay in their format if there are kernels for it and all experts have the same, else they are bfloat16.
         Raises torch.OutOfMemoryError if there is no room.
@@ -106,7 +108,7 @@ class Mixture:
         self.experts, self.hidden, self.rooms, self.whole = experts, router.shape[1], rooms, whole
         self.router = torch.from_numpy(router.dequantize()).to(rooms.device, torch.float32)
 
-        def stack(*names: str) -> tuple[torch.Tensor | Packed, int]:
+        def stack(*names: str) -> tuple[torch.Tensor | RepackedMatrix, int]:
             every = [f"{prefix}experts.{e}.{name}" for e in range(experts.count) for name in names]
             raws = [weights(name) for name in every]
             return _stacked(raws, rooms.device), raws[0].shape[0]
@@ -139,16 +141,16 @@ class Mixture:
         )  # fmt: skip
 
     def _multiply(self, h: torch.Tensor, tokens: int) -> None:
-        """What each token's experts make of it."""
+        """Compute the outputs of each token's experts."""
         experts, room = self.experts, self.room
         pairs = tokens * experts.chosen
-        most = PACKED_TILE if isinstance(self.gate_up, Packed) else max(TILES)
+        most = PACKED_TILE if isinstance(self.gate_up, RepackedMatrix) else max(TILES)
         tile = next(TILES[size] for size in TILES if size >= min(most, -(-pairs // experts.count)))
         few = pairs < experts.count + pairs // tile.tokens
         blocks = pairs if few else experts.count + pairs // tile.tokens
         kernels.group_kernel[(experts.count,)](
             room.ids, room.order, room.blocks, pairs, tile.tokens, few,
-            min(MOST_CHUNK, max(128, power_of_two(pairs))), num_warps=4,
+            min(MAX_CHUNK_PAIRS, max(128, power_of_two(pairs))), num_warps=4,
         )  # fmt: skip
         if self.width:
             self._first(h, tile, blocks)
@@ -156,11 +158,11 @@ class Mixture:
         if self.features:
             self._second(gated, tile, blocks)
 
-    def _first(self, h: torch.Tensor, tile: Tiles, blocks: int) -> None:
+    def _first(self, h: torch.Tensor, tile: TileShape, blocks: int) -> None:
         """h -> `room.gated`, of the pairs in so many blocks."""
         chosen, width, hidden, room = self.experts.chosen, self.width, self.hidden, self.room
         gelu = self.experts.activation == "gelu_tanh"
-        if isinstance(self.gate_up, Packed):
+        if isinstance(self.gate_up, RepackedMatrix):
             quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
                 h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
                 self.gate_up.units, gelu, tile.tokens, self.gate_up.form.code,
@@ -173,10 +175,10 @@ class Mixture:
                 num_stages=GATED_STAGES if tile.features == 64 else tile.stages,
             )  # fmt: skip
 
-    def _second(self, gated: torch.Tensor, tile: Tiles, blocks: int) -> None:
+    def _second(self, gated: torch.Tensor, tile: TileShape, blocks: int) -> None:
         """All columns of gated values -> `room.made`."""
         features, columns, room = self.features, self.experts.intermediate_size, self.room
-        if isinstance(self.down, Packed):
+        if isinstance(self.down, RepackedMatrix):
             quantized.packed_experts_down_kernel[(blocks, -(-features // ROWS))](
                 gated, *self.down.arrays, room.order, room.blocks, room.made, features, columns,
                 self.down.units, tile.tokens, self.down.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
@@ -196,11 +198,11 @@ class Mixture:
             )  # fmt: skip
 
 
-def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | Packed:
+def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | RepackedMatrix:
     """Matrices of one shape, one after the other: packed, or bfloat16 [count, rows, columns]."""
     rows, columns = raws[0].shape
-    if rows and raws[0].format in FORMS and len({raw.format for raw in raws}) == 1:
-        packed: list[Packed] = []
+    if rows and raws[0].format in PACKED_FORMATS and len({raw.format for raw in raws}) == 1:
+        packed: list[RepackedMatrix] = []
         for raw in raws:
             packed.append(pack(raw, device))
             raw.release()

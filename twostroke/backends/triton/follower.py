@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.ranks.group import Group
-from twostroke.backends.ranks.links import Links, device_of
+from twostroke.backends.ranks.collectives import Collectives, device_of
+from twostroke.backends.ranks.rank_group import RankGroup
 from twostroke.backends.reference.memory import DeviceMemory
 from twostroke.backends.torch_follower import Follower, started
 from twostroke.backends.triton.backend import unavailable
-from twostroke.backends.triton.ranks import KV_DTYPE, RankedModel
+from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 
@@ -18,16 +18,16 @@ def main(file: int, parent: int) -> None:
     started(file, parent, follow)
 
 
-def follow(group: Group, device: str, staged: bool) -> None:
+def follow(group: RankGroup, device: str, staged: bool) -> None:
     """Do what rank 0 says until the end. Raises RankLost."""
     own = device_of(group.rank, device, staged)
     reason = unavailable(own)
     group.send(reason and InvalidRequest(f"rank {group.rank} cannot compute: {reason}"), 0)
     if reason:
         return
-    links = Links(group, own, staged)
+    links = Collectives(group, own, staged)
 
-    def compile(config: ModelConfig, weights: Weights) -> RankedModel:
-        return RankedModel(config, links, weights)
+    def compile(config: ModelConfig, weights: Weights) -> ShardedTritonModel:
+        return ShardedTritonModel(config, links, weights)
 
     Follower(links, KV_DTYPE, DeviceMemory, compile).run()

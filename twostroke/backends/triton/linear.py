@@ -15,20 +15,20 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
-from twostroke.backends.triton.packed import BLOCK, FORMS, ROWS, Packed, joined, pack, tensor
+from twostroke.backends.triton.packed import BLOCK, PACKED_FORMATS, ROWS, RepackedMatrix, joined, pack, tensor
 from twostroke.models.formats.tensor import RawTensor
 
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
 WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it
 SHORTEST = 224  # columns of a segment, at least
 PADDING = 256  # buffers of tokens have a multiple of these rows
-MOST_SEGMENTS = 8
+MAX_SEGMENTS = 8
 PROCESSORS = 132
 UNIT = 128  # columns of a segment are a multiple
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileShape:
     """A tile of `features` by `tokens`, `columns` at a time; `warps` and `stages` of a program."""
 
     features: int
@@ -40,22 +40,22 @@ class Tiles:
 
 # Few tokens, by their number, up to and including it.
 TILES = {
-    16: Tiles(64, 16, 128, 4, 3),
-    32: Tiles(64, 32, 128, 4, 4),
-    64: Tiles(64, 64, 64, 4, 4),
+    16: TileShape(64, 16, 128, 4, 3),
+    32: TileShape(64, 32, 128, 4, 4),
+    64: TileShape(64, 64, 64, 4, 4),
 }
 DEEP = 5  # stages where a multiprocessor has one program: all that hides its loads is its own loads
-WIDE, SQUARE, LOW = Tiles(256, 128, 64, 8, 4), Tiles(128, 128, 64, 8, 4), Tiles(64, 128, 64, 4, 4)
-GATED_WIDE, GATED_LOW = Tiles(128, 128, 64, 8, 4), Tiles(64, 128, 64, 8, 4)
+WIDE, SQUARE, LOW = TileShape(256, 128, 64, 8, 4), TileShape(128, 128, 64, 8, 4), TileShape(64, 128, 64, 4, 4)
+GATED_WIDE, GATED_LOW = TileShape(128, 128, 64, 8, 4), TileShape(64, 128, 64, 8, 4)
 BAND = 8  # tiles of tokens that are next to each other in time
 
 
-def few(tokens: int) -> Tiles:
+def few(tokens: int) -> TileShape:
     """The tiles of a product with at most FEW_TOKENS tokens."""
     return next(chosen for most, chosen in TILES.items() if tokens <= most)
 
 
-def stages(chosen: Tiles, programs: int, usual: int) -> int:
+def stages(chosen: TileShape, programs: int, usual: int) -> int:
     """Stages of so many programs with few tokens."""
     return DEEP if programs <= PROCESSORS and chosen.tokens <= 32 else usual
 
@@ -65,7 +65,7 @@ def packed_stages(tokens: int) -> int:
     return 3 if tokens <= 16 else 2
 
 
-def many(tokens: int, features: int, count: int) -> Tiles:
+def many(tokens: int, features: int, count: int) -> TileShape:
     """The tiles of a product with more tokens, of `count` segments: as wide as leaves no multiprocessor without one."""
     tall = -(-tokens // 128)
     if count == 1 and tall * (features // 256) >= PROCESSORS:
@@ -76,7 +76,7 @@ def many(tokens: int, features: int, count: int) -> Tiles:
 def segments(features: int, columns: int) -> int:
     """Number of pieces that a product is summed in, by the shape alone."""
     count, programs = 1, -(-features // ROWS)
-    while count < MOST_SEGMENTS and programs * count < WANTED_PROGRAMS and columns // (2 * count) >= SHORTEST:
+    while count < MAX_SEGMENTS and programs * count < WANTED_PROGRAMS and columns // (2 * count) >= SHORTEST:
         count *= 2
     return count
 
@@ -86,7 +86,7 @@ def segment_columns(columns: int, count: int, unit: int = UNIT) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class DenseMatrix:
     """A bfloat16 matrix [rows, columns]; of a gated pair [2, rows, columns]."""
 
     rows: int
@@ -98,10 +98,10 @@ class Dense:
         return self.matrix.nbytes
 
 
-Matrix = Dense | Packed
+Matrix = DenseMatrix | RepackedMatrix
 
 
-class Scratch:
+class UnpackBuffer:
     """Room for one matrix at a time, unpacked to bfloat16. It is as large as the largest, so it never moves."""
 
     def __init__(self, device: str) -> None:
@@ -110,11 +110,11 @@ class Scratch:
 
     def reserve(self, matrix: Matrix) -> None:
         """Make sure that there will be room for a matrix, before the first is unpacked."""
-        if isinstance(matrix, Packed):
+        if isinstance(matrix, RepackedMatrix):
             assert self._room is None, "graphs may point to it"
             self._most = max(self._most, len(matrix.low) * ROWS * matrix.columns)
 
-    def unpacked(self, matrix: Packed, height: int) -> torch.Tensor:
+    def unpacked(self, matrix: RepackedMatrix, height: int) -> torch.Tensor:
         """The first `height` padded rows of a matrix, [height, columns]. The next call overwrites them."""
         if self._room is None:
             self._room = torch.empty(self._most, dtype=torch.bfloat16, device=self.device)
@@ -127,10 +127,10 @@ class Scratch:
 
 def place(raw: RawTensor, device: str) -> Matrix:
     """A matrix on the device, in its own format if there are kernels for it, else in bfloat16."""
-    if raw.format in FORMS and raw.shape[0]:  # a rank may have no rows
+    if raw.format in PACKED_FORMATS and raw.shape[0]:  # a rank may have no rows
         made: Matrix = pack(raw, device)
     else:
-        made = Dense(raw.shape[0], raw.shape[1], bfloat16(raw, device))
+        made = DenseMatrix(raw.shape[0], raw.shape[1], bfloat16(raw, device))
     raw.release()
     return made
 
@@ -152,7 +152,7 @@ class Linear:
     """
 
     def __init__(
-        self, matrices: Sequence[Matrix], scratch: Scratch, whole: bool = False, of: int | None = None
+        self, matrices: Sequence[Matrix], scratch: UnpackBuffer, whole: bool = False, of: int | None = None
     ) -> None:
         """Args:
         whole: never more than one part; if it is packed, never more than FEW_TOKENS.
@@ -165,7 +165,7 @@ class Linear:
             scratch.reserve(piece)
         # One number for all pieces, so that their parts can be added together.
         self.segments = 1 if whole else segments(self.features if of is None else of, self.columns)
-        unit = BLOCK if any(isinstance(piece, Packed) for piece in self.pieces) else UNIT
+        unit = BLOCK if any(isinstance(piece, RepackedMatrix) for piece in self.pieces) else UNIT
         self.length = segment_columns(self.columns, self.segments, unit)
 
     @property
@@ -193,7 +193,7 @@ class Linear:
             if tokens <= FEW_TOKENS:
                 chosen = few(tokens)
                 tall = -(-tokens // chosen.tokens)
-                if isinstance(piece, Packed):
+                if isinstance(piece, RepackedMatrix):
                     quantized.packed_linear_kernel[(tall, -(-piece.rows // ROWS), self.segments)](
                         x, tokens, *piece.arrays, place, stride, width, piece.rows, self.columns, piece.units, length,
                         chosen.tokens, piece.form.code, num_warps=4, num_stages=packed_stages(chosen.tokens),
@@ -206,7 +206,7 @@ class Linear:
                         num_warps=chosen.warps, num_stages=stages(chosen, prod(grid), chosen.stages),
                     )  # fmt: skip
             else:
-                w = piece.matrix if isinstance(piece, Dense) else self.scratch.unpacked(piece, piece.rows)
+                w = piece.matrix if isinstance(piece, DenseMatrix) else self.scratch.unpacked(piece, piece.rows)
                 chosen = many(tokens, piece.rows, self.segments)
                 programs = -(-tokens // chosen.tokens) * -(-piece.rows // chosen.features)
                 dense.many_kernel[(programs,)](
@@ -223,16 +223,16 @@ def tiled(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
-class Gated:
+class GatedLinear:
     """activation(gate x) * (up x), bfloat16."""
 
-    def __init__(self, gate: Matrix, up: Matrix, gelu: bool, scratch: Scratch) -> None:
+    def __init__(self, gate: Matrix, up: Matrix, gelu: bool, scratch: UnpackBuffer) -> None:
         self.rows, self.columns, self.gelu, self.scratch = gate.rows, gate.columns, gelu, scratch
-        if isinstance(gate, Packed) and isinstance(up, Packed) and gate.form == up.form:
+        if isinstance(gate, RepackedMatrix) and isinstance(up, RepackedMatrix) and gate.form == up.form:
             self.pair: Matrix = joined((gate, up), gate.rows)
             scratch.reserve(self.pair)
         else:  # of two formats: in bfloat16, the values that a product takes anyway
-            self.pair = Dense(gate.rows, gate.columns, torch.stack([_unpacked(one) for one in (gate, up)]))
+            self.pair = DenseMatrix(gate.rows, gate.columns, torch.stack([_unpacked(one) for one in (gate, up)]))
 
     @property
     def nbytes(self) -> int:
@@ -246,7 +246,7 @@ class Gated:
         if tokens <= FEW_TOKENS:
             chosen = few(tokens)
             tall = -(-tokens // chosen.tokens)
-            if isinstance(pair, Packed):
+            if isinstance(pair, RepackedMatrix):
                 quantized.packed_gated_kernel[(tall, -(-self.rows // ROWS))](
                     x, tokens, *pair.arrays, out, self.rows, self.columns, pair.units, chosen.tokens, self.gelu,
                     pair.form.code, num_warps=4, num_stages=packed_stages(chosen.tokens),
@@ -261,8 +261,8 @@ class Gated:
             return
         tall = -(-tokens // GATED_WIDE.tokens)
         chosen = GATED_WIDE if tall * (self.rows // GATED_WIDE.features) >= PROCESSORS else GATED_LOW
-        height = self.rows if isinstance(pair, Dense) else -(-self.rows // ROWS) * ROWS
-        whole = pair.matrix if isinstance(pair, Dense) else self.scratch.unpacked(pair, 2 * height)
+        height = self.rows if isinstance(pair, DenseMatrix) else -(-self.rows // ROWS) * ROWS
+        whole = pair.matrix if isinstance(pair, DenseMatrix) else self.scratch.unpacked(pair, 2 * height)
         whole = whole.view(2, height, self.columns)
         sides = (tiled(side[: self.rows], chosen.features, chosen.columns) for side in whole)
         dense.many_gated_kernel[(tall * -(-self.rows // chosen.features),)](
@@ -273,9 +273,9 @@ class Gated:
 
 
 def _unpacked(matrix: Matrix) -> torch.Tensor:
-    if isinstance(matrix, Dense):
+    if isinstance(matrix, DenseMatrix):
         return matrix.matrix
-    own = Scratch(str(matrix.low.device))
+    own = UnpackBuffer(str(matrix.low.device))
     own.reserve(matrix)
     return own.unpacked(matrix, matrix.rows)
 
@@ -285,9 +285,14 @@ def _merged(matrices: Sequence[Matrix]) -> list[Matrix]:
     merged = list(matrices[:1])
     for one in matrices[1:]:
         last = merged[-1]
-        if isinstance(last, Dense) and isinstance(one, Dense):
-            merged[-1] = Dense(last.rows + one.rows, one.columns, torch.cat((last.matrix, one.matrix)))
-        elif isinstance(last, Packed) and isinstance(one, Packed) and last.form == one.form and last.rows % ROWS == 0:
+        if isinstance(last, DenseMatrix) and isinstance(one, DenseMatrix):
+            merged[-1] = DenseMatrix(last.rows + one.rows, one.columns, torch.cat((last.matrix, one.matrix)))
+        elif (
+            isinstance(last, RepackedMatrix)
+            and isinstance(one, RepackedMatrix)
+            and last.form == one.form
+            and last.rows % ROWS == 0
+        ):
             merged[-1] = joined((last, one), last.rows + one.rows)
         else:
             merged.append(one)

@@ -24,8 +24,8 @@ PACKED_BYTES = 64 << 20  # stored bytes that are repacked at a time
 
 
 @dataclass(frozen=True)
-class Form:
-    """How the weights of a format are coded.
+class PackedFormat:
+    """The coding of a format's weights.
 
     Attributes:
         bits: of a code; 8 is signed.
@@ -54,20 +54,20 @@ class Form:
         return self.bits + 16 * self.kind + 256 * self.zero + 16384 * self.minima
 
 
-FORMS = {
-    "Q4_0": Form(4, 0, 8, False, 32, 18),
-    "Q4_1": Form(4, 0, 0, True, 32, 20),
-    "Q5_0": Form(5, 0, 16, False, 32, 22),
-    "Q5_1": Form(5, 0, 0, True, 32, 24),
-    "Q8_0": Form(8, 0, 0, False, 32, 34),
-    "Q4_K": Form(4, 1, 0, True, 256, 144),
-    "Q5_K": Form(5, 1, 0, True, 256, 176),
-    "Q6_K": Form(6, 2, 32, False, 256, 210),
+PACKED_FORMATS = {
+    "Q4_0": PackedFormat(4, 0, 8, False, 32, 18),
+    "Q4_1": PackedFormat(4, 0, 0, True, 32, 20),
+    "Q5_0": PackedFormat(5, 0, 16, False, 32, 22),
+    "Q5_1": PackedFormat(5, 0, 0, True, 32, 24),
+    "Q8_0": PackedFormat(8, 0, 0, False, 32, 34),
+    "Q4_K": PackedFormat(4, 1, 0, True, 256, 144),
+    "Q5_K": PackedFormat(5, 1, 0, True, 256, 176),
+    "Q6_K": PackedFormat(6, 2, 32, False, 256, 210),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class RepackedMatrix:
     """A matrix [rows, columns], its rows padded to whole tiles, its columns to whole units.
 
     Attributes:
@@ -77,7 +77,7 @@ class Packed:
         mains: [tiles of rows, blocks, 64] int32, two float16 (d and dmin) for a block of 256 columns; empty for kind 0.
     """
 
-    form: Form
+    form: PackedFormat
     rows: int
     columns: int
     low: torch.Tensor
@@ -109,25 +109,25 @@ def tensor(stored: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(stored if stored.flags.writeable else stored.copy())
 
 
-def pack(raw: RawTensor, device: str) -> Packed:
-    """Repack a matrix of one of `FORMS`."""
-    form = FORMS[raw.format]
+def pack(raw: RawTensor, device: str) -> RepackedMatrix:
+    """Repack a matrix of one of `PACKED_FORMATS`."""
+    form = PACKED_FORMATS[raw.format]
     step = max(1, PACKED_BYTES // (ROWS * raw.data.shape[1])) * ROWS
     parts = [
         _pack_rows(tensor(raw.data[first : first + step]).to(device), form, raw.shape[1])
         for first in range(0, raw.shape[0], step)
     ]
     whole = parts[0] if len(parts) == 1 else tuple(torch.cat(arrays) for arrays in zip(*parts, strict=True))
-    return Packed(form, raw.shape[0], raw.shape[1], *whole)
+    return RepackedMatrix(form, raw.shape[0], raw.shape[1], *whole)
 
 
-def joined(matrices: Sequence[Packed], rows: int) -> Packed:
+def joined(matrices: Sequence[RepackedMatrix], rows: int) -> RepackedMatrix:
     """Matrices of one form and width, one after the other, each from a whole tile on; `rows` as it is to be counted."""
     arrays = (torch.cat(same) for same in zip(*(one.arrays for one in matrices), strict=True))
-    return Packed(matrices[0].form, rows, matrices[0].columns, *arrays)
+    return RepackedMatrix(matrices[0].form, rows, matrices[0].columns, *arrays)
 
 
-def _pack_rows(stored: torch.Tensor, form: Form, columns: int) -> tuple[torch.Tensor, ...]:
+def _pack_rows(stored: torch.Tensor, form: PackedFormat, columns: int) -> tuple[torch.Tensor, ...]:
     rows = len(stored)
     codes, words, mains = (_kind_0 if form.kind == 0 else _kind_k)(stored.reshape(rows, -1, form.block_bytes), form)
     tall, wide, blocks = -(-rows // ROWS), -(-columns // WORD), -(-columns // BLOCK)
@@ -168,7 +168,7 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
-def _kind_0(blocks: torch.Tensor, form: Form) -> _Parts:
+def _kind_0(blocks: torch.Tensor, form: PackedFormat) -> _Parts:
     """Codes [rows, columns] uint8, words [rows, words] int32 and no main scales (`models/formats/blocks.py`)."""
     words, at = _paired(_halves(blocks, 0)), 2
     if form.minima:
@@ -185,8 +185,8 @@ def _kind_0(blocks: torch.Tensor, form: Form) -> _Parts:
     return codes.reshape(len(blocks), -1), words, words[:, :0]
 
 
-def _kind_k(blocks: torch.Tensor, form: Form) -> _Parts:
-    """As `_kind_0`, with main scales [rows, blocks] int32."""
+def _kind_k(blocks: torch.Tensor, form: PackedFormat) -> _Parts:
+    """Codes and words like those of `_kind_0`, and main scales [rows, blocks] int32."""
     rows = len(blocks)
     if form.bits == 6:
         low = _nibbles(blocks[..., :128].reshape(rows, -1, 2, 64)).reshape(rows, -1, 2, 4, 32)

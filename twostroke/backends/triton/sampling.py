@@ -11,7 +11,7 @@ import torch
 
 from twostroke.backends.triton.kernels import filters
 from twostroke.backends.triton.kernels import sampling as kernels
-from twostroke.backends.triton.work import power_of_two
+from twostroke.backends.triton.pass_plan import power_of_two
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.noise import COLDEST, Noise
 from twostroke.sampling.params import SamplingParams
@@ -24,7 +24,7 @@ NOISE_ALONE = SamplingParams()
 
 
 @dataclass(frozen=True)
-class Room:
+class SearchBuffers:
     """Memory of a search over at most R rows. One may be used by one call at a time.
 
     Attributes:
@@ -51,7 +51,7 @@ def supports_report(draw: Draw) -> bool:
 
 
 def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
-    """What the kernels read of each draw: int64 [R, WORDS]. Only its noise and its filters are looked at."""
+    """Encode each draw's noise and filters for the kernels: int64 [R, WORDS]."""
     packed = np.zeros((len(draws), WORDS), np.int64)
     floats = packed.view(np.float64)
     for i, draw in enumerate(draws):
@@ -83,10 +83,10 @@ class DeviceSampler:
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
 
-    def room(self, rows: int, vocab: int) -> Room:
+    def room(self, rows: int, vocab: int) -> SearchBuffers:
         """Memory for calls with at most this many rows, and exactly this vocabulary."""
         blocks = -(-vocab // BLOCK)
-        return Room(
+        return SearchBuffers(
             torch.empty((rows, blocks), dtype=torch.float32, device=self.device),
             torch.empty((rows, blocks), dtype=torch.int32, device=self.device),
             torch.empty((rows, 2, blocks), dtype=torch.float32, device=self.device),
@@ -109,9 +109,9 @@ class DeviceSampler:
         draws: torch.Tensor,
         filtered: bool = False,
         out: torch.Tensor | None = None,
-        room: Room | None = None,
+        room: SearchBuffers | None = None,
     ) -> torch.Tensor:
-        """For each row the id of the largest logit * gain + noise: int32 [R], the lowest in a tie.
+        """Find each row's id with the largest logit * gain + noise: int32 [R], the lowest in a tie.
 
         It is NO_TOKEN where a logit is NaN or infinite, or all are -inf.
 
@@ -143,7 +143,7 @@ class DeviceSampler:
         self,
         logits: torch.Tensor,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
-        room: Room | None = None,
+        room: SearchBuffers | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's most likely id, int32 [R], and [R, 3] float32: its logit, logsumexp, and entropy in nats.
 

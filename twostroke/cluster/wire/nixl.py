@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.backends.memory import HostMemory
+from twostroke.backends.page_memory import HostMemory
 from twostroke.cluster.wire.channel import WireError
 from twostroke.kv.pool import PagePool
 
@@ -79,14 +79,14 @@ class Nixl:
         self._agent_name = secrets.token_hex(8)
         self._base, self.page_bytes, self._count = pool.memory.address, pool.page_bytes, pool.num_pages
         self._lock = threading.Lock()
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, NixlPeer] = {}
         try:
             strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # threads of several transfers use the agent
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=strict)
             self.agent: Any = _patient_agent(api, self._agent_name, config)
             whole = self.agent.get_reg_descs([(self._base, self.page_bytes * self._count, 0, "")], "DRAM")
             self._registered = self.agent.register_memory(whole)
-            table = places(self._base, self.page_bytes, self._count)
+            table = page_descriptors(self._base, self.page_bytes, self._count)
             self.pages = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", table, "DRAM")
         except Exception as error:  # of many kinds
             raise WireError(f"NIXL does not start: {error}") from None
@@ -98,19 +98,19 @@ class Nixl:
     def reader(self, memory: dict[str, Any]) -> "NixlReader":
         return NixlReader(self, self._peer(memory))
 
-    def _peer(self, memory: dict[str, Any]) -> "Peer":
+    def _peer(self, memory: dict[str, Any]) -> "NixlPeer":
         with self._lock:
             if (peer := self._peers.get(memory["agent"])) is None:
                 try:
                     name = self.agent.add_remote_agent(base64.b64decode(memory["about"]))
-                    table = places(memory["base"], self.page_bytes, memory["pages"])
-                    peer = Peer(name, self.agent.prep_xfer_dlist(name, table, "DRAM"))
+                    table = page_descriptors(memory["base"], self.page_bytes, memory["pages"])
+                    peer = NixlPeer(name, self.agent.prep_xfer_dlist(name, table, "DRAM"))
                 except Exception as error:
                     raise WireError(f"NIXL cannot reach the sender: {error}") from None
                 self._peers[memory["agent"]] = peer
             return peer
 
-    def forget(self, peer: "Peer") -> None:
+    def forget(self, peer: "NixlPeer") -> None:
         """A peer from which reads fail: its process may have ended."""
         with self._lock:
             if self._peers.pop(peer.name, None) is not None:
@@ -130,7 +130,7 @@ class Nixl:
         del self.agent
 
 
-class Peer:
+class NixlPeer:
     """An agent of another pool, with all places for pages there."""
 
     def __init__(self, name: str, pages: Any) -> None:
@@ -140,23 +140,23 @@ class Peer:
 class NixlReader:
     """Reads from one peer."""
 
-    def __init__(self, nixl: Nixl, peer: Peer) -> None:
+    def __init__(self, nixl: Nixl, peer: NixlPeer) -> None:
         self._nixl, self._peer = nixl, peer
 
-    def begin(self, places: Sequence[int], frames: Sequence[int]) -> "NixlReading":
+    def begin(self, places: Sequence[int], frames: Sequence[int]) -> "NixlPendingRead":
         agent, ours, theirs = self._nixl.agent, np.array(frames, np.int32), np.array(places, np.int32)
         try:
             handle = agent.make_prepped_xfer("READ", self._nixl.pages, ours, self._peer.pages, theirs)
-            return NixlReading(self._nixl, self._peer, handle, agent.transfer(handle))
+            return NixlPendingRead(self._nixl, self._peer, handle, agent.transfer(handle))
         except Exception as error:
             self._nixl.forget(self._peer)
             raise WireError(f"NIXL cannot read: {error}") from None
 
 
-class NixlReading:
+class NixlPendingRead:
     """A read that has begun. On one machine, its bytes are copied as it begins."""
 
-    def __init__(self, nixl: Nixl, peer: Peer, handle: Any, state: str) -> None:
+    def __init__(self, nixl: Nixl, peer: NixlPeer, handle: Any, state: str) -> None:
         self._nixl, self._peer, self._handle, self._state = nixl, peer, handle, state
 
     def wait(self, limit_s: float) -> bool:
@@ -185,7 +185,7 @@ class NixlReading:
         return self._state
 
 
-def places(base: int, size: int, count: int) -> np.ndarray:
+def page_descriptors(base: int, size: int, count: int) -> np.ndarray:
     """The places of pages as NIXL describes them, [count, 3] uint64: address, bytes, device."""
     table = np.zeros((count, 3), np.uint64)
     table[:, 0], table[:, 1] = base + np.arange(count, dtype=np.uint64) * np.uint64(size), size

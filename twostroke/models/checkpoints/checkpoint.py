@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.identity import file_digest
+from twostroke.models.checkpoints.file_digests import file_digest
 from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
 from twostroke.models.formats.encode import Encoder
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.system.mapped import MappedFile, place
+from twostroke.system.mapped_files import MappedFile, locate_in_file
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Checkpoint:
     def release(self) -> None:
         """Frees the resident pages of the mapped files; a later access reads the file again."""
         parts = (part for tensor in self.stored.values() for part in tensor.stored())
-        for file in {found[0] for part in parts if (found := place(part.data))}:
+        for file in {found[0] for part in parts if (found := locate_in_file(part.data))}:
             file.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
@@ -107,7 +107,7 @@ class Checkpoint:
             formats = f"{tensor.format} to {encoder.format}" if encoder else tensor.format
             made = "transformed" if name in self.transforms else "as stored"
             for part in tensor.stored():
-                found = place(part.data) if part.data.flags.c_contiguous else None
+                found = locate_in_file(part.data) if part.data.flags.c_contiguous else None
                 if found is None:
                     where = hashlib.sha256(np.ascontiguousarray(part.data).reshape(-1).data).hexdigest()
                 else:

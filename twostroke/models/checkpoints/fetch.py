@@ -22,8 +22,8 @@ from typing import BinaryIO
 
 from twostroke.errors import FetchError
 from twostroke.models.checkpoints.catalog import CatalogEntry
+from twostroke.models.checkpoints.file_digests import remember
 from twostroke.models.checkpoints.hub import hub_file
-from twostroke.models.checkpoints.identity import remember
 from twostroke.models.checkpoints.progress import Progress, one_line, watched
 from twostroke.system.home import home
 
@@ -45,7 +45,7 @@ def is_fetched(entry: CatalogEntry) -> bool:
 
 
 def fetched_from(entry: CatalogEntry) -> str | None:
-    """Where a fetched file came from, in words; None if unknown."""
+    """The origin of a fetched file, in words; None if unknown."""
     try:
         return _note(model_path(entry)).read_text().partition("\n")[2].strip() or None
     except OSError:

@@ -18,7 +18,7 @@ GGUF_KEYS = {"temp": "temperature", "penalty_repeat": "repetition_penalty", **{n
 
 
 def generation_defaults(found: Mapping[str, Any], source: Path) -> dict[str, float]:
-    """Those of `FIELDS` that are present and not null. Raises CheckpointError naming one that is out of range."""
+    """Pick the `FIELDS` that are present and not null. Raises CheckpointError naming one that is out of range."""
     defaults = {name: found[name] for name in FIELDS if found.get(name) is not None}
     if defaults.get("top_k") == -1:  # vLLM's value for no limit
         defaults["top_k"] = 0

@@ -8,18 +8,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from twostroke.errors import CheckpointError, FetchError, UnknownModel
-from twostroke.models.checkpoints.gguf.parts import sets
+from twostroke.models.checkpoints.gguf.split_files import sets
 from twostroke.models.checkpoints.progress import Progress, one_line, watched
 
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
              "chat_template*", "additional_chat_templates/*.jinja")  # fmt: skip
-PATIENCE_S = 2.0  # for models that packages have as well
-LONG_PATIENCE_S = 10.0  # for models that only the hub has
+HUB_TIMEOUT_S = 2.0  # for models that packages have as well
+LONG_HUB_TIMEOUT_S = 10.0  # for models that only the hub has
 
 
 def hub_trouble(patience_s: float) -> str | None:
-    """Why the hub cannot be reached; None if it answers in time.
+    """Say why the hub cannot be reached; None if it answers in time.
 
     This sends one request. The hub client would retry for half a minute.
     """
@@ -45,7 +45,7 @@ def hub_trouble(patience_s: float) -> str | None:
 
 def hub_file(repository: str, file: str, into: Path, size: int, report: Progress) -> Path:
     """Download one file into a folder. Raises FetchError if the hub does not answer in time or refuses."""
-    if (reason := hub_trouble(PATIENCE_S)) is not None:
+    if (reason := hub_trouble(HUB_TIMEOUT_S)) is not None:
         raise FetchError(reason)
     from huggingface_hub import hf_hub_download  # slow to import
 
@@ -68,7 +68,7 @@ def hub_snapshot(repository: str, file: str | None = None, progress: Progress | 
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     report = progress or (lambda stage, done, total: None)
-    reason = hub_trouble(LONG_PATIENCE_S)
+    reason = hub_trouble(LONG_HUB_TIMEOUT_S)
     try:
         if reason is not None:
             if file is not None and file.endswith(".gguf"):

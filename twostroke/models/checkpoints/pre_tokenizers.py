@@ -1,4 +1,4 @@
-r"""How byte-level BPE tokenizers split text before merging, by the names that GGUF files use (`tokenizer.ggml.pre`).
+r"""Rules by which byte-level BPE splits text before merging, by their names in GGUF files (`tokenizer.ggml.pre`).
 
 The names are those of llama.cpp (src/llama-vocab.cpp); the patterns are those of the models' own tokenizer.json files.
 Patterns are of the Oniguruma library, which `tokenizers` uses.

@@ -9,10 +9,10 @@ from dataclasses import replace
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.formats.blocks import FORMATS
-from twostroke.models.formats.coarse import coarse
 from twostroke.models.formats.encode import Encoder
-from twostroke.models.formats.packed import PackedTensor
-from twostroke.models.formats.transcode import NEAREST, UNPACKED, Nearest
+from twostroke.models.formats.packed_tensor import PackedTensor
+from twostroke.models.formats.simulated_bits import simulated_bits_encoder
+from twostroke.models.formats.transcode import SUBSTITUTES, UNPACKED, SubstituteFormat
 
 FORMAT = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1", "int3": "Q4_1", "int2": "Q4_1"}
 BITS = {"int3": 3, "int2": 2}  # stored in 4 bits: they show the quality of 3 and 2 bits but save no memory
@@ -51,10 +51,10 @@ def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -
                 f"use 'stored' or 'bf16'"
             )
         if own in BITS:
-            encoders[name] = coarse(BITS[own])
+            encoders[name] = simulated_bits_encoder(BITS[own])
             continue
         encoder = Encoder(format, threads)
-        near = NEAREST.get(tensor.format)  # the comparison is with what would be computed with
+        near = SUBSTITUTES.get(tensor.format)  # the comparison is with what would be computed with
         grows = encoder.outline(tensor).nbytes >= (Encoder(near.format).outline(tensor) if near else tensor).nbytes
         if tensor.format != format and not (few and grows):
             encoders[name] = encoder
@@ -62,7 +62,7 @@ def quantize(checkpoint: Checkpoint, weights: str, threads: int | None = None) -
 
 
 def fitted(checkpoint: Checkpoint, formats: Collection[str] | None, threads: int | None = None) -> Checkpoint:
-    """The checkpoint with its matrices in `formats`: others are encoded as the nearest format (`NEAREST`) on load."""
+    """The checkpoint with its matrices in `formats`: others are encoded on load (`SUBSTITUTES` says as what)."""
     if formats is None:
         return checkpoint
     encoders = {
@@ -73,13 +73,13 @@ def fitted(checkpoint: Checkpoint, formats: Collection[str] | None, threads: int
     return replace(checkpoint, encoders={**checkpoint.encoders, **encoders})
 
 
-def nearest(checkpoint: Checkpoint, name: str, format: str) -> Nearest:
-    """What stands for a matrix of a format that a backend has no kernel for."""
-    return UNPACKED if isinstance(checkpoint.stored[name], PackedTensor) else NEAREST[format]
+def nearest(checkpoint: Checkpoint, name: str, format: str) -> SubstituteFormat:
+    """The format that stands for one that a backend has no kernel for."""
+    return UNPACKED if isinstance(checkpoint.stored[name], PackedTensor) else SUBSTITUTES[format]
 
 
 def changes(before: Checkpoint, after: Checkpoint) -> str:
-    """What `fitted` does, in one line, for people."""
+    """Describe the changes that `fitted` makes, in one line."""
     known, target = before.matrices(), after.matrices()
     kinds: dict[str, None] = {}
     changed = [name for name in target if target[name].format != known[name].format]

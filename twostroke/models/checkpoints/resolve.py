@@ -11,7 +11,7 @@ from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import fetch
 from twostroke.models.checkpoints.gguf.file import open_gguf
-from twostroke.models.checkpoints.gguf.parts import cut, sets
+from twostroke.models.checkpoints.gguf.split_files import cut, sets
 from twostroke.models.checkpoints.hub import hub_snapshot
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 from twostroke.models.checkpoints.progress import Progress

@@ -16,12 +16,12 @@ import tokenizers
 from tokenizers import processors
 
 from twostroke.errors import CheckpointError, InvalidRequest, TwostrokeError
-from twostroke.models.checkpoints.chat import ChatTemplates
+from twostroke.models.checkpoints.chat_templates import ChatTemplates
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
 from twostroke.models.checkpoints.gguf.tokenizer import read_gguf
 from twostroke.models.checkpoints.huggingface.tokenizer import read_directory
-from twostroke.models.checkpoints.textstream import TextStream
+from twostroke.models.checkpoints.text_stream import TextStream
 from twostroke.models.checkpoints.token_bytes import byte_reader
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class Tokenizer:
         return ChatTokens(ids, said, text, lambda changed: self.chat(changed, **variables), self._offsets)
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
-        """Where each token of a text begins and ends in it, in characters."""
+        """The first and past-the-last character of each token of a text."""
         with self._lock:
             self._backend.encode_special_tokens = False
             return self._backend.encode_batch([text], add_special_tokens=False)[0].offsets

@@ -16,21 +16,21 @@ import numpy as np
 from twostroke.errors import DamagedCheckpoint
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
-from twostroke.models.checkpoints.identity import read_digest, recorded_digest, remember
+from twostroke.models.checkpoints.file_digests import read_digest, recorded_digest, remember
 from twostroke.models.checkpoints.progress import Progress
 from twostroke.models.formats.tensor import RawTensor
 
 # Sizes that no trained model has. Matrices are compared with themselves: the largest value of a row is at most 104
 # times that of the median row in the models of the catalog, and a flipped bit of a scale's exponent makes it 65536.
-MOST_IN_VECTOR = 1e6
-MOST_IN_MATRIX = 1e5
-MOST_TO_MEDIAN = 2000.0
+MAX_IN_VECTOR = 1e6
+MAX_IN_MATRIX = 1e5
+MAX_TO_MEDIAN = 2000.0
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SUMS = ("SHA256SUMS", "SHA256SUMS.txt", "sha256sums.txt")
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationReport:
     """The result of a check.
 
     Attributes:
@@ -47,7 +47,7 @@ class Verified:
 
     @property
     def text(self) -> str:
-        """What was checked and what could not be, in one line."""
+        """A line that says what was checked and what could not be."""
         if self.problems:
             first, *others = self.problems
             return f"{first} (and {len(others)} more)" if others else first
@@ -66,7 +66,7 @@ class Verified:
             raise DamagedCheckpoint(self.text)
 
 
-def verify(checkpoint: Checkpoint, progress: Progress | None = None) -> Verified:
+def verify(checkpoint: Checkpoint, progress: Progress | None = None) -> VerificationReport:
     """Check all tensors and all weight files. Takes about as long as reading and decoding all weights.
 
     `progress(stage, done, total)` is called with bytes. Raises CheckpointError if a file cannot be read.
@@ -95,13 +95,13 @@ def verify(checkpoint: Checkpoint, progress: Progress | None = None) -> Verified
             problems.append(f"{path}: damaged: its sha256 is {digest[:12]}..., not {known[0][:12]}... {known[1]}")
             continue
         remember(path, digest)
-    return Verified(len(tensors), tuple(problems), tuple(compared), tuple(unknown))
+    return VerificationReport(len(tensors), tuple(problems), tuple(compared), tuple(unknown))
 
 
 def damage(tensor: RawTensor) -> str | None:
-    """What is wrong with a tensor's values, in words; None if they are finite and of plausible size."""
+    """Say what is wrong with a tensor's values; None if they are finite and of plausible size."""
     matrix = len(tensor.shape) > 1
-    columns, tops, most = tensor.shape[-1], list[np.ndarray](), MOST_IN_MATRIX if matrix else MOST_IN_VECTOR
+    columns, tops, most = tensor.shape[-1], list[np.ndarray](), MAX_IN_MATRIX if matrix else MAX_IN_VECTOR
     left = np.empty(0, np.float32)  # values of a row that continues in the next chunk
     with np.errstate(invalid="ignore", over="ignore"):
         for start, values in tensor.chunks():
@@ -116,7 +116,7 @@ def damage(tensor: RawTensor) -> str | None:
                 left = sizes[whole:]
     rows = np.concatenate(tops) if tops else left
     median = float(np.median(rows[rows > 0])) if (rows > 0).any() else 0.0
-    if matrix and len(rows) >= 8 and rows.max() > MOST_TO_MEDIAN * median:
+    if matrix and len(rows) >= 8 and rows.max() > MAX_TO_MEDIAN * median:
         row = int(rows.argmax())
         return f"row {row} has a value of {rows[row]:g}, where rows have about {median:.3g}"
     return None

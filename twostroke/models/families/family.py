@@ -1,6 +1,6 @@
 """The base class of families, and the metadata that they read from checkpoints.
 
-A family is described once for both formats. It reads a `Source` by the keys of config.json; `GGUF_KEYS` and
+A family is described once for both formats. It reads a `ConfigSource` by the keys of config.json; `GGUF_KEYS` and
 `Family.gguf_keys` translate them to the keys of GGUF files.
 """
 
@@ -16,12 +16,12 @@ from twostroke.models.config import Activation, Attention, Experts, GatedMLP, La
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
 
-LARGEST = 1e300  # of numbers, which may be integers of any length in config.json
-LIMIT = 1 << 31  # no count in a real checkpoint comes near; a damaged one must not make us allocate by it
+MAX_NUMBER = 1e300  # of numbers, which may be integers of any length in config.json
+MAX_COUNT = 1 << 31  # no count in a real checkpoint comes near; a damaged one must not make us allocate by it
 Transform = Callable[[RawTensor], RawTensor]
 
 
-class Source(Protocol):
+class ConfigSource(Protocol):
     """A checkpoint's metadata. Bad values raise CheckpointError, which names the file and the key."""
 
     @property
@@ -48,12 +48,12 @@ class Source(Protocol):
         """The unchecked value, or the family's default; None if there is neither."""
         ...
 
-    def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
-        """A positive integer below `limit`."""
+    def integer(self, key: str, default: int | None = None, limit: int = MAX_COUNT) -> int:
+        """The value of a key, a positive integer below `limit`."""
         ...
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """The value of a key, a positive number."""
         ...
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
@@ -160,7 +160,7 @@ class Family(ABC):
     huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
 
     @abstractmethod
-    def describe(self, source: Source) -> ModelConfig:
+    def describe(self, source: ConfigSource) -> ModelConfig:
         """Describe the model.
 
         Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError for bad metadata.
@@ -171,7 +171,9 @@ class Family(ABC):
         return {}
 
 
-def model_of(source: Source, family: Family, layers: Sequence[Layer], embedding_scale: float = 1.0) -> ModelConfig:
+def model_of(
+    source: ConfigSource, family: Family, layers: Sequence[Layer], embedding_scale: float = 1.0
+) -> ModelConfig:
     """The model of these layers. Raises CheckpointError for more experts than the files have matrices for."""
     experts = sum(3 * layer.feed_forward.count for layer in layers if isinstance(layer.feed_forward, Experts))
     if experts > source.num_matrices:
@@ -188,7 +190,7 @@ def model_of(source: Source, family: Family, layers: Sequence[Layer], embedding_
     )
 
 
-def attention_of(source: Source, kind: str | None = None, **switches: Any) -> Attention:
+def attention_of(source: ConfigSource, kind: str | None = None, **switches: Any) -> Attention:
     """Attention with the usual scale and the RoPE of one kind of layers; `switches` are further fields."""
     heads = source.integer("num_attention_heads")
     kv_heads = source.integer("num_key_value_heads", default=heads)
@@ -198,19 +200,19 @@ def attention_of(source: Source, kind: str | None = None, **switches: Any) -> At
     return Attention(heads, kv_heads, head_dim, head_dim**-0.5, source.rope(head_dim, kind), **switches)
 
 
-def mlp_of(source: Source) -> GatedMLP:
+def mlp_of(source: ConfigSource) -> GatedMLP:
     """The gated MLP with SiLU that most families have."""
     return GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_act", "silu"))
 
 
-def activation_of(source: Source, key: str, expected: Activation) -> Activation:
+def activation_of(source: ConfigSource, key: str, expected: Activation) -> Activation:
     """The family's activation. Raises UnsupportedArchitecture if config.json differs; GGUF files do not name it."""
     if source.format == "huggingface" and ACTIVATIONS.get(found := str(source.get(key))) != expected:
         raise source.unsupported(f"activation {found!r}")
     return expected
 
 
-def windows_by_type(source: Source, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:
+def windows_by_type(source: ConfigSource, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Each layer's window, from config.json's `layer_types`; without them, layer i has a window if `otherwise(i)`."""
     layers, types = source.num_layers, source.get("layer_types")
     if types is None:

@@ -12,8 +12,8 @@ from twostroke.models.config import GatedMLP, Layer, ModelConfig
 from twostroke.models.families.family import (
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
+    ConfigSource,
     Family,
-    Source,
     Transform,
     activation_of,
     attention_of,
@@ -60,7 +60,7 @@ class Gemma3(Family):
         "mlp_post_norm": "post_feedforward_layernorm.weight",
     }
 
-    def describe(self, source: Source) -> ModelConfig:
+    def describe(self, source: ConfigSource) -> ModelConfig:
         hidden = source.integer("hidden_size")
         sliding = attention_of(source, "sliding_attention", qk_norm=True)
         whole = attention_of(source, "full_attention", qk_norm=True)
@@ -88,7 +88,7 @@ class Gemma3(Family):
         return dict.fromkeys(norms, _plus_one)
 
 
-def windows(source: Source) -> tuple[int | None, ...]:
+def windows(source: ConfigSource) -> tuple[int | None, ...]:
     """Each layer's window, from the pattern: a period whose last layer is global, or (GGUF) a list of booleans."""
     pattern = source.get("sliding_window_pattern")
     if isinstance(pattern, list):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from twostroke.models.config import Layer, ModelConfig
-from twostroke.models.families.family import DEFAULTS, Family, Source, Transform, attention_of, mlp_of, model_of
+from twostroke.models.families.family import DEFAULTS, ConfigSource, Family, Transform, attention_of, mlp_of, model_of
 from twostroke.models.formats.tensor import RawTensor
 
 
@@ -13,7 +13,7 @@ class Llama(Family):
     transformers = "LlamaForCausalLM"
     defaults = DEFAULTS | {"intermediate_size": 11008, "max_position_embeddings": 2048}
 
-    def describe(self, source: Source) -> ModelConfig:
+    def describe(self, source: ConfigSource) -> ModelConfig:
         # Only GGUF files of Mistral 7B v0.1 have a window: Hugging Face's Llama has none.
         slides = source.format == "gguf" and source.get("sliding_window")
         window = source.integer("sliding_window") if slides else None

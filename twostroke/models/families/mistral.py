@@ -1,7 +1,7 @@
 """Mistral in Hugging Face form (Jiang et al. 2023, arXiv:2310.06825); GGUF files of it say `llama`."""
 
 from twostroke.models.config import Layer, ModelConfig
-from twostroke.models.families.family import DEFAULTS, Family, Source, attention_of, mlp_of, model_of
+from twostroke.models.families.family import DEFAULTS, ConfigSource, Family, attention_of, mlp_of, model_of
 
 
 class Mistral(Family):
@@ -15,7 +15,7 @@ class Mistral(Family):
         "sliding_window": 4096,
     }
 
-    def describe(self, source: Source) -> ModelConfig:
+    def describe(self, source: ConfigSource) -> ModelConfig:
         if source.get("layer_types") is not None:
             raise source.unsupported("layer_types")
         window = None if source.get("sliding_window") is None else source.integer("sliding_window")

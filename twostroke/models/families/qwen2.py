@@ -3,8 +3,8 @@
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.family import (
     DEFAULTS,
+    ConfigSource,
     Family,
-    Source,
     attention_of,
     mlp_of,
     model_of,
@@ -28,7 +28,7 @@ class Qwen2(Family):
     defaults = QWEN_DEFAULTS
     bias, qk_norm = True, False
 
-    def describe(self, source: Source) -> ModelConfig:
+    def describe(self, source: ConfigSource) -> ModelConfig:
         layers = [
             Layer(
                 attention_of(source, window=window, bias=self.bias, qk_norm=self.qk_norm),
@@ -38,11 +38,11 @@ class Qwen2(Family):
         ]
         return model_of(source, self, layers)
 
-    def feed_forward(self, source: Source, layer: int) -> GatedMLP | Experts:
+    def feed_forward(self, source: ConfigSource, layer: int) -> GatedMLP | Experts:
         return mlp_of(source)
 
 
-def windows(source: Source) -> tuple[int | None, ...]:
+def windows(source: ConfigSource) -> tuple[int | None, ...]:
     """Each layer's window: None unless config.json enables windows; then by `layer_types` or `max_window_layers`."""
     if source.format == "gguf" or not (source.get("use_sliding_window") and source.get("sliding_window")):
         return (None,) * source.num_layers

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP
-from twostroke.models.families.family import GGUF_PARTS, HUGGINGFACE_PARTS, Source, activation_of, mlp_of
+from twostroke.models.families.family import GGUF_PARTS, HUGGINGFACE_PARTS, ConfigSource, activation_of, mlp_of
 from twostroke.models.families.qwen2 import QWEN_DEFAULTS
 from twostroke.models.families.qwen3 import Qwen3
 
@@ -43,7 +43,7 @@ class Qwen3MoE(Qwen3):
         "experts.down": "mlp.experts.{}.down_proj.weight",
     }
 
-    def feed_forward(self, source: Source, layer: int) -> GatedMLP | Experts:
+    def feed_forward(self, source: ConfigSource, layer: int) -> GatedMLP | Experts:
         """Experts in every `decoder_sparse_step`-th layer, except `mlp_only_layers`; an MLP in the others."""
         dense = source.get("mlp_only_layers") or []
         if not isinstance(dense, list) or not all(type(n) is int and 0 <= n < source.num_layers for n in dense):

@@ -40,7 +40,7 @@ def fields(packed: np.ndarray, bits: int) -> np.ndarray:
     return (packed[..., None, :] >> shifts[:, None]) & packed.dtype.type((1 << bits) - 1)
 
 
-class Scaled(NamedTuple):
+class ScaledCodes(NamedTuple):
     """Blocks whose values are codes times scales.
 
     Element i of a block is `d * scales[i // (size / scales per block)] * codes[i]`.
@@ -51,7 +51,7 @@ class Scaled(NamedTuple):
     codes: np.ndarray  # [n, block_size] int8
 
     def values(self) -> np.ndarray:
-        """[n, block_size] float32."""
+        """The values, [n, block_size] float32."""
         scales = self.d * self.scales.astype(np.float32)
         codes = self.codes.reshape(*scales.shape, -1)
         return (scales[..., None] * codes).reshape(self.codes.shape)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from twostroke.models.formats import codebooks, few_bits, grids
-from twostroke.models.formats.block_parts import Blocks, Scaled, bf16, f16, f32, fifth_bits, nibbles, signed
+from twostroke.models.formats import codebook_blocks, grid_blocks, low_bit_blocks
+from twostroke.models.formats.block_parts import Blocks, ScaledCodes, bf16, f16, f32, fifth_bits, nibbles, signed
 
 
 @dataclass(frozen=True)
-class Format:
-    """`block_size` elements in `block_bytes` bytes; `decode` is uint8 (n, block_bytes) -> float32 (n, block_size)."""
+class BlockFormat:
+    """`block_size` elements in `block_bytes` bytes; `decode`: uint8 (n, block_bytes) -> float32 (n, block_size)."""
 
     name: str
     block_size: int
@@ -95,31 +95,31 @@ def _number(layout: str) -> Callable[[Blocks], np.ndarray]:
     return lambda blocks: blocks.view(layout).astype(np.float32)
 
 
-def _decoder(scaled: Callable[[Blocks], Scaled]) -> Callable[[Blocks], np.ndarray]:
+def _decoder(scaled: Callable[[Blocks], ScaledCodes]) -> Callable[[Blocks], np.ndarray]:
     return lambda blocks: scaled(blocks).values()
 
 
 # Formats whose blocks are codes times scales.
-SCALED: dict[str, Callable[[Blocks], Scaled]] = {
-    "Q3_K": few_bits.q3_k,
-    "Q8_K": few_bits.q8_k,
-    "Q1_0": few_bits.q1_0,
-    "TQ1_0": few_bits.tq1_0,
-    "TQ2_0": few_bits.tq2_0,
-    "IQ1_S": grids.iq1_s,
-    "IQ1_M": grids.iq1_m,
-    "IQ2_XXS": grids.iq2_xxs,
-    "IQ2_XS": grids.iq2_xs,
-    "IQ2_S": grids.iq2_s,
-    "IQ3_XXS": grids.iq3_xxs,
-    "IQ3_S": grids.iq3_s,
-    "IQ4_NL": codebooks.iq4_nl,
-    "IQ4_XS": codebooks.iq4_xs,
-    "MXFP4": codebooks.mxfp4,
+SCALED: dict[str, Callable[[Blocks], ScaledCodes]] = {
+    "Q3_K": low_bit_blocks.q3_k,
+    "Q8_K": low_bit_blocks.q8_k,
+    "Q1_0": low_bit_blocks.q1_0,
+    "TQ1_0": low_bit_blocks.tq1_0,
+    "TQ2_0": low_bit_blocks.tq2_0,
+    "IQ1_S": grid_blocks.iq1_s,
+    "IQ1_M": grid_blocks.iq1_m,
+    "IQ2_XXS": grid_blocks.iq2_xxs,
+    "IQ2_XS": grid_blocks.iq2_xs,
+    "IQ2_S": grid_blocks.iq2_s,
+    "IQ3_XXS": grid_blocks.iq3_xxs,
+    "IQ3_S": grid_blocks.iq3_s,
+    "IQ4_NL": codebook_blocks.iq4_nl,
+    "IQ4_XS": codebook_blocks.iq4_xs,
+    "MXFP4": codebook_blocks.mxfp4,
 }
 
-FORMATS: dict[str, Format] = {
-    name: Format(name, block_size, block_bytes, decode)
+FORMATS: dict[str, BlockFormat] = {
+    name: BlockFormat(name, block_size, block_bytes, decode)
     for name, block_size, block_bytes, decode in (
         ("F32", 1, 4, f32),
         ("F16", 1, 2, f16),
@@ -132,7 +132,7 @@ FORMATS: dict[str, Format] = {
         ("Q4_K", 256, 144, _q4_k),
         ("Q5_K", 256, 176, _q5_k),
         ("Q6_K", 256, 210, _q6_k),
-        ("Q2_K", 256, 84, few_bits.q2_k),
+        ("Q2_K", 256, 84, low_bit_blocks.q2_k),
         ("Q3_K", 256, 110, _decoder(SCALED["Q3_K"])),
         ("Q8_K", 256, 292, _decoder(SCALED["Q8_K"])),
         ("Q1_0", 128, 18, _decoder(SCALED["Q1_0"])),
@@ -148,7 +148,7 @@ FORMATS: dict[str, Format] = {
         ("IQ4_NL", 32, 18, _decoder(SCALED["IQ4_NL"])),
         ("IQ4_XS", 256, 136, _decoder(SCALED["IQ4_XS"])),
         ("MXFP4", 32, 17, _decoder(SCALED["MXFP4"])),
-        ("NVFP4", 64, 36, codebooks.nvfp4),
+        ("NVFP4", 64, 36, codebook_blocks.nvfp4),
         ("F64", 1, 8, _number("<f8")),
         ("I8", 1, 1, _number("i1")),
         ("I16", 1, 2, _number("<i2")),

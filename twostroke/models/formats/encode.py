@@ -14,7 +14,7 @@ from twostroke.system.cores import count_threads
 
 ENCODING = 1  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
 CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
-LARGEST = 65504.0  # of a float16, which scales are: no weight of a sound model comes near
+MAX_VALUE = 65504.0  # of a float16, which scales are: no weight of a sound model comes near
 GROUP = 32
 
 # Candidate codes of the least and the greatest value of a group. The 4-bit codes are 0 to 15; values outside are
@@ -37,7 +37,7 @@ class Encoder:
         return RawTensor(tensor.name, self.format, tensor.shape, data, tensor.source)
 
     def __call__(self, tensor: RawTensor) -> RawTensor:
-        """The same values, rounded. Raises CheckpointError if one is not finite, or larger than `LARGEST`."""
+        """The same values, rounded. Raises CheckpointError if one is not finite, or larger than `MAX_VALUE`."""
         source, target = FORMATS[tensor.format], FORMATS[self.format]
         direct = transcoder(tensor.format, self.format)
         encode = None if direct else ENCODERS[self.format]
@@ -55,7 +55,7 @@ class Encoder:
                 elif encode:
                     encode(_finite(source.decode(part).reshape(-1)), out)
             except OverflowError:
-                text = f"{tensor.source}: damaged: some values are NaN, or beyond {LARGEST:.0f}"
+                text = f"{tensor.source}: damaged: some values are NaN, or beyond {MAX_VALUE:.0f}"
                 raise CheckpointError(text) from None
 
         with ThreadPoolExecutor(count_threads(self.threads)) as pool:
@@ -65,7 +65,7 @@ class Encoder:
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    if not (values.min() >= -LARGEST and values.max() <= LARGEST):  # false for NaN
+    if not (values.min() >= -MAX_VALUE and values.max() <= MAX_VALUE):  # false for NaN
         raise OverflowError
     return values
 

@@ -152,7 +152,7 @@ GRIDS: dict[str, tuple[tuple[int, ...], int, str]] = {
 
 @cache
 def grid(name: str) -> np.ndarray:
-    """[entries, elements] int8."""
+    """The grid of a format: [entries, elements] int8."""
     levels, elements, packed = GRIDS[name]
     indices = np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.uint8)
     return np.array(levels, np.int8)[indices].reshape(-1, elements)

@@ -10,7 +10,7 @@ import numpy as np
 
 from twostroke.errors import CheckpointError
 from twostroke.models.formats.blocks import FORMATS
-from twostroke.system.mapped import release
+from twostroke.system.mapped_files import drop_resident
 
 CHUNK_ELEMENTS = 1 << 20  # elements decoded at a time: temporaries take a few MB for tensors of any size
 
@@ -46,7 +46,7 @@ class RawTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored."""
+        """The bytes that the tensor takes in its file."""
         return self.data.nbytes
 
     def stored(self) -> tuple[RawTensor, ...]:
@@ -99,4 +99,4 @@ class RawTensor:
 
     def release(self) -> None:
         """Frees the resident pages of bytes in a mapped file; a later access reads the file again."""
-        release(self.data)
+        drop_resident(self.data)

@@ -9,7 +9,7 @@ import numpy as np
 from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decoded
 from twostroke.kv.cache import KVCache
-from twostroke.models.cost import Predictor, Rows
+from twostroke.models.cost import SequenceRows, StepPredictor
 from twostroke.study.explain.attention import TokenAttention
 from twostroke.study.explain.lens import LensLayer, lens
 from twostroke.study.explain.shown_tokens import Candidate, ShownToken, shown_tokens
@@ -75,7 +75,7 @@ def sampled_row(llm: LLM, run: Decoded, states: np.ndarray, attention: TokenAtte
     return SampledRow(made[-1].candidates, token, made, tuple(attention.most(ATTENDED)))
 
 
-def step_of(llm: LLM, predictor: Predictor, before: KVCache, after: KVCache, row: SampledRow) -> DecodeStep:
+def step_of(llm: LLM, predictor: StepPredictor, before: KVCache, after: KVCache, row: SampledRow) -> DecodeStep:
     """The step that entered one token, not timed yet."""
     entered = int(after.token_array[-1])
     return DecodeStep(
@@ -86,6 +86,6 @@ def step_of(llm: LLM, predictor: Predictor, before: KVCache, after: KVCache, row
         row.candidates,
         row.token,
         row.lens,
-        step_work(llm.model, predictor, [[Rows(1, len(before), 1)]]),
+        step_work(llm.model, predictor, [[SequenceRows(1, len(before), 1)]]),
         None,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twostroke.kv.cache import KVCache
 from twostroke.models.config import Experts, ModelConfig
-from twostroke.models.cost import Rows, attended
+from twostroke.models.cost import SequenceRows, attended
 from twostroke.study.explain.shown_tokens import Candidate
 from twostroke.study.explain.step_work import StepWork
 
@@ -109,7 +109,7 @@ def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tu
 
 def attended_pairs(config: ModelConfig, layer: int, rows: int) -> int:
     """Pairs of a query and a key in a layer, of a prompt of `rows` tokens."""
-    return attended(Rows(rows), config.layers[layer].attention.window)[0]
+    return attended(SequenceRows(rows), config.layers[layer].attention.window)[0]
 
 
 def stored_kv(kv: KVCache) -> StoredKV:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.model import Model
-from twostroke.models.cost import Predictor, Rows, Work
+from twostroke.models.cost import SequenceRows, StepPredictor, StepWork
 
 READING, COMPUTING = "reading memory", "computing"
 
@@ -38,12 +38,12 @@ class StepWork:
     bound: str
 
 
-def step_work(model: Model, predictor: Predictor, steps: Iterable[Sequence[Rows]]) -> StepWork:
+def step_work(model: Model, predictor: StepPredictor, steps: Iterable[Sequence[SequenceRows]]) -> StepWork:
     """The work of some steps, one after another."""
-    amounts, seconds = Work(0, 0, 0, 0, 0), Work(0, 0, 0, 0, 0)
+    amounts, seconds = StepWork(0, 0, 0, 0, 0), StepWork(0, 0, 0, 0, 0)
     for step in steps:
-        amounts = Work(*map(sum, zip(amounts, model.cost.work(step), strict=True)))
-        seconds = Work(*map(sum, zip(seconds, predictor.parts(step), strict=True)))
+        amounts = StepWork(*map(sum, zip(amounts, model.cost.work(step), strict=True)))
+        seconds = StepWork(*map(sum, zip(seconds, predictor.parts(step), strict=True)))
     read, computed = sum(seconds[:2]), sum(seconds[2:])
     flops, total = sum(amounts[2:]), sum(amounts[:2])
     return StepWork(
@@ -56,7 +56,7 @@ def step_work(model: Model, predictor: Predictor, steps: Iterable[Sequence[Rows]
     )
 
 
-def prefill_steps(tokens: int, chunk: int) -> list[list[Rows]]:
+def prefill_steps(tokens: int, chunk: int) -> list[list[SequenceRows]]:
     """The steps of a prompt that is prefilled alone, `chunk` tokens in a step."""
     starts = range(0, tokens, chunk)
-    return [[Rows(min(chunk, tokens - start), start, int(start + chunk >= tokens))] for start in starts]
+    return [[SequenceRows(min(chunk, tokens - start), start, int(start + chunk >= tokens))] for start in starts]

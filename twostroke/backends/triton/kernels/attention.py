@@ -20,7 +20,7 @@ import triton.language as tl
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two
 
-FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/work.py`
+FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/pass_plan.py`
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""What top_k, top_p and min_p keep of a row of logits, found without sorting it.
+"""The filters top_k, top_p and min_p: the logits of a row that they keep, found without sorting it.
 
 A program takes a row. The smallest logit that is kept is found by halving the range of values in which it must be;
 after a few rounds the logits that may matter are few, and are gathered. Probabilities are counted in whole units of
@@ -109,7 +109,7 @@ def _reached(logits, count, size, found, goal, number, floor, top, gain, WEIGHED
 
 @triton.jit
 def _equal(found, size, value, BLOCK: tl.constexpr):
-    """How many of the gathered logits equal `value`."""
+    """The number of gathered logits that equal `value`."""
     its = tl.arange(0, BLOCK)
     return tl.sum((tl.load(found + its, mask=its < size, other=-float("inf")) == value).to(tl.int32), 0)
 

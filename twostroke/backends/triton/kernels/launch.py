@@ -1,4 +1,4 @@
-"""What Python sees of a kernel. Its body is Triton's language, which no type checker reads."""
+"""The type of a kernel in Python. Its body is Triton's language, which no type checker reads."""
 
 from collections.abc import Callable
 from typing import Protocol

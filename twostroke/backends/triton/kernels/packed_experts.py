@@ -16,7 +16,7 @@ def packed_experts_gated_kernel(
     CHOSEN: tl.constexpr, FEATURES: tl.constexpr, K: tl.constexpr, UNITS: tl.constexpr, GELU: tl.constexpr,
     T: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """As `experts_gated_kernel`. An expert's tiles are those of gate, then those of up. Grid: blocks, tiles of rows."""
+    """`experts_gated_kernel` for packed weights. An expert's tiles are gate's, then up's. Grid: blocks, row tiles."""
     item = blocks_ptr + tl.program_id(0) * 3
     expert, start, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     if count > 0:
@@ -37,7 +37,7 @@ def packed_experts_down_kernel(
     x_ptr, low, high, words, mains, order_ptr, blocks_ptr, out_ptr,
     FEATURES: tl.constexpr, K: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """As `experts_down_kernel`. Grid: blocks, tiles of rows."""
+    """`experts_down_kernel` for packed weights. Grid: blocks, tiles of rows."""
     item = blocks_ptr + tl.program_id(0) * 3
     expert, start, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     if count > 0:

@@ -1,4 +1,4 @@
-"""What is computed row by row: embedding, norms, RoPE with the store of K and V, span tables."""
+"""Kernels that compute row by row: embedding, norms, RoPE with the store of K and V, span tables."""
 
 import triton
 import triton.language as tl

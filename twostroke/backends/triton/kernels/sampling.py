@@ -22,7 +22,7 @@ DRAWN = tl.constexpr(2)
 TOP_K = tl.constexpr(3)
 TOP_P = tl.constexpr(4)
 MARGIN = tl.constexpr(5)
-LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
+FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)  # of float32
 NO_COLUMN = tl.constexpr(2**31 - 1)
 
 
@@ -96,12 +96,12 @@ def search_blocks(
         noise = gumbel(its, tl.load(words + KEY))
     score = tl.fma(x, tl.full([BLOCK], 1.0, tl.float32) * gain, noise)
     # A finite logit stays finite, whatever the gain: only NaN and infinity may look like them.
-    score = tl.where(x > -float("inf"), tl.maximum(score, -LARGEST), -float("inf"))
+    score = tl.where(x > -float("inf"), tl.maximum(score, -FLOAT32_MAX), -float("inf"))
     if FILTERED:
         least, last = tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
         wide = x.to(tl.float64)
         score = tl.where((wide > least) | ((wide == least) & (its <= last)), score, -float("inf"))
-    score = tl.where((x < float("inf")) | (its >= count), tl.minimum(score, LARGEST), float("inf"))
+    score = tl.where((x < float("inf")) | (its >= count), tl.minimum(score, FLOAT32_MAX), float("inf"))
     top, column = _best(score, its)
     tl.store(values + row * blocks + block, top)
     tl.store(columns + row * blocks + block, column)
@@ -129,7 +129,7 @@ def summarize_blocks(logits, stride, count, tops, columns, sums, blocks, BLOCK: 
     x = tl.load(logits + row.to(tl.int64) * stride + its, mask=its < count, other=-float("inf"))
     x = tl.where(x < float("inf"), x, float("inf"))
     top, column = _best(x, its)
-    below = tl.where(x > -float("inf"), x - top, -LARGEST)
+    below = tl.where(x > -float("inf"), x - top, -FLOAT32_MAX)
     weight = tl.exp(below)
     tl.store(tops + row * blocks + block, top)
     tl.store(columns + row * blocks + block, column)
@@ -148,7 +148,7 @@ def summarize_ends(tops, columns, sums, blocks, ids, numbers, PADDED: tl.constex
     inside = its < blocks
     found = tl.load(tops + row * blocks + its, mask=inside, other=-float("inf"))
     top, column = _best(found, tl.load(columns + row * blocks + its, mask=inside, other=NO_COLUMN))
-    below = tl.where(found > -float("inf"), found - top, -LARGEST)
+    below = tl.where(found > -float("inf"), found - top, -FLOAT32_MAX)
     gain = tl.exp(below)
     total = tl.load(sums + row * 2 * blocks + its, mask=inside, other=0.0)
     weighted = tl.load(sums + (row * 2 + 1) * blocks + its, mask=inside, other=0.0)

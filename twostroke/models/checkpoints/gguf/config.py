@@ -16,8 +16,8 @@ import numpy as np
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
-from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, LARGEST, LIMIT, MAX_HEAD_DIM
-from twostroke.models.families.names import StoredName, stored_names
+from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_COUNT, MAX_HEAD_DIM, MAX_NUMBER
+from twostroke.models.families.tensor_names import StoredName, stored_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
 
@@ -54,7 +54,7 @@ class GgufSource:
         found = self._metadata.get(self._name(key))
         return self.family.gguf_defaults.get(key) if found is None else found
 
-    def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
+    def integer(self, key: str, default: int | None = None, limit: int = MAX_COUNT) -> int:
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, list) and value and all(one == value[0] for one in value):
@@ -69,7 +69,9 @@ class GgufSource:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:  # a NaN is neither
+        if (
+            not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MAX_NUMBER
+        ):  # a NaN is neither
             raise self._bad(key, "a positive number", value)
         return float(value)
 

@@ -22,13 +22,13 @@ from twostroke.errors import CheckpointError, TwostrokeError
 from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.models.checkpoints.generation import gguf_generation
 from twostroke.models.checkpoints.gguf.config import read_config, tensor_names
-from twostroke.models.checkpoints.gguf.parts import cut, joined, parts_of, set_name
+from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of, set_name
 from twostroke.models.families import BY_NAME
-from twostroke.models.families.names import StoredName
+from twostroke.models.families.tensor_names import StoredName
 from twostroke.models.formats.blocks import FORMATS
-from twostroke.models.formats.packed import PackedTensor
+from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.system.mapped import MappedFile
+from twostroke.system.mapped_files import MappedFile
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class GgufFile:
     tensors: dict[str, RawTensor]
 
 
-class Strings(Sequence[str]):
+class MappedStrings(Sequence[str]):
     """An array of strings in a mapped file, each read on access. As lists, those of the 0.5B model take 26 MiB."""
 
     def __init__(self, buffer: MappedFile, ends: "array[int]") -> None:
@@ -111,7 +111,7 @@ class _Cursor:
     def string(self) -> str:
         return self.take(self.number(U64)).decode()
 
-    def strings(self, count: int) -> Strings:
+    def strings(self, count: int) -> MappedStrings:
         # A vocabulary has 150,000 of these, so this is `string` with everything in local variables.
         buffer, position, unpack, ends = self.buffer, self.position, U64.unpack_from, array("Q", [self.position])
         for _ in range(count):
@@ -123,7 +123,7 @@ class _Cursor:
         if position > self.size:
             raise struct.error("a string runs past the end of the file")
         self.position = position
-        return Strings(buffer, ends)
+        return MappedStrings(buffer, ends)
 
     def value(self, kind: int, nesting: int = 0) -> Any:
         if kind == STRING:
@@ -229,7 +229,7 @@ def _plain(path: Path, key: str, value: Any) -> Any:
             raise CheckpointError(f"{path}: {key} must be an array of numbers")
         return value.astype(NUMPY_ARRAYS[key], copy=False)
     if key in STRING_ARRAYS:
-        if not isinstance(value, Strings):
+        if not isinstance(value, MappedStrings):
             raise CheckpointError(f"{path}: {key} must be an array of strings")
         return value
     return _listed(value)
@@ -238,7 +238,7 @@ def _plain(path: Path, key: str, value: Any) -> Any:
 def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, list | Strings):
+    if isinstance(value, list | MappedStrings):
         return [_listed(item) for item in value]
     return value
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`; a token of any type can be decoded."""
+    """The values of `tokenizer.ggml.token_type`; a token of any type can be decoded."""
 
     NORMAL = 1
     UNKNOWN = 2

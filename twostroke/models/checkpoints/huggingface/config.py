@@ -14,7 +14,7 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.huggingface.json_files import read_json
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
-from twostroke.models.families.family import LARGEST, LIMIT
+from twostroke.models.families.family import MAX_COUNT, MAX_NUMBER
 from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class HuggingFaceSource:
     def get(self, key: str) -> Any:
         return self.values[key] if key in self.values else self.family.defaults.get(key)
 
-    def integer(self, key: str, default: int | None = None, limit: int = LIMIT) -> int:
+    def integer(self, key: str, default: int | None = None, limit: int = MAX_COUNT) -> int:
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 < value < limit:
@@ -89,7 +89,9 @@ class HuggingFaceSource:
         return UnsupportedArchitecture(f"{self.path}: architecture {self.family.name} with {what:.80} is not supported")
 
     def _number(self, key: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:  # a NaN is neither
+        if (
+            not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MAX_NUMBER
+        ):  # a NaN is neither
             raise self._bad(key, "a positive number", value)
         return float(value)
 
@@ -196,7 +198,9 @@ class HuggingFaceSource:
         parameters = self._mapping("rope_scaling") or self._mapping("rope_parameters")
         if parameters.get("rope_type", parameters.get("type")) != "yarn" or not parameters.get("factor"):
             return stated
-        return max(stated, min(int(self._original(parameters) * self._number("factor", parameters["factor"])), LIMIT))
+        return max(
+            stated, min(int(self._original(parameters) * self._number("factor", parameters["factor"])), MAX_COUNT)
+        )
 
 
 def read_config(path: Path, num_tensors: int) -> ModelConfig:

@@ -8,13 +8,13 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.models.checkpoints.generation import directory_generation
 from twostroke.models.checkpoints.huggingface.config import read_config
-from twostroke.models.checkpoints.huggingface.disagreements import settled
+from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_NAME
-from twostroke.models.families.names import stored_names
-from twostroke.models.formats.packed import PackedTensor
+from twostroke.models.families.tensor_names import stored_names
+from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")  # the first two: Gemma 3 with vision
@@ -61,7 +61,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[-1])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
     names = tensor_names(config, prefix, head)
-    config, names = settled(config, names, head, tensors, directory)
+    config, names = resolve_conflicts(config, names, head, tensors, directory)
     used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
     for theirs in tensors:
         if theirs not in used and not UNUSED.fullmatch(theirs):

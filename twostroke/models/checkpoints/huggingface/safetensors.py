@@ -9,7 +9,7 @@ import numpy as np
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.huggingface.json_files import read_json
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.system.mapped import MappedFile
+from twostroke.system.mapped_files import MappedFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER = 100 << 20  # the safetensors format's own limit

@@ -166,7 +166,7 @@ def _check_size(backend: tokenizers.Tokenizer, stated: Any, where: Path) -> None
 
 
 def _eos_ids(directory: Path, model: Mapping[str, Any]) -> set[int]:
-    """Those of generation_config.json, else of config.json, as transformers' generate takes them."""
+    """The ids that end an answer, as in transformers: of generation_config.json, else of config.json."""
     eos = _optional(directory / "generation_config.json").get("eos_token_id")
     eos = model.get("eos_token_id") if eos is None else eos
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.models.checkpoints.huggingface.quantized.integers import Integers
-from twostroke.models.checkpoints.huggingface.quantized.words import (
+from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import IntegerMatrix
+from twostroke.models.checkpoints.huggingface.quantized.packed_words import (
     array,
     floats,
     module_weight,
@@ -62,7 +62,7 @@ def unpack_compressed(config: Mapping[str, Any], tensors: Tensors, where: str) -
         scales = floats(scale)
         scales = scales if scales.ndim == 2 else np.repeat(scales.reshape(-1, 1), size[0] // scales.size, axis=0)
         zeros = np.zeros(scales.shape, np.int16) if zero is None else _zeros(zero, bits, scales.shape)
-        known = Integers(
+        known = IntegerMatrix(
             (size[0], size[1]),
             lambda codes=codes, bits=bits, size=size, packed=packed: _codes(codes, bits, size, packed),
             (-(1 << bits - 1), (1 << bits - 1) - 1),

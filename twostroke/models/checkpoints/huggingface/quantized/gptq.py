@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.models.checkpoints.huggingface.quantized.integers import Integers
-from twostroke.models.checkpoints.huggingface.quantized.words import array, floats, module_weight, unpack_stream
+from twostroke.models.checkpoints.huggingface.quantized.integer_matrix import IntegerMatrix
+from twostroke.models.checkpoints.huggingface.quantized.packed_words import array, floats, module_weight, unpack_stream
 from twostroke.models.formats.tensor import RawTensor
 
 Tensors = dict[str, RawTensor]
@@ -16,7 +16,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of the output that c
 
 
 def unpack_gptq(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tensors:
-    """`X.qweight` [columns * bits / 32, rows], `X.qzeros` [groups, rows * bits / 32], `X.scales` [groups, rows].
+    """Unpack `X.qweight` [columns * bits / 32, rows], `X.qzeros` [groups, rows * bits / 32], `X.scales` [groups, rows].
 
     `X.g_idx` is the group of each column, if columns were quantized in another order (desc_act). In version 1 of the
     format a zero point is stored minus one.
@@ -46,14 +46,14 @@ def unpack_gptq(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tens
         def codes(qweight: RawTensor = qweight, bits: int = bits) -> np.ndarray:
             return unpack_stream(array(qweight).T, bits)
 
-        known = Integers((rows, columns), codes, (0, (1 << bits) - 1), scales, zeros, groups)
+        known = IntegerMatrix((rows, columns), codes, (0, (1 << bits) - 1), scales, zeros, groups)
         stored = (*parts.values(), *([index] if index is not None else ()))
         found[f"{module}.weight"] = known.tensor(source, f"GPTQ {bits}-bit", stored)
     return found
 
 
 def unpack_awq(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tensors:
-    """`X.qweight` [columns, rows / 8], `X.qzeros` [groups, rows / 8], `X.scales` [groups, rows]; 4 bits."""
+    """Unpack `X.qweight` [columns, rows / 8], `X.qzeros` [groups, rows / 8], `X.scales` [groups, rows]; 4 bits."""
     version = str(config.get("version") or "gemm").lower()
     if version != "gemm":
         raise UnsupportedArchitecture(f"{where}: AWQ in the version {version!r:.40} is not supported, only gemm")
@@ -70,7 +70,7 @@ def unpack_awq(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tenso
         def codes(qweight: RawTensor = qweight) -> np.ndarray:
             return _awq_codes(qweight)
 
-        known = Integers((rows, columns), codes, (0, 15), scales, zeros)
+        known = IntegerMatrix((rows, columns), codes, (0, 15), scales, zeros)
         found[f"{module}.weight"] = known.tensor(source, "AWQ 4-bit", tuple(parts.values()))
     return found
 

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.huggingface.quantized.words import array, floats, module_weight, unpack_stream
-from twostroke.models.formats.packed import PackedTensor
+from twostroke.models.checkpoints.huggingface.quantized.packed_words import array, floats, module_weight, unpack_stream
+from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
 Tensors = dict[str, RawTensor]
 
 
 def unpack_mlx(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tensors:
-    """`X.weight` [rows, columns * bits / 32] in uint32, `X.scales` and `X.biases` [rows, groups].
+    """Unpack `X.weight` [rows, columns * bits / 32] in uint32, `X.scales` and `X.biases` [rows, groups].
 
     The config, or its entry for a module, says how many columns are a group; sizes then say how many bits there are.
     """
@@ -42,7 +42,7 @@ def unpack_mlx(config: Mapping[str, Any], tensors: Tensors, where: str) -> Tenso
 def _packed(
     source: str, shape: tuple[int, int], bits: int, parts: tuple[RawTensor, RawTensor, RawTensor]
 ) -> PackedTensor:
-    """As Q4_1 if that holds it exactly, otherwise in float32."""
+    """The matrix as Q4_1 if that holds it exactly, otherwise in float32."""
     words = parts[0]
     scales, biases = floats(parts[1]).reshape(-1, 1), floats(parts[2]).reshape(-1, 1)
     group = shape[0] * shape[1] // len(scales)

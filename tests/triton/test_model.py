@@ -1,0 +1,18 @@
+"""What kernels become on a GPU, as far as a compiler can tell without one."""
+
+import json
+import os
+import subprocess
+import sys
+
+
+def test_packed_weights_go_from_the_pipeline_to_the_tensor_cores() -> None:
+    """Between their load and the product there is arithmetic alone: a move between threads would cost a barrier."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    run = [sys.executable, "-m", "tests.triton.model_cases"]
+    found = json.loads(subprocess.run(run, env=environment, check=True, capture_output=True, text=True).stdout)
+    assert found
+    for name, made in found.items():
+        assert made["products"] == 16, name  # of 16 columns each: the loop's 256 columns
+        assert made["moves"] <= 1, name  # the result's, after the loop
+        assert made["loads that wait"] == 0, name

@@ -1,0 +1,245 @@
+"""A model on the native backend: the forward pass, in one call, and the head."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from twostroke.backends.interface import ForwardOutput, LazyLogits, RaggedBatch
+from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
+from twostroke.backends.native.library import NativeBatch, NativeConfig, ThreadTeam
+from twostroke.backends.native.statistics import NativeStatistics, packed_noises
+from twostroke.backends.native.weight_sources import WeightSource
+from twostroke.backends.native.weights import PANEL, PackedMatrix, floats
+from twostroke.backends.page_memory import PageMemory
+from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
+from twostroke.models.rope import Rope, frequencies
+from twostroke.sampling.draw import Draw
+from twostroke.sampling.noise import Noise
+from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
+from twostroke.system.scratch import ScratchMemory, address
+
+SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
+
+
+class NativeModel:
+    """Implements `CompiledModel` and `LogitsHead`. Hidden states are float32 arrays, [R, hidden]."""
+
+    def __init__(
+        self,
+        team: ThreadTeam,
+        statistics: NativeStatistics,
+        config: ModelConfig,
+        weights: WeightSource,
+        call: Callable[..., None] | None = None,
+    ) -> None:
+        """`call` is `SharedMemoryRanks.call` if there are other ranks."""
+        self.config, self.team, self.library = config, team, team.library
+        self.statistics, self._call = statistics, call or _alone
+        self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
+        self.turns = np.empty((0, 0)), np.empty((0, 0))
+        self.scratch, self._lock = ScratchMemory(), threading.Lock()
+        # What a pass reads has to outlive it, and members of the team may be late.
+        self.lent: list[np.ndarray] = []
+        self.kv: list[np.ndarray] = []
+        self.matrices: list[PackedMatrix] = []
+        # An embedding that is not also the head is only looked up, never multiplied.
+        self.table = None if config.tied else weights.table(team, "embed")
+        heads = weights.share.kv_heads(config)
+        self.head = self._matrix(weights, config.head_tensor)
+        mlps = [layer.feed_forward for layer in config.layers]
+        fields = NativeConfig(
+            hidden=config.hidden_size,
+            intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
+            ropes=len(self.ropes),
+            vocab=self.head.shape[0],
+            embedding_format=0 if config.tied else weights.table_format(self.table),
+            first_kv_head=heads.start,
+            last_kv_head=heads.stop,
+            any_head=weights.share.any_head(config),
+            eps=config.norm_eps,
+            attention_scale=config.layers[0].attention.scale if config.layers else 1.0,
+            embedding_scale=config.embedding_scale,
+        )
+        self.handle = self.library.twostroke_model(
+            team.handle,
+            ctypes.byref(fields),
+            self.head.handle if config.tied else None,
+            self.head.handle,
+            self._vector(weights, "norm"),
+        )
+        team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
+        for i, layer in enumerate(config.layers):
+            self._add(layer, f"layers.{i}.", weights)
+        if weights.handle is not None:
+            self.library.twostroke_join(self.handle, weights.handle)
+        bounds = weights.largest([matrix.bound() for matrix in self.matrices])
+        for matrix, bound in zip(self.matrices, bounds, strict=True):
+            matrix.bound(bound)
+        # There is no sketch if the head has as few bits itself, or has weights that are not finite.
+        self.sketch_bytes = self.library.twostroke_sketch(self.handle)
+        without, failed = weights.largest([self.sketch_bytes == 0, self.sketch_bytes < 0])
+        if failed:
+            raise MemoryError("no memory for the sketch of the head: free some, or open a smaller model")
+        if without:
+            self.library.twostroke_drop_sketch(self.handle)
+
+    def _add(self, layer: Layer, prefix: str, weights: WeightSource) -> None:
+        attention = layer.attention
+        norms = ["attn_norm", "mlp_norm"]
+        norms += ["q_norm", "k_norm"] if attention.qk_norm else ["", ""]
+        norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
+        bias = [weights.vector(prefix + name) for name in ("q_bias", "k_bias", "v_bias")] if attention.bias else []
+        pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
+        turned = self._lend(np.concatenate(bias)) if bias else None, self.ropes.index(attention.rope)
+        window, matrices = attention.window or 0, self._handles(weights, prefix, "q", "k", "v", "o")
+        mlp = layer.feed_forward
+        if isinstance(mlp, GatedMLP):
+            matrices += self._handles(weights, prefix, "gate", "up", "down")
+            self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *turned, window)
+            return
+        experts: list[int] = []
+        for e in range(mlp.count):
+            experts += self._handles(weights, f"{prefix}experts.{e}.", "gate", "up", "down")
+        self.library.twostroke_add_experts_block(
+            self.handle,
+            pointers,
+            _pointers(matrices),
+            *turned,
+            window,
+            self._vector(weights, f"{prefix}{ROUTER}"),
+            mlp.count,
+            mlp.chosen,
+            mlp.normalized,
+            _pointers(experts),
+        )
+
+    def _handles(self, weights: WeightSource, prefix: str, *names: str) -> list[int]:
+        return [self._matrix(weights, prefix + name).handle for name in names]
+
+    def _matrix(self, weights: WeightSource, name: str) -> PackedMatrix:
+        self.matrices.append(PackedMatrix(self.team, weights.matrix(name)))
+        return self.matrices[-1]
+
+    def _vector(self, weights: WeightSource, name: str) -> int:
+        return self._lend(weights.vector(name))
+
+    def _lend(self, array: np.ndarray) -> int:
+        self.lent.append(array)
+        return address(array)
+
+    # A step ----------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
+        config, kv, token_ids = self.config, memory.storage, resolved(batch)
+        hidden = np.empty((len(batch.wanted), config.hidden_size), np.float32)
+        rope_tables = self._rope_tables_for(int(batch.positions.max()) + 1)
+        row_starts = np.array(batch.row_starts, np.int32)
+        span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
+        spans = np.concatenate(batch.tables, dtype=np.int32)
+        fields = NativeBatch(
+            batch.num_rows,
+            len(batch.tables),
+            *(address(array) for array in (token_ids, batch.pages, batch.slots, batch.positions)),
+            *(address(array) for array in (row_starts, span_starts, spans, *rope_tables)),
+            rope_tables[0].shape[1],
+            num_wanted=len(batch.wanted),
+            wanted=address(batch.wanted),
+        )
+        if self.table is not None:
+            embeddings = np.frombuffer(self.table.read(token_ids.tolist()), np.uint8)
+            fields.embeddings = address(embeddings)
+        if batch.dropout is not None:
+            fields.dropout = address(batch.dropout)
+        queries = None
+        if batch.query_rows is not None:
+            shape = (config.num_layers, len(batch.query_rows), config.num_heads, config.head_dim)
+            queries = np.empty(shape, np.float32)
+            fields.num_queries = len(batch.query_rows)
+            fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
+        states = None
+        if batch.state_rows is not None:
+            states = np.empty((config.num_layers + 1, len(batch.state_rows), config.hidden_size), np.float32)
+            fields.num_states = len(batch.state_rows)
+            fields.state_rows, fields.states = address(batch.state_rows), address(states)
+        strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
+        with self._lock:
+            if not (self.kv and self.kv[0] is kv):
+                self.team.settle()
+                self.kv[:] = [kv]
+            places = self.handle, ctypes.byref(fields), address(kv), strides, address(hidden)
+            self._call(self.library.twostroke_forward, *places)
+        return ForwardOutput(HiddenRows.of(self, hidden), queries, states)
+
+    def _rope_tables_for(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin of at least `count` positions, by RoPE's amplitude: [ropes, positions, head_dim / 2] each."""
+        if self.turns[0].shape[1] < count:
+            positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
+            angles = np.stack([positions * frequencies(rope, self.config.head_dim) for rope in self.ropes])
+            turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
+            sizes = np.array([rope.amplitude for rope in self.ropes], np.float32)[:, None, None]
+            self.turns = turns[0].astype(np.float32) * sizes, turns[1].astype(np.float32) * sizes
+        return self.turns
+
+    def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> KnownTokens:
+        return sample_rows(self, rows, draws)
+
+    def rows_of(self, states: np.ndarray) -> HiddenRows:
+        return HiddenRows.of(self, floats(states))
+
+    # Its head --------------------------------------------------------------------------------------------------
+
+    def logits(self, hidden: np.ndarray) -> tuple[np.ndarray, RowStatistics]:
+        hidden, count = floats(hidden), len(hidden)
+        out, summaries = self.scratch.array(count, self.head.padded), new_summaries(count)
+        places = self.handle, address(hidden), count, address(out), address(summaries)
+        self._call(self.library.twostroke_logits, *places)
+        if self.head.padded > (vocab := self.head.shape[0]):
+            out = out[:, :vocab].copy()
+        return out, combine(summaries)
+
+    def search(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
+        """Uses the head's sketch if that is faster, and all logits if some are not finite."""
+        ids = self._search(hidden, noises, None)
+        if min(ids) >= 0:
+            return ids
+        logits = self.logits(hidden)[0]
+        return sound(logits, self.statistics.draw(logits, noises))
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def copy(self, hidden: np.ndarray) -> np.ndarray:
+        return hidden.copy()
+
+    def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
+        """Search with the sketch, even if it is not faster (for tests). At most SKETCH_ROWS rows.
+
+        [W, hidden] -> W ids (-1 if logits are not finite), and [W, vocab / PANEL] upper bounds of logits plus noise in
+        each panel.
+        """
+        highest = np.empty((len(hidden), self.head.padded // PANEL), np.float32)
+        return self._search(hidden, noises, highest), highest
+
+    def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
+        hidden, ids = floats(hidden), np.empty(len(hidden), np.int32)
+        places = self.handle, address(hidden), len(ids), packed_noises(noises), address(ids)
+        self._call(self.library.twostroke_search, *places, None if highest is None else address(highest))
+        return ids.tolist()
+
+
+def _alone(function: Callable[..., int], *args: object) -> None:
+    """Call a native function in a single process."""
+    function(*args)
+
+
+def _pointers(handles: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(handles))(*handles)

@@ -1,0 +1,186 @@
+"""The memory of a pool's pages: the interface, and its implementation in host memory.
+
+A page holds K and V of `page_size` entries in all layers, in one piece of `page_bytes` bytes. It moves as these bytes:
+to another page, to a file, to another memory of the same layout. Single entries are read and written only if a page is
+used in part, and for inspection.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from twostroke.errors import OutOfPages
+from twostroke.system.memory import available_memory
+
+ALL = slice(None)
+HUGE_PAGE = 2 << 20  # bytes
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux, from 5.14 on
+Layout = Literal["plain", "pairs"]
+LAYOUTS: tuple[Layout, ...] = ("plain", "pairs")
+
+
+class PageMemory(Protocol):
+    """Pages of K and V on one device. A *frame* is the place of one page.
+
+    Attributes:
+        storage: the array that kernels use, [layers, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
+        layout: order of a page's elements. "plain": [layers, 2, Hkv, page_size, D]. "pairs", for instructions that
+            multiply pairs: K is [layers, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
+            [layers, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent).
+        page_bytes: bytes of a page.
+    """
+
+    storage: Any
+    layout: Layout
+    page_bytes: int
+
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        """The bytes of pages. Read-only. In host memory they are views and change with it."""
+        ...
+
+    def filling(self, frame: int) -> AbstractContextManager[memoryview]:
+        """Writable bytes of a page, so that a file can be read into it directly. Written when the context exits."""
+        ...
+
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
+        """Replace a page with `page_bytes` bytes."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one frame to another."""
+        ...
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather n entries by frame and slot: [layers, 2, n, Hkv, D], a numpy copy."""
+        ...
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather one layer's keys: [n, Hkv, D], a numpy copy."""
+        ...
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        """Scatter entries, the inverse of `read`."""
+        ...
+
+
+class HostMemory:
+    """A `PageMemory` in zeroed virtual memory. A page takes no physical memory until it is written."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, layout: Layout = "plain", data: np.ndarray | None = None
+    ) -> None:
+        """Allocate pages, or use the given bytes.
+
+        Args:
+            shape: [frames, layers, 2, Hkv, page_size, D].
+            dtype: dtype of K and V.
+            layout: see `PageMemory`.
+            data: uint8, the bytes of all pages one after another, used in place.
+
+        Raises:
+            OutOfPages: there is not enough memory.
+        """
+        self.layout: Layout = layout
+        data = _zeros(shape, dtype) if data is None else data
+        self._pages = data.reshape(shape[0], -1)
+        self.page_bytes = self._pages.shape[1]
+        self.storage = data.view(dtype).reshape(shape).transpose(1, 2, 0, 3, 4, 5)
+        pairs = layout == "pairs"
+        keys, values = self.storage[:, 0], self.storage[:, 1]
+        self._sides = (
+            _KeysOrValues(keys, "columns" if pairs else None),
+            _KeysOrValues(values, "slots" if pairs else None),
+        )
+
+    @property
+    def address(self) -> int:
+        """The address of the first page; the others follow without a gap."""
+        return self._pages.ctypes.data
+
+    def populate(self) -> bool:
+        """Take physical memory for all pages now; what they hold stays. Otherwise whoever writes to a page for the
+        first time waits for the system, which a decode worker's streams would notice.
+
+        Returns whether the system has done so.
+        """
+        start = -(-self.address // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (self.address + self._pages.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise = getattr(ctypes.CDLL(None), "madvise", None)
+        if advise is None or size <= 0:
+            return False
+        return advise(ctypes.c_void_p(start), ctypes.c_size_t(size), POPULATE_WRITE) == 0
+
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        return [self._pages[frame].data.toreadonly() for frame in frames]
+
+    def filling(self, frame: int) -> AbstractContextManager[memoryview]:
+        return nullcontext(self._pages[frame].data)
+
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
+        self._pages[frame] = np.frombuffer(data, np.uint8)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._pages[target] = self._pages[source]
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return np.stack([side.take(frames, slots) for side in self._sides], 1)
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return self._sides[0].take(frames, slots, layer)
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        for side, new in zip(self._sides, np.moveaxis(entries, 1, 0), strict=True):
+            side.put(frames, slots, new)
+
+
+class _KeysOrValues:
+    """K or V of all pages, by frame and slot: [layers, n, Hkv, D], for any layout of pages."""
+
+    def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None) -> None:
+        """`storage`: [layers, frames, Hkv, page_size, D]; with `pairs`, pages hold pairs of columns or slots."""
+        self.pairs, self.dtype = pairs, storage.dtype
+        bits = storage.view(f"u{storage.itemsize}")  # numpy copies unknown dtypes (bfloat16) one element at a time
+        layers, frames, heads, size, dim = storage.shape
+        if pairs == "columns":
+            self.view = bits.reshape(layers, frames, heads, dim // 2, size, 2).transpose(0, 1, 4, 2, 3, 5)
+        elif pairs == "slots":
+            self.view = bits.reshape(layers, frames, heads, size // 2, dim, 2).transpose(0, 1, 3, 5, 2, 4)
+        else:
+            self.view = bits.swapaxes(2, 3)
+
+    def take(self, frames: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:
+        """A copy, [layers, n, Hkv, D]; for one layer [n, Hkv, D]."""
+        taken = self.view[(layers, *self._places(frames, slots))]
+        if self.pairs == "columns":
+            taken = taken.reshape(*taken.shape[:-2], 2 * taken.shape[-2])
+        return np.ascontiguousarray(taken).view(self.dtype)
+
+    def put(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        bits = np.ascontiguousarray(entries, self.dtype).view(self.view.dtype)
+        if self.pairs == "columns":
+            bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // 2, 2)
+        self.view[(ALL, *self._places(frames, slots))] = bits
+
+    def _places(self, frames: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:
+        return [frames, slots // 2, slots % 2] if self.pairs == "slots" else [frames, slots]
+
+
+def host_kv_room() -> int:
+    """`Backend.kv_room` in ordinary memory: a quarter of what is available, at most 4 GiB."""
+    return min(available_memory() // 4, 4 << 30)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeroed bytes. Zeros matter: a masked slot is multiplied by a weight of 0, and 0 times nan is nan."""
+    try:
+        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        memory = np.zeros(size + HUGE_PAGE, np.uint8)
+    except (MemoryError, ValueError):
+        raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
+    # Memory is taken only when a page is touched.
+    start = -memory.ctypes.data % HUGE_PAGE
+    return memory[start : start + size]

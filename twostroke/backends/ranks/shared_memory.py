@@ -1,0 +1,31 @@
+"""Memory that the processes of one host share."""
+
+import mmap
+import os
+import weakref
+
+import numpy as np
+
+
+class SharedMemory:
+    """Zeroed bytes that every process sees which has the file descriptor. Untouched pages take no memory.
+
+    Attributes:
+        fd: the file, which has no name; it ends with the last process that has it.
+        data: [size] uint8.
+    """
+
+    def __init__(self, size: int, fd: int | None = None) -> None:
+        """Make a segment, or map that of a file descriptor, which then belongs to it. Raises OSError, OverflowError."""
+        self.fd = os.memfd_create("twostroke") if fd is None else fd
+        try:
+            if fd is None:
+                os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        weakref.finalize(self, os.close, self.fd)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # has an effect where the system allows it for shared memory
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.data = np.frombuffer(self._map, np.uint8)

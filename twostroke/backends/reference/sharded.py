@@ -1,0 +1,60 @@
+"""The reference's operations in several ranks.
+
+On CPUs float32 has the bits of a single process: PyTorch computes an output of a product without regard to how many
+other outputs there are. On GPUs its library chooses a product's way by the whole shape, and bits may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from twostroke.backends.ranks.collectives import Collectives
+from twostroke.backends.ranks.sharding import ColumnSplit
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
+from twostroke.backends.torch_ranks import TensorShard, split_of_heads
+from twostroke.models.config import ModelConfig
+from twostroke.models.formats.tensor import RawTensor
+
+
+class ShardedOperations(Operations):
+    """The operations of one rank. Only what is named `whole`, and the two ends of the model, wait for the others."""
+
+    def __init__(self, links: Collectives, dtype: str, threads: int) -> None:
+        super().__init__(links.device, dtype, threads)
+        self.links, self.group = links, links.group
+
+    def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:
+        packed = super().pack(parts, bias)
+        splits = [part.split for part in parts if isinstance(part, TensorShard)]
+        if not splits:
+            return packed
+        cuts = tuple(map(sum, zip(*(split.cuts for split in splits), strict=True)))
+        return DenseWeight(packed.matrix, packed.bias, ColumnSplit(cuts, self.group.rank))
+
+    def heads(self, config: ModelConfig) -> ColumnSplit:
+        return split_of_heads(config, self.group.rank, self.group.size)
+
+    def whole(self, x: torch.Tensor, split: ColumnSplit) -> torch.Tensor:
+        return self.links.gather_columns(x, split)
+
+    def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        """Each rank looks up the tokens that it has."""
+        split, hidden = weight.split, weight.matrix.shape[1]
+        if split.own:
+            found = F.embedding((token_ids - split.start).clamp(0, split.own - 1), weight.matrix)
+        else:
+            found = weight.matrix.new_zeros(len(token_ids), hidden)
+        ends = torch.tensor(split.cuts[1:], device=token_ids.device)
+        rows = self.links.gather_owned_rows(found, token_ids, ends)
+        return rows if scale == 1.0 else rows * scale
+
+    def attention(
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
+    ) -> torch.Tensor:
+        return super().attention(q, kv, batch, scale, window) if q.shape[1] else q.flatten(1)
+
+    def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
+        return self.whole(super().head(x, weight), weight.split)

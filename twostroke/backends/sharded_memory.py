@@ -1,0 +1,115 @@
+"""Pages whose KV heads are divided among ranks without common memory, seen as whole pages."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
+from twostroke.backends.ranks.sharding import Shard
+from twostroke.models.formats.blocks import numpy_dtype
+
+
+class RankMessenger(Protocol):
+    """Sends requests to all other ranks."""
+
+    def ask(self, *message: object) -> list[Any]:
+        """Send a message, and return the answers, results of `act_on_shard`. Raises RankLost."""
+        ...
+
+
+class PageShards:
+    """The shape of a pool's pages: whole, [frames, layers, 2, Hkv, page_size, D], and a rank's heads of them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, size: int, layout: Layout = "plain") -> None:
+        self.shape, self.dtype = shape, numpy_dtype(dtype)
+        self.layout: Layout = layout
+        self.heads = [Shard(rank, size).of(shape[3]) for rank in range(size)]
+
+    def of(self, rank: int) -> tuple[int, ...]:
+        """The shape of a rank's pages."""
+        return *self.shape[:3], len(self.heads[rank]), *self.shape[4:]
+
+    def memory(self, rank: int) -> HostMemory:
+        """Allocate a rank's pages in ordinary memory. Raises OutOfPages."""
+        return HostMemory(self.of(rank), self.dtype, self.layout)
+
+    def joined(self, parts: Sequence[bytes | memoryview]) -> memoryview:
+        """A page's bytes, from those of all ranks. In every layout a head's are in one piece."""
+        layers, sides, _, size, dim = self.shape[1:]
+        arrays = [
+            np.frombuffer(part, np.uint8).reshape(layers, sides, len(heads), size, dim * self.dtype.itemsize)
+            for part, heads in zip(parts, self.heads, strict=True)
+        ]
+        return np.concatenate(arrays, 2).reshape(-1).data.toreadonly()
+
+    def part(self, data: bytes | memoryview, rank: int) -> memoryview:
+        """A rank's bytes of a page."""
+        layers, sides, count, size, dim = self.shape[1:]
+        page = np.frombuffer(data, np.uint8).reshape(layers, sides, count, size, dim * self.dtype.itemsize)
+        heads = self.heads[rank]
+        return np.ascontiguousarray(page[:, :, heads.start : heads.stop]).reshape(-1).data
+
+
+class ShardedMemory:
+    """Rank 0's view of pages whose heads are in several ranks. Implements `backends.page_memory.PageMemory`.
+
+    `storage` has rank 0's heads alone; everything else is of whole pages and entries.
+    """
+
+    def __init__(self, ranks: RankMessenger, number: int, shapes: PageShards, own: PageMemory) -> None:
+        """`own`: rank 0's pages, of the shape that `shapes` gives it."""
+        self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, own
+        self.storage = self.own.storage
+        self.layout: Layout = shapes.layout
+        self.page_bytes = int(np.prod(shapes.shape[1:])) * shapes.dtype.itemsize
+
+    def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
+        frames = [int(frame) for frame in frames]
+        others = self.ranks.ask("read_pages", self.number, frames)
+        pages = zip(self.own.read_pages(frames), *others, strict=True)
+        return [self.shapes.joined(parts) for parts in pages]
+
+    @contextmanager
+    def filling(self, frame: int) -> Generator[memoryview]:
+        data = np.empty(self.page_bytes, np.uint8)
+        yield data.data
+        self.write_page(frame, data.data)
+
+    def write_page(self, frame: int, data: memoryview | bytes) -> None:
+        self.own.write_page(frame, self.shapes.part(data, 0))
+        parts = [bytes(self.shapes.part(data, rank)) for rank in range(1, len(self.shapes.heads))]
+        self.ranks.ask("write_page", self.number, int(frame), parts)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.own.copy_page(source, target)
+        self.ranks.ask("copy_page", self.number, int(source), int(target))
+
+    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return _joined([self.own.read(frames, slots), *self.ranks.ask("read", self.number, frames, slots)], 3)
+
+    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        others = self.ranks.ask("read_keys", self.number, layer, frames, slots)
+        return _joined([self.own.read_keys(layer, frames, slots), *others], 1)
+
+    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        parts = [entries[:, :, :, heads.start : heads.stop] for heads in self.shapes.heads]
+        self.own.write(frames, slots, parts[0])
+        self.ranks.ask("write", self.number, frames, slots, [np.ascontiguousarray(part) for part in parts[1:]])
+
+
+def act_on_shard(memory: PageMemory, rank: int, action: str, places: list[Any]) -> Any:
+    """Carry out an action of `ShardedMemory` on another rank's shard. A list of parts has one for each rank but 0."""
+    if action.startswith("write"):
+        places = [*places[:-1], places[-1][rank - 1]]
+    found = getattr(memory, action)(*places)
+    return [bytes(page) for page in found] if action == "read_pages" else found
+
+
+def _joined(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Heads of all ranks; as bits, since numpy joins unknown dtypes (bfloat16) slowly."""
+    bits = [part.view(f"u{part.itemsize}") for part in parts]
+    return np.concatenate(bits, axis).view(parts[0].dtype)

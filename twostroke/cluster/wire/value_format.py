@@ -1,0 +1,194 @@
+"""The wire form of a value: pages as they are in memory, entries of pages that it uses in part, header and logits.
+
+Pages have numbers, in the order in which they are sent; the header names them by these. A page of which a value uses
+some slots only goes as these entries, so the bytes that move are those of the value's entries and no others.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE
+from twostroke.backends.lazy_logits import StoredLogits
+from twostroke.backends.page_memory import Layout
+from twostroke.kv import spans
+from twostroke.kv import stream_header as headers
+from twostroke.kv.attention import Queries
+from twostroke.kv.cache import KVCache
+from twostroke.kv.entries import EntryTable
+from twostroke.kv.geometry import Geometry
+from twostroke.kv.moves import PageSource
+from twostroke.kv.pool import PagePool
+from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.kv.stream_header import StreamHeader
+
+GROUP_BYTES = 8 << 20  # of entries that go at once
+PIECE_BYTES = 4 << 20  # of pages that go at once, and are digested while they are in a cache
+
+
+@dataclass(frozen=True)
+class PartialPage:
+    """A page that a value uses in part: its number, the page, and the slots in use."""
+
+    number: int
+    page: int
+    slots: np.ndarray
+
+
+@dataclass(frozen=True)
+class CompleteValue:
+    """A value that is complete, as it is sent.
+
+    Attributes:
+        kv: the value.
+        header: the text of its header, over pages 0 to n - 1.
+        order: the number of each of these pages in the transfer.
+        whole: the pages that go as they are, by number, beginning with those that were promised before.
+        parts: those that go as entries.
+        logits: [vocab] float32, or [0].
+        state: what the caller sends along, for JSON.
+        queries: those of its last entries, for techniques that choose by attention.
+    """
+
+    kv: KVCache
+    header: str
+    order: list[int]
+    whole: list[int]
+    parts: list[PartialPage]
+    logits: np.ndarray
+    state: Any
+    queries: Queries
+
+    @classmethod
+    def of(
+        cls, kv: KVCache, promised: Sequence[int], logits: np.ndarray, state: Any, queries: Queries
+    ) -> "CompleteValue":
+        """`promised`: pages of the value whose numbers are given, since they may have been sent: 0 and so on.
+
+        It takes some time for a long value. The logits are those of `logits_of`.
+        """
+        table, pool = kv.table, kv.pool
+        known = set(promised)
+        whole = [*promised, *(page for page in whole_pages(kv) if page not in known)]
+        numbers = {page: number for number, page in enumerate(whole)}
+        parts = _parts(table[~np.isin(table[:, PAGE], whole)], pool.page_size, len(whole))
+        numbers |= {part.page: part.number for part in parts}
+        pages = spans.distinct_pages(table)
+        said = EntryTable(
+            spans.with_pages(table, pages, np.arange(len(pages))),
+            kv.token_array,
+            kv.stretches,
+            kv.next_position,
+            kv.tail,
+        )
+        header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
+        return cls(
+            kv,
+            headers.encode(header).decode(),
+            [numbers[page] for page in pages.tolist()],
+            whole,
+            parts,
+            logits,
+            state,
+            queries,
+        )
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages that the receiver reserves."""
+        return len(self.whole) + len(self.parts)
+
+
+@dataclass(frozen=True)
+class ValueDescription:
+    """What a receiver knows of a value before all of it has come.
+
+    Attributes:
+        header: over pages 0 to n - 1.
+        order, logits, state, queries: as in `Final`.
+    """
+
+    header: StreamHeader
+    order: np.ndarray
+    logits: np.ndarray
+    queries: Queries
+    state: Any
+
+
+def _parts(table: np.ndarray, page_size: int, first: int) -> list[PartialPage]:
+    """The slots in use of each page of a table; numbers begin at `first`."""
+    pages, slots = spans.pages_and_slots(table)
+    used = np.unique(pages.astype(np.int64) * page_size + slots)
+    pages, slots = used // page_size, used % page_size
+    starts = np.flatnonzero(np.diff(pages, prepend=-1))
+    groups = zip(pages[starts].tolist(), np.split(slots, starts[1:]), strict=True) if len(pages) else ()
+    return [PartialPage(first + i, page, some) for i, (page, some) in enumerate(groups)]
+
+
+def logits_of(kv: KVCache) -> np.ndarray:
+    """The logits in a value's tail, [vocab] float32; [0] if it has none."""
+    logits = None if kv.tail is None else kv.tail.logits
+    return np.asarray([] if logits is None else logits, np.float32)
+
+
+def whole_pages(kv: KVCache) -> list[int]:
+    """The pages of which a value uses every slot, in order of first use."""
+    table, size = kv.table, kv.pool.page_size
+    full = table[spans.counts(table) == size]
+    return list(dict.fromkeys(full[:, PAGE].tolist()))
+
+
+def piece(sources: Sequence[PageSource]) -> int:
+    """Number of pages that go in one message."""
+    return max(1, PIECE_BYTES // sources[0].memory.page_bytes)
+
+
+def pieces(count: int, size: int) -> list[slice]:
+    """So many pages, in pieces of a size."""
+    return [slice(first, first + size) for first in range(0, count, size)]
+
+
+def value(pool: PagePool, contents: EntryTable, logits: np.ndarray) -> KVCache:
+    """The value that has arrived in pages of the pool; the caller still releases its own references to them."""
+    tail = contents.tail
+    if tail is not None and len(logits):
+        tail = replace(tail, row=StoredLogits(logits[None]))
+    return KVCache(pool, contents.table, contents.tokens, contents.stretches, contents.next_position, tail)
+
+
+def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
+    """The contents of a value whose entries are placed anew, one after another, in pages 0 and so on of a pool.
+
+    Entries that lose bits are canonical for no model.
+    """
+    contents, size = header.contents, pool.page_size
+    positions = spans.positions(contents.table)
+    slots = np.arange(len(positions)) % size
+    starts = np.flatnonzero((slots == 0) | (np.diff(positions, prepend=-2) != 1))
+    counts = np.diff(np.append(starts, len(positions)))
+    table = np.stack([starts // size, slots[starts], slots[starts] + counts, positions[starts]], 1).astype(np.int32)
+    stretches = contents.stretches
+    if header.geometry.kv_dtype != pool.geometry.kv_dtype:
+        stretches = (Stretch(len(positions), None, NOTHING),) if len(positions) else ()
+    return replace(contents, table=table, stretches=stretches)
+
+
+def without_entries(pool: PagePool) -> str:
+    """The header of an empty value, which says what values of a pool are made of."""
+    return _of_nothing(pool.geometry, pool.page_size, pool.memory.layout)
+
+
+@lru_cache(16)
+def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
+    nothing = EntryTable(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
+    return headers.encode(StreamHeader(geometry, page_size, layout, 0, nothing, 0)).decode()
+
+
+def digest_of(kv: KVCache) -> str:
+    """Stands for a value's tokens and positions: both sides hold the same value if they agree on it."""
+    tokens = kv.token_array.astype("<i4").tobytes() + spans.positions(kv.table).astype("<i8").tobytes()
+    return hashlib.blake2b(tokens, digest_size=16).hexdigest()

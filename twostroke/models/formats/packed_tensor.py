@@ -1,0 +1,49 @@
+"""A matrix that a checkpoint holds in several tensors: codes, scales, zero points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.tensor import RawTensor
+
+
+@dataclass(frozen=True, eq=False)
+class PackedTensor(RawTensor):
+    """A matrix that `unpack` makes in `format`, without loss, each time; until then `data` are zeros without memory."""
+
+    method: str  # for people: "GPTQ 4-bit"
+    parts: tuple[RawTensor, ...]
+    make: Callable[[], np.ndarray]  # uint8, (rows, row_bytes) of `format`
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, ...],
+        format: str,
+        source: str,
+        method: str,
+        parts: tuple[RawTensor, ...],
+        make: Callable[[], np.ndarray],
+    ) -> PackedTensor:
+        data = np.broadcast_to(np.uint8(0), (shape[0], FORMATS[format].row_bytes(shape[1])))
+        return cls(source.rpartition(": ")[2], format, shape, data, source, method, parts, make)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def outline(self) -> RawTensor:
+        return RawTensor(self.name, self.format, self.shape, self.data, self.source)
+
+    def unpack(self) -> RawTensor:
+        data = self.make()
+        for part in self.parts:
+            part.release()
+        return RawTensor(self.name, self.format, self.shape, data.reshape(self.data.shape), self.source)
+
+    def stored(self) -> tuple[RawTensor, ...]:
+        return self.parts

@@ -123,7 +123,7 @@ def measure(model: str, lengths: Sequence[int], rounds: int, places: Places) -> 
             expected[key] = answer.tokens
             again, crowd = ask(llm, prompt)  # the second touch, which admits short prompts to the disk
             turns["pool"][key[0]].append(_check(again, expected[key], "pool", crowd))
-            if not llm.tiers.settle(120.0):
+            if not llm.tiers.flush(120.0):
                 raise Differs("what was computed was not written within two minutes")
     _say(f"{model}: computed {len(prompts)} prompts")
     for source in SOURCES[2:]:
@@ -145,7 +145,7 @@ def measure(model: str, lengths: Sequence[int], rounds: int, places: Places) -> 
                         raise Differs(f"{index.num_in_pool} pages did not leave the pool")
                 answer, crowd = ask(llm, prompt)
                 turns[source][key[0]].append(_check(answer, expected[key], source, crowd))
-                traffic = llm.tiers.by_name[source.split()[0]].traffic if source != "host" else llm.tiers.host_traffic
+                traffic = llm.tiers.by_name[source.split()[0]].counters if source != "host" else llm.tiers.host_counters
                 one = traffic.read()
                 if one.seconds_in:
                     rates.setdefault(source, []).append((key[0], one.bytes_in / one.seconds_in))

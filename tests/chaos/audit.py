@@ -31,11 +31,10 @@ def audit(worker: Worker) -> None:
     for one in worker.offers:
         final = one._final
         values += [one._kv, *one._longer, None if final is None else final.kv]
+    values += [load.known for load in (*engine._loads._loads, *engine._loads._given_up)]
     for choice in engine.choices:
         shared = [one.value for one in choice.request.shared_prefills.values()]
         values += [getattr(result, "kv", result) for result in (*choice.results, *shared)]
-        for lane in choice.lanes:
-            values += [] if lane.load is None else [lane.load.known]
         for errand in choice.futures:
             if errand.future.done() and not errand.future.cancelled() and errand.future.exception() is None:
                 values += _held_by((errand.future.result(),))
@@ -46,11 +45,13 @@ def audit(worker: Worker) -> None:
         lost = _leaked(worker, values)
         # A transfer that sends holds its value itself, also when the lease has ended, and so does one that ends here.
         assert lost == 0 or worker.sends or worker.takes, f"{name}: {lost} pages that nobody holds"
-    landing = [page for one in worker.landings for page in one.pages]
-    if landing:
-        assert len(set(landing)) == len(landing), "a page is reserved twice"
-        assert all(pool.references(page) == 1 for page in landing), "a page that a value arrives in has another holder"
-        assert not _read(engine.lanes).intersection(landing), "a lane reads a page that a value arrives in"
+    reservation = [page for one in worker.reservations for page in one.pages]
+    if reservation:
+        assert len(set(reservation)) == len(reservation), "a page is reserved twice"
+        assert all(pool.references(page) == 1 for page in reservation), (
+            "a page that a value arrives in has another holder"
+        )
+        assert not _read(engine.lanes).intersection(reservation), "a lane reads a page that a value arrives in"
     frames = pool.all_frames()
     here = frames[frames >= 0].tolist()
     assert len(set(here)) == len(here) == pool.num_pages - len(pool._free), f"{name}: a frame is in two hands"

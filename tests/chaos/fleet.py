@@ -183,7 +183,7 @@ class Fleet:
                 state = "while it prefills"
             elif worker.offers:
                 state = "while it holds a value"
-        elif worker.receptions:
+        elif worker.transfers:
             state = "while it receives"
         elif worker.streams:
             state = "while it decodes"

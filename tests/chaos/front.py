@@ -40,7 +40,7 @@ class Client:
     """
 
     kind: str
-    asked: DynamoRequest
+    parsed: DynamoRequest
     arrival: TrafficRequest
     deadline: float
     leaves_at: float | None
@@ -54,7 +54,7 @@ class Client:
     streams: list[Stream] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tokens = [[] for _ in range(self.asked.params.n)]
+        self.tokens = [[] for _ in range(self.parsed.params.n)]
 
 
 class Stream:
@@ -140,8 +140,8 @@ class Front:
                 client.lease = ""
 
     def _try(self, client: Client) -> None:
-        asked = replace(client.asked, given=tuple(client.given))
-        first = self._send(client, "prefill", asked, None)
+        parsed = replace(client.parsed, given=tuple(client.given))
+        first = self._send(client, "prefill", parsed, None)
         handed = None
         if first is not None:
             news = first.take(client.leaves_at)
@@ -150,9 +150,9 @@ class Front:
                 return
             what, (handed,) = news
             assert what == "handle"
-        elif client.asked.method.companions:
+        elif client.parsed.method.companions:
             raise Lost("no prefill worker, and a student cannot do without its teacher")
-        second = self._send(client, "decode", asked, handed)
+        second = self._send(client, "decode", parsed, handed)
         if second is None:
             raise Lost("no decode worker")
         while client.fate is None:
@@ -167,7 +167,7 @@ class Front:
             client.fate = "left"
             self.fleet.hit("the client leaves", client)
 
-    def _send(self, client: Client, role: str, asked: DynamoRequest, handed: dict[str, Any] | None) -> Stream | None:
+    def _send(self, client: Client, role: str, parsed: DynamoRequest, handed: dict[str, Any] | None) -> Stream | None:
         """Send a request to a worker. None: there is no worker."""
         fleet, task = self.fleet, self.fleet.tasks.current
         assert task is not None
@@ -181,7 +181,7 @@ class Front:
         stream = Stream(fleet, worker, call, client, task)
         client.streams.append(stream)
         client.at[role] = worker
-        fleet.network.link(self.process, worker.process).carry(lambda: worker.ask(asked, handed, stream))
+        fleet.network.link(self.process, worker.process).carry(lambda: worker.ask(parsed, handed, stream))
         if worker.process.dead:
             fleet.happened["sent to a dead worker"] += 1
         return stream

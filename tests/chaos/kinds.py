@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from tests.chaos.letters import TEXTS, VOCAB, grammar
-from twostroke.cluster.asked import Asked
+from twostroke.cluster.dynamo_request import DynamoRequest
 from twostroke.methods import Method, OverFill, Plain, Refresh
 from twostroke.sampling.params import SamplingParams
 
@@ -14,7 +14,7 @@ KINDS = ("greedy", "sampled", "n = 2", "penalties", "stop", "grammar")
 TAUGHT = ("overfill", "refresh")  # the teacher is in the prefill worker, and the decode worker has the student alone
 
 
-def ask(kind: str, rng: random.Random, prompt: list[int], most: int) -> Asked:
+def ask(kind: str, rng: random.Random, prompt: list[int], most: int) -> DynamoRequest:
     """A request of a kind, with a prompt, for at most so many tokens."""
     params: dict[str, Any] = {"max_tokens": most, "seed": rng.randrange(1 << 30), "temperature": 1.0}
     params["ignore_eos"] = rng.random() < 0.9
@@ -22,7 +22,7 @@ def ask(kind: str, rng: random.Random, prompt: list[int], most: int) -> Asked:
         params |= _drawn(rng.choice(KINDS), rng, most)
     else:
         params |= _drawn(kind, rng, most)
-    return Asked(prompt, (), SamplingParams(**params), _method(kind, rng))
+    return DynamoRequest(prompt, (), SamplingParams(**params), _method(kind, rng))
 
 
 def _drawn(kind: str, rng: random.Random, most: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from tests.chaos.tasks import Condition, Killed, Process, Task, Tasks, Workers
 from twostroke.cluster.wire.channel import LIFE
-from twostroke.cluster.wire.surroundings import Address
+from twostroke.cluster.wire.runtime import Address
 
 SILENCE_S = dict(LIFE)[socket.TCP_USER_TIMEOUT] / 1000  # after which a connection is given up
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tests.chaos.network import Network
 from tests.chaos.tasks import Process, Task
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.landing import Landing
+from twostroke.cluster.wire.page_reservation import PageReservation
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker
@@ -69,12 +69,12 @@ class Reading:
         at = here.network.tasks.events.now
         for place, frame in zip(places, frames, strict=True):
             at += here.luck.rng.expovariate(1 / here.luck.page_s)
-            self._link.carry(partial(self._land, place, frame, here.worker.landing_of(frame)), at)
+            self._link.carry(partial(self._reserve, place, frame, here.worker.landing_of(frame)), at)
 
-    def _land(self, place: int, frame: int, landing: Landing) -> None:
+    def _reserve(self, place: int, frame: int, reservation: PageReservation) -> None:
         if self._here.process.dead or self._there.process.dead:
             return
-        self._here.worker.must_be_reserved(landing, frame)
+        self._here.worker.must_be_reserved(reservation, frame)
         data, luck = bytes(self._there.worker.llm.pool.memory.read_pages([place])[0]), self._here.luck
         if luck.rng.random() < luck.damaged:
             at = 4 * luck.rng.randrange(len(data) // 4) + 2

@@ -98,9 +98,9 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
         pieces = ((PromptPiece(rng.randrange(groups), shared),) if shared else ()) + (PromptPiece(1000 + number, own),)
         arrival = TrafficRequest(now, pieces, output)
         kind = rng.choice(TAUGHT if plan.student else KINDS)
-        asked = ask(kind, rng, prompt_tokens(pieces, VOCAB).tolist(), output)
+        parsed = ask(kind, rng, prompt_tokens(pieces, VOCAB).tolist(), output)
         leaves_at = now + rng.expovariate(2.0) if rng.random() < leaving else None
-        clients.append(Client(kind, asked, arrival, max(now, plan.until_s) + HANG_S, leaves_at))
+        clients.append(Client(kind, parsed, arrival, max(now, plan.until_s) + HANG_S, leaves_at))
     return clients
 
 
@@ -108,7 +108,7 @@ def undisturbed(clients: list[Client]) -> list[list[list[Token]]]:
     """The tokens of each choice of each client: one engine does both strokes, and nothing goes wrong."""
     sizes = Sizes(2000, 8, "off", 512, 256, in_flight=False)
     opened = Opened(sizes, lambda: 0.0, lambda prompt, rows: None, roles=BOTH)
-    requests = [opened.request(one.asked.prompt, one.asked.params, one.asked.method) for one in clients]
+    requests = [opened.request(one.parsed.prompt, one.parsed.params, one.parsed.method) for one in clients]
     opened.engine.run(requests)
     found: list[list[list[Token]]] = [[[] for _ in request.choices] for request in requests]
     for request, choices in zip(requests, found, strict=True):

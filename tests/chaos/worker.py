@@ -37,8 +37,8 @@ STOPPED = "the engine was stopped"
 class Asking:
     """A request at a decode worker. Attributes: turns: whose turn it is to send a token. handed: of the prefill."""
 
-    def __init__(self, turns: ChoiceInterleaver, handed: dict[str, Any] | None) -> None:
-        self.turns, self.handed = turns, handed
+    def __init__(self, interleaver: ChoiceInterleaver, handed: dict[str, Any] | None) -> None:
+        self.interleaver, self.handed = interleaver, handed
 
 
 class Worker:
@@ -56,16 +56,16 @@ class Worker:
         self.transport = fleet.transport(self)
         self.sending: dict[Task, str] = {}
         self.sent: set[str] = set()
-        around = Machine(fleet.network, self.process)
+        runtime = Machine(fleet.network, self.process)
         llm = self.llm.as_llm
-        self.prefilling = PrefillRole(llm, transport=self.transport, around=around) if role == "prefill" else None
-        self.decoding = DecodeRole(llm, alone, transport=self.transport, around=around) if role == "decode" else None
+        self.prefilling = PrefillRole(llm, transport=self.transport, runtime=runtime) if role == "prefill" else None
+        self.decoding = DecodeRole(llm, alone, transport=self.transport, runtime=runtime) if role == "decode" else None
         if self.prefilling is not None:
             self.prefilling.sender._send = self._watched(self.prefilling.sender)
         self.steps = self._not_audited = 0
         self.closing = self._stopped = False
         self.streams: dict[Request, Stream] = {}
-        self.outgoing: dict[Stream, tuple[Request, ValueOffer]] = {}
+        self.offer: dict[Stream, tuple[Request, ValueOffer]] = {}
         self._asking: dict[Stream, Asking] = {}
         self._elsewhere: dict[Task, Sequence[Request]] = {}  # requests of this worker's other threads, which wait
         self._commands: deque[Callable[[], object]] = deque()
@@ -76,34 +76,34 @@ class Worker:
 
     # What the front end asks ------------------------------------------------------------------------------------------
 
-    def ask(self, asked: DynamoRequest, handed: dict[str, Any] | None, stream: Stream) -> None:
+    def ask(self, parsed: DynamoRequest, handed: dict[str, Any] | None, stream: Stream) -> None:
         """A request has come. It is read in a thread of its own, as in a worker."""
         if self.process.dead:
             return
         if self.closing:
             stream.tell("lost", "it takes no more requests")
         elif self.prefilling is not None:
-            self.tasks.start(self.process, lambda: self._prefill(asked, stream))
+            self.tasks.start(self.process, lambda: self._prefill(parsed, stream))
         else:
-            self.tasks.start(self.process, lambda: self._decode(asked, handed, stream))
+            self.tasks.start(self.process, lambda: self._decode(parsed, handed, stream))
 
-    def _prefill(self, asked: DynamoRequest, stream: Stream) -> None:
+    def _prefill(self, parsed: DynamoRequest, stream: Stream) -> None:
         assert self.prefilling is not None
         try:
-            request, outgoing = self.prefilling.request(asked)
+            request, offer = self.prefilling.request(parsed)
         except TwostrokeError as error:
             stream.tell("lost", str(error))
             return
-        self.outgoing[stream] = request, outgoing
-        stream.client.lease = outgoing.handle.lease
-        self.fleet.leases[outgoing.handle.lease] = stream.client
-        stream.tell("handle", self.prefilling.handed(asked, outgoing))
+        self.offer[stream] = request, offer
+        stream.client.lease = offer.handle.lease
+        self.fleet.leases[offer.handle.lease] = stream.client
+        stream.tell("handle", self.prefilling.handed(parsed, offer))
         self.send(lambda: self._begin(request, stream))
 
-    def _decode(self, asked: DynamoRequest, handed: dict[str, Any] | None, stream: Stream) -> None:
+    def _decode(self, parsed: DynamoRequest, handed: dict[str, Any] | None, stream: Stream) -> None:
         assert self.decoding is not None
-        request = self.decoding.request(asked, handed)
-        self._asking[stream] = Asking(asked.continued(request), handed)
+        request = self.decoding.request(parsed, handed)
+        self._asking[stream] = Asking(parsed.continued(request), handed)
         self.send(lambda: self._begin(request, stream))
 
     def cancel(self, stream: Stream) -> None:
@@ -113,9 +113,9 @@ class Worker:
 
     def _cancel(self, stream: Stream) -> None:
         self.send(lambda: self._cancel_requests(stream))
-        request, outgoing = self.outgoing.pop(stream, (None, None))
-        if request is not None and outgoing is not None and not request.done:
-            outgoing.fail("its request was cancelled")
+        request, offer = self.offer.pop(stream, (None, None))
+        if request is not None and offer is not None and not request.done:
+            offer.fail("its request was cancelled")
 
     def _cancel_requests(self, stream: Stream) -> None:
         for request in [request for request, one in self.streams.items() if one is stream]:
@@ -123,7 +123,7 @@ class Worker:
 
     def _over(self, stream: Stream) -> None:
         """Nothing of it runs here any more."""
-        self.outgoing.pop(stream, None)
+        self.offer.pop(stream, None)
         asking = self._asking.pop(stream, None)
         if asking is not None and self.decoding is not None:
             self.decoding.ended(asking.handed)
@@ -137,8 +137,8 @@ class Worker:
 
     def _begin(self, request: Request, stream: Stream) -> None:
         if stream.dropped:
-            if stream in self.outgoing:
-                self.outgoing[stream][1].fail("its request was cancelled")
+            if stream in self.offer:
+                self.offer[stream][1].fail("its request was cancelled")
             self._over(stream)
             return
         request.timings.arrival = self.fleet.events.now
@@ -183,9 +183,9 @@ class Worker:
             done, asking = request.done, self._asking.get(stream)
             tokens = [request.events.popleft() for _ in range(len(request.events))]
             if asking is not None:
-                turns = asking.turns
-                tokens = [due for token in tokens for due in turns.push(token)]
-                tokens += list(turns.rest()) if done and request.error is None else []
+                interleaver = asking.interleaver
+                tokens = [due for token in tokens for due in interleaver.push(token)]
+                tokens += list(interleaver.rest()) if done and request.error is None else []
             if tokens or done:
                 stream.tell("tokens", tokens, done, request.error)
             if done:
@@ -233,12 +233,12 @@ class Worker:
         self.streams.clear()
         for stream in list(self._asking):
             self._over(stream)
-        self.outgoing.clear()
+        self.offer.clear()
         role = self.prefilling or self.decoding
         assert role is not None
         role.close()
         until = self.fleet.events.now + 100
-        while self.receptions and self.fleet.events.now < until:  # in quarantine
+        while self.transfers and self.fleet.events.now < until:  # in quarantine
             self.tasks.sleep(0.5)
         used, pins = self.llm.pool.num_used, len(self.llm.pool._pins)
         assert (used, pins) == (0, 0), f"{self.process.name} has ended and holds {used} pages, {pins} pins"
@@ -250,13 +250,13 @@ class Worker:
         """`Sender._send`, with a note of what is sent."""
         send = sender._send
 
-        def sending(channel: Channel, asked: Message, outgoing: ValueOffer) -> None:
-            task, lease = self.tasks.current, outgoing.handle.lease
+        def sending(channel: Channel, parsed: Message, offer: ValueOffer) -> None:
+            task, lease = self.tasks.current, offer.handle.lease
             assert task is not None
             self.sending[task] = lease
             self.fleet.begins(self.fleet.MOVES, self.fleet.leases[lease])
             try:
-                send(channel, asked, outgoing)
+                send(channel, parsed, offer)
                 self.sent.add(lease)
             finally:
                 del self.sending[task]
@@ -281,31 +281,33 @@ class Worker:
     @property
     def takes(self) -> bool:
         """Whether a value has come, and nobody has it yet."""
-        return any(one._come and one._landing is not None and not one._landing.pages for one in self.receptions)
+        return any(
+            one._arrived_pages and one._reservation is not None and not one._reservation.pages for one in self.transfers
+        )
 
     @property
     def offers(self) -> list[ValueOffer]:
         return [] if self.prefilling is None else list(self.prefilling.sender._offers.values())
 
     @property
-    def receptions(self) -> list[Any]:
-        return [] if self.decoding is None else list(self.decoding.receiver._receptions)
+    def transfers(self) -> list[Any]:
+        return [] if self.decoding is None else list(self.decoding.receiver._transfers)
 
     @property
-    def landings(self) -> list[PageReservation]:
-        return [one._landing for one in self.receptions if one._landing is not None]
+    def reservations(self) -> list[PageReservation]:
+        return [one._reservation for one in self.transfers if one._reservation is not None]
 
     def landing_of(self, frame: int) -> PageReservation:
         """Whose page is in a frame."""
-        return next(one for one in self.landings if frame in self._frames(one))
+        return next(one for one in self.reservations if frame in self._frames(one))
 
-    def must_be_reserved(self, landing: PageReservation, frame: int) -> None:
+    def must_be_reserved(self, reservation: PageReservation, frame: int) -> None:
         """What was read lands in a frame: it must still be reserved for it."""
-        reserved = landing in self.landings and frame in self._frames(landing)
+        reserved = reservation in self.reservations and frame in self._frames(reservation)
         assert reserved, "a late read reaches a page of somebody else"
 
-    def _frames(self, landing: PageReservation) -> list[int]:
-        return [self.llm.pool.frame(page) for page in landing.pages]
+    def _frames(self, reservation: PageReservation) -> list[int]:
+        return [self.llm.pool.frame(page) for page in reservation.pages]
 
     def tell_ends(self) -> None:
         """Count how its leases have ended, before it ends itself."""
@@ -316,7 +318,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        held = self.streams or self._asking or self.offers or self.receptions or self.llm.engine.num_requests
+        held = self.streams or self._asking or self.offers or self.transfers or self.llm.engine.num_requests
         return not held and not self.sends  # a transfer holds its value for some seconds after the lease
 
     def must_be_empty(self) -> None:
@@ -326,7 +328,7 @@ class Worker:
         used = self.llm.pool.num_used
         assert used == indexed, f"{self.process.name}: {used - indexed} pages are still held"
         assert not self.llm.pool._pins, f"{self.process.name}: pins are left"
-        assert not {**self.outgoing, **self._asking}, f"{self.process.name}: requests are left"
+        assert not {**self.offer, **self._asking}, f"{self.process.name}: requests are left"
 
 
 def _look() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.client import Answer, stream
 from twostroke.api.llm import LLM
-from twostroke.cluster.local import LocalCluster, Member
+from twostroke.cluster.local_cluster import ClusterProcess, LocalCluster
 from twostroke.methods import method
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
@@ -39,7 +39,7 @@ def in_one_process(llm: LLM, technique: dict[str, Any], **sampling: Any) -> str:
     return llm.chat(MESSAGES, method=method(**technique), **LIMITS, **sampling).text
 
 
-def crossed(worker: Member) -> list[tuple[int, int]]:
+def crossed(worker: ClusterProcess) -> list[tuple[int, int]]:
     """(entries, bytes) of each value that came to a decode worker."""
     lines = re.findall(r"a value of (\d+) entries came: (\d+) bytes", worker.log.read_text(errors="replace"))
     return [(int(entries), int(size)) for entries, size in lines]
@@ -121,7 +121,7 @@ def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[
         log = re.sub(r"\x1b\[[0-9;]*m", "", cluster.front_end.log.read_text(errors="replace"))
         return [int(blocks) for blocks in re.findall(r"disk_blocks=(\d+)", log)]
 
-    def answered(prompt: str) -> tuple[Member, int]:
+    def answered(prompt: str) -> tuple[ClusterProcess, int]:
         """Which worker has answered, and how many blocks on its disk the router knew of."""
         ids: list[str] = []
         before = len(known())
@@ -131,7 +131,7 @@ def test_a_question_goes_where_its_document_is_on_disk(tiny_directory: Callable[
             time.sleep(0.05)
         return cluster.serving(ids[0]), known()[-1]
 
-    def start(directory: str) -> Member:
+    def start(directory: str) -> ClusterProcess:
         return cluster.add("--kv-disk", str(tmp_path / directory), "--kv-disk-bytes", "20MiB")
 
     documents = [f"{letter * 7} " * 30 for letter in "abcdef"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.client import Answer, stream
-from twostroke.cluster.local import LocalCluster, Member
+from twostroke.cluster.local_cluster import ClusterProcess, LocalCluster
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 
@@ -42,8 +42,8 @@ class Split:
 
     def __init__(self, cluster: LocalCluster, undisturbed: dict[str, Answer]) -> None:
         self.cluster, self.undisturbed = cluster, undisturbed
-        self.prefill: list[Member] = []
-        self.decode: list[Member] = []
+        self.prefill: list[ClusterProcess] = []
+        self.decode: list[ClusterProcess] = []
 
     def mend(self) -> None:
         running = self.cluster.running
@@ -55,7 +55,7 @@ class Split:
             self.decode.append(self.cluster.add("--role", "decode"))
         self.cluster.ready()
 
-    def having(self, id: str, among: list[Member]) -> Member:
+    def having(self, id: str, among: list[ClusterProcess]) -> ClusterProcess:
         """The one of these workers that has a request."""
         request = id.partition("-")[2]
         return next(one for one in among if request in one.log.read_text(errors="replace"))
@@ -113,7 +113,7 @@ def sampling(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def while_prefilling(split: Split, sampling: str, act: Callable[[Member], None], after_s: float) -> Answer:
+def while_prefilling(split: Split, sampling: str, act: Callable[[ClusterProcess], None], after_s: float) -> Answer:
     """The answer if something is done to the prefill worker, so many seconds after the request has reached it."""
     before = {worker: worker.log.stat().st_size for worker in split.prefill}
 
@@ -150,7 +150,7 @@ def test_a_prefill_worker_is_dead(split: Split, sampling: str) -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.03, 0.1])
 def test_a_prefill_worker_dies_on_the_way(split: Split, sampling: str, after_s: float) -> None:
-    assert unchanged(split, sampling, while_prefilling(split, sampling, Member.kill, after_s))
+    assert unchanged(split, sampling, while_prefilling(split, sampling, ClusterProcess.kill, after_s))
 
 
 def test_a_prefill_worker_dies_after_the_transfer(split: Split, sampling: str) -> None:
@@ -168,9 +168,9 @@ def test_a_decode_worker_dies(split: Split, sampling: str) -> None:
 
 def test_a_prefill_worker_stalls(split: Split, sampling: str) -> None:
     """It stands still for longer than a sign of life may take: the decode worker prefills, and takes nothing late."""
-    stalled: list[Member] = []
+    stalled: list[ClusterProcess] = []
 
-    def stall(worker: Member) -> None:
+    def stall(worker: ClusterProcess) -> None:
         worker.process.send_signal(signal.SIGSTOP)
         stalled.append(worker)
 

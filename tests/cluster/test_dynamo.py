@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.client import Answer, stream
-from twostroke.cluster.local import ClusterFailed, LocalCluster
+from twostroke.cluster.local_cluster import ClusterFailed, LocalCluster
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 

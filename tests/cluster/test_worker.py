@@ -16,8 +16,8 @@ pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make t
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
 from dynamo.runtime import Context  # pyright: ignore[reportMissingImports]
 
-from twostroke.cluster.link import BROKEN
-from twostroke.cluster.worker import Place, Worker
+from twostroke.cluster.migration import BROKEN
+from twostroke.cluster.worker import DynamoWorker, WorkerAddress
 
 TinyLLM = Callable[..., LLM]
 PROMPT = [7, 9, 11] * 9
@@ -28,8 +28,8 @@ def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM
     """A test that is given a worker which runs, and its model."""
 
     @asynccontextmanager
-    async def opened(llm: LLM, folder: Path) -> AsyncGenerator[Worker]:
-        worker = Worker(llm, "both", Place(cards=folder))
+    async def opened(llm: LLM, folder: Path) -> AsyncGenerator[DynamoWorker]:
+        worker = DynamoWorker(llm, "both", WorkerAddress(cards=folder))
         await worker.start(1)
         try:
             yield worker
@@ -48,7 +48,7 @@ def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM
     return run
 
 
-async def chunks(worker: Worker, asked: dict[str, Any], id: str = "one") -> list[dict[str, Any]]:
+async def chunks(worker: DynamoWorker, asked: dict[str, Any], id: str = "one") -> list[dict[str, Any]]:
     return [chunk async for chunk in worker.generate(asked, Context(id))]
 
 
@@ -57,7 +57,7 @@ def ids(chunks: Sequence[dict[str, Any]]) -> list[int]:
 
 
 @running
-async def test_the_tokens_are_those_of_the_model(worker: Worker, llm: LLM) -> None:
+async def test_the_tokens_are_those_of_the_model(worker: DynamoWorker, llm: LLM) -> None:
     [expected] = llm.generate([PROMPT], max_tokens=20, logprobs=2, **SAMPLED)
     made = await chunks(worker, message(PROMPT, max_tokens=20, logprobs=2, **SAMPLED))
     assert ids(made) == [token.id for token in expected.tokens]
@@ -68,7 +68,7 @@ async def test_the_tokens_are_those_of_the_model(worker: Worker, llm: LLM) -> No
 
 
 @running
-async def test_a_retry_continues(worker: Worker, llm: LLM) -> None:
+async def test_a_retry_continues(worker: DynamoWorker, llm: LLM) -> None:
     whole = await chunks(worker, message(PROMPT, max_tokens=20, min_tokens=18, **SAMPLED))
     for cut in range(1, 20):
         known = ids(whole[:cut])
@@ -80,7 +80,7 @@ async def test_a_retry_continues(worker: Worker, llm: LLM) -> None:
 
 
 @running
-async def test_a_retry_of_several_choices_continues_each(worker: Worker, llm: LLM) -> None:
+async def test_a_retry_of_several_choices_continues_each(worker: DynamoWorker, llm: LLM) -> None:
     stated: dict[str, Any] = SAMPLED | {"ignore_eos": False, "stop": ["a", "e"]}
     annotations = ['twostroke:{"n": 3}']
     [expected] = llm.generate([PROMPT], max_tokens=20, n=3, **stated)
@@ -98,7 +98,7 @@ async def test_a_retry_of_several_choices_continues_each(worker: Worker, llm: LL
 
 
 @running
-async def test_choices_that_have_no_room_cannot_be_continued(worker: Worker, llm: LLM) -> None:
+async def test_choices_that_have_no_room_cannot_be_continued(worker: DynamoWorker, llm: LLM) -> None:
     prompt = [7] * (llm.max_model_len - 4)
     made = await chunks(worker, message(prompt, ['twostroke:{"n": 2}'], **SAMPLED))
     broken = [chunk["worker_trace_link"] == BROKEN for chunk in made]
@@ -109,7 +109,7 @@ async def test_choices_that_have_no_room_cannot_be_continued(worker: Worker, llm
 
 
 @running
-async def test_an_answer_that_is_whole_ends_at_once(worker: Worker, llm: LLM) -> None:
+async def test_an_answer_that_is_whole_ends_at_once(worker: DynamoWorker, llm: LLM) -> None:
     whole = await chunks(worker, message(PROMPT, max_tokens=5, **SAMPLED))
     retry = message([*PROMPT, *ids(whole)], max_tokens=0, **SAMPLED)
     rest = await chunks(worker, retry | {"migration_link": whole[0]["worker_trace_link"]})
@@ -117,14 +117,14 @@ async def test_an_answer_that_is_whole_ends_at_once(worker: Worker, llm: LLM) ->
 
 
 @running
-async def test_a_request_that_cannot_be_followed_is_the_clients_mistake(worker: Worker, llm: LLM) -> None:
+async def test_a_request_that_cannot_be_followed_is_the_clients_mistake(worker: DynamoWorker, llm: LLM) -> None:
     for asked in (message(PROMPT, best_of=2), message([9999]), message(PROMPT, ["twostroke:{"])):
         with pytest.raises(InvalidArgument):
             await chunks(worker, asked)
 
 
 @running
-async def test_an_iterator_that_is_closed_gives_its_pages_back(worker: Worker, llm: LLM) -> None:
+async def test_an_iterator_that_is_closed_gives_its_pages_back(worker: DynamoWorker, llm: LLM) -> None:
     async with aclosing(worker.generate(message(PROMPT, max_tokens=1000, **SAMPLED), Context("one"))) as stream:
         async for _ in stream:
             break
@@ -134,7 +134,7 @@ async def test_an_iterator_that_is_closed_gives_its_pages_back(worker: Worker, l
 
 
 @running
-async def test_what_runs_at_the_end_goes_to_another_worker(worker: Worker, llm: LLM) -> None:
+async def test_what_runs_at_the_end_goes_to_another_worker(worker: DynamoWorker, llm: LLM) -> None:
     stream = worker.generate(message(PROMPT, max_tokens=2000, **SAMPLED), Context("one"))
     await anext(stream)
     await worker.cleanup()
@@ -144,11 +144,11 @@ async def test_what_runs_at_the_end_goes_to_another_worker(worker: Worker, llm: 
 
 
 @running
-async def test_dynamos_look_whether_it_lives_needs_no_other_worker(worker: Worker, llm: LLM) -> None:
+async def test_dynamos_look_whether_it_lives_needs_no_other_worker(worker: DynamoWorker, llm: LLM) -> None:
     probe = await worker.health_check_payload()
     assert probe is not None
     for role in ("prefill", "decode"):
-        other = Worker(llm, role, Place(cards=worker.place.cards), student=role == "decode")
+        other = DynamoWorker(llm, role, WorkerAddress(cards=worker.place.cards), student=role == "decode")
         await other.start(2)
         try:
             made = await chunks(other, probe, role)

@@ -151,13 +151,13 @@ def test_a_program_starts_again_when_pages_in_quarantine_are_back_and_not_to_loo
         return (yield Prefill([5] * 70)).tokens
 
     held = np.array(llm.pool.allocate(8))
-    llm.pool.num_returning = 8
+    llm.pool.num_quarantined = 8
     request = llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer))
     for _ in range(20):
         llm.engine.step()
         time.sleep(placement.RETRY_S)
     assert (len(starts), request.done) == (1, False)
-    llm.pool.num_returning = 0
+    llm.pool.num_quarantined = 0
     llm.pool.release(held)
     llm.engine.finish([request])
     assert (len(starts), request.result) == (2, [5] * 70)
@@ -177,13 +177,13 @@ def test_two_programs_that_wait_for_quarantine_do_not_take_turns_in_starting(tin
     done = Future[None]()
     done.set_result(None)
     held = np.array(llm.pool.allocate(8))
-    llm.pool.num_returning = 8
+    llm.pool.num_quarantined = 8
     requests = [llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer)) for _ in range(2)]
     for _ in range(40):
         llm.engine.step()
         time.sleep(placement.RETRY_S / 4)
     assert len(starts) <= 8  # what each is taken to need doubles, up to what is there
-    llm.pool.num_returning = 0
+    llm.pool.num_quarantined = 0
     llm.pool.release(held)
     llm.engine.finish(requests)
     assert [request.result for request in requests] == [[5] * 70] * 2

@@ -111,7 +111,7 @@ def test_a_store_that_hangs_is_left_alone(opener: Opener, monkeypatch: pytest.Mo
         with pytest.raises(PageLost, match="gave no page"):
             llm.engine.finish([continued(llm, kv)])
     assert ask(llm, 5).cached_tokens == 0  # a step, which notes that they hang
-    assert llm.tiers.links["disk"].closed
+    assert llm.tiers.speeds["disk"].closed
     with pytest.raises(PageLost, match="the disk tier does not answer: ask again"):
         llm.engine.finish([continued(llm, values[2])])
     assert hanging.calls == 2
@@ -119,7 +119,7 @@ def test_a_store_that_hangs_is_left_alone(opener: Opener, monkeypatch: pytest.Mo
     llm.model.index.clear()
     hanging.go.set()
     assert llm.tiers.flush(LIMIT_S)
-    assert not llm.tiers.links["disk"].closed
+    assert not llm.tiers.speeds["disk"].closed
     assert ask(llm, 1).cached_by_tier == {"disk": 96}
     values.clear()
 
@@ -134,7 +134,7 @@ def test_prompts_on_a_store_that_hangs_are_computed(opener: Opener, what: str) -
     for number in (1, 2, 3):
         assert ask(llm, number).cached_tokens == 0
     assert hanging.calls == 2
-    assert store.traffic.read().reasons.get("open", 0) > 0 or llm.tiers.links["disk"].closed
+    assert store.traffic.read().reasons.get("open", 0) > 0 or llm.tiers.speeds["disk"].closed
     hanging.go.set()
 
 
@@ -244,14 +244,14 @@ def test_a_preempted_choice_finds_its_entries(opener: Opener, host: int) -> None
     preempted = [request for request in requests if request.preemptions]
     assert all(request.cached_tokens > 0 for request in preempted)
     assert all(len(request.events) == 60 for request in requests)
-    traffic = llm.tiers.host_traffic if host else store.traffic
+    traffic = llm.tiers.host_counters if host else store.traffic
     assert traffic.read().pages_in > 0
 
 
 def test_what_was_slow_is_tried_again(opener: Opener) -> None:
     pages = written(opener, 1)
     llm = opener(over("disk", pages))
-    link = llm.tiers.links["disk"]
+    link = llm.tiers.speeds["disk"]
     lower(llm).computing = lambda context, count: 0.01 * count
     link.bytes_per_s = 8 * PAGE_BYTES  # 0.75 s for what is computed in 0.96 s; one page in 0.125 s
     link.latency_s = 0.5

@@ -103,11 +103,11 @@ def test_the_host_keeps_what_the_pool_evicts(opener: Opener, index: str) -> None
     llm = opener(Tiers(host_bytes=64 * PAGE_BYTES), pages=10, index=index)
     assert found(llm, 0) == {}
     assert found(llm, 1) == {"pool": 64} or llm.pool.num_copies
-    before = llm.tiers.host_traffic.read()
+    before = llm.tiers.host_counters.read()
     assert before.pages_out > 0
     assert before.seconds_out > 0
     again = found(llm, 0)
-    after = llm.tiers.host_traffic.read()
+    after = llm.tiers.host_counters.read()
     assert (after.hits - before.hits) * 16 == again["host"]
     assert (before.misses, after.misses) == (8 + 3, 8 + 3)
     assert sum(again.values()) == 128
@@ -215,8 +215,8 @@ def test_the_gate(opener: Opener) -> None:
     disk = after_prompt(opener)
     llm = opener(Tiers(disk=disk))
     lower(llm).computing = lambda context, count: 0.0005 * count
-    llm.tiers.links["disk"].bytes_per_s = PAGE_BYTES / 0.1
-    llm.tiers.links["disk"].latency_s = 0
+    llm.tiers.speeds["disk"].bytes_per_s = PAGE_BYTES / 0.1
+    llm.tiers.speeds["disk"].latency_s = 0
     lower(llm).worth_asking = lambda context, count: True
     assert found(llm, 0) == {}
     assert disk.traffic.read().reasons["slow"] == 8
@@ -324,7 +324,7 @@ def test_a_preempted_answer_is_found_again(opener: Opener) -> None:
     requests = [llm.request(prompt, params) for prompt in prompts]
     llm.engine.run(requests)
     assert llm.engine.preemptions > 0
-    assert llm.tiers.host_traffic.read().pages_out > 0
+    assert llm.tiers.host_counters.read().pages_out > 0
     for prompt, request in zip(prompts, requests, strict=True):
         (alone,) = plain().generate([prompt], SamplingParams(max_tokens=60, ignore_eos=True, seed=3, temperature=0.7))
         assert [token.id for token in request.events] == [token.id for token in alone.tokens]

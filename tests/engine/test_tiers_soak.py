@@ -98,4 +98,4 @@ def test_nobody_gets_anothers_content(opener: Opener, index: str) -> None:
         assert len([key for _, key in store.pages if key in pages]) > 10
     read = [store.traffic.read() for store in (disk, remote)]
     assert sum(one.pages_in for one in read) > 0
-    assert llm.tiers.host_traffic.read().pages_in > 0
+    assert llm.tiers.host_counters.read().pages_in > 0

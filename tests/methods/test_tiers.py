@@ -134,5 +134,5 @@ def test_every_technique(place: int, models: Callable[[int | None], LLM], alone:
             assert model.index is not None
             model.index.clear()
     if llm.tiers.stores:
-        assert sum(store.traffic.read().pages_out for store in llm.tiers.stores) > 0
-        assert sum(store.traffic.read().pages_in for store in llm.tiers.stores) > 0
+        assert sum(store.counters.read().pages_out for store in llm.tiers.stores) > 0
+        assert sum(store.counters.read().pages_in for store in llm.tiers.stores) > 0

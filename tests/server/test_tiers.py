@@ -140,7 +140,9 @@ def test_metrics_of_refusals(open_over: Callable[..., LLM], monkeypatch: pytest.
         assert llm.tiers.flush()
     store = MemoryStore("disk", pages)
     with open_over(Tiers(0, store)) as llm, serving(llm) as running:
-        llm.tiers.links["disk"].bytes_per_s = 1e-9  # it takes longer than computing, once more than a page is asked for
+        llm.tiers.speeds[
+            "disk"
+        ].bytes_per_s = 1e-9  # it takes longer than computing, once more than a page is asked for
         monkeypatch.setattr(llm.model.backing_stores, "worth_asking", lambda *_: True)
         store.traffic.skipped("corrupt", 2)
         store.answering = False

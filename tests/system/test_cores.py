@@ -10,7 +10,7 @@ import pytest
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.system.cores import MOST, count_threads, usable_cores
+from twostroke.system.cores import MAX_THREADS_PER_CORE, count_threads, usable_cores
 
 SECOND, FIRST = "0::/system/a.service", "4:cpu,cpuacct:/docker/a\n3:memory:/b"
 V1 = "cpu,cpuacct/docker/a/cpu.cfs_"
@@ -51,7 +51,7 @@ def test_too_many_or_none(threads: object, tmp_path: Path) -> None:
 
 def test_one_for_each_core() -> None:
     assert count_threads(None) == usable_cores()
-    assert count_threads(MOST * usable_cores()) == MOST * usable_cores()
+    assert count_threads(MAX_THREADS_PER_CORE * usable_cores()) == MAX_THREADS_PER_CORE * usable_cores()
     assert LLM("smollm2-135m", kv_bytes=1 << 26).backend.threads == usable_cores()
 
 

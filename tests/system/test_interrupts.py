@@ -15,8 +15,7 @@ import pytest
 
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import make_pool
-from twostroke.engine.fair_lock import FairLock
-from twostroke.engine.turns import LeaderFollower
+from twostroke.engine.concurrency import FairLock, LeaderFollower
 from twostroke.kv.pages import POOL
 from twostroke.kv.tiers.disk.ledger import Account, Ledger
 from twostroke.kv.tiers.names import Namespace

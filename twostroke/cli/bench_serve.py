@@ -11,7 +11,7 @@ from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.report import latency_table, print_json, stderr_console
 from twostroke.cli.traffic import Number, Tokens, TrafficOptions, above_zero, parse_range
 from twostroke.errors import InvalidRequest
-from twostroke.system.extras import extra
+from twostroke.system.extras import requires_extra
 
 if TYPE_CHECKING:
     from twostroke.study.bench.serving.drive import LoadTest
@@ -53,7 +53,7 @@ def serve(
     """Load an OpenAI-compatible server, ours or another, with seeded prompts of exact length, and report latencies,
     throughput and goodput. Every prompt is new to the server unless --prefix-tokens says otherwise. Ctrl-C ends it
     with a report of what was measured so far."""
-    with extra("bench", "bench serve"):
+    with requires_extra("bench", "bench serve"):
         from twostroke.study.bench.serving import files
         from twostroke.study.bench.serving.figures import DEFINITIONS, summarize
         from twostroke.study.traffic.objectives import Objectives

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag
+from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.parsers import without_password
 from twostroke.cli.report import print_json, size
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.kv.tiers.inventory import Holding
+    from twostroke.kv.tiers.usage import StoreUsage
 
 app = typer.Typer(help="Show, check and clear KV on disk or in a remote store.", no_args_is_help=True)
 Where = Annotated[
@@ -26,10 +26,11 @@ Where = Annotated[
 
 
 @app.command()
+@spread
 def show(where: Where, *, as_json: JsonFlag = False) -> None:
     """What is there, by model."""
     tier, place = _place(where)
-    found: list[Holding] = tier.inspect(place)
+    found: list[StoreUsage] = tier.inspect(place)
     if as_json:
         print_json(facts(where, found))
     else:
@@ -37,10 +38,11 @@ def show(where: Where, *, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+@spread
 def verify(where: Where, *, as_json: JsonFlag = False) -> None:
     """Check every page and delete those that are damaged. Exits with 1 if there were any."""
     tier, place = _place(where)
-    found: list[Holding] = tier.verify(place)
+    found: list[StoreUsage] = tier.verify(place)
     damaged = sum(one.damaged for one in found)
     if as_json:
         print_json(facts(where, found))
@@ -53,6 +55,7 @@ def verify(where: Where, *, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
+@spread
 def clear(
     where: Where,
     *,
@@ -67,7 +70,7 @@ def clear(
     stay.
     """
     tier, place = _place(where)
-    gone: list[Holding] = tier.clear(place, model)
+    gone: list[StoreUsage] = tier.clear(place, model)
     if as_json:
         print_json(facts(where, gone))
         return
@@ -77,7 +80,7 @@ def clear(
         typer.echo(f"deleted: {sum(one.pages for one in gone):,} pages, {size(sum(one.bytes for one in gone))}")
 
 
-def facts(where: str, holdings: "Sequence[Holding]") -> dict[str, Any]:
+def facts(where: str, holdings: "Sequence[StoreUsage]") -> dict[str, Any]:
     """All of it, for JSON."""
     models: list[dict[str, Any]] = [
         {"model": one.model, "pages": one.pages, "private_pages": one.private, "bytes": one.bytes}
@@ -88,7 +91,7 @@ def facts(where: str, holdings: "Sequence[Holding]") -> dict[str, Any]:
     return {"where": without_password(where), "models": models, **totals}
 
 
-def print_table(holdings: "Sequence[Holding]", nothing: str, *, damaged: bool = False) -> None:
+def print_table(holdings: "Sequence[StoreUsage]", nothing: str, *, damaged: bool = False) -> None:
     """A row for each model; the line `nothing` if there is none."""
     if not holdings:
         typer.echo(nothing)

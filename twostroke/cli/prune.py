@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from twostroke.cli.options import JsonFlag
+from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.report import ProgressDisplay, StepProgress, print_json
 from twostroke.system.extras import requires_extra
 
 
+@spread
 def prune(
     model: Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.")],
     directory: Annotated[Path, typer.Argument(help="Where the student goes: a Hugging Face directory.")],

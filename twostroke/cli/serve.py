@@ -1,11 +1,12 @@
 """`twostroke serve`: an OpenAI-compatible server."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, spread
+from twostroke.cli.config import print_sources
+from twostroke.cli.options import MethodModule, PositionalModelOptions, load_method_modules, spread
 from twostroke.cli.report import note, tiers_text
 from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
 from twostroke.system.extras import requires_extra
@@ -21,7 +22,10 @@ def serve(
     steps: StepOptions,
     settings_options: SettingsOptions,
     method_module: MethodModule = None,
-    model_options: ModelOptions,
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Check all options, show each value and its source, and end.")
+    ] = False,
+    model_options: PositionalModelOptions,
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
     listening.check()
@@ -33,6 +37,12 @@ def serve(
         from twostroke.server.observability.logs import configure
 
     settings = settings_options.settings()
+    model_options.check()
+    if check_config:
+        load_method_modules(method_module)
+        print_sources()
+        note(f"{model_options.model} would be served at {address_text(listening.host, listening.port)}")
+        return
     if model_options.tp > 1:
         follow_torchrun()  # only rank 0 listens
     end_at_signals()
@@ -41,7 +51,7 @@ def serve(
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
     with LoadingResponder(sockets):
         load_method_modules(method_module)
-        llm = model_options.open(max_running=steps.max_running, itl_ms=steps.objective)
+        llm = model_options.open(announced=True, max_running=steps.max_running, itl_ms=steps.objective)
         if steps.itl_ms == "auto":
             llm.engine.choose_itl()
         configure(listening.log_format)

@@ -6,9 +6,18 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from twostroke.cli.options import MethodModule, ModelOptions, load_method_modules, spread
+from twostroke.cli.options import (
+    MethodModule,
+    PositionalModelOptions,
+    choice_settings,
+    load_method_modules,
+    option,
+    spread,
+)
 from twostroke.cli.report import note
-from twostroke.system.extras import extra
+from twostroke.engine.options import LLMOptions
+from twostroke.fields import rules
+from twostroke.system.extras import requires_extra
 
 
 def _worker(*names: str, **settings: Any) -> Any:
@@ -18,39 +27,50 @@ def _worker(*names: str, **settings: Any) -> Any:
 @spread
 def worker(
     *,
-    role: Annotated[str, _worker(help="both strokes; or prefill or decode alone.")] = "both",
+    role: Annotated[
+        str, _worker(help="Both strokes, or one alone.", **choice_settings(("both", "prefill", "decode")))
+    ] = "both",
     namespace: Annotated[str, _worker(help="Workers and front ends of one namespace find each other.")] = "twostroke",
     served_name: Annotated[str | None, _worker(help="What clients call the model.", show_default="its name")] = None,
     host: Annotated[str, _worker(help="Address to listen at.")] = "127.0.0.1",
     discovery: Annotated[
-        str, _worker(envvar="DYN_DISCOVERY_BACKEND", help="How they do: file, etcd or kubernetes.")
+        str,
+        _worker(envvar="DYN_DISCOVERY_BACKEND", help="How they do.", **choice_settings(("file", "etcd", "kubernetes"))),
     ] = "file",
     events: Annotated[
         str | None,
-        _worker(envvar="DYN_EVENT_PLANE", help="Tell routers what the prefix index holds, over nats or zmq."),
+        _worker(
+            envvar="DYN_EVENT_PLANE",
+            help="Tell routers what the prefix index holds.",
+            show_default="off",
+            **choice_settings(("nats", "zmq")),
+        ),
     ] = None,
     as_student: Annotated[
         bool, _worker("--as-student", help="The model is the student of the prefill workers' model (OverFill).")
     ] = False,
-    transport: Annotated[str, _worker(help="How values go between workers: nixl, tcp, or auto.")] = "auto",
+    transport: Annotated[
+        str, _worker(help="How values go between workers.", **choice_settings(("auto", "nixl", "tcp")))
+    ] = "auto",
     cards: Annotated[
         Path | None, _worker(help="A directory for the model's card.", show_default="in this user's data")
     ] = None,
-    max_running: Annotated[int, _worker(min=1, help="Most choices generated at once.")] = 256,
+    max_running: Annotated[int, option(rules(LLMOptions)["max_running"], panel="Worker")] = LLMOptions.max_running,
     method_module: MethodModule = None,
-    model_options: ModelOptions,
+    model_options: PositionalModelOptions,
 ) -> None:
     """Serve a model as a worker of an NVIDIA Dynamo cluster, until SIGTERM."""
-    from twostroke.cluster.local import listen_at
-    from twostroke.cluster.wire.choose import Choice, open_transport
+    model_options.check()
+    from twostroke.cluster.local_cluster import set_environment
+    from twostroke.cluster.wire.choose_transport import Choice, open_transport
 
-    listen_at(os.environ, host)  # before Dynamo is imported, which reads it
-    with extra("dynamo", "a worker (docs/cluster.md tells of one more package)"):
+    set_environment(os.environ, host)  # before Dynamo is imported, which reads it
+    with requires_extra("dynamo", "a worker (docs/cluster.md tells of one more package)"):
         from dynamo.common.backend.run import run  # pyright: ignore[reportMissingImports]
 
-        from twostroke.cluster.worker import MODES, Place, Worker
+        from twostroke.cluster.worker import MODES, DynamoWorker, WorkerAddress
     if events is not None:
-        with extra("dynamo", "--events"):
+        with requires_extra("dynamo", "--events"):
             import zmq  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
     if role not in MODES:
         raise typer.BadParameter(f"one of {', '.join(MODES)}", param_hint="--role")
@@ -62,9 +82,9 @@ def worker(
     note(f"{llm!r} in namespace {namespace} (process {os.getpid()})")
 
     async def make(_: list[str] | None) -> Any:
-        place = Place(namespace, discovery, events, host, served_name, cards)
-        made = Worker(llm, role, place, student=as_student, transport=pages)
+        address = WorkerAddress(namespace, discovery, events, host, served_name, cards)
+        made = DynamoWorker(llm, role, address, student=as_student, transport=pages)
         return made, made.config()
 
     with llm:
-        run(Worker, engine_factory=make)
+        run(DynamoWorker, engine_factory=make)

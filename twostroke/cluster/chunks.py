@@ -11,14 +11,14 @@ from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 
-def chunk(token: Token, tokenizer: Tokenizer, link: Mapping[str, str]) -> dict[str, Any]:
+def chunk(token: Token, tokenizer: Tokenizer, pointer: Mapping[str, str]) -> dict[str, Any]:
     """The chunk of one token; `link` is the answer's pointer (`link.py`)."""
     made: dict[str, Any] = {
         "token_ids": [token.id],
         "tokens": [tokenizer.token_text(token.id)],
         "text": token.text,
         "index": token.choice,
-        "worker_trace_link": dict(link),
+        "worker_trace_link": dict(pointer),
     }
     if token.top_logprobs is not None:
         made["log_probs"] = [token.logprob]

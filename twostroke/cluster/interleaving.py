@@ -55,11 +55,11 @@ def deinterleave(
     Raises InvalidRequest: there is a token after the last.
     """
     tracks = [ChoiceOutput(params, tokenizer, choice) for choice in range(params.n)]
-    turns = ChoiceInterleaver(params.n)
+    interleaver = ChoiceInterleaver(params.n)
     for id in tokens:
-        if not turns.left:
+        if not interleaver.left:
             raise InvalidRequest("this answer has more tokens than its limits allow, so it cannot be continued")
-        track = tracks[turns.left[0]]
+        track = tracks[interleaver.left[0]]
         track.push(Sampled(id))
-        turns.sent(ended=track.finish_reason is not None)
-    return [track.ids for track in tracks], turns
+        interleaver.sent(ended=track.finish_reason is not None)
+    return [track.ids for track in tracks], interleaver

@@ -58,7 +58,7 @@ def estimate_local(model: Model, tokens: Sequence[int], computing: Computing, st
         known = model.index.extend_match(known, array[:-1])
     found, at, loading = tokens_by_tier(known, 0), len(known), 0.0
     if stores and model.backing_stores is not None and model.backing_stores.worth_asking(at, len(tokens) - at):
-        links = model.backing_stores.tiers.links
+        links = model.backing_stores.tiers.speeds
         names = model.backing_stores.names(array[:-1])[at // size :]
         segments = model.backing_stores.find(names, lambda tier: None)
         count = pages_worth_loading(segments, lambda pages: computing(at, pages * size), links, model.pool.page_bytes)

@@ -86,7 +86,7 @@ class DynamoWorker(LLMEngine):
         Measures(self._prefilling, self._answering, self._metrics.registry)
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
-        self._told: Told | None = None
+        self._router_events: Told | None = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
@@ -122,9 +122,9 @@ class DynamoWorker(LLMEngine):
         )
 
     async def cleanup(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            await asyncio.to_thread(told.close)
+        router_events, self._router_events = self._router_events, None
+        if router_events is not None:
+            await asyncio.to_thread(router_events.close)
         if self._thread.alive:
             await asyncio.to_thread(self._thread.stop)  # its requests end with EngineStopped
         await asyncio.to_thread((self._prefilling or self._answering).close)
@@ -144,14 +144,14 @@ class DynamoWorker(LLMEngine):
         outside of the event loop, so nothing here may wait while it ends.
         """
         try:
-            asked = await asyncio.to_thread(read, request, context.id(), self.llm.generation, self._grammars)
+            parsed = await asyncio.to_thread(read, request, context.id(), self.llm.generation, self._grammars)
             if is_probe(request):  # Dynamo looks whether this worker lives
-                made = self._answer(Both(self.llm), asked, None)
+                made = self._answer(Both(self.llm), parsed, None)
             elif self._prefilling is not None:
-                made = self._prefill(self._prefilling, asked)
+                made = self._prefill(self._prefilling, parsed)
             else:
                 made = self._answer(
-                    self._answering, asked, (request.get("prefill_result") or {}).get("disaggregated_params")
+                    self._answering, parsed, (request.get("prefill_result") or {}).get("disaggregated_params")
                 )
             async with aclosing(made) as chunks:
                 async for one in chunks:
@@ -166,16 +166,16 @@ class DynamoWorker(LLMEngine):
             raise Disconnected(str(error)) from error
 
     async def _answer(
-        self, role: Role, asked: Asked, handed: Mapping[str, Any] | None
+        self, role: Role, parsed: Asked, handed: Mapping[str, Any] | None
     ) -> AsyncGenerator[dict[str, Any]]:
-        request, turns = await asyncio.to_thread(_begun, role, asked, handed)
-        generated, pointer = len(asked.given), asked.link
+        request, interleaver = await asyncio.to_thread(_begun, role, parsed, handed)
+        generated, pointer = len(parsed.given), parsed.link
 
         def made(token: Token, pointer: dict[str, str]) -> dict[str, Any]:
             one = chunk(token, self.llm.tokenizer, pointer)
             if token.finish_reason is not None:
-                one["completion_usage"] = usage(len(asked.prompt), generated, request.cached_tokens)
-            if turns.left:  # Dynamo's adapter ends the stream at the first reason
+                one["completion_usage"] = usage(len(parsed.prompt), generated, request.cached_tokens)
+            if interleaver.left:  # Dynamo's adapter ends the stream at the first reason
                 one.pop("finish_reason", None)
             return one
 
@@ -184,13 +184,13 @@ class DynamoWorker(LLMEngine):
             async with aclosing(self._updates(request)) as news:
                 async for update in news:
                     for token in update.tokens:
-                        for due in turns.put(token):
+                        for due in interleaver.put(token):
                             generated += 1
-                            finished = not turns.left
+                            finished = not interleaver.left
                             yield made(due, pointer)
-                            if due.finish_reason == "length" and due.index + 1 != asked.params.max_tokens:
+                            if due.finish_reason == "length" and due.index + 1 != parsed.params.max_tokens:
                                 pointer = BROKEN  # its tokens alone do not say that it has ended
-            for due in turns.rest():
+            for due in interleaver.rest():
                 generated += 1
                 yield made(due, BROKEN)
         finally:
@@ -198,21 +198,21 @@ class DynamoWorker(LLMEngine):
         if not finished:  # as where the last token was delivered by a worker that died
             yield ending(request.choices[0].track.finish_reason or "stop")
 
-    async def _prefill(self, role: Prefilling, asked: Asked) -> AsyncGenerator[dict[str, Any]]:
-        request, outgoing = await asyncio.to_thread(role.request, asked)
-        handed = await asyncio.to_thread(role.handed, asked, outgoing)
+    async def _prefill(self, role: Prefilling, parsed: Asked) -> AsyncGenerator[dict[str, Any]]:
+        request, offer = await asyncio.to_thread(role.request, parsed)
+        handed = await asyncio.to_thread(role.handed, parsed, offer)
         try:
             # At once: the decode worker takes what is computed while the rest is. The token is its to sample.
             yield ending("length") | {
                 "disaggregated_params": handed,
-                "worker_trace_link": asked.link,
+                "worker_trace_link": parsed.link,
             }
             async with aclosing(self._updates(request)) as news:
                 async for _ in news:
                     pass
         finally:
             if not request.done:
-                outgoing.fail("its request was cancelled")
+                offer.fail("its request was cancelled")
 
     async def _updates(self, request: Request) -> AsyncGenerator[Update]:
         async with aclosing(updates(self._thread, [request])) as news:
@@ -228,8 +228,8 @@ class DynamoWorker(LLMEngine):
     async def kv_event_sources(self) -> list[KvEventSource]:
         if self.llm.model.index is None:
             return []
-        self._told = Told(self.llm)
-        return [ZmqSource(self._told.endpoint)]
+        self._router_events = Told(self.llm)
+        return [ZmqSource(self._router_events.endpoint)]
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)
@@ -250,7 +250,7 @@ class DynamoWorker(LLMEngine):
             self._snapshots.publish(0, ComponentSnapshot(pool.num_used, pool.num_pages, used, 0, rate))
 
 
-def _begun(role: Role, asked: Asked, handed: Mapping[str, Any] | None) -> tuple[Request, Turns]:
+def _begun(role: Role, parsed: Asked, handed: Mapping[str, Any] | None) -> tuple[Request, Turns]:
     """The request for the engine, behind what another worker has made of it; and whose turn it is to send a token."""
-    request = role.request(asked, handed)
-    return request, asked.continued(request)
+    request = role.request(parsed, handed)
+    return request, parsed.continued(request)

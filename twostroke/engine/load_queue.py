@@ -1,6 +1,6 @@
 """All loads of an engine: which run, which are over, and what lanes go on with.
 
-A lane whose pages are not in the pool waits for a load (`engine.load`), and others go on. A load goes: queued, running,
+A lane whose pages are not in the pool waits for a load (`page_load.py`), and others go on. A load goes: queued, running,
 and then done, failed, or given up with a thread still inside.
 """
 
@@ -13,8 +13,11 @@ import numpy as np
 
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.forecast import Forecast
-from twostroke.engine.lane import Lane, PrefillLane
+from twostroke.engine.lane import Lane
+from twostroke.engine.model import Model
 from twostroke.engine.page_load import PageLoad
+from twostroke.engine.prefill_lane import PrefillLane
+from twostroke.engine.prefix_match import MissingPages
 from twostroke.engine.request import Choice
 from twostroke.errors import PageLost
 from twostroke.kv.cache import KVCache
@@ -26,49 +29,51 @@ RETURN_S = 5.0  # seconds in which a thread that was given up is expected back
 
 
 class LoadQueue:
-    """Methods are called under the engine's lock."""
+    """Methods are called under the engine's lock.
+
+    Attributes:
+        busy: whether a load has not ended. Asked at every step, so it is kept, not computed.
+    """
 
     def __init__(self, tiers: Tiers, wake: Callable[[], None], clock: Clock = SYSTEM) -> None:
         """`wake` is called by I/O threads when a load is over."""
         self._tiers, self._wake, self._clock = tiers, wake, clock
         self._loads: list[PageLoad] = []
         self._given_up: list[PageLoad] = []  # with a thread still inside
+        self.busy = False
 
-    def __bool__(self) -> bool:
-        return bool(self._loads or self._given_up)
-
-    def add(self, lane: Lane) -> None:
+    def add(self, choice: Choice, lane: Lane) -> None:
         """Let a lane wait for what it misses, together with others that miss the same."""
         missing = lane.missing
         assert missing is not None
-        for load in self._loads:
-            wanted = load.lanes and not load.done  # else it has been given up, or taken
-            if wanted and lane.model is load.model and _same(load, missing.known, missing.tokens):
-                load.lanes.append(lane)
-                lane.load = load
-                return
-        lower = lane.model.backing_stores
-        computing = lower.computing if lower is not None and len(missing.tokens) else None
-        known, tokens = missing.known, missing.tokens
-        lane.load = PageLoad(lane.model, self._tiers, known, tokens, computing, self._wake, [lane], clock=self._clock)
-        self._loads.append(lane.load)
+        load = next((one for one in self._loads if _serves(one, lane.model, missing)), None)
+        if load is None:
+            stores = lane.model.backing_stores
+            computing = stores.computing if stores is not None and len(missing.tokens) else None
+            load = PageLoad(
+                lane.model, self._tiers, missing.known, missing.tokens, computing, self._wake, clock=self._clock
+            )
+            self._loads.append(load)
+            self.busy = True
+        load.add(choice, lane)
 
-    def start(self, may_start: Callable[[Lane], bool]) -> None:
+    def start(self, may_start: Callable[[Choice, Lane], bool]) -> None:
         """Start loads for which there is room, as far as enough threads are free."""
-        self._given_up += [load for load in self._loads if not load.lanes and load.running]
-        self._loads = [load for load in self._loads if load.lanes]
+        self._given_up += [load for load in self._loads if not load.waiting and load.running]
+        self._loads = [load for load in self._loads if load.waiting]
+        self.busy = bool(self._loads or self._given_up)
         running = sum(load.running and not load.copies_only for load in self._loads)
-        for load in sorted(self._loads, key=lambda load: min(lane.choice.order for lane in load.lanes)):
+        for load in sorted(self._loads, key=lambda load: min(choice.order for choice, _ in load.waiting)):
             if load.running or load.done:
                 continue
-            if not load.began and may_start(load.lanes[0]):
+            if not load.began and may_start(*load.waiting[0]):
                 load.admit()
             if load.began and (load.copies_only or running < MAX_LOADS):
                 running += not load.copies_only
                 self._run(load)
 
     def _run(self, load: PageLoad) -> None:
-        link = self._tiers.links.get(load.known.tier)
+        link = self._tiers.speeds.get(load.known.tier)
         if link is not None and link.closed:
             load.error = PageLost(f"the {load.known.tier} tier does not answer: ask again, or compute the value again")
             load.done = True
@@ -128,8 +133,11 @@ def arrive(lane: Lane, load: PageLoad, kv: KVCache, choice: Choice) -> None:
         request.cached_by_tier += lane.cached - before
 
 
-def _same(load: PageLoad, known: KVCache, tokens: np.ndarray) -> bool:
+def _serves(load: PageLoad, model: Model, missing: MissingPages) -> bool:
     """Whether a load brings what a lane misses: the same value, or the same prompt from the same page on."""
-    if not len(tokens) or known.tier != POOL:
-        return load.known is known and np.array_equal(load.tokens, tokens)
-    return len(load.known) == len(known) and np.array_equal(load.tokens, tokens)
+    wanted = load.waiting and not load.done  # else it has been given up, or taken
+    if not wanted or model is not load.model or not np.array_equal(load.tokens, missing.tokens):
+        return False
+    if not len(missing.tokens) or missing.known.tier != POOL:
+        return load.known is missing.known
+    return len(load.known) == len(missing.known)

@@ -24,6 +24,7 @@ from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.lane import Lane
 from twostroke.engine.load_or_recompute import SLACK, pages_worth_loading
 from twostroke.engine.model import Model
+from twostroke.engine.request import Choice
 from twostroke.errors import OutOfPages, PageLost, TwostrokeError
 from twostroke.kv.backing_stores import StoredRun
 from twostroke.kv.cache import KVCache
@@ -52,8 +53,8 @@ class PageLoad:
         tokens: the prompt in whole pages as far as it may be looked for in stores; empty for a value.
         computing: predicts what computing takes; None: there are no stores.
         wake: called when it is over.
-        lanes: that wait for it.
         clock: where it reads time.
+        waiting: the lanes that wait for it, with their choices.
         absent: whether `known` is not in the pool.
         sources: the tiers of the pages after the `known` of its lanes that have come.
         error: why `known` could not be brought.
@@ -68,8 +69,8 @@ class PageLoad:
     tokens: np.ndarray
     computing: Computing | None
     wake: Callable[[], None]
-    lanes: list[Lane]
     clock: Clock = SYSTEM
+    waiting: list[tuple[Choice, Lane]] = field(default_factory=list)
     absent: bool = False
     sources: list[str] = field(default_factory=list)
     error: TwostrokeError | None = None
@@ -103,7 +104,7 @@ class PageLoad:
     @property
     def copies_only(self) -> bool:
         """Whether it only copies memory."""
-        return not self.searches_stores and self.known.tier not in self.tiers.links
+        return not self.searches_stores and self.known.tier not in self.tiers.speeds
 
     def admit(self) -> None:
         """There is room for it: its time begins."""
@@ -147,7 +148,7 @@ class PageLoad:
         """Note that its thread should have returned from a store."""
         with self._lock:
             if self.running and self._stuck is None and self.calling is not None:
-                self._stuck = self.tiers.links[self.calling]
+                self._stuck = self.tiers.speeds[self.calling]
                 self._stuck.add_stuck(1)
                 log.warning("the %s tier does not answer", self.calling)
 
@@ -167,11 +168,15 @@ class PageLoad:
             if pages:
                 model.pool.release(np.array(pages))
 
-    def remove_lane(self, lane: Lane) -> None:
+    def add(self, choice: Choice, lane: Lane) -> None:
+        """Let a lane wait for it, until it comes or the lane is closed."""
+        self.waiting.append((choice, lane))
+        lane.on_close = lambda: self._remove(lane)
+
+    def _remove(self, lane: Lane) -> None:
         """A lane no longer waits. Without lanes nobody wants the pages."""
-        if lane in self.lanes:
-            self.lanes.remove(lane)
-        if not self.lanes:
+        self.waiting = [one for one in self.waiting if one[1] is not lane]
+        if not self.waiting:
             self.take()
             self.close()
 
@@ -221,7 +226,7 @@ class PageLoad:
 
     def _load_value(self) -> None:
         began, pool = self.clock(), self.model.pool
-        self.calling = self.known.tier if self.known.tier in self.tiers.links else None
+        self.calling = self.known.tier if self.known.tier in self.tiers.speeds else None
         kv = self.known if self.known.pool is pool else self.known.copy_to(pool)
         arrival = kv.swap_in()  # open until the load is closed: nothing may spill them before
         with self._lock:
@@ -237,7 +242,7 @@ class PageLoad:
             arrival.publish()
             self.known, self.absent, self.calling = kv.to(POOL), False, None
         if list(arrival.missing) == [HOST]:  # the index counts the pages
-            self.tiers.host_traffic.moved("in", 0, 0, self.clock() - began)
+            self.tiers.host_counters.moved("in", 0, 0, self.clock() - began)
 
     def _query_stores(self) -> None:
         """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""
@@ -257,12 +262,12 @@ class PageLoad:
         def pages_cost(count: int) -> float:
             return computing(known, count * size)
 
-        count = pages_worth_loading(segments, pages_cost, self.tiers.links, self.model.pool.page_bytes)
+        count = pages_worth_loading(segments, pages_cost, self.tiers.speeds, self.model.pool.page_bytes)
         for segment in segments:
             refused = segment.stop - max(count, segment.start)
             if refused > 0:
-                segment.store.traffic.skipped("slow", refused)
-                self.tiers.links[segment.store.tier].not_worthwhile()
+                segment.store.counters.skipped("slow", refused)
+                self.tiers.speeds[segment.store.tier].not_worthwhile()
                 log.info("%d pages stay in %s: computing them is predicted to be quicker", refused, segment.store.where)
         if not count:
             return
@@ -298,5 +303,5 @@ class PageLoad:
 
     def _late(self, segment: StoredRun, pages: int, late: bool) -> None:
         if late:
-            segment.store.traffic.skipped("late", pages)
+            segment.store.counters.skipped("late", pages)
             log.info("%d pages of %s had not come in time: they are computed", pages, segment.store.where)

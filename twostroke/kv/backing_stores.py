@@ -19,17 +19,17 @@ from twostroke.kv.tiers.admission import Admission
 from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.tiers import Tiers
-from twostroke.kv.write_back import Offered, Offers
+from twostroke.kv.write_back import WriteBack, WriteBackPage
 
 log = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20  # bytes that are read or written at once
 TOUCHES = {"disk": 2, "remote": 1}
-MOST_SEGMENTS = 8
+MAX_RUNS = 8
 
 
 @dataclass(frozen=True)
-class Segment:
+class StoredRun:
     """Pages [start, stop) of a prompt, counted from the first one asked for, in one store."""
 
     store: Store
@@ -43,7 +43,7 @@ class BackingStores:
     Attributes:
         namespace: what its pages have in common.
         group: number of pages that are read or written at once.
-        offers: what waits to be written.
+        write_back: what waits to be written.
         computing: predicted seconds to compute (context, count) tokens; the engine sets it once it has measured.
     """
 
@@ -54,14 +54,14 @@ class BackingStores:
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
         self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.page_bytes)
         self.group = max(1, min(GROUP_BYTES // pool.page_bytes, pool.num_pages // 8))
-        self.offers = Offers(index)
+        self.write_back = WriteBack(index)
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
 
     def probe(self) -> None:
         """Measure each store with one page, so that the first load can be predicted. Failures leave the guesses."""
         data, back = secrets.token_bytes(self.pool.page_bytes), bytearray(self.pool.page_bytes)
         for store in self.tiers.stores:
-            link, name = self.tiers.links[store.tier], private_name()
+            link, name = self.tiers.speeds[store.tier], private_name()
             try:
                 store.find(self.namespace, [name])
                 began = time.perf_counter()
@@ -77,33 +77,33 @@ class BackingStores:
 
     def worth_asking(self, context: int, count: int) -> bool:
         """Whether loading one page might be quicker than computing `count` tokens after `context` entries."""
-        seconds, links = self.computing(context, count), self.tiers.links.values()
+        seconds, links = self.computing(context, count), self.tiers.speeds.values()
         worth = any(link.seconds(self.pool.page_bytes) < seconds for link in links if not link.closed)
         for link in () if worth else links:
-            link.refused()
+            link.not_worthwhile()
         return worth
 
     def names(self, tokens: np.ndarray) -> list[PageName]:
         return chain(self.namespace, tokens)
 
-    def find(self, names: Sequence[PageName], entering: Callable[[str], None]) -> list[Segment]:
+    def find(self, names: Sequence[PageName], entering: Callable[[str], None]) -> list[StoredRun]:
         """Where the leading pages are, each in the nearest store that has it. `entering` is told each tier asked."""
-        segments: list[Segment] = []
+        segments: list[StoredRun] = []
         done = 0
-        while done < len(names) and len(segments) < MOST_SEGMENTS:
+        while done < len(names) and len(segments) < MAX_RUNS:
             for store in self.tiers.stores:
-                link, admission = self.tiers.links[store.tier], self._admissions[store.tier]
+                link, admission = self.tiers.speeds[store.tier], self._admissions[store.tier]
                 if link.closed:
-                    store.traffic.skipped("open", len(names) - done)
+                    store.counters.skipped("open", len(names) - done)
                     continue
                 entering(store.tier)
                 began = time.perf_counter()
                 count = store.find(self.namespace, names[done:])
                 link.answered(time.perf_counter() - began)
-                store.traffic.looked_up(count, len(names) - done - count)
+                store.counters.looked_up(count, len(names) - done - count)
                 if count:
                     admission.found(names[done : done + count])
-                    segments.append(Segment(store, done, done + count))
+                    segments.append(StoredRun(store, done, done + count))
                     done += count
                     break
                 admission.missing(names[done:])
@@ -119,8 +119,8 @@ class BackingStores:
         pool, size = self.pool, self.pool.page_size
         pool.make_room(len(names))
         pages = pool.allocate(len(names))
-        pin = Pin(spans.of_pages(np.array(pages, np.int64)))
-        link, bytes_asked, count = self.tiers.links[store.tier], len(pages) * pool.page_bytes, 0
+        pin = Pin(spans.pages_only(np.array(pages, np.int64)))
+        link, bytes_asked, count = self.tiers.speeds[store.tier], len(pages) * pool.page_bytes, 0
         link.reserve(bytes_asked)
         try:
             pool.pin(pin)
@@ -128,7 +128,7 @@ class BackingStores:
                 into = [views.enter_context(pool.memory.filling(pool.frame(page))) for page in pages]
                 began = time.perf_counter()
                 count = store.read(self.namespace, names, into, limit_s)
-                link.moved(count * pool.page_bytes, time.perf_counter() - began)
+                link.read(count * pool.page_bytes, time.perf_counter() - began)
         finally:
             pool.unpin(pin)
             link.reserve(-bytes_asked)
@@ -152,36 +152,41 @@ class BackingStores:
             pages = self.index.insert(kv)
             if len(pages) <= start and not again:
                 return
-            offered = self.offers.of(pages)
+            offered = self.write_back.enqueue(pages)
         tokens = kv.token_array[: len(pages) * self.pool.page_size]
-        self.tiers.note(partial(self._consider, tokens, offered, start, again))
+        self.tiers.note(partial(self._admit, tokens, offered, start, again))
 
-    def _consider(self, tokens: np.ndarray, offered: list[Offered], start: int, again: bool) -> None:
+    def _admit(self, tokens: np.ndarray, offered: list[WriteBackPage], start: int, again: bool) -> None:
         names, seconds = self.names(tokens), self.computing(0, len(tokens))
         for store in self.tiers.stores:
             tier, admission = store.tier, self._admissions[store.tier]
-            outbox, quicker = self.tiers.outboxes[tier], self._seconds(tier, len(names)) < seconds
+            outbox, quicker = self.tiers.write_queues[tier], self._load_seconds(tier, len(names)) < seconds
             at_once = TOUCHES[tier] == 1 or seconds >= self.tiers.first_touch_s or (again and quicker)
             first, stop = admission.touch(names, start, at_once)
-            store.traffic.skipped("second_touch", max(0, len(names) - max(stop, start)))
+            store.counters.skipped("second_touch", max(0, len(names) - max(stop, start)))
             if first:
                 outbox.run(partial(store.touch, self.namespace, names[:first]))
             for at in range(first, stop, self.group):
                 end = min(at + self.group, stop)
-                outbox.put(Parcel(self, store, names[at:end], offered[at:end], admission))
+                outbox.push(QueuedWrite(self, store, names[at:end], offered[at:end], admission))
 
-    def _seconds(self, tier: str, pages: int) -> float:
+    def _load_seconds(self, tier: str, pages: int) -> float:
         """Predicted seconds to load pages."""
-        return self.tiers.links[tier].seconds(pages * self.pool.page_bytes)
+        return self.tiers.speeds[tier].seconds(pages * self.pool.page_bytes)
 
 
-class Parcel:
+class QueuedWrite:
     """Some consecutive pages of a prompt that wait to be written to a store."""
 
     def __init__(
-        self, lower: BackingStores, store: Store, names: list[PageName], offered: list[Offered], admission: Admission
+        self,
+        lower: BackingStores,
+        store: Store,
+        names: list[PageName],
+        offered: list[WriteBackPage],
+        admission: Admission,
     ) -> None:
-        self._lower, self._store, self._names, self._admission = lower, store, names, admission
+        self._stores, self._store, self._names, self._admission = lower, store, names, admission
         self._offered = offered
         self._written = 0
         self.pages = len(names)
@@ -189,10 +194,10 @@ class Parcel:
 
     def write(self) -> None:
         """Write copies: a store that hangs keeps no frame, and no index waits for it."""
-        copies = self._lower.offers.read(self._offered)
-        self._store.traffic.skipped("queue", self.pages - len(copies))
+        copies = self._stores.write_back.read(self._offered)
+        self._store.counters.skipped("queue", self.pages - len(copies))
         if copies:
-            self._written = self._store.write(self._lower.namespace, self._names[: len(copies)], copies)
+            self._written = self._store.write(self._stores.namespace, self._names[: len(copies)], copies)
 
     def drop(self) -> None:
         self._offered = []

@@ -27,23 +27,23 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.tiers.counters import TierCounters
 
-LOOK = 512  # pages that are looked at together for those that could leave
+SCAN_PAGES = 512  # pages that are looked at together for those that could leave
 
 
 class HostBudget:
     """Bytes of ordinary memory that prefix indexes may take, all together."""
 
     def __init__(self, most: int = 0, traffic: TierCounters | None = None) -> None:
-        self.most, self.used = most, 0
+        self.max_bytes, self.used_bytes = most, 0
         self.traffic = traffic or TierCounters()
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
         """Take bytes, or return False if they are not left. A negative size gives bytes back."""
         with self._lock:
-            if size > 0 and self.used + size > self.most:
+            if size > 0 and self.used_bytes + size > self.max_bytes:
                 return False
-            self.used += size
+            self.used_bytes += size
             return True
 
 
@@ -56,19 +56,19 @@ class PrefixIndex(ABC):
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
         evicted_pages: total of frames that `evict` has freed.
         host: budget of the host; 0 bytes unless it is set.
-        entering: called under the pool's lock with tokens [n] and their pages, from a prompt's first on, of which some
+        on_insert: called under the pool's lock with tokens [n] and their pages, from a prompt's first on, of which some
             may be new to the index.
-        leaving: called under the pool's lock with pages that leave the index, before they are released.
+        on_remove: called under the pool's lock with pages that leave the index, before they are released.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
         self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
         self.host = HostBudget()
-        self.entering: list[Callable[[np.ndarray, Sequence[int]], None]] = []
-        self.leaving: list[Callable[[Sequence[int]], None]] = []
-        self._order: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
-        self._hosted: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
+        self.on_insert: list[Callable[[np.ndarray, Sequence[int]], None]] = []
+        self.on_remove: list[Callable[[Sequence[int]], None]] = []
+        self._in_pool: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
+        self._in_host: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value."""
@@ -76,23 +76,23 @@ class PrefixIndex(ABC):
         keys = self._keys(array)
         with self.pool.lock:
             pages = self._find(keys)
-            self._use(pages)
+            self._touch(pages)
             self.queried_tokens += len(array)
             self.hit_tokens += len(pages) * size
-            if self.host.most:
+            if self.host.max_bytes:
                 hosted = sum(self.pool.frame(page) == NOWHERE for page in pages)
                 self.host.traffic.looked_up(hosted, len(keys) - len(pages))
-            return whole_pages(self.pool, self.model, array[: len(pages) * size], pages)
+            return value_of_pages(self.pool, self.model, array[: len(pages) * size], pages)
 
-    def longer(self, kv: KVCache, tokens: np.ndarray) -> KVCache:
+    def extend_match(self, kv: KVCache, tokens: np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens` if it is longer than `kv`, else `kv`. Not counted as a match."""
         keys, size = self._keys(tokens), self.pool.page_size
         with self.pool.lock:
             pages = self._find(keys)
             if len(pages) * size <= len(kv):
                 return kv
-            self._use(pages)
-            return whole_pages(self.pool, self.model, tokens[: len(pages) * size], pages)
+            self._touch(pages)
+            return value_of_pages(self.pool, self.model, tokens[: len(pages) * size], pages)
 
     def insert(self, kv: KVCache) -> list[int]:
         """Index the whole pages of the value's canonical prefix, and return the index's pages of it.
@@ -110,8 +110,8 @@ class PrefixIndex(ABC):
         keys = self._keys(kv.token_array[: count * size])
         with self.pool.lock:
             pages = self._add(keys, table[:count, PAGE].tolist())
-            self._use(pages)
-            for enter in self.entering:
+            self._touch(pages)
+            for enter in self.on_insert:
                 enter(kv.token_array, pages)
             return pages
 
@@ -123,54 +123,54 @@ class PrefixIndex(ABC):
         more than necessary.
         """
         with self.pool.lock:
-            freed = self._spill(count)
-            if freed < count and self._hosted:
-                self._came_back(self._hosted)
-                freed += self._spill(count - freed)
-            freed += self._leave(count - freed, in_use=False)
-            freed += self._leave(count - freed, in_use=True)
+            freed = self._spill_to_host(count)
+            if freed < count and self._in_host:
+                self._mark_returned(self._in_host)
+                freed += self._spill_to_host(count - freed)
+            freed += self._evict_from_pool(count - freed, in_use=False)
+            freed += self._evict_from_pool(count - freed, in_use=True)
             self.evicted_pages += freed
             return freed
 
     @property
-    def num_unused(self) -> int:
+    def num_evictable(self) -> int:
         """Number of frames that `evict` could free."""
         with self.pool.lock:
-            return self.pool.num_freed(np.array([*self._order, *self._hosted], np.int64))
+            return self.pool.num_would_free(np.array([*self._in_pool, *self._in_host], np.int64))
 
-    def can_free(self, count: int) -> bool:
+    def can_evict(self, count: int) -> bool:
         """Whether `evict` could free so many frames. Looks at pages that would go first, and rarely at all."""
         with self.pool.lock:
-            pages, found = chain(self._order, self._hosted), 0
-            while found < count and (some := list(islice(pages, LOOK))):
-                found += self.pool.num_freed(np.array(some, np.int64))
+            pages, found = chain(self._in_pool, self._in_host), 0
+            while found < count and (some := list(islice(pages, SCAN_PAGES))):
+                found += self.pool.num_would_free(np.array(some, np.int64))
             return found >= count
 
     def clear(self) -> None:
         """Drop all pages from the index."""
         with self.pool.lock:
-            for page in [*self._hosted, *self._order]:
-                if page in self._hosted or page in self._order:
-                    self._remove_all(page)
+            for page in [*self._in_host, *self._in_pool]:
+                if page in self._in_host or page in self._in_pool:
+                    self._remove_and_release(page)
 
     @property
     def pages(self) -> list[int]:
         """The indexed pages."""
-        return [*self._order, *self._hosted]
+        return [*self._in_pool, *self._in_host]
 
     @property
     def num_pages(self) -> int:
         """Number of indexed pages, in the pool or in the host."""
-        return len(self._order) + len(self._hosted)
+        return len(self._in_pool) + len(self._in_host)
 
     @property
     def num_in_pool(self) -> int:
         """Number of indexed pages in the pool."""
-        return len(self._order)
+        return len(self._in_pool)
 
     def pages_in_pool(self) -> np.ndarray:
         """The ids of these pages. The pool's lock must be held."""
-        return np.fromiter(self._order, np.int64, len(self._order))
+        return np.fromiter(self._in_pool, np.int64, len(self._in_pool))
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:
@@ -193,28 +193,28 @@ class PrefixIndex(ABC):
         data, size = tokens.tobytes(), tokens.itemsize * self.pool.page_size
         return [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
 
-    def _hold(self, pages: list[int]) -> None:
+    def _retain(self, pages: list[int]) -> None:
         self.pool.retain(np.array(pages, np.int64))
-        self._order.update(dict.fromkeys(pages))
+        self._in_pool.update(dict.fromkeys(pages))
 
-    def _use(self, pages: list[int]) -> None:
+    def _touch(self, pages: list[int]) -> None:
         """Note the use of a prompt's pages: the deepest is the first of them to go."""
         for page in reversed(pages):
-            order = self._order
-            if page in self._hosted:
-                self._came_back([page])
-                order = self._hosted if page in self._hosted else self._order
+            order = self._in_pool
+            if page in self._in_host:
+                self._mark_returned([page])
+                order = self._in_host if page in self._in_host else self._in_pool
             del order[page]
             order[page] = None
 
-    def _spill(self, count: int) -> int:
+    def _spill_to_host(self, count: int) -> int:
         """Move unused pages to the host as far as there is room. Returns the number of frames freed."""
         size = self.pool.page_bytes
-        if self.host.most < size or count <= 0:
+        if self.host.max_bytes < size or count <= 0:
             return 0
-        pages = list(islice(filter(self.pool.frees, self._order), count))
-        room = sum(self._take_host(size) for _ in pages)
-        pages = [page for page in pages[:room] if page in self._order]  # making room may have removed some
+        pages = list(islice(filter(self.pool.would_free, self._in_pool), count))
+        room = sum(self._reserve_host(size) for _ in pages)
+        pages = [page for page in pages[:room] if page in self._in_pool]  # making room may have removed some
         began = time.perf_counter()
         try:
             freed = self.pool.spill(np.array(pages, np.int64)) if pages else 0
@@ -223,44 +223,44 @@ class PrefixIndex(ABC):
         moved = [page for page in pages if self.pool.frame(page) == NOWHERE]
         self.host.take(-size * (room - len(moved)))
         for page in moved:
-            del self._order[page]
-            self._hosted[page] = None
+            del self._in_pool[page]
+            self._in_host[page] = None
         self.host.traffic.moved("out", len(moved), len(moved) * size, time.perf_counter() - began)
         return max(freed, len(moved))
 
-    def _take_host(self, size: int) -> bool:
+    def _reserve_host(self, size: int) -> bool:
         """Take room for a page in the host, if necessary that of the least recently used pages there."""
-        while not (taken := self.host.take(size)) and self._hosted:
-            first = next(filter(self._is_leaf, self._hosted), next(iter(self._hosted)))
+        while not (taken := self.host.take(size)) and self._in_host:
+            first = next(filter(self._is_leaf, self._in_host), next(iter(self._in_host)))
             if self.pool.frame(first) == NOWHERE:
-                self._remove_all(first)
+                self._remove_and_release(first)
             else:
-                self._came_back([first])
+                self._mark_returned([first])
         return taken
 
-    def _came_back(self, pages: Iterable[int]) -> None:
+    def _mark_returned(self, pages: Iterable[int]) -> None:
         """Note those of these pages of the host that strokes have brought back."""
         for page in [page for page in pages if self.pool.frame(page) != NOWHERE]:
-            del self._hosted[page]
-            self._order[page] = None
+            del self._in_host[page]
+            self._in_pool[page] = None
             self.host.take(-self.pool.page_bytes)
             self.host.traffic.moved("in", 1, self.pool.page_bytes, 0.0)
 
-    def _leave(self, count: int, in_use: bool) -> int:
+    def _evict_from_pool(self, count: int, in_use: bool) -> int:
         """Remove unused pages of the pool, with all after them. Returns the number of frames freed.
 
         Pages that others follow go only if `in_use`, since those are used.
         """
         gone: list[int] = []  # released together, since that takes as long for one as for many
-        freed, looked = 0, LOOK
+        freed, looked = 0, SCAN_PAGES
         while freed < count:
-            some = list(islice(self._order, looked))
+            some = list(islice(self._in_pool, looked))
             for page in some:
                 if freed >= count:
                     break
-                if page in self._order and self.pool.frees(page) and (in_use or self._is_leaf(page)):
-                    pages = self._forget_all(page)
-                    freed += 1 if len(pages) == 1 else self.pool.num_freed(np.array(pages, np.int64))
+                if page in self._in_pool and self.pool.would_free(page) and (in_use or self._is_leaf(page)):
+                    pages = self._detach(page)
+                    freed += 1 if len(pages) == 1 else self.pool.num_would_free(np.array(pages, np.int64))
                     gone += pages
             if len(some) < looked:
                 break
@@ -268,25 +268,25 @@ class PrefixIndex(ABC):
         self.pool.release(np.array(gone, np.int64))
         return freed
 
-    def _remove_all(self, page: int) -> int:
+    def _remove_and_release(self, page: int) -> int:
         """Remove a page and all after it. Returns the number of frames freed."""
-        return self.pool.release(np.array(self._forget_all(page), np.int64))
+        return self.pool.release(np.array(self._detach(page), np.int64))
 
-    def _forget_all(self, page: int) -> list[int]:
+    def _detach(self, page: int) -> list[int]:
         """Forget a page and all after it. Returns these pages, which still have the index's references."""
         pages = self._remove(page)
-        for leave in self.leaving:
+        for leave in self.on_remove:
             leave(pages)
         for one in pages:
-            if one in self._hosted:
-                del self._hosted[one]
+            if one in self._in_host:
+                del self._in_host[one]
                 self.host.take(-self.pool.page_bytes)
             else:
-                del self._order[one]
+                del self._in_pool[one]
         return pages
 
 
-def whole_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: Iterable[int]) -> KVCache:
+def value_of_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: Iterable[int]) -> KVCache:
     """The value of a prompt's canonical pages, [n] int32 tokens from position 0; takes references of its own."""
     size = pool.page_size
     table = np.zeros((len(tokens) // size, 4), np.int32)

@@ -14,13 +14,13 @@ from twostroke.errors import OutOfPages
 from twostroke.kv.page_copies import HostCopy
 from twostroke.kv.pages import LOCKED_BYTES
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.system.slab import Slots
+from twostroke.system.slab import SlabAllocator
 
-COPIED_PART = 64  # of the pool's pages, one in so many may be a copy that waits
-LEAST_COPIES = 16
+COPIED_FRACTION = 64  # of the pool's pages, one in so many may be a copy that waits
+MIN_COPIES = 16
 
 
-class Offered:
+class WriteBackPage:
     """A page that waits: in the index, or a copy, or lost."""
 
     __slots__ = ("__weakref__", "copy", "page")
@@ -30,23 +30,23 @@ class Offered:
         self.copy: HostCopy | None = None
 
 
-class Offers:
+class WriteBack:
     """The pages of one index that wait. Those that nobody holds any more are forgotten."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._pool = index.pool
-        self._waiting: WeakValueDictionary[int, Offered] = WeakValueDictionary()
-        self._slots = Slots(index.pool.page_bytes)
-        self._most = max(LEAST_COPIES, index.pool.num_pages // COPIED_PART)
-        index.leaving.append(self._leaving)
+        self._waiting: WeakValueDictionary[int, WriteBackPage] = WeakValueDictionary()
+        self._slots = SlabAllocator(index.pool.page_bytes)
+        self._max_copies = max(MIN_COPIES, index.pool.num_pages // COPIED_FRACTION)
+        index.on_remove.append(self._copy_leaving)
 
-    def of(self, pages: Sequence[int]) -> list[Offered]:
+    def enqueue(self, pages: Sequence[int]) -> list[WriteBackPage]:
         """Offer pages that are indexed. The caller has held the pool's lock since it knows that they are."""
-        offered = [self._waiting.get(page) or Offered(page) for page in pages]
+        offered = [self._waiting.get(page) or WriteBackPage(page) for page in pages]
         self._waiting.update(zip(pages, offered, strict=True))
         return offered
 
-    def read(self, offered: Sequence[Offered]) -> list[memoryview]:
+    def read(self, offered: Sequence[WriteBackPage]) -> list[memoryview]:
         """Copies of the leading pages that are not lost. The lock is held for a few at a time."""
         pool, few, copies = self._pool, max(1, LOCKED_BYTES // self._pool.page_bytes), list[memoryview]()
         for first in range(0, len(offered), few):
@@ -63,19 +63,19 @@ class Offers:
                     copies.append(data)
         return copies
 
-    def _leaving(self, pages: Sequence[int]) -> None:
+    def _copy_leaving(self, pages: Sequence[int]) -> None:
         """Copy those pages that wait and are about to leave the index. Called under the pool's lock."""
         pool = self._pool
         for page in pages if self._waiting else ():
             if (one := self._waiting.pop(page, None)) is None:
                 continue
-            one.page, one.copy = None, self._room()
+            one.page, one.copy = None, self._new_copy()
             if one.copy is not None:
                 with pool.reading(np.array([page]), np.array([pool.page_size])) as (source,):
                     one.copy.fill(source.data(), pool.page_size)
 
-    def _room(self) -> HostCopy | None:
-        if self._slots.num_used >= self._most:
+    def _new_copy(self) -> HostCopy | None:
+        if self._slots.num_used >= self._max_copies:
             return None
         try:
             return HostCopy(self._slots)

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from twostroke.errors import InvalidRequest
-from twostroke.system.groups import control_groups
+from twostroke.system.cgroups import control_groups
 
-MOST = 8  # threads per core: more would only wait for one another
+MAX_THREADS_PER_CORE = 8  # threads per core: more would only wait for one another
 
 
 def count_threads(threads: int | None) -> int:
@@ -16,8 +16,10 @@ def count_threads(threads: int | None) -> int:
     cores = usable_cores()
     if threads is None:
         return cores
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST * cores:
-        raise InvalidRequest(f"threads must be from 1 to {MOST * cores} with {cores} cores, not {threads!r}")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS_PER_CORE * cores:
+        raise InvalidRequest(
+            f"threads must be from 1 to {MAX_THREADS_PER_CORE * cores} with {cores} cores, not {threads!r}"
+        )
     return threads
 
 

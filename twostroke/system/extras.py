@@ -1,13 +1,18 @@
-"""What needs a package of an extra says so in one line."""
+"""Packages of extras: what needs one that is missing says so in one line, with the command that installs it."""
 
+import json
+import shlex
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote, urlsplit
 
 from twostroke.errors import InvalidRequest
 
 
 @contextmanager
-def extra(name: str, what: str) -> Generator[None]:
+def requires_extra(name: str, what: str) -> Generator[None]:
     """Around imports that need an extra of pyproject.toml.
 
     Raises InvalidRequest that names the extra and what needs it, if a package is missing. `what` starts the sentence.
@@ -18,4 +23,16 @@ def extra(name: str, what: str) -> Generator[None]:
         package = (error.name or "").partition(".")[0]
         if package == "twostroke":  # a mistake of ours
             raise
-        raise InvalidRequest(f"{what} needs {package}: pip install 'twostroke[{name}]'") from None
+        raise InvalidRequest(f"{what} needs {package}: {install_command(name)}") from None
+
+
+def install_command(name: str) -> str:
+    """The command that installs an extra for this interpreter, from where Twostroke came: a checkout or an index."""
+    try:
+        origin = json.loads(distribution("twostroke").read_text("direct_url.json") or "{}")  # PEP 610
+    except PackageNotFoundError:
+        origin = {}
+    url = urlsplit(origin.get("url", ""))
+    editable = ["-e"] if origin.get("dir_info", {}).get("editable") else []
+    source = unquote(url.path) if "dir_info" in origin else "twostroke"
+    return shlex.join([sys.executable, "-m", "pip", "install", *editable, f"{source}[{name}]"])

@@ -11,7 +11,7 @@ PATIENCE_S = 1.0
 SIGINT = int(signal.SIGINT)
 
 
-class Postponed:
+class DeferredInterrupts:
     """A block of code that Ctrl-C does not cut in two: its handler runs when the outermost such block has ended.
 
     Another Ctrl-C, `PATIENCE_S` or more after the first, does not wait, so that code without end can be stopped.
@@ -31,7 +31,7 @@ class Postponed:
         if threading.current_thread() is not threading.main_thread():
             return self
         before = _signal.getsignal(SIGINT)
-        if callable(before) and not isinstance(before, Postponed):
+        if callable(before) and not isinstance(before, DeferredInterrupts):
             self._before = before
             _signal.signal(SIGINT, self)
         return self
@@ -40,7 +40,10 @@ class Postponed:
         """The handler within the block."""
         if self._noted is None:
             self._noted = time.monotonic()
-        elif frame is not None and frame.f_code in (Postponed.__enter__.__code__, Postponed.__exit__.__code__):
+        elif frame is not None and frame.f_code in (
+            DeferredInterrupts.__enter__.__code__,
+            DeferredInterrupts.__exit__.__code__,
+        ):
             return  # else the handler before would not be put back
         elif not self.final and time.monotonic() - self._noted >= PATIENCE_S:
             self._noted = None

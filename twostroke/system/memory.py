@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from twostroke.system.groups import control_groups
+from twostroke.system.cgroups import control_groups
 
 
 def available_memory(root: Path = Path("/")) -> int:

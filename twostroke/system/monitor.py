@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from twostroke.system.interrupts import Postponed
+from twostroke.system.interrupts import DeferredInterrupts
 
 
 class Monitor:
@@ -24,17 +24,17 @@ class Monitor:
         self.lock = threading.Lock()
         self._gates: list[threading.Lock] = []  # one for each thread that waits, held until there is news
 
-    def tell(self) -> None:
+    def notify_all(self) -> None:
         """Wake all who wait. The caller holds the lock and has postponed Ctrl-C, since nobody may be left out."""
         while self._gates:
             self._gates.pop().release()
 
-    def pause(self, unless: Callable[[], bool], limit_s: float | None = None) -> bool:
+    def wait_unless(self, unless: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Wait for the next `tell`, at most `limit_s` seconds, unless `unless()`, which is called with the lock held.
 
         Returns what `unless` has returned. Ctrl-C ends the wait.
         """
-        with Postponed(), self.lock:
+        with DeferredInterrupts(), self.lock:
             if unless():
                 return True
             gate = threading.Lock()
@@ -43,19 +43,19 @@ class Monitor:
         try:
             gate.acquire(timeout=-1 if limit_s is None else max(0.0, limit_s))
         finally:
-            with Postponed(), self.lock:
+            with DeferredInterrupts(), self.lock:
                 if gate in self._gates:
                     self._gates.remove(gate)
         return False
 
-    def until(self, ready: Callable[[], bool], limit_s: float | None = None) -> bool:
+    def wait_for(self, ready: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Wait until `ready()`, which is called with the lock held, at most `limit_s` seconds.
 
         Returns what `ready` has returned last.
         """
         end = None if limit_s is None else time.monotonic() + limit_s
         left = limit_s
-        while not self.pause(ready, left):
+        while not self.wait_unless(ready, left):
             if left is not None and left <= 0:
                 return False
             left = None if end is None else end - time.monotonic()

@@ -46,28 +46,28 @@ class Pair:
         )
         self.receiver = Receiver(second.pool, second.model.id, secret=SECRET, transport=transport(second))
 
-    def prefilled(self, prompt: list[int], method: Method | None = None, **offer: Any) -> ValueOffer:
+    def prefilled(self, prompt: list[int], method: Method | None = None, **terms: Any) -> ValueOffer:
         """An offer of what crosses; the first model has computed it."""
-        outgoing = self.sender.offer(**offer)
-        program = prefill_program(method or Plain(), self._prompt(prompt), outgoing)
+        offer = self.sender.offer(**terms)
+        program = prefill_program(method or Plain(), self._prompt(prompt), offer)
         self.first.engine.run([Request(lambda: program, SamplingParams(), self.first.tokenizer)])
-        return outgoing
+        return offer
 
     def request(
         self,
-        outgoing: ValueOffer | ValueHandle,
+        offer: ValueOffer | ValueHandle,
         prompt: list[int],
         method: Method | None = None,
         here: bool = False,
         **fields: Any,
     ) -> Request:
         """The second model's request, which goes on from there; with `here`, it computes what does not come."""
-        params, handle = SamplingParams(**fields), outgoing if isinstance(outgoing, ValueHandle) else outgoing.handle
-        arriving = SharedArrival(lambda: self.receiver.receive(handle), params.n)
+        params, handle = SamplingParams(**fields), offer if isinstance(offer, ValueHandle) else offer.handle
+        arrival = SharedArrival(lambda: self.receiver.receive(handle), params.n)
         chosen, asked = method or Plain(), self._prompt(prompt)
 
         def program() -> Program:
-            rest = decode_program(chosen, asked, arriving)
+            rest = decode_program(chosen, asked, arrival)
             return or_recompute(rest, chosen, asked) if here else rest
 
         return Request(program, params, self.second.tokenizer, len(prompt))
@@ -81,10 +81,10 @@ class Pair:
     def student(self, prompt: list[int], method: Method, **fields: Any) -> list[Token]:
         """The answer if the first model is the teacher, and the second, the student, has no teacher."""
         handle, params = self.prefilled(prompt, method).handle, SamplingParams(**fields)
-        arriving = SharedArrival(lambda: self.receiver.receive(handle, release=False), params.n)
+        arrival = SharedArrival(lambda: self.receiver.receive(handle, release=False), params.n)
         teacher, asked = remote_prefill(self.receiver, handle), self._prompt(prompt)
         request = Request(
-            lambda: student_program(decode_program(method, asked, arriving), teacher),
+            lambda: student_program(decode_program(method, asked, arrival), teacher),
             params,
             self.second.tokenizer,
             len(prompt),

@@ -9,9 +9,9 @@ import json
 import sys
 
 from twostroke.api.llm import LLM
-from twostroke.cluster.wire.choose import open_transport
-from twostroke.cluster.wire.programs import sending
+from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.sender import Sender
+from twostroke.cluster.wire.split_programs import prefill_program
 from twostroke.engine.request import Request
 from twostroke.methods import Plain
 from twostroke.methods.method import Prompt
@@ -22,9 +22,9 @@ def main(model: str, kind: str, tokens: str) -> None:
     llm = LLM(model, weights="bf16", kv_bytes=4 << 20, threads=1, max_step_tokens=16)
     transport = open_transport(kind, llm.pool)  # pyright: ignore[reportArgumentType]
     sender = Sender(llm.pool, llm.model.id, secret="a secret of the tests", transport=transport)
-    outgoing, prompt = sender.offer(), Prompt(json.loads(tokens), llm.tokenizer)
-    print(json.dumps(outgoing.handle.to_json()), flush=True)
-    request = Request(lambda: sending(Plain(), prompt, outgoing), SamplingParams(), llm.tokenizer)
+    offer, prompt = sender.offer(), Prompt(json.loads(tokens), llm.tokenizer)
+    print(json.dumps(offer.handle.to_json()), flush=True)
+    request = Request(lambda: prefill_program(Plain(), prompt, offer), SamplingParams(), llm.tokenizer)
     llm.engine.submit(request)
     for _ in sys.stdin:
         llm.engine.step()

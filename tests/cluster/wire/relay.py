@@ -4,16 +4,16 @@ import socket
 import threading
 from contextlib import suppress
 
-from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.handle import ValueHandle
 
 
 class Relay:
     """Forwards one connection. After `most` bytes from the sender it cuts it, or `stalls`; it flips the byte `flip`."""
 
-    def __init__(self, to: Handle, most: int | None = None, flip: int | None = None, stalls: bool = False) -> None:
+    def __init__(self, to: ValueHandle, most: int | None = None, flip: int | None = None, stalls: bool = False) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._to, self._most, self._flip, self._stalls = to, most, flip, stalls
-        self.handle = Handle("127.0.0.1", self._listener.getsockname()[1], to.incarnation, to.lease)
+        self.handle = ValueHandle("127.0.0.1", self._listener.getsockname()[1], to.incarnation, to.lease)
         self.forwarded = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._run)]

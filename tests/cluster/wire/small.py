@@ -11,9 +11,9 @@ import pytest
 from tests.cluster.wire.pairs import SECRET, SOON_S
 from tests.kv.counts import check_counts
 from tests.kv.values import make_pool, same_tail
-from twostroke.cluster.wire.choose import open_transport
+from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.nixl import unavailable
-from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.sender import Sender
 from twostroke.cluster.wire.transport import Transport
@@ -43,10 +43,10 @@ class Ends:
         self._receivers.append(Receiver(pool, transport=transport or self._transport(pool), **given))
         return self._receivers[-1]
 
-    def offered(self, kv: KVCache, **options: Any) -> Outgoing:
-        outgoing = self.sender.offer(**options)
-        outgoing.complete(kv)
-        return outgoing
+    def offered(self, kv: KVCache, **options: Any) -> ValueOffer:
+        offer = self.sender.offer(**options)
+        offer.complete(kv)
+        return offer
 
     def close(self) -> None:
         for receiver in self._receivers:
@@ -56,8 +56,8 @@ class Ends:
             transport.close()
 
 
-def arrives(receiver: Receiver, outgoing: Outgoing) -> KVCache:
-    return receiver.receive(outgoing.handle).result(SOON_S).kv
+def arrives(receiver: Receiver, offer: ValueOffer) -> KVCache:
+    return receiver.receive(offer.handle).result(SOON_S).kv
 
 
 def same(one: KVCache, other: KVCache) -> bool:

@@ -51,9 +51,9 @@ def test_a_stop_string_is_found_across_the_place(pair: Opened) -> None:
     }
     whole = local(both.first, PROMPT, **options)
     assert whole[-1].stop is not None
-    outgoing = both.prefilled(PROMPT, receivers=len(whole))
+    offer = both.prefilled(PROMPT, receivers=len(whole))
     for cut in range(len(whole)):
-        request = both.request(outgoing, PROMPT, **options)
+        request = both.request(offer, PROMPT, **options)
         request.take_over([token.id for token in whole[:cut]])
         both.second.engine.run([request])
         assert list(request.events) == whole[cut:]
@@ -66,9 +66,9 @@ def test_a_value_moves_with_its_answer(pair: Opened) -> None:
     expected = [token.id for token in whole]
     part = both.first.decode(both.first.prefill(PROMPT), max_tokens=11, ignore_eos=True)
     ids = [token.id for token in part]
-    outgoing = both.sender.offer()
-    outgoing.complete(part.kv, {"ids": ids})
-    received = both.receiver.receive(outgoing.handle).result(20)
+    offer = both.sender.offer()
+    offer.complete(part.kv, {"ids": ids})
+    received = both.receiver.receive(offer.handle).result(20)
     assert received.state == {"ids": expected[:11]}
     rest = both.second.decode(received.kv, max_tokens=9, ignore_eos=True)
     assert [token.id for token in rest] == expected[11:]
@@ -77,10 +77,10 @@ def test_a_value_moves_with_its_answer(pair: Opened) -> None:
 def test_a_prefill_that_runs_is_sent_chunk_by_chunk(pair: Opened) -> None:
     """When the last chunk is computed, all before it is there."""
     both = pair(first={"max_step_tokens": 16}, prefix_index="off")
-    outgoing = both.sender.offer()
+    offer = both.sender.offer()
     asked = Prompt(PROMPT, both.first.tokenizer)
-    prefill = Request(lambda: prefill_program(Plain(), asked, outgoing), SamplingParams(), both.first.tokenizer)
-    decode = both.request(outgoing, PROMPT, **OPTIONS)
+    prefill = Request(lambda: prefill_program(Plain(), asked, offer), SamplingParams(), both.first.tokenizer)
+    decode = both.request(offer, PROMPT, **OPTIONS)
     both.second.engine.submit(decode)
     both.first.engine.submit(prefill)
     page, chunks = both.first.pool.page_bytes, 0
@@ -89,12 +89,12 @@ def test_a_prefill_that_runs_is_sent_chunk_by_chunk(pair: Opened) -> None:
         both.second.engine.step()
         chunks += 1
         if not prefill.done:
-            assert soon(lambda chunks=chunks: outgoing.bytes_sent == chunks * page)
+            assert soon(lambda chunks=chunks: offer.bytes_sent == chunks * page)
     assert chunks == 4
     assert (both.second.engine.num_running, both.second.engine.num_arriving) == (0, 1)
     both.second.engine.finish([decode])
     assert list(decode.events) == local(both.first, PROMPT, **OPTIONS)
-    assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
+    assert offer.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
     del prefill
 
 
@@ -102,12 +102,12 @@ def test_a_prefill_that_runs_is_sent_chunk_by_chunk(pair: Opened) -> None:
 def test_preempted_on_both_sides(chosen: Method, pair: Opened) -> None:
     """The prefill starts again while it is sent; the decode loses its value after it came, and the lease is held."""
     both = pair(first={"max_step_tokens": 16}, prefix_index="off")
-    outgoing = both.sender.offer()
+    offer = both.sender.offer()
     asked = Prompt(PROMPT, both.first.tokenizer)
-    prefill = Request(lambda: prefill_program(chosen, asked, outgoing), SamplingParams(), both.first.tokenizer)
-    arriving = SharedArrival(lambda: both.receiver.receive(outgoing.handle, release=False))
+    prefill = Request(lambda: prefill_program(chosen, asked, offer), SamplingParams(), both.first.tokenizer)
+    arrival = SharedArrival(lambda: both.receiver.receive(offer.handle, release=False))
     params = SamplingParams(**OPTIONS)
-    decode = Request(lambda: decode_program(chosen, asked, arriving), params, both.second.tokenizer)
+    decode = Request(lambda: decode_program(chosen, asked, arrival), params, both.second.tokenizer)
     both.second.engine.submit(decode)
     both.first.engine.submit(prefill)
     for _ in range(2):
@@ -119,20 +119,20 @@ def test_preempted_on_both_sides(chosen: Method, pair: Opened) -> None:
     both.second.engine._placement._preempt(decode.choices[0])
     both.second.engine.finish([decode])
     assert list(decode.events) == local(both.first, PROMPT, chosen, **OPTIONS)
-    assert both.receiver.release(outgoing.handle)
+    assert both.receiver.release(offer.handle)
     del prefill
 
 
 def test_others_decode_while_a_value_is_on_its_way(pair: Opened) -> None:
     both = pair(prefix_index="off")
-    outgoing = both.sender.offer()
-    waits, other = both.request(outgoing, PROMPT, **OPTIONS), both.second.request(PROMPT, SamplingParams(**OPTIONS))
+    offer = both.sender.offer()
+    waits, other = both.request(offer, PROMPT, **OPTIONS), both.second.request(PROMPT, SamplingParams(**OPTIONS))
     for request in (waits, other):
         both.second.engine.submit(request)
     while not other.done:
         both.second.engine.step()
     assert (both.second.engine.num_running, both.second.engine.num_arriving) == (0, 1)
-    outgoing.complete(both.first.prefill(PROMPT))
+    offer.complete(both.first.prefill(PROMPT))
     both.second.engine.cancel(waits)
     nothing_is_held(both.second.pool)
 
@@ -141,15 +141,15 @@ def test_a_value_that_is_lost_is_computed_here_if_that_is_wanted(pair: Opened) -
     both = pair()
     expected = local(both.first, PROMPT, **OPTIONS)
     for most in (0, 300, 40_000):
-        outgoing = both.prefilled(PROMPT)
-        with Relay(outgoing.handle, most=most) as relay:
+        offer = both.prefilled(PROMPT)
+        with Relay(offer.handle, most=most) as relay:
             alone = both.request(relay.handle, PROMPT, **OPTIONS)
             with pytest.raises(WireError):
                 both.second.engine.run([alone])
         here = both.request(relay.handle, PROMPT, here=True, **OPTIONS)
         both.second.engine.run([here])
         assert list(here.events) == expected
-        outgoing.fail("it is not needed")
+        offer.fail("it is not needed")
 
 
 def test_a_value_waits_for_room_as_a_prompt_does(pair: Opened) -> None:
@@ -169,29 +169,29 @@ def test_a_value_waits_for_room_as_a_prompt_does(pair: Opened) -> None:
 
 def test_several_choices_share_one_transfer(pair: Opened) -> None:
     both = pair(prefix_index="off")
-    outgoing = both.prefilled(PROMPT)
+    offer = both.prefilled(PROMPT)
     options: dict[str, Any] = OPTIONS | {"temperature": 1.0, "seed": 3, "n": 3}
-    request = both.request(outgoing, PROMPT, **options)
+    request = both.request(offer, PROMPT, **options)
     both.second.engine.run([request])
 
     def order(token: Token) -> tuple[int, int]:
         return token.choice, token.index
 
     assert sorted(request.events, key=order) == sorted(local(both.first, PROMPT, **options), key=order)
-    assert outgoing.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
+    assert offer.bytes_sent == len(PROMPT) * both.first.pool.entry_bytes
 
 
 def test_choices_that_have_not_started_keep_no_page(pair: Opened) -> None:
     """Their value lies in the host."""
     both = pair(prefix_index="off")
-    outgoing, pool = both.prefilled(PROMPT), both.second.pool
-    arriving = SharedArrival(lambda: both.receiver.receive(outgoing.handle), 2)
-    first = arriving.start().result(20)
+    offer, pool = both.prefilled(PROMPT), both.second.pool
+    arrival = SharedArrival(lambda: both.receiver.receive(offer.handle), 2)
+    first = arrival.start().result(20)
     assert pool.num_used == first.kv.num_pages == 4
     expected = first.kv.entries()
     del first
     assert soon(lambda: (pool.num_used, pool.num_copies) == (0, 4))
-    second = arriving.start().result(0)
+    second = arrival.start().result(0)
     assert (second.kv.tier, second.kv.entries().tobytes()) == ("host", expected.tobytes())
     del second
     assert (pool.num_used, pool.num_copies) == (0, 0)

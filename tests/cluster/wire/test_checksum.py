@@ -13,8 +13,8 @@ from tests.cluster.wire.small import Ends, same
 from tests.kv.values import prefill
 from twostroke.cluster.wire import checksum
 from twostroke.cluster.wire.checksum import Kind, is_right, kind_between
+from twostroke.cluster.wire.runtime import SYSTEM, SystemRuntime
 from twostroke.cluster.wire.sender import Sender
-from twostroke.cluster.wire.surroundings import HERE, Machine
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Of no bytes: the lists of test values of both projects.
@@ -72,7 +72,7 @@ def test_one_kind_is_not_taken_for_the_other() -> None:
 def test_where_there_may_be_a_network_it_is_blake3() -> None:
     assert kind_between("a", "a") == "xxh3"
     assert {kind_between(*pair) for pair in (("a", "b"), ("a", None), (None, "a"), (None, None))} == {"blake3"}
-    assert HERE.machine == Machine().machine, "all processes of a machine have one name for it"
+    assert SYSTEM.machine == SystemRuntime().machine, "all processes of a machine have one name for it"
 
 
 def kinds_used(patch: pytest.MonkeyPatch) -> set[Kind]:
@@ -88,13 +88,13 @@ def kinds_used(patch: pytest.MonkeyPatch) -> set[Kind]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "kind"), [(HERE.machine, kind_between(HERE.machine, HERE.machine)), ("b", "blake3")]
+    ("machine", "kind"), [(SYSTEM.machine, kind_between(SYSTEM.machine, SYSTEM.machine)), ("b", "blake3")]
 )
 def test_the_kind_in_a_transfer(machine: str | None, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     used = kinds_used(monkeypatch)
-    ends, there = Ends(), Machine()
+    ends, there = Ends(), SystemRuntime()
     there.machine = machine
-    receiver = ends.new_receiver(ends.here, around=there)
+    receiver = ends.new_receiver(ends.here, runtime=there)
     kv = prefill(ends.there, range(30))
     assert same(receiver.receive(ends.offered(kv).handle).result(SOON_S).kv, kv)
     assert used == {kind}
@@ -106,9 +106,9 @@ def test_a_connection_to_another_address_may_leave_the_machine(monkeypatch: pyte
     used = kinds_used(monkeypatch)
     ends = Ends()
     sender = Sender(ends.there, "m", host="127.0.0.2", secret=SECRET)
-    kv, outgoing = prefill(ends.there, range(30)), sender.offer()
-    outgoing.complete(kv)
-    assert same(ends.receiver.receive(outgoing.handle).result(SOON_S).kv, kv)
+    kv, offer = prefill(ends.there, range(30)), sender.offer()
+    offer.complete(kv)
+    assert same(ends.receiver.receive(offer.handle).result(SOON_S).kv, kv)
     assert used == {"blake3"}
     sender.close()
     ends.close()

@@ -12,10 +12,10 @@ from tests.cluster.wire.pairs import SECRET, SOON_S
 from tests.cluster.wire.relay import Relay
 from tests.cluster.wire.small import Ends, arrives, nothing_is_held, same, soon
 from tests.kv.values import make_pool, prefill
-from twostroke.cluster.wire import checksum, reads, reception, transfer
+from twostroke.cluster.wire import checksum, incoming_transfer, outgoing_transfer, remote_reads
 from twostroke.cluster.wire.channel import Channel, WireError
 from twostroke.cluster.wire.lease import Lease
-from twostroke.cluster.wire.receiver import Extended, Incoming, Receiver
+from twostroke.cluster.wire.receiver import ExtendedValue, IncomingValue, Receiver
 from twostroke.cluster.wire.sender import Sender
 from twostroke.cluster.wire.tcp import Tcp
 from twostroke.errors import KVError, OutOfPages
@@ -31,55 +31,55 @@ def transferred(ends: Ends) -> int:
 
 def test_a_sender_that_dies_at_any_point(ends: Ends) -> None:
     total, kv = transferred(ends), prefill(ends.there, range(30))
-    outgoing = ends.offered(kv)
+    offer = ends.offered(kv)
     for most in sorted({0, 1, 50, 72, 80, *range(100, total, total // 24), total - 1}):
-        with Relay(outgoing.handle, most=most) as relay, pytest.raises(WireError):
+        with Relay(offer.handle, most=most) as relay, pytest.raises(WireError):
             ends.receiver.receive(relay.handle).result(SOON_S)
         nothing_is_held(ends.here)
-    assert same(arrives(ends.receiver, outgoing), kv), "its lease is still held"
+    assert same(arrives(ends.receiver, offer), kv), "its lease is still held"
 
 
 def test_bytes_that_are_altered_on_the_way(ends: Ends) -> None:
     total, kv = transferred(ends), prefill(ends.there, range(30))
-    outgoing = ends.offered(kv)
+    offer = ends.offered(kv)
     for flip in sorted({0, 9, 41, *range(73, total, total // 40), total - 1}):
-        with Relay(outgoing.handle, flip=flip) as relay, pytest.raises(WireError):
+        with Relay(offer.handle, flip=flip) as relay, pytest.raises(WireError):
             ends.receiver.receive(relay.handle, limit_s=3).result(SOON_S)
         nothing_is_held(ends.here)
-    assert same(arrives(ends.receiver, outgoing), kv)
+    assert same(arrives(ends.receiver, offer), kv)
 
 
 def test_a_page_that_is_damaged_where_it_arrives(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     kv = prefill(ends.there, range(30))
-    outgoing, numbers = ends.offered(kv), itertools.count()
+    offer, numbers = ends.offered(kv), itertools.count()
     with monkeypatch.context() as patch:
         patch.setattr(checksum, "checksum", lambda data, kind: str(next(numbers)))  # no two are the same
         with pytest.raises(WireError, match="a checksum is wrong"):
-            arrives(ends.receiver, outgoing)
+            arrives(ends.receiver, offer)
     nothing_is_held(ends.here)
     assert same(arrives(ends.receiver, ends.offered(kv)), kv)
 
 
 def test_a_network_that_stalls(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "STALL_S", 0.3)
+    monkeypatch.setattr(incoming_transfer, "STALL_S", 0.3)
     total, kv = transferred(ends), prefill(ends.there, range(30))
-    outgoing = ends.offered(kv)
+    offer = ends.offered(kv)
     for most in range(200, total, total // 3):
         silent = pytest.raises(WireError, match="does not answer")
-        with Relay(outgoing.handle, most=most, stalls=True) as relay, silent:
+        with Relay(offer.handle, most=most, stalls=True) as relay, silent:
             ends.receiver.receive(relay.handle).result(SOON_S)
         nothing_is_held(ends.here)
-    assert same(arrives(ends.receiver, outgoing), kv)
+    assert same(arrives(ends.receiver, offer), kv)
 
 
 def test_a_receiver_that_dies(ends: Ends) -> None:
     """It connects, claims, and goes at each message; the lease stays for another."""
     kv = prefill(ends.there, range(30))
-    outgoing = ends.sender.offer()
-    outgoing.extend(kv[:20])
+    offer = ends.sender.offer()
+    offer.extend(kv[:20])
     for messages in range(3):
-        channel = Channel.connect(outgoing.handle.address, ends.receiver._secret)
-        handle, pool = outgoing.handle, ends.here
+        channel = Channel.connect(offer.handle.address, ends.receiver._secret)
+        handle, pool = offer.handle, ends.here
         facts: dict[str, Any] = {"geometry": pool.geometry.fingerprint, "page_size": 4, "layout": "plain"}
         facts |= {"transport": ends.receiver._transport.name}
         if messages:
@@ -88,27 +88,27 @@ def test_a_receiver_that_dies(ends: Ends) -> None:
             assert channel.receive(SOON_S)["kind"] == "terms"
             channel.send("read")
         channel.close()
-    outgoing.complete(kv)
-    assert same(arrives(ends.receiver, outgoing), kv)
+    offer.complete(kv)
+    assert same(arrives(ends.receiver, offer), kv)
 
 
 def test_nobody_wants_it_any_more(ends: Ends) -> None:
     kv = prefill(ends.there, range(30))
-    outgoing = ends.sender.offer(expected=8)
-    outgoing.extend(kv[:20])
-    incoming = ends.receiver.receive(outgoing.handle)
-    assert soon(lambda: outgoing.bytes_sent == 5 * ends.there.page_bytes)
+    offer = ends.sender.offer(expected=8)
+    offer.extend(kv[:20])
+    incoming = ends.receiver.receive(offer.handle)
+    assert soon(lambda: offer.bytes_sent == 5 * ends.there.page_bytes)
     assert ends.here.num_used == 8
     incoming.cancel()
     nothing_is_held(ends.here)
-    outgoing.complete(kv)
-    assert same(arrives(ends.receiver, outgoing), kv)
+    offer.complete(kv)
+    assert same(arrives(ends.receiver, offer), kv)
 
 
 def test_entries_that_nobody_wants_any_more_keep_no_page() -> None:
     """The pages before them are free at once, not when the transfer has ended."""
-    pool, incoming = make_pool(), Incoming()
-    extended = Extended(prefill(pool, range(8)), incoming)
+    pool, incoming = make_pool(), IncomingValue()
+    extended = ExtendedValue(prefill(pool, range(8)), incoming)
     assert incoming.set_running_or_notify_cancel()
     assert pool.num_used == 2
     assert extended.cancel()
@@ -120,13 +120,13 @@ def test_no_room_is_refused_in_one_line_and_hurts_nobody(ends: Ends) -> None:
     small = make_pool(12)
     receiver = ends.new_receiver(small)
     mine = prefill(small, range(20))
-    before, outgoing = mine.entries(), ends.offered(kv)
+    before, offer = mine.entries(), ends.offered(kv)
     with pytest.raises(OutOfPages, match="8 more KV pages are needed and 7 of 12 are free"):
-        arrives(receiver, outgoing)
+        arrives(receiver, offer)
     assert (mine.entries() == before).all()
     assert small.num_used == 5
     del mine
-    assert same(arrives(receiver, outgoing), kv), "now there is room"
+    assert same(arrives(receiver, offer), kv), "now there is room"
     growing = ends.sender.offer()  # nobody knows how long it will be
     longer = prefill(ends.there, range(60))
     growing.extend(longer[:32])
@@ -140,13 +140,13 @@ def test_no_room_is_refused_in_one_line_and_hurts_nobody(ends: Ends) -> None:
 
 def test_a_lease_ends(ends: Ends) -> None:
     kv = prefill(ends.there, range(30))
-    outgoing = ends.offered(kv, ttl_s=0.2)
-    expected, handle = kv.num_pages, outgoing.handle
+    offer = ends.offered(kv, ttl_s=0.2)
+    expected, handle = kv.num_pages, offer.handle
     assert ends.there.num_used == expected
     del kv
     assert soon(lambda: ends.there.num_used == 0)
-    assert outgoing.lease is not None
-    assert outgoing.lease.state == "expired"
+    assert offer.lease is not None
+    assert offer.lease.state == "expired"
     with pytest.raises(WireError, match="its lease has ended"):
         ends.receiver.receive(handle).result(SOON_S)
     assert ends.receiver.release(handle) is False, "a late release changes nothing"
@@ -155,13 +155,13 @@ def test_a_lease_ends(ends: Ends) -> None:
 
 def test_a_lease_is_renewed_and_released(ends: Ends) -> None:
     kv = prefill(ends.there, range(30))
-    outgoing = ends.offered(kv, ttl_s=0.4)
+    offer = ends.offered(kv, ttl_s=0.4)
     for _ in range(4):
         threading.Event().wait(0.15)
-        assert ends.receiver.renew(outgoing.handle)
+        assert ends.receiver.renew(offer.handle)
     del kv
-    assert ends.receiver.release(outgoing.handle) is True
-    assert ends.receiver.release(outgoing.handle) is False
+    assert ends.receiver.release(offer.handle) is True
+    assert ends.receiver.release(offer.handle) is False
     assert (ends.sender.num_offers, ends.there.num_used) == (0, 0)
 
 
@@ -175,23 +175,23 @@ def test_the_states_of_a_lease() -> None:
     now[0] += 9
     assert (one.held, one.seconds_left, one.renew()) == (True, 1, True)
     now[0] += 9
-    assert (one.taken(), one.state, one.taken(), one.state) == (True, "held", True, "released")
+    assert (one.receiver_done(), one.state, one.receiver_done(), one.state) == (True, "held", True, "released")
     ended = [one, lease(), lease()]
     ended[1].cancel()
     now[0] += 10
     states = [each.state for each in ended]
     assert states == ["released", "cancelled", "expired"]
     for each in ended:  # nothing that is said late brings it back
-        assert (each.renew(), each.taken(), each.seconds_left) == (False, False, 0)
+        assert (each.renew(), each.receiver_done(), each.seconds_left) == (False, False, 0)
         each.cancel()
     assert [each.state for each in ended] == states
 
 
 def test_a_prefill_that_fails_or_is_given_up(ends: Ends) -> None:
-    outgoing = ends.sender.offer()
-    incoming = ends.receiver.receive(outgoing.handle)
-    outgoing.extend(prefill(ends.there, range(9)))
-    outgoing.fail("its prefill failed: no")
+    offer = ends.sender.offer()
+    incoming = ends.receiver.receive(offer.handle)
+    offer.extend(prefill(ends.there, range(9)))
+    offer.fail("its prefill failed: no")
     with pytest.raises(WireError, match="its prefill failed: no"):
         incoming.result(SOON_S)
     given_up = ends.sender.offer()
@@ -214,18 +214,18 @@ def test_a_sender_that_starts_again_at_the_same_address(ends: Ends) -> None:
 
 def test_who_does_not_know_the_secret(ends: Ends) -> None:
     kv = prefill(ends.there, range(30))
-    outgoing = ends.offered(kv)
+    offer = ends.offered(kv)
     stranger = Receiver(ends.here, secret=SECRET + "!")
     with pytest.raises(WireError, match="another secret"):
-        arrives(stranger, outgoing)
+        arrives(stranger, offer)
     stranger.close()
     with pytest.raises(KVError, match="too short"):
         Receiver(ends.here, secret="1234")
     for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000)):
-        with socket.create_connection(outgoing.handle.address) as connection:
+        with socket.create_connection(offer.handle.address) as connection:
             connection.sendall(noise)
-    silent = socket.create_connection(outgoing.handle.address)  # keeps one thread for some seconds, and nobody else
-    assert same(arrives(ends.receiver, outgoing), kv)
+    silent = socket.create_connection(offer.handle.address)  # keeps one thread for some seconds, and nobody else
+    assert same(arrives(ends.receiver, offer), kv)
     silent.close()
 
 
@@ -268,7 +268,7 @@ class LateReading:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Late, Ends]]:
-    monkeypatch.setattr(reception, "END_S", 0.05)
+    monkeypatch.setattr(incoming_transfer, "END_S", 0.05)
     transport = Late()
     ends = Ends(pages=20, transport=transport)
     transport.here, transport.there = ends.here.memory, ends.there.memory
@@ -307,15 +307,15 @@ def test_what_is_read_when_it_is_somebody_elses_is_not_the_value(
     late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender holds its pages for so long and no longer; the receiver sees that it has read others."""
-    monkeypatch.setattr(transfer, "ANSWER_S", 0.2)
-    monkeypatch.setattr(reads, "ALIVE_S", SOON_S)  # it says nothing meanwhile
+    monkeypatch.setattr(outgoing_transfer, "ANSWER_S", 0.2)
+    monkeypatch.setattr(remote_reads, "ALIVE_S", SOON_S)  # it says nothing meanwhile
     transport, ends = late
     kv = prefill(ends.there, range(40))
-    outgoing = ends.offered(kv)
-    incoming = ends.receiver.receive(outgoing.handle)
+    offer = ends.offered(kv)
+    incoming = ends.receiver.receive(offer.handle)
     assert soon(lambda: ends.here.num_used == 10)
-    outgoing.fail("nobody wants it any more")
-    del kv, outgoing
+    offer.fail("nobody wants it any more")
+    del kv, offer
     assert soon(lambda: ends.there.num_used == 0), "the sender does not wait for ever"
     other = prefill(ends.there, range(100, 180))
     transport.go.set()
@@ -326,8 +326,8 @@ def test_what_is_read_when_it_is_somebody_elses_is_not_the_value(
 
 def test_a_slow_read_keeps_its_sender_waiting(late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver says that it is alive."""
-    monkeypatch.setattr(transfer, "ANSWER_S", 0.6)
-    monkeypatch.setattr(reads, "ALIVE_S", 0.1)
+    monkeypatch.setattr(outgoing_transfer, "ANSWER_S", 0.6)
+    monkeypatch.setattr(remote_reads, "ALIVE_S", 0.1)
     transport, ends = late
     kv = prefill(ends.there, range(40))
     incoming = ends.receiver.receive(ends.offered(kv).handle)
@@ -336,7 +336,7 @@ def test_a_slow_read_keeps_its_sender_waiting(late: tuple[Late, Ends], monkeypat
 
 
 def test_a_read_that_takes_too_long_is_given_up(late: tuple[Late, Ends], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "STALL_S", 0.3)
+    monkeypatch.setattr(incoming_transfer, "STALL_S", 0.3)
     transport, ends = late
     kv = prefill(ends.there, range(40))
     incoming = ends.receiver.receive(ends.offered(kv).handle)

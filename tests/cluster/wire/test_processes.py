@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.wire.pairs import SECRET, SOON_S, local
 from tests.cluster.wire.small import TRANSPORTS, nothing_is_held, soon
 from twostroke.api.llm import LLM
-from twostroke.cluster.wire import incoming_transfer as reception
+from twostroke.cluster.wire import incoming_transfer
 from twostroke.cluster.wire.channel import WireError
 from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.handle import ValueHandle
@@ -80,9 +80,9 @@ def both(
 
 
 def decoding(llm: LLM, receiver: Receiver, handle: ValueHandle) -> Request:
-    arriving, asked = SharedArrival(lambda: receiver.receive(handle)), Prompt(PROMPT, llm.tokenizer)
+    arrival, asked = SharedArrival(lambda: receiver.receive(handle)), Prompt(PROMPT, llm.tokenizer)
     params = SamplingParams(**OPTIONS)
-    return Request(lambda: decode_program(Plain(), asked, arriving), params, llm.tokenizer)
+    return Request(lambda: decode_program(Plain(), asked, arrival), params, llm.tokenizer)
 
 
 def test_one_prefills_and_the_other_decodes(both: tuple[Process, LLM, Receiver]) -> None:
@@ -123,8 +123,8 @@ def test_the_one_that_prefills_is_stopped_for_long(
 ) -> None:
     """What is still being read then stays in quarantine until it goes on, or dies; all else is free at once."""
     process, llm, receiver = both
-    monkeypatch.setattr(reception, "STALL_S", 0.5)
-    monkeypatch.setattr(reception, "END_S", 0.1)
+    monkeypatch.setattr(incoming_transfer, "STALL_S", 0.5)
+    monkeypatch.setattr(incoming_transfer, "END_S", 0.1)
     incoming = receiver.receive(process.handle)
     process.step()
     assert soon(lambda: llm.pool.num_used == 1)

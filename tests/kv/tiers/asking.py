@@ -6,7 +6,7 @@ from typing import Any
 from tests.kv.tiers.pages import Prompt
 from tests.kv.tiers.redis_server import RedisServer
 from twostroke.kv.tiers.remote import RedisStore
-from twostroke.kv.tiers.remote.circuit_breaker import Circuit
+from twostroke.kv.tiers.remote.circuit_breaker import CircuitBreaker
 
 Server = Callable[..., RedisServer]
 Open = Callable[..., RedisStore]
@@ -36,7 +36,7 @@ def client(server: RedisServer) -> Any:
 
 
 def key_of(store: RedisStore, one: Prompt, number: int) -> bytes:
-    return store._form(one.namespace).key(one.names[number])
+    return store._page_format(one.namespace).key(one.names[number])
 
 
 class Clock:
@@ -49,9 +49,9 @@ class Clock:
 def clocked(store: RedisStore) -> Clock:
     """Let the circuits of a store go by a clock of ours."""
     clock = Clock()
-    store._endpoint.circuit, store._endpoint.writing = Circuit(clock), Circuit(clock)
+    store._pool.circuit, store._pool.writing = CircuitBreaker(clock), CircuitBreaker(clock)
     return clock
 
 
 def reasons(store: RedisStore) -> dict[str, int]:
-    return store.traffic.read().reasons
+    return store.counters.read().reasons

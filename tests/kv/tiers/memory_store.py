@@ -21,7 +21,7 @@ class MemoryStore:
     """
 
     def __init__(self, tier: str = "disk", pages: Pages | None = None) -> None:
-        self.tier, self.where, self.traffic = tier, f"memory:{tier}", TierCounters()
+        self.tier, self.where, self.counters = tier, f"memory:{tier}", TierCounters()
         self.pages: Pages = {} if pages is None else pages
         self.private: dict[bytes, bytes] = {}
         self.before: Callable[[str], object] = lambda _: None
@@ -54,7 +54,7 @@ class MemoryStore:
                 break
             view[:] = page
             count += 1
-        self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
+        self.counters.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
         return count
 
     def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
@@ -66,11 +66,11 @@ class MemoryStore:
                 assert self.loses, "a page without its parent"
                 break
             if len(self.pages) * namespace.page_bytes >= self.most_bytes:
-                self.traffic.skipped("full")
+                self.counters.skipped("full")
                 break
             known = self.pages.setdefault((namespace.digest, name.key), bytes(page))
             assert known == bytes(page), "two contents of one key"
-            self.traffic.moved("out", 1, len(page), 0.0)
+            self.counters.moved("out", 1, len(page), 0.0)
         return self._count(namespace, names)
 
     def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW, LONGEST_S, SHORTEST_S, Circuit
+from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW, MAX_OPEN_S, MIN_OPEN_S, CircuitBreaker
 
 
 class Clock:
@@ -15,27 +15,27 @@ class Clock:
         return self.now
 
 
-def opened(clock: Clock, draw: float = 1.0) -> Circuit:
+def opened(clock: Clock, draw: float = 1.0) -> CircuitBreaker:
     """A circuit that has just been opened by failures."""
-    circuit = Circuit(clock, lambda: draw)
+    circuit = CircuitBreaker(clock, lambda: draw)
     for _ in range(IN_A_ROW):
         fail(circuit)
     assert not circuit.closed
     return circuit
 
 
-def ask(circuit: Circuit) -> int:
-    ticket = circuit.ask()
+def ask(circuit: CircuitBreaker) -> int:
+    ticket = circuit.acquire()
     assert ticket is not None
     return ticket
 
 
-def fail(circuit: Circuit, at_once: bool = False) -> float | None:
+def fail(circuit: CircuitBreaker, at_once: bool = False) -> float | None:
     return circuit.failed(ask(circuit), at_once)
 
 
-def succeed(circuit: Circuit) -> bool:
-    return circuit.answered(ask(circuit))
+def succeed(circuit: CircuitBreaker) -> bool:
+    return circuit.succeeded(ask(circuit))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def succeed(circuit: Circuit) -> bool:
     ],
 )
 def test_what_opens_it(calls: str, is_open: bool) -> None:
-    circuit = Circuit(Clock())
+    circuit = CircuitBreaker(Clock())
     for call in calls:
         if call == "x":
             fail(circuit)
@@ -64,97 +64,97 @@ def test_what_opens_it(calls: str, is_open: bool) -> None:
 
 
 def test_a_full_server_opens_it_at_once() -> None:
-    assert fail(Circuit(Clock(), lambda: 1.0), at_once=True) == SHORTEST_S
+    assert fail(CircuitBreaker(Clock(), lambda: 1.0), at_once=True) == MIN_OPEN_S
 
 
 def test_it_opens_for_longer_each_time_and_not_beyond_a_limit() -> None:
     clock = Clock()
     circuit, waits = opened(clock), list[float]()
-    wait = SHORTEST_S
+    wait = MIN_OPEN_S
     for _ in range(7):
         waits.append(wait)
         clock.now += wait - 1e-6
-        assert circuit.ask() is None
+        assert circuit.acquire() is None
         clock.now += 1e-6
         found = fail(circuit)
         assert found is not None
         wait = found
     assert waits == [1, 2, 4, 8, 16, 30, 30]
-    assert waits[-1] == LONGEST_S
+    assert waits[-1] == MAX_OPEN_S
 
 
 def test_waits_are_not_the_same_for_all_clients() -> None:
     clock = Clock()
     circuit = opened(clock, draw=0.0)
-    clock.now += SHORTEST_S / 2
+    clock.now += MIN_OPEN_S / 2
     ask(circuit)
 
 
 def test_one_probe_closes_it() -> None:
     clock = Clock()
     circuit = opened(clock)
-    clock.now += SHORTEST_S
+    clock.now += MIN_OPEN_S
     probe = ask(circuit)
-    assert circuit.ask() is None, "one at a time"
-    assert circuit.answered(probe)
+    assert circuit.acquire() is None, "one at a time"
+    assert circuit.succeeded(probe)
     assert circuit.closed
     assert fail(circuit) is None, "one failure does not open it again"
     for _ in range(3):
         fail(circuit)
-    assert fail(circuit) == SHORTEST_S, "and the waits begin anew"
+    assert fail(circuit) == MIN_OPEN_S, "and the waits begin anew"
 
 
 def test_a_probe_that_tells_nothing_lets_another_go() -> None:
     clock = Clock()
     circuit = opened(clock)
-    clock.now += SHORTEST_S
+    clock.now += MIN_OPEN_S
     probe = ask(circuit)
-    circuit.undecided(probe)
+    circuit.abandon(probe)
     assert not circuit.closed
     assert succeed(circuit)
 
 
 def test_calls_that_began_before_have_no_say() -> None:
     clock = Clock()
-    circuit = Circuit(clock, lambda: 1.0)
+    circuit = CircuitBreaker(clock, lambda: 1.0)
     old = [ask(circuit) for _ in range(8)]
     for ticket in old[:IN_A_ROW]:
         circuit.failed(ticket)
     assert circuit.failed(old[5]) is None, "it does not stay open for longer"
-    assert not circuit.answered(old[6]), "nor is it closed"
-    clock.now += SHORTEST_S
+    assert not circuit.succeeded(old[6]), "nor is it closed"
+    clock.now += MIN_OPEN_S
     probe = ask(circuit)
-    circuit.undecided(old[7])
-    assert circuit.ask() is None, "nor may a second probe go"
-    assert circuit.answered(probe)
+    circuit.abandon(old[7])
+    assert circuit.acquire() is None, "nor may a second probe go"
+    assert circuit.succeeded(probe)
 
 
 @given(st.lists(st.one_of(st.sampled_from(["ask", "good", "bad", "full", "none"]), st.floats(0, 40)), max_size=80))
 def test_at_most_one_call_goes_while_it_is_open_and_it_can_always_close(steps: list[str | float]) -> None:
     clock = Clock()
-    circuit = Circuit(clock)
+    circuit = CircuitBreaker(clock)
     out: list[tuple[int, bool]] = []  # calls under way: ticket, and whether it was closed when they went
     for step in steps:
         if isinstance(step, float):
             clock.now += step
         elif step == "ask":
-            closed, ticket = circuit.closed, circuit.ask()
+            closed, ticket = circuit.closed, circuit.acquire()
             assert ticket is not None or not closed
             if ticket is not None:
                 out.append((ticket, closed))
         elif out:
             ticket, _ = out.pop(len(out) // 2)
             if step == "good":
-                circuit.answered(ticket)
+                circuit.succeeded(ticket)
             elif step == "none":
-                circuit.undecided(ticket)
+                circuit.abandon(ticket)
             else:
                 circuit.failed(ticket, at_once=step == "full")
         if not circuit.closed:
             assert len({ticket for ticket, closed in out if not closed and ticket == circuit._era}) <= 1
     for ticket, _ in out:  # whatever happened, once all calls are over it closes by itself
         circuit.failed(ticket)
-    clock.now += LONGEST_S
+    clock.now += MAX_OPEN_S
     if not circuit.closed:
         assert succeed(circuit)
     assert circuit.closed

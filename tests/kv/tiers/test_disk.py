@@ -102,7 +102,7 @@ def test_a_changed_file_is_a_miss(open_disk: Open, disk: Path, seed: int) -> Non
     right = [name.key.hex() for name in one.names].index(file.name)
     assert find(store, one) == 3
     assert read(store, one) == right
-    assert store.traffic.read().reasons == {"corrupt": 1}
+    assert store.counters.read().reasons == {"corrupt": 1}
     assert not file.exists()
     assert write(store, one) == read(store, one) == 3
 
@@ -113,7 +113,7 @@ def test_a_file_under_another_name_is_a_miss(open_disk: Open, disk: Path) -> Non
     first, second = (disk / "pages" / page_files(disk)[0].parent.name / name.key.hex() for name in one.names)
     shutil.copy(first, second)
     assert read(store, one) == 1
-    assert store.traffic.read().reasons == {"corrupt": 1}
+    assert store.counters.read().reasons == {"corrupt": 1}
 
 
 def test_what_is_no_file_is_a_miss(open_disk: Open, disk: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_quota_holds_and_the_oldest_go(open_disk: Open, disk: Path) -> None:
         assert taken(disk) <= quota
     assert find(store, prompt(3, 0)) == find(store, prompt(3, 99)) == 3
     assert find(store, prompt(3, 1)) == 0
-    assert sum(one.traffic.read().reasons["evicted"] for one in (store, other)) > 100
+    assert sum(one.counters.read().reasons["evicted"] for one in (store, other)) > 100
 
 
 @given(st.data())
@@ -183,7 +183,7 @@ def test_the_day_has_its_budget(open_disk: Open, monkeypatch: pytest.MonkeyPatch
     store, other = open_disk(day_bytes=50_000), open_disk(day_bytes=50_000)
     written = sum(write((store, other)[seed % 2], prompt(1, seed)) for seed in range(20))
     assert written == 9  # of 4,096 + 1,000 bytes each
-    assert store.traffic.read().reasons["budget"] > 0
+    assert store.counters.read().reasons["budget"] > 0
     assert find(store, prompt(1, 0)) == 1
     tomorrow = time.time() + 86400
     monkeypatch.setattr("time.time", lambda: tomorrow)
@@ -244,13 +244,13 @@ def test_a_full_device(open_disk: Open, disk: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("os.posix_fallocate", full)
     assert write(store, one) == 1
-    assert store.traffic.read().reasons == {"full": 2}
+    assert store.counters.read().reasons == {"full": 2}
     assert read(store, one) == 1
     with pytest.raises(OutOfPages, match="is full"):
         store.keep(one.namespace, private_name(), one.pages[0])
     assert store.used_bytes == taken(disk)
     assert write(store, one) == 0  # it rests
-    assert store.traffic.read().reasons["open"] == 3
+    assert store.counters.read().reasons["open"] == 3
 
 
 @pytest.mark.parametrize("call", ["os.pwritev", "os.rename", "os.utime"])
@@ -264,7 +264,7 @@ def test_a_device_that_fails(open_disk: Open, disk: Path, monkeypatch: pytest.Mo
 
         patch.setattr(call, fail)
         assert write(store, one[1:]) == 0
-    assert store.traffic.read().reasons == {"error": 2}
+    assert store.counters.read().reasons == {"error": 2}
     assert read(store, one) == 1
     store._rest_until = 0.0  # pyright: ignore[reportPrivateUsage]
     assert write(store, one) == 3  # what the failure left goes, too
@@ -286,7 +286,7 @@ def test_files_that_cannot_be_opened_now_stay(open_disk: Open, monkeypatch: pyte
         patch.setattr("os.open", fail)
         assert read(store, one) == 1
     assert read(store, one) == 3
-    assert store.traffic.read().reasons == {"error": 1}
+    assert store.counters.read().reasons == {"error": 1}
 
 
 def test_a_directory_that_can_only_be_read(open_disk: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_a_directory_that_can_only_be_read(open_disk: Open, monkeypatch: pytest.
     store = open_disk()
     assert read(store, one) == 2
     assert write(store, one) == 2
-    assert store.traffic.read().reasons == {"error": 1}
+    assert store.counters.read().reasons == {"error": 1}
     with pytest.raises(OutOfPages, match="cannot be written to"):
         store.keep(one.namespace, private_name(), one.pages[0])
 
@@ -339,4 +339,4 @@ def test_reading_ends_at_its_limit(open_disk: Open) -> None:
     write(store, one)
     count = store.read(one.namespace, one.names, one.room(), 0.0)
     assert count < 50
-    assert store.traffic.read().reasons["late"] == 50 - count
+    assert store.counters.read().reasons["late"] == 50 - count

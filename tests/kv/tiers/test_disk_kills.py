@@ -73,7 +73,7 @@ def test_killed_at_any_moment(disk: Path) -> None:
             if there == 0 and seed not in known and find(store, prompt(1, seed + 1, PAGE)) == 0:
                 break
     assert lost == 0
-    assert not store.traffic.read().reasons
+    assert not store.counters.read().reasons
     store.close()
 
 
@@ -127,7 +127,7 @@ def test_killed_at_every_call(disk: Path, after: bool) -> None:
         for seed in range(n + 3):
             one = prompt(4, seed, 10_000)
             assert read(store, one) == find(store, one)
-        assert not store.traffic.read().reasons
+        assert not store.counters.read().reasons
         store.close()
     assert n > 50
 
@@ -147,7 +147,7 @@ def test_processes_that_share_a_directory(disk: Path) -> None:
                 hits += read(store, one)
                 store.touch(one.namespace, one.names)
             assert (store.used_bytes or 0) <= quota
-        reasons = set(store.traffic.read().reasons)
+        reasons = set(store.counters.read().reasons)
         store.close()
         os.write(tell, f"{hits} {reasons - {'evicted'}}".encode())
 
@@ -176,7 +176,7 @@ def test_a_stopped_process_stops_no_other(disk: Path, monkeypatch: pytest.Monkey
 
     def work(tell: int) -> None:
         other = DiskStore.open(disk, 1 << 30)
-        with other._directory.ledger.held():  # pyright: ignore[reportPrivateUsage]
+        with other._directory.ledger.locked():  # pyright: ignore[reportPrivateUsage]
             os.write(tell, b"held")
             signal.pause()
 
@@ -184,7 +184,7 @@ def test_a_stopped_process_stops_no_other(disk: Path, monkeypatch: pytest.Monkey
     assert os.read(tells, 4) == b"held"
     assert read(store, one) == 2
     assert write(store, one) == 2
-    assert store.traffic.read().reasons == {"error": 1}
+    assert store.counters.read().reasons == {"error": 1}
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert write(store, one) == 3

@@ -27,7 +27,7 @@ def test_pages_come_back(redis_server: Server, open_store: Open, count: int, pag
     assert write(store, one) == count
     assert (find(other, one), read(other, one)) == (count, count)
     assert write(other, one) == count, "there already"
-    out, back = store.traffic.read(), other.traffic.read()
+    out, back = store.counters.read(), other.counters.read()
     assert (out.pages_out, out.bytes_out, back.pages_out) == (count, count * page_bytes, 0)
     assert (back.pages_in, back.bytes_in) == (count, count * page_bytes)
     assert out.reasons == back.reasons == {}
@@ -121,7 +121,7 @@ def test_private_pages(redis_server: Server, open_store: Open) -> None:
     for name in names:
         fetch(name)
     assert store.find(NAMESPACE, names) == 0, "no prompt finds them"
-    key = store._form(NAMESPACE).key(names[0], "private")
+    key = store._page_format(NAMESPACE).key(names[0], "private")
     assert 0 < raw.pttl(key) <= 600_000, "gone soon after this process"
     raw.pexpire(key, 60_000)
     until = time.monotonic() + PATIENCE_S
@@ -167,8 +167,8 @@ def test_many_threads(redis_server: Server, open_store: Open) -> None:
 
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(work, prompts))
-    assert store.traffic.read().reasons == {}
-    assert len(store._endpoint._idle) <= 8
+    assert store.counters.read().reasons == {}
+    assert len(store._pool._idle) <= 8
 
 
 FORKED = """
@@ -191,7 +191,7 @@ for _ in range(30):
     assert store.read(NAMESPACE, one.names, room, 30) == 40
     assert room == one.pages
 assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
-assert not store.traffic.read().reasons, store.traffic.read()
+assert not store.counters.read().reasons, store.counters.read()
 """
 
 

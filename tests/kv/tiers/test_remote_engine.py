@@ -55,7 +55,7 @@ def test_a_restart(redis_server: Server, open_model: OpenModel) -> None:
     assert ask(second, 0) == (expected, {"remote": 192})
     assert ask(second, 0) == (expected, {"pool": 192})
     assert second.tiers.remote is not None
-    assert second.tiers.remote.traffic.read().reasons == {}
+    assert second.tiers.remote.counters.read().reasons == {}
 
 
 def test_whatever_the_server_does(redis_server: Server, open_model: OpenModel) -> None:

@@ -16,11 +16,11 @@ from contextlib import suppress
 from typing import Any, Self
 
 from twostroke.cluster.wire import secret as secrets
-from twostroke.cluster.wire.surroundings import HERE, Address, Surroundings
+from twostroke.cluster.wire.runtime import SYSTEM, Address, Runtime
 from twostroke.errors import KVError
 
 CONNECT_S = 5.0  # seconds for a connection and its handshake
-MOST_JSON = 256 << 20  # bytes; a header of some million entries
+MAX_JSON_BYTES = 256 << 20  # bytes; a header of some million entries
 WAIT_S = 0.2  # seconds of one wait for bytes: a limit that stays the same is set once
 MAC_BYTES = 16
 BUFFERS = 256  # that one call of the system gets at once
@@ -48,32 +48,30 @@ class Channel:
         machine: the machine's name (`Surroundings`) if the other side has the same address, so that nothing leaves it.
     """
 
-    def __init__(self, connection: socket.socket, keys: secrets.Keys, around: Surroundings = HERE) -> None:
-        self._socket, self._keys, self._around = connection, keys, around
+    def __init__(self, connection: socket.socket, keys: secrets.ChannelKeys, runtime: Runtime = SYSTEM) -> None:
+        self._socket, self._keys, self._runtime = connection, keys, runtime
         self._sent = self._received = 0
         self._seconds = 0.0
         host, port = connection.getpeername()[:2]
         self.peer = f"{host}:{port}"
-        self.machine = around.machine if connection.getsockname()[0] == host else None
+        self.machine = runtime.machine if connection.getsockname()[0] == host else None
 
     @classmethod
-    def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S, around: Surroundings = HERE) -> Self:
+    def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S, runtime: Runtime = SYSTEM) -> Self:
         """Connect to a sender. Raises WireError."""
         try:
-            connection = around.connect(address, limit_s)
+            connection = runtime.connect(address, limit_s)
         except OSError as error:
             raise WireError(f"{address[0]}:{address[1]} cannot be reached: {error.strerror or error}") from None
-        return cls._opened(connection, secrets.connect, secret, limit_s, around)
+        return cls._opened(connection, secrets.connect, secret, limit_s, runtime)
 
     @classmethod
-    def accept(cls, connection: socket.socket, secret: bytes, around: Surroundings = HERE) -> Self:
+    def accept(cls, connection: socket.socket, secret: bytes, runtime: Runtime = SYSTEM) -> Self:
         """The other side of `connect`. Raises WireError."""
-        return cls._opened(connection, secrets.accept, secret, CONNECT_S, around)
+        return cls._opened(connection, secrets.accept, secret, CONNECT_S, runtime)
 
     @classmethod
-    def _opened(
-        cls, connection: socket.socket, shake: Any, secret: bytes, limit_s: float, around: Surroundings
-    ) -> Self:
+    def _opened(cls, connection: socket.socket, shake: Any, secret: bytes, limit_s: float, runtime: Runtime) -> Self:
         try:
             connection.settimeout(limit_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,7 +80,7 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-            return cls(connection, shake(connection, secret, limit_s, around.now), around)
+            return cls(connection, shake(connection, secret, limit_s, runtime.now), runtime)
         except (OSError, KVError) as error:
             connection.close()
             raise WireError(str(error)) from None
@@ -112,11 +110,11 @@ class Channel:
 
     def receive(self, limit_s: float) -> Message:
         """The next message. Raises WireError."""
-        until = self._around.now() + limit_s
+        until = self._runtime.now() + limit_s
         length = bytearray(_LENGTH.size)
         self._fill_all([memoryview(length)], until)
         (size,) = _LENGTH.unpack(length)
-        if size > MOST_JSON:
+        if size > MAX_JSON_BYTES:
             raise WireError(f"{self.peer}: a message of {size:,} bytes is too long")
         text = bytearray(size + MAC_BYTES)
         self._fill_all([memoryview(text)], until)
@@ -127,12 +125,12 @@ class Channel:
 
     def fill(self, views: Sequence[memoryview], limit_s: float) -> None:
         """Receive bytes into memory. Raises WireError."""
-        self._fill_all(views, self._around.now() + limit_s)
+        self._fill_all(views, self._runtime.now() + limit_s)
 
     def _fill_all(self, views: Sequence[memoryview], until: float) -> None:
         left = [view.cast("B") for view in views if view.nbytes]
         while left:
-            if (seconds := until - self._around.now()) <= 0:
+            if (seconds := until - self._runtime.now()) <= 0:
                 raise WireError(f"{self.peer} does not answer")
             try:
                 self._limit(min(WAIT_S, seconds))
@@ -148,7 +146,7 @@ class Channel:
     @property
     def readable(self) -> bool:
         """Whether a message, or the end of the connection, is there to be received."""
-        return self._around.readable(self._socket)
+        return self._runtime.readable(self._socket)
 
     def shut(self) -> None:
         """End the connection. The other side, and a thread that waits here, learn of it at once."""

@@ -7,7 +7,7 @@ from twostroke.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
-class Handle:
+class ValueHandle:
     """Names a value that a sender holds. It is no secret: who claims the value has to know the secret.
 
     Attributes:

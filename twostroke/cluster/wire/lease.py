@@ -57,7 +57,7 @@ class Lease:
                 self._until = self._clock() + self.ttl_s
             return self._state == "held"
 
-    def taken(self) -> bool:
+    def receiver_done(self) -> bool:
         """One receiver has the value, or does not want it. Returns False if the lease had ended."""
         with self._lock:
             self._look()

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.cluster.wire.channel import CONNECT_S, Channel, WireError
-from twostroke.cluster.wire.checks import Digesting
-from twostroke.cluster.wire.form import digest_of
-from twostroke.cluster.wire.handle import Handle
-from twostroke.cluster.wire.reception import Reception
+from twostroke.cluster.wire.handle import ValueHandle
+from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
+from twostroke.cluster.wire.page_digests import DigestThreads
+from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.secret import shared_secret
-from twostroke.cluster.wire.surroundings import HERE, Surroundings
 from twostroke.cluster.wire.tcp import Tcp
 from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.value_format import digest_of
 from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
@@ -23,12 +23,12 @@ from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
 
-MOST = 64  # values that arrive at once
+MAX_VALUES = 64  # values that arrive at once
 LIMIT_S = 120.0  # seconds for a value, the rest of its prefill included
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedValue:
     """A value that has come.
 
     Attributes:
@@ -52,30 +52,30 @@ class Received:
     moving_s: float
 
 
-class Incoming(Future[Received]):
+class IncomingValue(Future[ReceivedValue]):
     """A value on its way. `result` waits for it and raises what kept it from coming; `cancel` never waits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._reception: Reception | None = None
-        self._turned_away = False
+        self._transfer: IncomingTransfer | None = None
+        self._cancelled = False
 
     def cancel(self) -> bool:
         """Nobody wants it any more: its pages are freed as soon as nothing is under way to them."""
-        self._turned_away = True
-        if (reception := self._reception) is not None:
-            reception.turn_away()
+        self._cancelled = True
+        if (transfer := self._transfer) is not None:
+            transfer.cancel()
         return super().cancel()
 
 
-class Extended(Future[KVCache]):
+class ExtendedValue(Future[KVCache]):
     """A value whose last entries are on their way. `cancel` lets go of the others at once."""
 
-    def __init__(self, kv: KVCache, incoming: Incoming) -> None:
+    def __init__(self, kv: KVCache, incoming: IncomingValue) -> None:
         super().__init__()
         # Let go of in the end: the incoming future refers to this one, and a cycle would keep pages until the garbage
         # collector runs.
-        self._waits_for: tuple[KVCache, Incoming] | None = kv, incoming
+        self._waits_for: tuple[KVCache, IncomingValue] | None = kv, incoming
         incoming.add_done_callback(self._join)
 
     def cancel(self) -> bool:
@@ -85,7 +85,7 @@ class Extended(Future[KVCache]):
             self._waits_for = None
         return cancelled
 
-    def _join(self, incoming: Future[Received]) -> None:
+    def _join(self, incoming: Future[ReceivedValue]) -> None:
         """The entries have come, or not."""
         if not self.set_running_or_notify_cancel():
             return
@@ -109,7 +109,7 @@ class Receiver:
         transport: Transport | None = None,
         same_identity: bool = False,
         convert: bool = True,
-        around: Surroundings = HERE,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         """Prepare.
 
@@ -126,14 +126,14 @@ class Receiver:
         Raises KVError: there is no secret.
         """
         self.pool, self.identity, self._secret = pool, identity, shared_secret(secret)
-        self._transport, self._around = transport or Tcp(), around
+        self._transport, self._runtime = transport or Tcp(), runtime
         self._same_identity, self._convert = same_identity, convert
-        self._workers = around.workers("wire receiver", MOST)
-        self._receptions: dict[Reception, None] = {}
-        self._digesting = Digesting("wire checks", around.cores)
+        self._workers = runtime.workers("wire receiver", MAX_VALUES)
+        self._transfers: dict[IncomingTransfer, None] = {}
+        self._digesting = DigestThreads("wire checks", runtime.cores)
         self._lock = threading.Lock()
 
-    def receive(self, handle: Handle, limit_s: float = LIMIT_S, release: bool = True) -> Incoming:
+    def receive(self, handle: ValueHandle, limit_s: float = LIMIT_S, release: bool = True) -> IncomingValue:
         """Claim a value. It may still be computed: its pages come as they are made.
 
         Args:
@@ -148,7 +148,7 @@ class Receiver:
         return self._start(handle, limit_s, release, None)
 
     def extend(
-        self, handle: Handle, kv: KVCache, tokens: Sequence[int], logits: str, limit_s: float = LIMIT_S
+        self, handle: ValueHandle, kv: KVCache, tokens: Sequence[int], logits: str, limit_s: float = LIMIT_S
     ) -> Future[KVCache]:
         """Let the sender prefill tokens after a value that both sides hold, and fetch the new entries.
 
@@ -163,18 +163,20 @@ class Receiver:
         if not tokens or kv.pending is not None:
             raise InvalidRequest("a sender extends a value without a pending token, by at least one token")
         asked = {"length": len(kv), "digest": digest_of(kv), "tokens": list(tokens), "logits": logits}
-        return Extended(kv, self._start(handle, limit_s, True, asked))
+        return ExtendedValue(kv, self._start(handle, limit_s, True, asked))
 
-    def _start(self, handle: Handle, limit_s: float, release: bool, extend: dict[str, Any] | None) -> Incoming:
-        incoming = Incoming()
+    def _start(
+        self, handle: ValueHandle, limit_s: float, release: bool, extend: dict[str, Any] | None
+    ) -> IncomingValue:
+        incoming = IncomingValue()
         self._workers.submit(lambda: self._run(incoming, handle, limit_s, release, extend))
         return incoming
 
-    def release(self, handle: Handle) -> bool:
+    def release(self, handle: ValueHandle) -> bool:
         """Tell a sender that a value is not wanted. Waits for the answer. Returns False if it holds it no more."""
         return self._tell("release", handle)
 
-    def renew(self, handle: Handle) -> bool:
+    def renew(self, handle: ValueHandle) -> bool:
         """Ask a sender to hold a value for longer. Waits for the answer. Returns False if it holds it no more."""
         return self._tell("renew", handle)
 
@@ -182,20 +184,20 @@ class Receiver:
     def num_quarantined(self) -> int:
         """Number of pages that nobody wants, and that nobody may use yet, since something is still read into them."""
         with self._lock:
-            return sum(reception.num_quarantined for reception in self._receptions)
+            return sum(transfer.num_quarantined for transfer in self._transfers)
 
     def close(self, limit_s: float = 5.0) -> None:
         """Turn away from all that is on its way."""
         with self._lock:
-            receptions = list(self._receptions)
-        for reception in receptions:
-            reception.turn_away()
+            transfers = list(self._transfers)
+        for transfer in transfers:
+            transfer.cancel()
         self._workers.close(limit_s)
         self._digesting.close()
 
-    def _tell(self, what: str, handle: Handle) -> bool:
+    def _tell(self, what: str, handle: ValueHandle) -> bool:
         try:
-            channel = Channel.connect(handle.address, self._secret, around=self._around)
+            channel = Channel.connect(handle.address, self._secret, runtime=self._runtime)
         except WireError:
             return False
         try:
@@ -207,41 +209,46 @@ class Receiver:
             channel.close()
 
     def _run(
-        self, incoming: Incoming, handle: Handle, limit_s: float, release: bool, extend: dict[str, Any] | None
+        self, incoming: IncomingValue, handle: ValueHandle, limit_s: float, release: bool, extend: dict[str, Any] | None
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        until = self._around.now() + limit_s
-        reception = Reception(self.pool, self._transport, self._digesting, until, self._around)
+        until = self._runtime.now() + limit_s
+        transfer = IncomingTransfer(self.pool, self._transport, self._digesting, until, self._runtime)
         with self._lock:
-            self._receptions[reception] = None
+            self._transfers[transfer] = None
         try:
-            outcome = self._receive(reception, incoming, handle, release, extend)
+            outcome = self._receive(transfer, incoming, handle, release, extend)
         except TwostrokeError as error:
             outcome = error.with_traceback(None)  # it would keep pages
         except Exception as error:
             log.exception("a value could not be received")
             outcome = WireError(f"a value could not be received: {error}")
-        reception.end(self._forget)  # first, so that who learns of a failure finds the room free
-        if isinstance(outcome, Received):
+        transfer.end(self._forget)  # first, so that who learns of a failure finds the room free
+        if isinstance(outcome, ReceivedValue):
             incoming.set_result(outcome)
         else:
             incoming.set_exception(outcome)
 
     def _receive(
-        self, reception: Reception, incoming: Incoming, handle: Handle, release: bool, extend: dict[str, Any] | None
-    ) -> Received:
-        began = self._around.now()
-        incoming._reception = reception
-        if incoming._turned_away:
+        self,
+        transfer: IncomingTransfer,
+        incoming: IncomingValue,
+        handle: ValueHandle,
+        release: bool,
+        extend: dict[str, Any] | None,
+    ) -> ReceivedValue:
+        began = self._runtime.now()
+        incoming._transfer = transfer
+        if incoming._cancelled:
             raise WireError("nobody wants it any more")
-        reception.open(handle, self._secret, extend)
-        reception.accept_terms(self.identity if self._same_identity else None, self._convert)
-        kv, queries, state = reception.take(release)
-        identity, seconds = reception.identity, self._around.now() - began
-        canonical, took = identity == self.identity, (reception.bytes_received, seconds, reception.moving_s)
-        return Received(kv, queries, state, identity, canonical, *took)
+        transfer.open(handle, self._secret, extend)
+        transfer.accept_terms(self.identity if self._same_identity else None, self._convert)
+        kv, queries, state = transfer.take(release)
+        identity, seconds = transfer.identity, self._runtime.now() - began
+        canonical, took = identity == self.identity, (transfer.bytes_received, seconds, transfer.moving_s)
+        return ReceivedValue(kv, queries, state, identity, canonical, *took)
 
-    def _forget(self, reception: Reception) -> None:
+    def _forget(self, transfer: IncomingTransfer) -> None:
         with self._lock:
-            self._receptions.pop(reception, None)
+            self._transfers.pop(transfer, None)

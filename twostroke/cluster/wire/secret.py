@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.errors import KVError
-from twostroke.system.key import user_key
+from twostroke.system.user_key import user_key
 
 VARIABLE = "TWOSTROKE_WIRE_SECRET"
-LEAST = 16  # characters: whoever sees a handshake can try guesses
+MIN_CHARACTERS = 16  # characters: whoever sees a handshake can try guesses
 NONCE_BYTES = 32
 MAC_BYTES = 32
 MAGIC = b"2SWIRE3\n"
@@ -35,20 +35,20 @@ def shared_secret(given: str | None = None) -> bytes:
         if (key := user_key(make=True)) is None:
             raise KVError(f"the wire needs a secret, and this user's key cannot be used: set {VARIABLE}")
         return _derived(key, b"user's key")
-    if len(given) < LEAST:
-        raise KVError(f"the wire's secret is too short: give at least {LEAST} random characters")
+    if len(given) < MIN_CHARACTERS:
+        raise KVError(f"the wire's secret is too short: give at least {MIN_CHARACTERS} random characters")
     return _derived(hashlib.blake2b(given.encode()).digest(), b"given")
 
 
 @dataclass(frozen=True)
-class Keys:
+class ChannelKeys:
     """The keys of one connection: for messages from this side, and to it."""
 
     outwards: bytes
     inwards: bytes
 
 
-def connect(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> Keys:
+def connect(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> ChannelKeys:
     """Prove to the other side that this one knows the secret, and let it prove the same.
 
     Raises KVError: the other side does not know it. OSError: the connection fails.
@@ -62,7 +62,7 @@ def connect(connection: socket.socket, secret: bytes, limit_s: float, now: Clock
     return _keys(secret, mine + theirs, connects=True)
 
 
-def accept(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> Keys:
+def accept(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> ChannelKeys:
     """The other side of `connect`. Raises the same errors."""
     mine, until = secrets.token_bytes(NONCE_BYTES), now() + limit_s
     theirs = _greeting(connection, until, now)
@@ -90,9 +90,9 @@ def _exactly(connection: socket.socket, count: int, until: float, now: Clock) ->
     return bytes(data)
 
 
-def _keys(secret: bytes, nonces: bytes, connects: bool) -> Keys:
+def _keys(secret: bytes, nonces: bytes, connects: bool) -> ChannelKeys:
     there, back = _derived(secret, b"there" + nonces), _derived(secret, b"back" + nonces)
-    return Keys(there, back) if connects else Keys(back, there)
+    return ChannelKeys(there, back) if connects else ChannelKeys(back, there)
 
 
 def _derived(secret: bytes, what: bytes) -> bytes:

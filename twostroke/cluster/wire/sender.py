@@ -9,14 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 from twostroke.cluster.wire.channel import Channel, Message, WireError
-from twostroke.cluster.wire.checks import Digesting
-from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.lease import TTL_S
-from twostroke.cluster.wire.outgoing import Outgoing
+from twostroke.cluster.wire.offer import ValueOffer
+from twostroke.cluster.wire.outgoing_transfer import OutgoingTransfer
+from twostroke.cluster.wire.page_digests import DigestThreads
+from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.secret import shared_secret
-from twostroke.cluster.wire.surroundings import HERE, Surroundings
 from twostroke.cluster.wire.tcp import Tcp
-from twostroke.cluster.wire.transfer import Transfer
 from twostroke.cluster.wire.transport import Transport
 from twostroke.errors import KVError, TwostrokeError
 from twostroke.kv.cache import KVCache
@@ -25,9 +25,9 @@ from twostroke.kv.pool import PagePool
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-MOST = 64  # connections at once
-MOST_COMPUTED = 16  # prefills for receivers at once
-MOST_ENDED = 10_000  # values that are gone, of which it is known why
+MAX_CONNECTIONS = 64  # connections at once
+MAX_PREFILLS = 16  # prefills for receivers at once
+MAX_REMEMBERED = 10_000  # values that are gone, of which it is known why
 SWEEP_S = 0.25  # seconds between looks at leases
 
 
@@ -53,7 +53,7 @@ class Sender:
         secret: str | None = None,
         transport: Transport | None = None,
         compute: Compute | None = None,
-        around: Surroundings = HERE,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         """Listen.
 
@@ -73,25 +73,25 @@ class Sender:
             WireError: the address cannot be used. KVError: there is no secret.
         """
         self._pool, self.identity, self._secret = pool, identity, shared_secret(secret)
-        self._transport, self._around = transport or Tcp(), around
+        self._transport, self._runtime = transport or Tcp(), runtime
         try:
-            self._listener = around.listen((host, port))
+            self._listener = runtime.listen((host, port))
         except OSError as error:
             raise WireError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
         self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
         self.incarnation = secrets.token_hex(8)
-        self._offers: dict[str, Outgoing] = {}
+        self._offers: dict[str, ValueOffer] = {}
         self._ended: dict[str, str] = {}  # why values are not there any more
         self._channels: dict[Channel, None] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._workers = around.workers("wire sender", MOST)
-        self._computing = around.workers("wire prefill", MOST_COMPUTED)
-        self._digesting = Digesting("wire digests", around.cores)
+        self._workers = runtime.workers("wire sender", MAX_CONNECTIONS)
+        self._computing = runtime.workers("wire prefill", MAX_PREFILLS)
+        self._digesting = DigestThreads("wire digests", runtime.cores)
         self._compute = compute
-        self._thread = around.start("wire listener", self._listen)
+        self._thread = runtime.start("wire listener", self._listen)
 
-    def offer(self, expected: int | None = None, receivers: int = 1, ttl_s: float = TTL_S) -> Outgoing:
+    def offer(self, expected: int | None = None, receivers: int = 1, ttl_s: float = TTL_S) -> ValueOffer:
         """A value that will be sent to who claims it, from now on: it may still have to be computed.
 
         Args:
@@ -101,13 +101,13 @@ class Sender:
 
         Raises WireError: the sender is closed.
         """
-        handle = Handle(self.host, self.port, self.incarnation, secrets.token_hex(8))
-        outgoing = Outgoing(handle, expected, receivers, ttl_s, self._around)
+        handle = ValueHandle(self.host, self.port, self.incarnation, secrets.token_hex(8))
+        offer = ValueOffer(handle, expected, receivers, ttl_s, self._runtime)
         with self._lock:
             if self._closed:
                 raise WireError("this sender is closed")
-            self._offers[handle.lease] = outgoing
-        return outgoing
+            self._offers[handle.lease] = offer
+        return offer
 
     @property
     def num_offers(self) -> int:
@@ -122,8 +122,8 @@ class Sender:
                 return
             self._closed = True
             offers, channels = list(self._offers.values()), list(self._channels)
-        for outgoing in offers:
-            outgoing.fail("its sender was closed")
+        for offer in offers:
+            offer.fail("its sender was closed")
         for channel in channels:
             channel.shut()
         with suppress(OSError):
@@ -153,17 +153,17 @@ class Sender:
     def _sweep(self) -> None:
         with self._lock:
             offers = list(self._offers.items())
-        for lease, outgoing in offers:
-            if (why := outgoing.sweep()) is not None:
+        for lease, offer in offers:
+            if (why := offer.sweep()) is not None:
                 with self._lock:
                     self._offers.pop(lease, None)
                     self._ended[lease] = why
-                    while len(self._ended) > MOST_ENDED:
+                    while len(self._ended) > MAX_REMEMBERED:
                         del self._ended[next(iter(self._ended))]
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            channel = Channel.accept(connection, self._secret, self._around)
+            channel = Channel.accept(connection, self._secret, self._runtime)
         except WireError as error:
             log.warning("a connection was refused: %s", error)
             return
@@ -182,46 +182,46 @@ class Sender:
     def _answer(self, channel: Channel, asked: Message) -> None:
         self._sweep()
         own, lease = asked["incarnation"] == self.incarnation, asked["lease"]
-        if not own or (outgoing := self._offers.get(lease)) is None:
+        if not own or (offer := self._offers.get(lease)) is None:
             why = self._ended.get(lease) if own else "it was offered by a process that has ended"
             channel.send("gone", why=why or "there is no such value")
             return
-        outgoing.renew()
+        offer.renew()
         answers: dict[str, Any] = {
             "claim": self._send,
             "extend": self._extend,
             "release": self._release,
             "renew": self._renew,
         }
-        answers[asked["kind"]](channel, asked, outgoing)
+        answers[asked["kind"]](channel, asked, offer)
 
-    def _send(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+    def _send(self, channel: Channel, asked: Message, offer: ValueOffer) -> None:
         try:
-            way = self._transport, self._digesting, self._around.now
-            Transfer(channel, asked, outgoing, self._pool, self.identity, *way).run()
+            way = self._transport, self._digesting, self._runtime.now
+            OutgoingTransfer(channel, asked, offer, self._pool, self.identity, *way).run()
         except WireError:
             raise
         except KVError as error:  # of this side: the receiver is told
             channel.send("gone", why=str(error))
             raise
 
-    def _extend(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+    def _extend(self, channel: Channel, asked: Message, offer: ValueOffer) -> None:
         """Compute entries after those that the receiver has, and send them."""
-        part = Outgoing(outgoing.handle, around=self._around)
-        self._computing.submit(lambda: self._prefill(asked, outgoing, part))
+        part = ValueOffer(offer.handle, runtime=self._runtime)
+        self._computing.submit(lambda: self._prefill(asked, offer, part))
         try:
             self._send(channel, asked, part)
         finally:
             part.fail("it was sent")
 
-    def _prefill(self, asked: Message, outgoing: Outgoing, part: Outgoing) -> None:
+    def _prefill(self, asked: Message, offer: ValueOffer, part: ValueOffer) -> None:
         try:
             if self._compute is None:
                 raise KVError("this sender does not extend values")
-            if (base := outgoing.held(length := asked["length"], asked["digest"])) is None:
+            if (base := offer.find_prefix(length := asked["length"], asked["digest"])) is None:
                 raise KVError("the value to extend is not held here")
             longer = self._compute(base, asked["tokens"], asked["logits"])
-            outgoing.grow(longer)
+            offer.add_longer(longer)
             part.complete(longer[length:])
         except TwostrokeError as error:
             part.fail(str(error))
@@ -229,13 +229,13 @@ class Sender:
             log.exception("a prefill for a receiver failed")
             part.fail(f"its prefill failed: {error}")
 
-    def _release(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
-        if outgoing.lease is None:
-            outgoing.fail("nobody wants it any more")
+    def _release(self, channel: Channel, asked: Message, offer: ValueOffer) -> None:
+        if offer.lease is None:
+            offer.fail("nobody wants it any more")
         else:
-            outgoing.lease.taken()
+            offer.lease.receiver_done()
         self._sweep()
         channel.send("ok")
 
-    def _renew(self, channel: Channel, asked: Message, outgoing: Outgoing) -> None:
+    def _renew(self, channel: Channel, asked: Message, offer: ValueOffer) -> None:
         channel.send("ok")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class Reading(Protocol):
+class PendingRead(Protocol):
     """Pages that are being read into this pool's memory. It cannot be taken back."""
 
     def wait(self, limit_s: float) -> bool:
@@ -22,7 +22,7 @@ class Reading(Protocol):
 class PageReader(Protocol):
     """Reads from one sender's memory."""
 
-    def begin(self, places: Sequence[int], frames: Sequence[int]) -> Reading:
+    def begin(self, places: Sequence[int], frames: Sequence[int]) -> PendingRead:
         """Begin to read pages from the sender's places into frames of this pool. Raises WireError."""
         ...
 

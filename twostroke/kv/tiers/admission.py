@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from twostroke.kv.tiers.names import PageName
 
-MOST_KEYS = 1 << 16  # remembered; the least recently used are forgotten
+MAX_KEYS = 1 << 16  # remembered; the least recently used are forgotten
 THERE = 1 << 30  # count of a page that is in the store, or waits to be written
 ADMITTED = 2
 
@@ -13,7 +13,7 @@ ADMITTED = 2
 class Admission:
     """Counts how often pages were used. `touches` of them admit a page."""
 
-    def __init__(self, touches: int, most: int = MOST_KEYS) -> None:
+    def __init__(self, touches: int, most: int = MAX_KEYS) -> None:
         self._touches, self._most = touches, most
         self._counts: dict[bytes, int] = {}
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 from twostroke.kv.tiers.names import Namespace, PageName, private_name
 from twostroke.kv.tiers.store import Store
-from twostroke.system.interrupts import Postponed
+from twostroke.system.interrupts import DeferredInterrupts
 
 log = logging.getLogger(__name__)
 Done = SimpleQueue[None]  # not an Event: Ctrl-C in the thread that waits for one may leave its lock held
@@ -26,7 +26,7 @@ class PrivatePages:
 
     def keep(self, page: memoryview) -> PageName:
         """Write a page, and return its name. Raises OutOfPages."""
-        with Postponed(), self._lock:  # a thread whose start is cut may never begin
+        with DeferredInterrupts(), self._lock:  # a thread whose start is cut may never begin
             if self._thread is None or not self._thread.is_alive():  # a forked process has no thread yet
                 tasks = self.store, self.namespace, self._tasks
                 self._thread = threading.Thread(target=_delete, args=tasks, name="tier-deletions", daemon=True)

@@ -4,7 +4,7 @@ import threading
 
 NEW = 0.3  # weight of a new measurement
 HOPE = 1.2  # with each refusal it seems so many times quicker, so what was slow once is tried again
-MOST_STUCK = 2
+MAX_STUCK = 2
 
 
 class TransferSpeed:
@@ -23,9 +23,9 @@ class TransferSpeed:
     @property
     def closed(self) -> bool:
         """Whether it is not asked, since it hangs."""
-        return self.stuck >= MOST_STUCK
+        return self.stuck >= MAX_STUCK
 
-    def lost(self, count: int) -> None:
+    def add_stuck(self, count: int) -> None:
         """Count a thread as stuck; a negative count says that it has returned."""
         with self._lock:
             self.stuck += count
@@ -45,7 +45,7 @@ class TransferSpeed:
             self.latency_s += NEW * (seconds - self.latency_s)
             self._least_latency_s = min(self._least_latency_s, seconds)
 
-    def moved(self, size: int, seconds: float) -> None:
+    def read(self, size: int, seconds: float) -> None:
         """Note a read of `size` bytes."""
         if size:
             with self._lock:
@@ -53,7 +53,7 @@ class TransferSpeed:
                 self.bytes_per_s = 1 / ((1 - NEW) / self.bytes_per_s + NEW / taken)  # a mean of seconds for a byte
                 self._most_bytes_per_s = max(self._most_bytes_per_s, taken)
 
-    def refused(self) -> None:
+    def not_worthwhile(self) -> None:
         """Note that nothing was read, since computing was predicted to be quicker. It was quicker than this at best."""
         with self._lock:
             self.latency_s = max(self.latency_s / HOPE, min(self.latency_s, self._least_latency_s))

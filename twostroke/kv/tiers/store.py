@@ -1,7 +1,7 @@
 """The interface of a tier that keeps pages by their keys.
 
 A store is called from I/O threads, several at once, never from the thread that steps. No method raises for what the
-outside does (a full disk, a server that hangs): canonical pages are then misses, counted in `traffic`. Only private
+outside does (a full disk, a server that hangs): canonical pages are then misses, counted in `counters`. Only private
 pages, which nobody can compute again, raise `PageLost` or `OutOfPages`.
 """
 
@@ -17,14 +17,14 @@ class Store(Protocol):
 
     Attributes:
         tier: "disk" or "remote"; where: the directory or the URL (without a password), for messages.
-        traffic: what went in and out, and what went wrong.
+        counters: what went in and out, and what went wrong.
         used_bytes, most_bytes: what it takes and may take, for operators; None if it does not know. Never waits.
         answering: False while it is not asked, since it failed before (the circuit is open).
     """
 
     tier: str
     where: str
-    traffic: TierCounters
+    counters: TierCounters
 
     @property
     def used_bytes(self) -> int | None: ...

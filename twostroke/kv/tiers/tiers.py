@@ -12,7 +12,7 @@ from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.speed import TransferSpeed
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.write_queue import WriteQueue
-from twostroke.system.atomic_files import nameable
+from twostroke.system.atomic_files import check_file_name
 from twostroke.system.daemon_threads import DaemonThreads
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 READERS = 16  # threads: those of loads that run, and those that hang in a store
 FLUSH_S = 10.0  # seconds that closing waits for what is still to be written
 DEFAULT_DISK_BYTES = 50 << 30
-LEAST_DISK_BYTES = 1 << 20
+MIN_DISK_BYTES = 1 << 20
 FIRST_TOUCH_S = 1.0  # pages of prompts that take this long to compute go to the disk when they are first seen
 
 
@@ -31,16 +31,16 @@ class Tiers:
         host_bytes: budget of the prefix cache in ordinary memory; 0: it does not go there.
         disk, remote: the stores, or None.
         links: how quickly each store answers, by tier; outboxes: what waits to be written, by tier.
-        host_traffic: what went to the host and back.
+        host_counters: what went to the host and back.
         first_touch_s: seconds of prefill from which on pages are written to the disk when they are first computed.
     """
 
     def __init__(self, host_bytes: int = 0, disk: Store | None = None, remote: Store | None = None) -> None:
         self.host_bytes, self.disk, self.remote = host_bytes, disk, remote
-        self.host_traffic = TierCounters()
+        self.host_counters = TierCounters()
         self.first_touch_s = FIRST_TOUCH_S
-        self.links = {store.tier: TransferSpeed() for store in self.stores}
-        self.outboxes = {store.tier: WriteQueue(store.tier, store.traffic) for store in self.stores}
+        self.speeds = {store.tier: TransferSpeed() for store in self.stores}
+        self.write_queues = {store.tier: WriteQueue(store.tier, store.counters) for store in self.stores}
         self._readers = DaemonThreads("tiers reader", READERS)
         self._clerk = DaemonThreads("tiers clerk", 1)
         self._closed = False
@@ -63,7 +63,7 @@ class Tiers:
         """Run a short job that neither reads nor writes, beside the step loop and in order."""
         self._clerk.submit(job)
 
-    def settle(self, limit_s: float = FLUSH_S) -> bool:
+    def flush(self, limit_s: float = FLUSH_S) -> bool:
         """Wait until all that was to be read or written is, at most `limit_s` seconds."""
         until = time.monotonic() + limit_s
 
@@ -71,7 +71,7 @@ class Tiers:
             return max(0.0, until - time.monotonic())
 
         done = self._clerk.settle(left()) and self._readers.settle(left())
-        written = [outbox.settle(left()) for outbox in self.outboxes.values()]
+        written = [outbox.settle(left()) for outbox in self.write_queues.values()]
         return done and all(written)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
@@ -82,7 +82,7 @@ class Tiers:
         until = time.monotonic() + limit_s
         self._clerk.settle(limit_s)
         self._clerk.close(limit_s)
-        ended = [outbox.close(max(0.1, until - time.monotonic())) for outbox in self.outboxes.values()]
+        ended = [outbox.close(max(0.1, until - time.monotonic())) for outbox in self.write_queues.values()]
         ended.append(self._readers.close(max(0.1, until - time.monotonic())))
         if not all(ended):
             log.warning("a tier does not answer: what it still had to write was dropped")
@@ -115,7 +115,7 @@ def open_tiers(
         raise InvalidRequest(f"kv_host is a number of bytes, not {kv_host:,}")
     if kv_disk_bytes is not None and kv_disk is None:
         raise InvalidRequest("kv_disk_bytes limits a disk tier: give its directory too (kv_disk)")
-    if kv_disk_bytes is not None and kv_disk_bytes < LEAST_DISK_BYTES:
+    if kv_disk_bytes is not None and kv_disk_bytes < MIN_DISK_BYTES:
         raise InvalidRequest(f"kv_disk_bytes is a number of bytes, at least 1 MiB, not {kv_disk_bytes:,}")
     disk = remote = None
     if kv_disk is not None:
@@ -123,7 +123,7 @@ def open_tiers(
 
         directory = Path(kv_disk)
         try:
-            nameable(directory)
+            check_file_name(directory)
         except OSError as error:
             raise KVError(f"{directory}: it cannot be the disk tier: {error.strerror}") from None
         most = kv_disk_bytes or min(DEFAULT_DISK_BYTES, _free(directory) // 10)

@@ -9,8 +9,8 @@ from typing import Protocol
 from twostroke.kv.tiers.counters import TierCounters
 from twostroke.system.daemon_threads import DaemonThreads
 
-MOST_BYTES = 4 << 30
-MOST_JOBS = 1000
+MAX_BYTES = 4 << 30
+MAX_JOBS = 1000
 
 
 class PageWrite(Protocol):
@@ -29,29 +29,29 @@ class PageWrite(Protocol):
 class WriteQueue:
     """Writes parcels in order. What exceeds its bound is dropped and counted."""
 
-    def __init__(self, name: str, traffic: TierCounters, most_bytes: int = MOST_BYTES) -> None:
-        self._traffic, self._most = traffic, most_bytes
+    def __init__(self, name: str, counters: TierCounters, most_bytes: int = MAX_BYTES) -> None:
+        self._counters, self._most = counters, most_bytes
         self._waiting: deque[PageWrite] = deque()
         self._lock = threading.Lock()
         self.size = 0  # bytes that wait
         self._worker = DaemonThreads(f"{name} writer", 1)
 
-    def put(self, parcel: PageWrite) -> None:
+    def push(self, write: PageWrite) -> None:
         """Queue a parcel, or drop it if there is no room."""
         with self._lock:
-            full = self.size + parcel.size > self._most
+            full = self.size + write.size > self._most
             if not full:
-                self._waiting.append(parcel)
-                self.size += parcel.size
+                self._waiting.append(write)
+                self.size += write.size
         if full:
-            self._traffic.skipped("queue", parcel.pages)
-            parcel.drop()
+            self._counters.skipped("queue", write.pages)
+            write.drop()
         else:
             self._worker.submit(self._write)
 
     def run(self, job: Callable[[], object]) -> None:
         """Call the store with something else, after all that waits now; or not, if too much waits."""
-        if self._worker.num_waiting < MOST_JOBS:
+        if self._worker.num_waiting < MAX_JOBS:
             self._worker.submit(job)
 
     def settle(self, limit_s: float) -> bool:
@@ -65,18 +65,18 @@ class WriteQueue:
         with self._lock:
             left, self._waiting = list(self._waiting), deque()
             self.size = 0
-        for parcel in left:
-            self._traffic.skipped("queue", parcel.pages)
-            parcel.drop()
+        for write in left:
+            self._counters.skipped("queue", write.pages)
+            write.drop()
         return self._worker.close(max(0.1, until - time.monotonic()))
 
     def _write(self) -> None:
         with self._lock:
             if not self._waiting:  # dropped by `close`
                 return
-            parcel = self._waiting.popleft()
-            self.size -= parcel.size
+            write = self._waiting.popleft()
+            self.size -= write.size
         try:
-            parcel.write()
+            write.write()
         finally:
-            parcel.drop()
+            write.drop()

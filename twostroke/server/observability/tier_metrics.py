@@ -21,8 +21,8 @@ class TierCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tiers = self._llm.tiers
-        stores = {store.tier: store.traffic.read() for store in tiers.stores}
-        host = {"host": tiers.host_traffic.read()} if tiers.host_bytes else {}
+        stores = {store.tier: store.counters.read() for store in tiers.stores}
+        host = {"host": tiers.host_counters.read()} if tiers.host_bytes else {}
         yield from _moved(host | stores)
         yield from _looked_up(host | stores)
         yield from self._room()
@@ -40,7 +40,7 @@ class TierCollector(Collector):
             for family, count in ((used, store.used_bytes), (most, store.most_bytes)):
                 if count is not None:
                     family.add_metric([store.tier], count)
-            waiting.add_metric([store.tier], tiers.outboxes[store.tier].size)
+            waiting.add_metric([store.tier], tiers.write_queues[store.tier].size)
             answering.add_metric([store.tier], store.answering)
         yield from (used, most, waiting, answering)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import KVError
-from twostroke.kv.tiers.disk.files import taken
+from twostroke.kv.tiers.disk.files import disk_bytes
 from twostroke.kv.tiers.disk.ledger import Account, Ledger
 from twostroke.kv.tiers.names import PageName
 from twostroke.kv.tiers.page_format import PageFormat
@@ -73,20 +73,20 @@ class Directory:
         except OSError as error:
             raise KVError(f"{root} cannot be used as a disk tier: {error.strerror}") from None
 
-    def path(self, form: PageFormat, key: bytes) -> str:
+    def path(self, page_format: PageFormat, key: bytes) -> str:
         """The file of a page of a prompt."""
-        return f"{self.pages}/{form.scope}/{key.hex()}"
+        return f"{self.pages}/{page_format.scope}/{key.hex()}"
 
-    def commit(self, partial: str, form: PageFormat, name: PageName, account: Account) -> bool:
+    def commit(self, partial: str, page_format: PageFormat, name: PageName, account: Account) -> bool:
         """Give a whole file the name of its page; the account is held. Raises OSError.
 
         Returns False, and deletes the file, if the page before it is not there or somebody else was quicker.
         """
-        self._make_scope(form, account)
-        final, used = self.path(form, name.key), time.time_ns()
+        self._make_scope(page_format, account)
+        final, used = self.path(page_format, name.key), time.time_ns()
         try:
             if name.number:
-                used = min(used, os.stat(self.path(form, name.parent)).st_mtime_ns) - STEP_NS
+                used = min(used, os.stat(self.path(page_format, name.parent)).st_mtime_ns) - STEP_NS
         except FileNotFoundError:
             self.delete(partial, account)
             return False
@@ -94,33 +94,33 @@ class Directory:
             self.delete(partial, account)
             return False
         os.utime(partial, ns=(used, used))
-        with self.growing(self.pages / form.scope, account):
+        with self.growing(self.pages / page_format.scope, account):
             os.rename(partial, final)
         return True
 
-    def touch(self, form: PageFormat, names: Sequence[PageName]) -> None:
+    def touch(self, page_format: PageFormat, names: Sequence[PageName]) -> None:
         """Note that the leading pages of a prompt were used now."""
-        with suppress(OSError), self.ledger.held():  # else a page could become older than one after it
+        with suppress(OSError), self.ledger.locked():  # else a page could become older than one after it
             used = time.time_ns()
             for name in names:
-                path = self.path(form, name.key)
+                path = self.path(page_format, name.key)
                 if os.stat(path).st_mtime_ns < used:
                     os.utime(path, ns=(used, used))
                 used -= STEP_NS
 
-    def _make_scope(self, form: PageFormat, account: Account) -> None:
+    def _make_scope(self, page_format: PageFormat, account: Account) -> None:
         """Make the directory of a model's pages if it is not there; the account is held. Raises OSError."""
-        path = self.pages / form.scope
+        path = self.pages / page_format.scope
         if not (path / ABOUT).exists():
             with self.growing(self.pages, account), self.growing(path, account):
                 path.mkdir(mode=0o700, exist_ok=True)
                 partial = path / f"{secrets.token_hex(8)}.partial"
                 try:
-                    partial.write_text(json.dumps(form.about))
+                    partial.write_text(json.dumps(page_format.about))
                     partial.rename(path / ABOUT)
                 finally:
                     partial.unlink(missing_ok=True)
-                account.used += taken((path / ABOUT).stat())
+                account.used += disk_bytes((path / ABOUT).stat())
 
     def growing(self, path: str | Path, account: Account) -> _CountedGrowth:
         """What a directory of files grows by inside of this context is counted."""
@@ -144,7 +144,7 @@ class Directory:
                 if _PAGE.fullmatch(item.name):
                     with suppress(FileNotFoundError):  # another process was quicker
                         status = item.stat(follow_symlinks=False)
-                        found.append(PageFile(item.path, taken(status), status.st_mtime_ns))
+                        found.append(PageFile(item.path, disk_bytes(status), status.st_mtime_ns))
         return found
 
     def count(self) -> int:
@@ -154,7 +154,7 @@ class Directory:
     def delete(self, path: str, account: Account) -> bool:
         """Delete a file, and count it; the account is held. Returns whether it was there. Raises OSError."""
         try:
-            size = taken(os.lstat(path))
+            size = disk_bytes(os.lstat(path))
             os.unlink(path)
         except FileNotFoundError:
             return False
@@ -179,7 +179,7 @@ class _CountedGrowth:
 
     def _size(self) -> int:
         try:
-            return taken(os.stat(self._path))
+            return disk_bytes(os.stat(self._path))
         except FileNotFoundError:
             return 0
 
@@ -224,12 +224,12 @@ def _count(root: Path) -> int:
     while left:
         path = left.pop()
         with suppress(FileNotFoundError):
-            total += taken(os.lstat(path))
+            total += disk_bytes(os.lstat(path))
             with os.scandir(path) as items:
                 for item in items:
                     with suppress(FileNotFoundError):
                         if item.is_dir(follow_symlinks=False):
                             left.append(item.path)
                         else:
-                            total += taken(item.stat(follow_symlinks=False))
+                            total += disk_bytes(item.stat(follow_symlinks=False))
     return total

@@ -12,21 +12,21 @@ from twostroke.kv.tiers.page_format import PageFormat
 SETTLED_NS = 100_000_000  # a directory's time is that of its last change, give or take a tick
 
 
-class Watch:
+class DirectoryWatch:
     """Looks at the files of one model. A page counts if all before it in its prompt are there, so it can be used.
 
     Only headers are read, which their names prove to be right. Whether the entries behind one are right is seen when
     they are read; a page whose entries are damaged is deleted then.
     """
 
-    def __init__(self, directory: Directory, form: PageFormat) -> None:
-        self._folder, self._namespace = f"{directory.pages}/{form.scope}", form.namespace
-        self._root = form.namespace.digest.ljust(KEY_BYTES, b"\0")
+    def __init__(self, directory: Directory, page_format: PageFormat) -> None:
+        self._folder, self._namespace = f"{directory.pages}/{page_format.scope}", page_format.namespace
+        self._root = page_format.namespace.digest.ljust(KEY_BYTES, b"\0")
         self._files: dict[str, PageName | None] = {}  # by name; None: it is no page of this model
         self._there: dict[bytes, PageName] = {}
         self._time: int | None = None  # the directory's, when it was last looked at
 
-    def look(self) -> tuple[list[PageName], list[PageName]]:
+    def changes(self) -> tuple[list[PageName], list[PageName]]:
         """The pages that have come and gone since the last look; each page comes after the one before it.
 
         Raises OSError.
@@ -58,7 +58,7 @@ class Watch:
 
     def _stated(self, name: str) -> PageName | None:
         """What a file says that it is, if its name proves it. Raises OSError."""
-        found = files.stated(f"{self._folder}/{name}")
+        found = files.peek(f"{self._folder}/{name}")
         if found is None or found.namespace != self._namespace.digest:
             return None
         return found.name if found.name.right and found.name.key.hex() == name else None

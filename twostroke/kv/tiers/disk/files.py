@@ -25,13 +25,13 @@ def block_bytes(header_bytes: int) -> int:
     return -(-(header_bytes + SEAL_BYTES) // BLOCK) * BLOCK
 
 
-def file_bytes(form: PageFormat, name: PageName) -> int:
-    return block_bytes(HEADER_BYTES + len(name.tokens)) + form.namespace.page_bytes
+def file_bytes(page_format: PageFormat, name: PageName) -> int:
+    return block_bytes(HEADER_BYTES + len(name.tokens)) + page_format.namespace.page_bytes
 
 
-def block(form: PageFormat, name: PageName, payload: memoryview) -> bytes:
-    head = _head(form, name)
-    return head + form.seal(head, payload)
+def block(page_format: PageFormat, name: PageName, payload: memoryview) -> bytes:
+    head = _head(page_format, name)
+    return head + page_format.seal(head, payload)
 
 
 def reserve(path: str, size: int) -> tuple[int, int]:
@@ -39,7 +39,7 @@ def reserve(path: str, size: int) -> tuple[int, int]:
     file = os.open(path, _NEW, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
-        return file, taken(os.fstat(file))
+        return file, disk_bytes(os.fstat(file))
     except BaseException:
         os.close(file)
         os.unlink(path)
@@ -55,14 +55,14 @@ def fill(file: int, parts: Sequence[bytes | memoryview]) -> None:
         _pass(views, done)
 
 
-def taken(status: os.stat_result) -> int:
+def disk_bytes(status: os.stat_result) -> int:
     """Bytes that a file or a directory takes on the disk, as `du` counts them."""
     return status.st_blocks * 512
 
 
-def read(path: str, form: PageFormat, name: PageName, into: memoryview) -> bool:
+def read_page(path: str, page_format: PageFormat, name: PageName, into: memoryview) -> bool:
     """Read a file, and say whether it is this page. `into` may hold anything if it is not. Raises OSError."""
-    head = _head(form, name)
+    head = _head(page_format, name)
     own = bytearray(len(head) + SEAL_BYTES)
     with opened(path) as file:
         status = os.fstat(file)
@@ -70,7 +70,7 @@ def read(path: str, form: PageFormat, name: PageName, into: memoryview) -> bool:
             return False
         if not _whole(file, [memoryview(own), into]):
             return False
-    return bytes(own) == head + form.seal(head, into)
+    return bytes(own) == head + page_format.seal(head, into)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class StoredPage:
     name: PageName
 
 
-def check(file: int, user_key: bytes) -> StoredPage | None:
+def verify_file(file: int, user_key: bytes) -> StoredPage | None:
     """What an open file holds, without knowing it before; None: it is damaged, or sealed by another key.
 
     Raises OSError.
@@ -99,7 +99,7 @@ def check(file: int, user_key: bytes) -> StoredPage | None:
     return StoredPage(header.namespace, header.name(view))
 
 
-def stated(path: str) -> StoredPage | None:
+def peek(path: str) -> StoredPage | None:
     """What a file says that it holds; its entries are not read. None: it says nothing, or has another size.
 
     Raises OSError.
@@ -135,9 +135,9 @@ def opened(path: str) -> Generator[int]:
         os.close(file)
 
 
-def _head(form: PageFormat, name: PageName) -> bytes:
+def _head(page_format: PageFormat, name: PageName) -> bytes:
     """The block without its seal."""
-    header = form.header(name)
+    header = page_format.header(name)
     return header.ljust(block_bytes(len(header)) - SEAL_BYTES, b"\0")
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.system.interrupts import Postponed
+from twostroke.system.interrupts import DeferredInterrupts
 
 LIMIT_S = 5.0  # seconds to wait for the lock: a process that was stopped may hold it
 RETRY_S = 1e-3
@@ -62,9 +62,9 @@ class Ledger:
         self._doubted = False
 
     @contextmanager
-    def held(self) -> Generator[Account]:
+    def locked(self) -> Generator[Account]:
         """The account, for reading and changing; what was changed is written at the end. Ctrl-C waits. Raises Busy."""
-        with Postponed(), self._held() as account:
+        with DeferredInterrupts(), self._held() as account:
             yield account
 
     @contextmanager
@@ -98,7 +98,7 @@ class Ledger:
         """Write the account now, while the lock is held: before what it counts, so that a cap is never exceeded."""
         os.pwrite(self._file, _RECORD.pack(_MAGIC, max(0, account.used), account.day, account.written), 0)
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Whoever comes next counts again, unless the account is written before; the lock is held.
 
         Called before the traces of a process are deleted, which are else the sign that the account may be wrong.
@@ -114,7 +114,7 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the file. It cannot be used after that."""
-        with Postponed():
+        with DeferredInterrupts():
             if self._lock.acquire(timeout=LIMIT_S):  # else a thread hangs in it
                 file, self._file = self._file, -1
                 self._lock.release()

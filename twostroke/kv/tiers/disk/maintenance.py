@@ -18,7 +18,7 @@ UNKNOWN = "(written with another key)"
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _DiskPages:
     """The pages of one model."""
 
     name: str
@@ -54,8 +54,8 @@ def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
     Pages of values that running processes hold stay.
     """
     cleared = list[StoreUsage]()
-    with _opened(path) as (directory, key), directory.ledger.held() as account:
-        directory.ledger.doubt()
+    with _opened(path) as (directory, key), directory.ledger.locked() as account:
+        directory.ledger.invalidate()
         sweep(directory, account)
         for one in _scopes(directory, key):
             if model not in (None, one.model):
@@ -67,9 +67,9 @@ def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
     return cleared
 
 
-def _scopes(directory: Directory, key: bytes) -> list[_Scope]:
+def _scopes(directory: Directory, key: bytes) -> list[_DiskPages]:
     private = private_files(directory)
-    found = list[_Scope]()
+    found = list[_DiskPages]()
     for name, facts in directory.scopes():
         try:
             own = scope(bytes.fromhex(facts["namespace"]), key) == name
@@ -78,11 +78,11 @@ def _scopes(directory: Directory, key: bytes) -> list[_Scope]:
             own, model = False, UNKNOWN
         entries, values = directory.entries(name), [size for owner, size in private if owner == name]
         if entries or values:
-            found.append(_Scope(name, model, own, entries, values))
+            found.append(_DiskPages(name, model, own, entries, values))
     return sorted(found, key=lambda one: one.model)
 
 
-def _damaged(directory: Directory, one: _Scope, key: bytes) -> list[PageFile]:
+def _damaged(directory: Directory, one: _DiskPages, key: bytes) -> list[PageFile]:
     """The pages that are not what their names say. They are deleted."""
     wrong = list[PageFile]()
     if not one.own:
@@ -90,13 +90,13 @@ def _damaged(directory: Directory, one: _Scope, key: bytes) -> list[PageFile]:
     for entry in one.entries:
         with suppress(OSError):  # deleted meanwhile, or it cannot be read now
             with files.opened(entry.path) as file:
-                found = files.check(file, key)
+                found = files.verify_file(file, key)
             named = found is not None and (scope(found.namespace, key), found.name.key.hex()) == (
                 one.name,
                 os.path.basename(entry.path),
             )
             if found is None or not named or not found.name.right:
-                with directory.ledger.held() as account:
+                with directory.ledger.locked() as account:
                     directory.delete(entry.path, account)
                 wrong.append(entry)
     return wrong

@@ -10,7 +10,7 @@ import secrets
 from contextlib import suppress
 
 from twostroke.kv.tiers.disk.directory import Directory
-from twostroke.kv.tiers.disk.files import taken
+from twostroke.kv.tiers.disk.files import disk_bytes
 from twostroke.kv.tiers.disk.ledger import Account
 
 LOCK = "lock"
@@ -25,7 +25,7 @@ class Owner:
         self.path = f"{directory.owners}/{secrets.token_hex(8)}"
         with directory.growing(directory.owners, account):
             os.mkdir(self.path, 0o700)
-        account.used += taken(os.stat(self.path))
+        account.used += disk_bytes(os.stat(self.path))
         self._lock = os.open(f"{self.path}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -77,14 +77,14 @@ def private_files(directory: Directory) -> list[tuple[str, int]]:
                 scope, _, key = item.name.partition("-")
                 if key:
                     with suppress(FileNotFoundError):
-                        found.append((scope, taken(item.stat())))
+                        found.append((scope, disk_bytes(item.stat())))
     return found
 
 
 def _delete(directory: Directory, path: str, account: Account) -> None:
-    directory.ledger.doubt()
+    directory.ledger.invalidate()
     names = os.listdir(path)
     for name in sorted(names, key=lambda name: name == LOCK):  # the lock last: without it the rest is deleted too
         directory.delete(f"{path}/{name}", account)
-    account.used -= taken(os.stat(path))
+    account.used -= disk_bytes(os.stat(path))
     os.rmdir(path)

@@ -22,9 +22,9 @@ class QuotaExceeded(Exception):
 class Quota:
     """What may be written into a directory."""
 
-    def __init__(self, directory: Directory, most_bytes: int, day_bytes: int, traffic: TierCounters) -> None:
-        """`most_bytes`: of the whole directory; `day_bytes`: written in a day; `traffic` counts what is evicted."""
-        self._directory, self._traffic = directory, traffic
+    def __init__(self, directory: Directory, most_bytes: int, day_bytes: int, counters: TierCounters) -> None:
+        """`most_bytes`: of the whole directory; `day_bytes`: written in a day; `counters` counts what is evicted."""
+        self._directory, self._counters = directory, counters
         self._most_bytes, self._day_bytes = most_bytes, day_bytes
 
     @contextmanager
@@ -33,7 +33,7 @@ class Quota:
 
         `budgeted` counts it against the day's budget. Raises Refused or OSError.
         """
-        with self._directory.ledger.held() as account:
+        with self._directory.ledger.locked() as account:
             if budgeted and account.written_today + size > self._day_bytes:
                 raise QuotaExceeded("budget")
             self._make_room(account, -(-size // files.BLOCK) * files.BLOCK)
@@ -51,7 +51,7 @@ class Quota:
         try:
             yield file
         except BaseException:
-            with suppress(OSError), self._directory.ledger.held() as account:
+            with suppress(OSError), self._directory.ledger.locked() as account:
                 self._directory.delete(path, account)
             raise
         finally:
@@ -83,4 +83,4 @@ class Quota:
             if self._directory.delete(entry.path, account):
                 freed += entry.size
                 count += 1
-        self._traffic.skipped("evicted", count)
+        self._counters.skipped("evicted", count)

@@ -19,7 +19,7 @@ from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
-from twostroke.kv.tiers.disk.directory_watch import Watch
+from twostroke.kv.tiers.disk.directory_watch import DirectoryWatch
 from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import Owner, sweep
 from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded
@@ -42,10 +42,10 @@ class DiskStore:
     answering = True
 
     def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
-        self.where, self.traffic, self.most_bytes = str(directory.root), TierCounters(), most_bytes
+        self.where, self.counters, self.most_bytes = str(directory.root), TierCounters(), most_bytes
         self._directory, self._key = directory, key
-        self._quota = Quota(directory, most_bytes, day_bytes, self.traffic)
-        self._forms: dict[Namespace, PageFormat] = {}
+        self._quota = Quota(directory, most_bytes, day_bytes, self.counters)
+        self._page_formats: dict[Namespace, PageFormat] = {}
         self._owner: Owner | None = None
         self._readers = DaemonThreads("disk tier", READERS)
         self._left: list[str] = []  # files that could not be deleted when they should have been
@@ -79,92 +79,92 @@ class DiskStore:
     # Pages of prompts -----------------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
-        form = self._form(namespace)
-        missing = (i for i, name in enumerate(names) if not os.path.exists(self._directory.path(form, name.key)))
+        page_format = self._page_format(namespace)
+        missing = (i for i, name in enumerate(names) if not os.path.exists(self._directory.path(page_format, name.key)))
         return next(missing, len(names))
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
-        form, began = self._form(namespace), time.perf_counter()
-        reads = [self._begin(form, name, view) for name, view in zip(names, into, strict=True)]
+        page_format, began = self._page_format(namespace), time.perf_counter()
+        reads = [self._begin(page_format, name, view) for name, view in zip(names, into, strict=True)]
         wait(reads, max(0.0, limit_s))
         late = sum(one.cancel() for one in reads)
         wait([one for one in reads if not one.cancelled()])  # they write to `into`
-        self.traffic.skipped("late", late)
+        self.counters.skipped("late", late)
         count = next((i for i, one in enumerate(reads) if one.cancelled() or not one.result()), len(reads))
         if count:
-            self.traffic.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
+            self.counters.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
         return count
 
     def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
-        form, count = self._form(namespace), 0
+        page_format, count = self._page_format(namespace), 0
         if time.monotonic() < self._rest_until:
-            self.traffic.skipped("open", len(names))
+            self.counters.skipped("open", len(names))
             return 0
         try:
             for name, page in zip(names, pages, strict=True):
-                if not self._put(form, name, page):
+                if not self._put(page_format, name, page):
                     break
                 count += 1
         except QuotaExceeded as refused:
             self._rest_until = time.monotonic() + REST_S
-            self.traffic.skipped(str(refused), len(names) - count)
+            self.counters.skipped(str(refused), len(names) - count)
         except OSError as error:
             self._rest_until = time.monotonic() + REST_S
             self._failed(error, len(names) - count)
         return count
 
     def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
-        self._directory.touch(self._form(namespace), names)
+        self._directory.touch(self._page_format(namespace), names)
 
-    def watch(self, namespace: Namespace) -> Watch:
+    def watch(self, namespace: Namespace) -> DirectoryWatch:
         """Tells which pages of prompts are there, whoever writes and deletes them."""
-        return Watch(self._directory, self._form(namespace))
+        return DirectoryWatch(self._directory, self._page_format(namespace))
 
     # Pages of one value ---------------------------------------------------------------------------------------
 
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
-        form, began = self._form(namespace), time.perf_counter()
+        page_format, began = self._page_format(namespace), time.perf_counter()
         try:
             owner = self._owner
             if owner is None:
                 raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
-            path = owner.private(form.scope, name.key)
-            with self._quota.reserved(path, files.file_bytes(form, name)) as file:
-                files.fill(file, [files.block(form, name, page), page])
+            path = owner.private(page_format.scope, name.key)
+            with self._quota.reserved(path, files.file_bytes(page_format, name)) as file:
+                files.fill(file, [files.block(page_format, name, page), page])
         except QuotaExceeded:
-            self.traffic.skipped("full")
+            self.counters.skipped("full")
             text = f"{self.where} is full: drop values that are there, or give it more (kv_disk_bytes)"
             raise OutOfPages(text) from None
         except OSError as error:
             self._failed(error, 1)
             raise OutOfPages(f"{self.where} takes no value: {error.strerror or error}") from None
-        self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+        self.counters.moved("out", 1, len(page), time.perf_counter() - began)
 
     def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
-        form, began = self._form(namespace), time.perf_counter()
+        page_format, began = self._page_format(namespace), time.perf_counter()
         owner = self._owner
         if owner is None:
             raise PageLost(f"a page of this value is gone from {self.where}")
         try:
-            path = owner.private(form.scope, name.key)
-            if not files.read(path, form, name, into):
-                self.traffic.skipped("corrupt")
+            path = owner.private(page_format.scope, name.key)
+            if not files.read_page(path, page_format, name, into):
+                self.counters.skipped("corrupt")
                 raise PageLost(f"a page of this value is damaged in {self.where}")
         except FileNotFoundError:
             raise PageLost(f"a page of this value is gone from {self.where}") from None
         except OSError as error:
             self._failed(error, 1)
             raise PageLost(f"a page of this value cannot be read in {self.where}: {error.strerror or error}") from None
-        self.traffic.moved("in", 1, len(into), time.perf_counter() - began)
+        self.counters.moved("in", 1, len(into), time.perf_counter() - began)
 
     def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
-        form = self._form(namespace)
+        page_format = self._page_format(namespace)
         owner = self._owner
         if owner is None:
             return
-        self._left += [owner.private(form.scope, name.key) for name in names]
+        self._left += [owner.private(page_format.scope, name.key) for name in names]
         try:
-            with self._directory.ledger.held() as account:
+            with self._directory.ledger.locked() as account:
                 self._tidy(account)
         except OSError as error:
             self._failed(error, 0)
@@ -172,7 +172,7 @@ class DiskStore:
     def close(self) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
-            with suppress(OSError), self._directory.ledger.held() as account:  # else the next process sweeps
+            with suppress(OSError), self._directory.ledger.locked() as account:  # else the next process sweeps
                 owner.leave(account)
         self._readers.close(0.0)
         self._directory.close()
@@ -184,7 +184,7 @@ class DiskStore:
         why = "it can only be read"
         if self._directory.writable:
             try:
-                with self._directory.ledger.held() as account:
+                with self._directory.ledger.locked() as account:
                     if sweep(self._directory, account):  # they may have died between two steps
                         account.used = self._directory.count()
                     self._owner = Owner(self._directory, account)
@@ -193,13 +193,13 @@ class DiskStore:
                 why = error.strerror or str(error)
         log.warning("%s cannot be written to (%s): pages are read from it, and none goes there", self.where, why)
 
-    def _form(self, namespace: Namespace) -> PageFormat:
-        form = self._forms.get(namespace)
-        if form is None:
-            form = self._forms[namespace] = PageFormat.of(namespace, self._key)
-        return form
+    def _page_format(self, namespace: Namespace) -> PageFormat:
+        page_format = self._page_formats.get(namespace)
+        if page_format is None:
+            page_format = self._page_formats[namespace] = PageFormat.of(namespace, self._key)
+        return page_format
 
-    def _begin(self, form: PageFormat, name: PageName, into: memoryview) -> Future[bool]:
+    def _begin(self, page_format: PageFormat, name: PageName, into: memoryview) -> Future[bool]:
         """Read one page on another thread, which does not keep the process from ending if the disk hangs."""
         done = Future[bool]()
 
@@ -207,22 +207,22 @@ class DiskStore:
             if not done.set_running_or_notify_cancel():
                 return
             try:
-                done.set_result(self._read(form, name, into))
+                done.set_result(self._read(page_format, name, into))
             except BaseException as error:  # else whoever waits would wait for ever
                 done.set_exception(error)
 
         self._readers.submit(job)
         return done
 
-    def _read(self, form: PageFormat, name: PageName, into: memoryview) -> bool:
+    def _read(self, page_format: PageFormat, name: PageName, into: memoryview) -> bool:
         """Read one page. What is wrong is deleted; what cannot be read now is left."""
-        path = self._directory.path(form, name.key)
+        path = self._directory.path(page_format, name.key)
         try:
-            if files.read(path, form, name, into):
+            if files.read_page(path, page_format, name, into):
                 return True
-            self.traffic.skipped("corrupt")
+            self.counters.skipped("corrupt")
             log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
-            with self._directory.ledger.held() as account:
+            with self._directory.ledger.locked() as account:
                 self._directory.delete(path, account)
         except FileNotFoundError:  # deleted since it was found
             pass
@@ -230,22 +230,22 @@ class DiskStore:
             self._failed(error, 1)
         return False
 
-    def _put(self, form: PageFormat, name: PageName, page: memoryview) -> bool:
+    def _put(self, page_format: PageFormat, name: PageName, page: memoryview) -> bool:
         """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
-        final = self._directory.path(form, name.key)
+        final = self._directory.path(page_format, name.key)
         if os.path.exists(final):
             return True
         owner = self._owner
         if owner is None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         began, partial = time.perf_counter(), owner.partial()
-        with self._quota.reserved(partial, files.file_bytes(form, name), budgeted=True) as file:
-            files.fill(file, [files.block(form, name, page), page])
+        with self._quota.reserved(partial, files.file_bytes(page_format, name), budgeted=True) as file:
+            files.fill(file, [files.block(page_format, name, page), page])
         try:
-            with self._directory.ledger.held() as account:
+            with self._directory.ledger.locked() as account:
                 self._tidy(account)
-                if self._directory.commit(partial, form, name, account):
-                    self.traffic.moved("out", 1, len(page), time.perf_counter() - began)
+                if self._directory.commit(partial, page_format, name, account):
+                    self.counters.moved("out", 1, len(page), time.perf_counter() - began)
         except OSError:
             self._left.append(partial)
             raise
@@ -263,7 +263,7 @@ class DiskStore:
 
     def _failed(self, error: OSError, pages: int) -> None:
         """Count a failure of the disk, and say each kind once."""
-        self.traffic.skipped("error", pages)
+        self.counters.skipped("error", pages)
         text = error.strerror or str(error)
         if text not in self._warned:
             self._warned.add(text)

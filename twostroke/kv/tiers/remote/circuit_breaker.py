@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 IN_A_ROW = 5  # failures that open it
 WINDOW = 20  # calls of which half may not fail
-SHORTEST_S = 1.0
-LONGEST_S = 30.0
+MIN_OPEN_S = 1.0
+MAX_OPEN_S = 30.0
 
 
-class Circuit:
+class CircuitBreaker:
     """Decides whether calls may go, from how earlier ones ended. Any thread may use it.
 
     Each call that may go gets a *ticket*, and tells with it how it ended. A call that began before the last change of
@@ -30,7 +30,7 @@ class Circuit:
         self._era = 0  # counts changes of state
         self._until: float | None = None  # when a probe may go; None: closed
         self._probing = False
-        self._wait = SHORTEST_S
+        self._wait = MIN_OPEN_S
         self._recent: deque[bool] = deque(maxlen=WINDOW)  # whether calls failed
         self._in_a_row = 0
 
@@ -38,7 +38,7 @@ class Circuit:
     def closed(self) -> bool:
         return self._until is None
 
-    def ask(self) -> int | None:
+    def acquire(self) -> int | None:
         """A ticket for a call, or None: it may not go."""
         with self._lock:
             if self._until is not None:
@@ -48,7 +48,7 @@ class Circuit:
                 self._era += 1
             return self._era
 
-    def answered(self, ticket: int) -> bool:
+    def succeeded(self, ticket: int) -> bool:
         """The call has succeeded. Returns whether this has closed the circuit."""
         with self._lock:
             if ticket != self._era:
@@ -57,7 +57,7 @@ class Circuit:
             self._recent.append(False)
             if not self._probing:
                 return False
-            self._until, self._probing, self._wait = None, False, SHORTEST_S
+            self._until, self._probing, self._wait = None, False, MIN_OPEN_S
             self._recent.clear()
             self._era += 1
             return True
@@ -76,13 +76,13 @@ class Circuit:
             if not (self._probing or at_once or often):
                 return None
             wait = self._wait * (0.5 + 0.5 * self._draw())  # so that not all clients come back at once
-            self._wait = min(2 * self._wait, LONGEST_S)
+            self._wait = min(2 * self._wait, MAX_OPEN_S)
             self._until, self._probing, self._in_a_row = self._clock() + wait, False, 0
             self._recent.clear()
             self._era += 1
             return wait
 
-    def undecided(self, ticket: int) -> None:
+    def abandon(self, ticket: int) -> None:
         """The call has ended without telling anything. If it was the probe, another may go."""
         with self._lock:
             if ticket == self._era and self._probing:

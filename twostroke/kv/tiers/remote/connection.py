@@ -17,16 +17,16 @@ STALL_S = 1.0  # nothing comes or goes for this long: the server hangs
 PATIENCE_S = 0.2  # a shorter silence says nothing about the server, even if the call's time is over
 PIECE_BYTES = 256 << 10  # sent at once
 BUFFER_BYTES = 64 << 10
-MOST_BYTES = 512 << 20  # of one value: the servers' own limit
-DEEPEST = 2  # arrays in arrays, as SCAN replies
+MAX_VALUE_BYTES = 512 << 20  # of one value: the servers' own limit
+MAX_DEPTH = 2  # arrays in arrays, as SCAN replies
 Command = tuple[bytes | str | int, ...]
 
 
-class Unanswered(Exception):
+class ServerUnavailable(Exception):
     """The server cannot be reached, does not answer, or answers nonsense."""
 
 
-class Late(Exception):
+class CallTimedOut(Exception):
     """The call's time is over, which is not known to be the server's fault.
 
     Attributes:
@@ -38,7 +38,7 @@ class Late(Exception):
         self.heard = heard
 
 
-class Refused(Exception):
+class ErrorReply(Exception):
     """The server's error reply to one command.
 
     Attributes:
@@ -55,7 +55,7 @@ class Refused(Exception):
         return str(self).startswith("OOM")
 
 
-class Stream(io.RawIOBase):
+class DeadlineSocket(io.RawIOBase):
     """A socket's bytes in and out, each with the time that the call has left. It stands for the socket in `redis`."""
 
     def __init__(self, sock: Any, deadline: float) -> None:
@@ -114,21 +114,21 @@ class Stream(io.RawIOBase):
         self._sock.settimeout(min(left, STALL_S))
 
 
-def timed(connection_class: Any) -> Any:
+def with_deadline(connection_class: Any) -> Any:
     """A class of connections whose bytes go through a `Stream` with the deadline of the instance."""
 
-    class Timed(connection_class):
+    class WithDeadline(connection_class):
         deadline: float
-        stream: Stream
+        stream: DeadlineSocket
 
-        def _connect(self) -> Stream:
-            self.stream = Stream(super()._connect(), self.deadline)
+        def _connect(self) -> DeadlineSocket:
+            self.stream = DeadlineSocket(super()._connect(), self.deadline)
             return self.stream
 
-    return Timed
+    return WithDeadline
 
 
-class Line:
+class RedisConnection:
     """A connection. One thread at a time uses it; after Unanswered or Late it is closed.
 
     Attributes:
@@ -146,9 +146,9 @@ class Line:
         except (RedisError, OSError, ValueError) as error:
             connection.disconnect()
             if time.monotonic() >= deadline and deadline - began < PATIENCE_S:
-                raise Late from None
-            raise Unanswered(str(error)) from None
-        self._stream: Stream = connection.stream
+                raise CallTimedOut from None
+            raise ServerUnavailable(str(error)) from None
+        self._stream: DeadlineSocket = connection.stream
         self._reader = io.BufferedReader(self._stream, BUFFER_BYTES)
 
     @property
@@ -190,9 +190,9 @@ class Line:
         """Replies of a server that can answer: an error reply, as while it loads, is Unanswered."""
         try:
             return accepted(self.replies(commands))
-        except Refused as refused:
+        except ErrorReply as refused:
             self.close()
-            raise Unanswered(str(refused)) from None
+            raise ServerUnavailable(str(refused)) from None
 
     def value(self, parts: Sequence[memoryview]) -> int | None:
         """The next reply, which is a value, into `parts` in turn.
@@ -221,12 +221,12 @@ class Line:
     def close(self) -> None:
         self._connection.disconnect()
 
-    def _broken(self, error: Exception) -> Unanswered | Late:
+    def _broken(self, error: Exception) -> ServerUnavailable | CallTimedOut:
         stream = self._stream
         self.close()
         if isinstance(error, TimeoutError) and stream.silent_s < PATIENCE_S:
-            return Late(stream.heard)
-        return Unanswered(str(error) or type(error).__name__)
+            return CallTimedOut(stream.heard)
+        return ServerUnavailable(str(error) or type(error).__name__)
 
     def _head(self) -> tuple[bytes, bytes]:
         """The kind of a reply, and the rest of its first line."""
@@ -240,14 +240,14 @@ class Line:
     def _reply(self, depth: int = 0) -> Any:
         kind, rest = self._head()
         if kind == b"-":
-            return Refused(rest.decode(errors="replace"))
+            return ErrorReply(rest.decode(errors="replace"))
         if kind == b"+":
             return rest
         if kind == b":":
             return int(rest)
-        if kind == b"*" and depth < DEEPEST:
+        if kind == b"*" and depth < MAX_DEPTH:
             return [self._reply(depth + 1) for _ in range(int(rest))]
-        if kind != b"$" or (size := int(rest)) > MOST_BYTES:
+        if kind != b"$" or (size := int(rest)) > MAX_VALUE_BYTES:
             raise ValueError("a reply is not of Redis' protocol")
         if size < 0:
             return None
@@ -268,6 +268,6 @@ class Line:
 def accepted(replies: list[Any]) -> list[Any]:
     """Replies of which none is an error. Raises Refused."""
     for reply in replies:
-        if isinstance(reply, Refused):
+        if isinstance(reply, ErrorReply):
             raise reply
     return replies

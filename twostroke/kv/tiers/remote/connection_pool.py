@@ -12,9 +12,15 @@ from redis.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
 
 from twostroke.errors import KVError
-from twostroke.kv.tiers.remote.circuit_breaker import Circuit
-from twostroke.kv.tiers.remote.connection import STALL_S, Late, Line, Unanswered, timed
-from twostroke.system.interrupts import Postponed
+from twostroke.kv.tiers.remote.circuit_breaker import CircuitBreaker
+from twostroke.kv.tiers.remote.connection import (
+    STALL_S,
+    CallTimedOut,
+    RedisConnection,
+    ServerUnavailable,
+    with_deadline,
+)
+from twostroke.system.interrupts import DeferredInterrupts
 from twostroke.system.monitor import Monitor
 
 log = logging.getLogger(__name__)
@@ -23,18 +29,18 @@ CONNECT_S = 0.2
 CALL_S = 0.5  # a call without pages may take this long
 BATCH_KEYS = 1024  # of one call
 CLOSE_S = 10.0  # seconds that closing waits for calls that are under way
-MOST_LINES = 8
+MAX_CONNECTIONS = 8
 FORM = "redis://[[user]:password@]host[:port][/database] (rediss:// with TLS; special characters percent-encoded)"
 
 
-class Open(Exception):
+class CircuitOpen(Exception):
     """The server is not asked: it failed before."""
 
 
-Trouble = (Open, Unanswered, Late)  # what a call may raise besides refusals
+UNAVAILABLE = (CircuitOpen, ServerUnavailable, CallTimedOut)  # what a call may raise besides refusals
 
 
-class Endpoint:
+class ConnectionPool:
     """A bounded pool of connections to one server, behind a circuit.
 
     Attributes:
@@ -42,41 +48,41 @@ class Endpoint:
         circuit: of connecting and asking; writing: of writing alone, which a full server refuses.
     """
 
-    def __init__(self, url: str, most: int = MOST_LINES) -> None:
+    def __init__(self, url: str, most: int = MAX_CONNECTIONS) -> None:
         """Checks the URL's form and connects to nothing. Raises KVError."""
         self.where, self._class, self._options = _parse(url)
-        self.circuit, self.writing = Circuit(), Circuit()
-        self._idle: list[Line] = []
+        self.circuit, self.writing = CircuitBreaker(), CircuitBreaker()
+        self._idle: list[RedisConnection] = []
         self._changed = Monitor()
         self._most, self._out, self._pid, self._closed = most, 0, os.getpid(), False
         self._warned = False
 
     @contextmanager
-    def line(self, limit_s: float) -> Generator[Line]:
+    def connection(self, limit_s: float) -> Generator[RedisConnection]:
         """A connection for one call of at most `limit_s` seconds. What is unread at the end closes it.
 
         Ctrl-C waits for its end, since its place has to be given back. Raises Open, Unanswered or Late.
         """
-        with Postponed(), self._line(limit_s) as line:
-            yield line
+        with DeferredInterrupts(), self._connection(limit_s) as connection:
+            yield connection
 
     @contextmanager
-    def _line(self, limit_s: float) -> Generator[Line]:
-        ticket = self.circuit.ask()
+    def _connection(self, limit_s: float) -> Generator[RedisConnection]:
+        ticket = self.circuit.acquire()
         if ticket is None:
-            raise Open
+            raise CircuitOpen
         deadline = time.monotonic() + limit_s
-        line: Line | None = None
+        connection: RedisConnection | None = None
         taken = good = False
         try:
             taken = self._take(deadline)
-            line = self._fresh(deadline)
-            yield line
+            connection = self._open_connection(deadline)
+            yield connection
             good = True
-        except Unanswered as error:
+        except ServerUnavailable as error:
             self._tell(self.circuit.failed(ticket), error)
             raise
-        except Late as late:
+        except CallTimedOut as late:
             if late.heard:
                 self._answered(ticket)
             raise
@@ -84,20 +90,20 @@ class Endpoint:
             if good:
                 self._answered(ticket)
             else:
-                self.circuit.undecided(ticket)  # does nothing if it has been decided
+                self.circuit.abandon(ticket)  # does nothing if it has been decided
             if taken:
-                self._give_back(line, good)
+                self._give_back(connection, good)
 
     def close(self) -> None:
         """Close all connections, those in use when their calls end."""
-        with Postponed(), self._changed.lock:
+        with DeferredInterrupts(), self._changed.lock:
             self._closed = True
-            self._changed.tell()
-        self._changed.until(lambda: not self._out, CLOSE_S)
-        with Postponed(), self._changed.lock:
+            self._changed.notify_all()
+        self._changed.wait_for(lambda: not self._out, CLOSE_S)
+        with DeferredInterrupts(), self._changed.lock:
             idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
+        for connection in idle:
+            connection.close()
 
     def describe(self, error: Exception) -> str:
         """The text of an error, without the password: servers repeat what they did not understand."""
@@ -114,45 +120,47 @@ class Endpoint:
             if self._pid != os.getpid():  # a forked process must not use the connections of its parent
                 self._idle, self._out, self._pid = [], 0, os.getpid()
             if self._closed:
-                raise Open
+                raise CircuitOpen
             if self._out >= self._most:
                 return False
             self._out += 1
             return True
 
-        if not self._changed.until(take, max(0.0, deadline - time.monotonic())):
-            raise Late
+        if not self._changed.wait_for(take, max(0.0, deadline - time.monotonic())):
+            raise CallTimedOut
         return True
 
-    def _fresh(self, deadline: float) -> Line:
+    def _open_connection(self, deadline: float) -> RedisConnection:
         """A connection that was used before, or a new one."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise Late
+                raise CallTimedOut
             with self._changed.lock:
-                line = self._idle.pop() if self._idle else None
-            if line is None:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
                 options = self._options | {"socket_connect_timeout": min(CONNECT_S, left)}
-                line = Line(self._class(**options), deadline)
-            elif not line.idle:
-                line.close()
+                connection = RedisConnection(self._class(**options), deadline)
+            elif not connection.idle:
+                connection.close()
                 continue
-            line.begin(deadline)
-            return line
+            connection.begin(deadline)
+            return connection
 
-    def _give_back(self, line: Line | None, good: bool) -> None:
+    def _give_back(self, connection: RedisConnection | None, good: bool) -> None:
         with self._changed.lock:
             self._out -= 1
-            keep = line is not None and good and line.trusted and not line.waiting and not self._closed
-            if line is not None and keep:
-                self._idle.append(line)
-            self._changed.tell()
-        if line is not None and not keep:
-            line.close()
+            keep = (
+                connection is not None and good and connection.trusted and not connection.waiting and not self._closed
+            )
+            if connection is not None and keep:
+                self._idle.append(connection)
+            self._changed.notify_all()
+        if connection is not None and not keep:
+            connection.close()
 
     def _answered(self, ticket: int) -> None:
-        if self.circuit.answered(ticket) and self._warned:
+        if self.circuit.succeeded(ticket) and self._warned:
             self._warned = False
             log.info("%s answers again", self.where)
 
@@ -195,4 +203,4 @@ def _parse(url: str) -> tuple[str, Any, dict[str, Any]]:
         kind(**options | ours)
     except Exception:
         raise KVError(f"an option in the URL of the remote tier {where} is unknown or wrong") from None
-    return where, timed(kind), options | ours
+    return where, with_deadline(kind), options | ours

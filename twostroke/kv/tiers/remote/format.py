@@ -15,7 +15,7 @@ PREFIX = f"twostroke:{VERSION}:"
 PAGE, PRIVATE, ABOUT = "page", "private", "about"
 
 
-class RemoteForm(PageFormat):
+class RemotePageFormat(PageFormat):
     """Keys and values of one namespace, for one user."""
 
     def key(self, name: PageName, kind: str = PAGE) -> bytes:

@@ -10,20 +10,20 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 
-from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, Endpoint, Trouble
+from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, UNAVAILABLE, ConnectionPool
 
 
-class Lasting:
+class KeyRefresher:
     """Such keys of one server. The thread ends with this object.
 
     Attributes:
         milliseconds: what a key has left to live when it is written, and whenever it is told to stay.
     """
 
-    def __init__(self, endpoint: Endpoint, ttl_s: float, refresh_s: float) -> None:
+    def __init__(self, pool: ConnectionPool, ttl_s: float, refresh_s: float) -> None:
         """Keys are told to stay every `refresh_s` seconds, for `ttl_s` seconds."""
         self.milliseconds = round(1e3 * ttl_s)
-        self._endpoint, self._refresh_s = endpoint, refresh_s
+        self._pool, self._refresh_s = pool, refresh_s
         self._keys: set[bytes] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -56,11 +56,11 @@ class Lasting:
         with self._lock:
             keys = sorted(self._keys)
         for start in range(0, len(keys), BATCH_KEYS):
-            with suppress(*Trouble), self._endpoint.line(CALL_S) as line:
-                line.replies([("PEXPIRE", key, self.milliseconds) for key in keys[start : start + BATCH_KEYS]])
+            with suppress(*UNAVAILABLE), self._pool.connection(CALL_S) as connection:
+                connection.replies([("PEXPIRE", key, self.milliseconds) for key in keys[start : start + BATCH_KEYS]])
 
 
-def _keep_refreshing(lasting: weakref.ref[Lasting], ended: threading.Event, every_s: float) -> None:
+def _keep_refreshing(lasting: weakref.ref[KeyRefresher], ended: threading.Event, every_s: float) -> None:
     """The thread; it does not keep the keys' object alive."""
     while not ended.wait(every_s):
         if (one := lasting()) is None:

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import KVError
-from twostroke.kv.tiers.remote.connection import Command, Late, Line, Refused, Unanswered, accepted
-from twostroke.kv.tiers.remote.connection_pool import Endpoint, Open
+from twostroke.kv.tiers.remote.connection import (
+    CallTimedOut,
+    Command,
+    ErrorReply,
+    RedisConnection,
+    ServerUnavailable,
+    accepted,
+)
+from twostroke.kv.tiers.remote.connection_pool import CircuitOpen, ConnectionPool
 from twostroke.kv.tiers.remote.format import ABOUT, PAGE, PREFIX, PRIVATE, right, scope
 from twostroke.kv.tiers.usage import StoreUsage
 from twostroke.system.user_key import user_key
@@ -20,7 +27,7 @@ SCANNED = 512  # keys
 
 
 @dataclass
-class _Scope:
+class _RemotePages:
     """The keys of one namespace of this user."""
 
     model: str
@@ -36,19 +43,19 @@ class _Scope:
 
 def inspect(url: str) -> list[StoreUsage]:
     """What is there, by model. Raises KVError."""
-    with _opened(url) as (line, key):
-        return [one.holding for one in _scopes(line, key)]
+    with _opened(url) as (connection, key):
+        return [one.holding for one in _scopes(connection, key)]
 
 
 def verify(url: str) -> list[StoreUsage]:
     """Check every page, delete those that are wrong, and return what is there then. Raises KVError."""
-    with _opened(url) as (line, key):
-        scopes = _scopes(line, key)
+    with _opened(url) as (connection, key):
+        scopes = _scopes(connection, key)
         for one in scopes:
             for name in one.pages:
-                (value,) = _asked(line, [("GET", name)])
+                (value,) = _asked(connection, [("GET", name)])
                 if value is not None and not right(name, value, key):
-                    _asked(line, [("DEL", name)])
+                    _asked(connection, [("DEL", name)])
                     one.damaged += 1
                     one.bytes -= len(value)
         return [one.holding for one in scopes]
@@ -59,28 +66,28 @@ def clear(url: str, model: str | None = None) -> list[StoreUsage]:
 
     Private pages stay: values of running processes need them, and they go by themselves after that.
     """
-    with _opened(url) as (line, key):
-        scopes = [one for one in _scopes(line, key) if model in (None, one.model)]
+    with _opened(url) as (connection, key):
+        scopes = [one for one in _scopes(connection, key) if model in (None, one.model)]
         for one in scopes:
-            one.private, one.bytes = [], sum(_asked(line, [("STRLEN", name) for name in one.pages]))
+            one.private, one.bytes = [], sum(_asked(connection, [("STRLEN", name) for name in one.pages]))
             for name in reversed(one.pages):
-                _asked(line, [("DEL", name)])
+                _asked(connection, [("DEL", name)])
         return [one.holding for one in scopes]
 
 
-def _scopes(line: Line, key: bytes) -> list[_Scope]:
+def _scopes(connection: RedisConnection, key: bytes) -> list[_RemotePages]:
     """This user's namespaces, by the models' names. Keys of other users are left out."""
     by_scope: defaultdict[str, dict[str, list[bytes]]] = defaultdict(lambda: {PAGE: [], PRIVATE: []})
     abouts = list[bytes]()
-    for name in _keys(line):
+    for name in _keys(connection):
         parts = name.decode(errors="replace").split(":")
         if len(parts) == 5 and parts[3] in (PAGE, PRIVATE):
             by_scope[parts[2]][parts[3]].append(name)
         elif len(parts) == 4 and parts[3] == ABOUT:
             abouts.append(name)
-    scopes = list[_Scope]()
+    scopes = list[_RemotePages]()
     for name in abouts:
-        (text,) = _asked(line, [("GET", name)])
+        (text,) = _asked(connection, [("GET", name)])
         try:
             facts = json.loads(text or b"")
             model, namespace = str(facts["model"]), bytes.fromhex(facts["namespace"])
@@ -91,40 +98,40 @@ def _scopes(line: Line, key: bytes) -> list[_Scope]:
             keys = by_scope[own]
             if not any(keys.values()):
                 continue
-            size = sum(_asked(line, [("STRLEN", one) for kind in keys.values() for one in kind]))
-            scopes.append(_Scope("".join(filter(str.isprintable, model)), keys[PAGE], keys[PRIVATE], size))
+            size = sum(_asked(connection, [("STRLEN", one) for kind in keys.values() for one in kind]))
+            scopes.append(_RemotePages("".join(filter(str.isprintable, model)), keys[PAGE], keys[PRIVATE], size))
     return sorted(scopes, key=lambda one: one.model)
 
 
-def _keys(line: Line) -> set[bytes]:
+def _keys(connection: RedisConnection) -> set[bytes]:
     found, cursor = set[bytes](), b"0"
     while True:
-        (reply,) = _asked(line, [("SCAN", cursor, "MATCH", PREFIX + "*", "COUNT", SCANNED)])
+        (reply,) = _asked(connection, [("SCAN", cursor, "MATCH", PREFIX + "*", "COUNT", SCANNED)])
         cursor, names = reply
         found.update(names)
         if cursor == b"0":
             return found
 
 
-def _asked(line: Line, commands: Sequence[Command]) -> list[Any]:
+def _asked(connection: RedisConnection, commands: Sequence[Command]) -> list[Any]:
     """Replies to commands; each batch has its time. Raises Refused, Unanswered or Late."""
     found = list[Any]()
     for start in range(0, len(commands), SCANNED):
-        line.begin(time.monotonic() + LIMIT_S)
-        found += accepted(line.replies(commands[start : start + SCANNED]))
+        connection.begin(time.monotonic() + LIMIT_S)
+        found += accepted(connection.replies(commands[start : start + SCANNED]))
     return found
 
 
 @contextmanager
-def _opened(url: str) -> Generator[tuple[Line, bytes]]:
+def _opened(url: str) -> Generator[tuple[RedisConnection, bytes]]:
     """A connection, and the user's key. Raises KVError, also for what fails inside."""
-    endpoint, key = Endpoint(url), user_key(make=False)
+    pool, key = ConnectionPool(url), user_key(make=False)
     if key is None:
         raise KVError("there is no key of this user: nothing of theirs can be in a remote tier")
     try:
-        with endpoint.line(LIMIT_S) as line:
-            yield line, key
-    except (Open, Unanswered, Late, Refused) as error:
-        raise KVError(f"{endpoint.where} does not answer: {endpoint.describe(error)}") from None
+        with pool.connection(LIMIT_S) as connection:
+            yield connection, key
+    except (CircuitOpen, ServerUnavailable, CallTimedOut, ErrorReply) as error:
+        raise KVError(f"{pool.where} does not answer: {pool.describe(error)}") from None
     finally:
-        endpoint.close()
+        pool.close()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.surroundings import Surroundings
-from twostroke.cluster.wire.transport import Reading
+from twostroke.cluster.wire.runtime import Runtime
+from twostroke.cluster.wire.transport import PendingRead
 
 log = logging.getLogger(__name__)
 
@@ -21,25 +21,25 @@ Arrived = Callable[[Sequence[int], Sequence[memoryview], Sequence[str]], None]  
 
 
 @dataclass(frozen=True)
-class Read:
+class RemoteRead:
     """Pages that are being read: their numbers in the transfer, their memory, and the digests that they should have."""
 
-    reading: Reading
+    reading: PendingRead
     numbers: Sequence[int]
     views: Sequence[memoryview]
     digests: Sequence[str]
 
 
-class Reads:
+class RemoteReads:
     """The reads of one transfer, in order."""
 
-    def __init__(self, around: Surroundings, arrived: Arrived, alive: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, arrived: Arrived, alive: Callable[[], None]) -> None:
         """`arrived` is called with the pages of each read that has ended, while they are in a cache; `alive` now and
         then while one is waited for."""
-        self._around, self._arrived, self._alive = around, arrived, alive
-        self._under_way: deque[Read] = deque()
+        self._runtime, self._arrived, self._alive = runtime, arrived, alive
+        self._under_way: deque[RemoteRead] = deque()
 
-    def add(self, read: Read, left: Callable[[], float]) -> None:
+    def add(self, read: RemoteRead, left: Callable[[], float]) -> None:
         """A read that has begun. Waits if there are more than AT_ONCE; see `settle`."""
         self._under_way.append(read)
         self.settle(left, AT_ONCE - 1)
@@ -52,16 +52,16 @@ class Reads:
 
         Raises WireError: one has failed, or takes too long.
         """
-        until = self._around.now() + left()
+        until = self._runtime.now() + left()
         while self._under_way:
             read, must = self._under_way[0], len(self._under_way) > most
             if read.reading.wait(ALIVE_S if must else 0.0):
                 self._under_way.popleft()
                 self._arrived(read.numbers, read.views, read.digests)
-                until = self._around.now() + left()
+                until = self._runtime.now() + left()
             elif not must:
                 return
-            elif self._around.now() > until:
+            elif self._runtime.now() > until:
                 raise WireError("the sender's memory does not answer")
             else:
                 left()
@@ -69,10 +69,10 @@ class Reads:
 
     def end(self, limit_s: float) -> bool:
         """Nobody wants them any more: wait until nothing is under way. Returns whether it is so within the limit."""
-        until = self._around.now() + limit_s
+        until = self._runtime.now() + limit_s
         while self._under_way:
             try:
-                if not self._under_way[0].reading.wait(max(0.0, until - self._around.now())):
+                if not self._under_way[0].reading.wait(max(0.0, until - self._runtime.now())):
                     return False
             except WireError as error:
                 log.info("%s", error)

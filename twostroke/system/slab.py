@@ -11,7 +11,7 @@ import numpy as np
 CHUNK = 64 << 20  # bytes, about
 
 
-class Slots:
+class SlabAllocator:
     """Slots of `size` bytes. Taking one may raise MemoryError; giving one back never waits, so finalizers may do it."""
 
     def __init__(self, size: int) -> None:
@@ -26,7 +26,7 @@ class Slots:
         """Number of slots taken and not given back."""
         return len(self._chunks) * self._per_chunk - len(self._free)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """An unused slot, with any contents. Its caller guards against other threads that take one."""
         while True:
             try:
@@ -45,7 +45,7 @@ class Slots:
         self._chunks.append(chunk)
         self._free.extend(range(first + self._per_chunk - 1, first - 1, -1))
 
-    def give_back(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Free a slot and its memory."""
         chunk, index = divmod(slot, self._per_chunk)
         self._chunks[chunk].madvise(mmap.MADV_DONTNEED, index * self._stride, self._stride)

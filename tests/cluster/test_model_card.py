@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from twostroke.api.llm import LLM
-from twostroke.cluster.card import write_card
+from twostroke.cluster.model_card import write_card
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.models.checkpoints.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.system.key import KEY_BYTES, user_key
+from twostroke.system.user_key import KEY_BYTES, user_key
 
 
 @pytest.fixture

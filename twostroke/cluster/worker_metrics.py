@@ -6,13 +6,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from twostroke.cluster.roles import Decoding, Prefilling, Role
+from twostroke.cluster.roles import DecodeRole, PrefillRole, Role
 
 
-class Measures(Collector):
+class WorkerMetrics(Collector):
     """Reads the roles when it is scraped."""
 
-    def __init__(self, prefilling: Prefilling | None, answering: Role, registry: CollectorRegistry) -> None:
+    def __init__(self, prefilling: PrefillRole | None, answering: Role, registry: CollectorRegistry) -> None:
         self._prefilling, self._answering = prefilling, answering
         registry.register(self)
 
@@ -20,7 +20,7 @@ class Measures(Collector):
         if self._prefilling is not None:
             offered = self._prefilling.sender.num_offers
             yield GaugeMetricFamily("twostroke_offered_values", "Values held for decode workers", offered)
-        if isinstance(self._answering, Decoding):
+        if isinstance(self._answering, DecodeRole):
             held = self._answering.receiver.num_quarantined
             yield GaugeMetricFamily("twostroke_quarantined_pages", "Pages that a read given up still fills", held)
             text = "Answers begun by other workers, by where most of the prompt's KV came from"

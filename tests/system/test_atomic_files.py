@@ -12,11 +12,11 @@ import pytest
 from twostroke.api.llm import LLM
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
-from twostroke.system.save import replacing
+from twostroke.system.atomic_files import atomic_replace
 
 
 def save(path: Path, data: bytes = b"new") -> None:
-    with replacing(path) as out:
+    with atomic_replace(path) as out:
         out.write(data)
 
 
@@ -113,7 +113,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: BaseException) -
     (tmp_path / "file").write_bytes(b"old")
 
     def fail() -> None:
-        with replacing(tmp_path / "file") as out:
+        with atomic_replace(tmp_path / "file") as out:
             out.write(b"half")
             assert len(os.listdir(tmp_path)) == 2
             raise error

@@ -33,7 +33,7 @@ class MappedFile(mmap.mmap):
         return self
 
 
-def place(data: np.ndarray) -> tuple[MappedFile, int] | None:
+def locate_in_file(data: np.ndarray) -> tuple[MappedFile, int] | None:
     """(the mapped file that an array is a view of, byte offset); None if it is not a view of one."""
     owner = data
     while isinstance(owner, np.ndarray):
@@ -43,9 +43,9 @@ def place(data: np.ndarray) -> tuple[MappedFile, int] | None:
     return owner.obj, data.ctypes.data - np.frombuffer(owner.obj, np.uint8).ctypes.data
 
 
-def release(data: np.ndarray) -> None:
+def drop_resident(data: np.ndarray) -> None:
     """Frees the resident pages of bytes in a mapped file; a later access reads the file again."""
-    if (found := place(data)) is not None:
+    if (found := locate_in_file(data)) is not None:
         file, offset = found
         start = offset // AROUND * AROUND
         stop = min(-(-(offset + data.nbytes) // AROUND) * AROUND, len(file))
@@ -88,7 +88,7 @@ class FileRows:
 
 def row_reader(data: np.ndarray, source: str) -> Callable[[Sequence[int]], bytes]:
     """A function that reads rows of a matrix of bytes by index; see FileRows for a mapped file."""
-    if (found := place(data)) is None:
+    if (found := locate_in_file(data)) is None:
         return lambda rows: data[rows].tobytes()
-    release(data)
+    drop_resident(data)
     return FileRows(*found, data, source).read

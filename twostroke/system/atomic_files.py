@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def nameable(path: Path) -> None:
+def check_file_name(path: Path) -> None:
     """Raise OSError if the system can have no file of that name: a null character, or what is no text."""
     try:
         possible = b"\0" not in os.fsencode(path)
@@ -20,9 +20,9 @@ def nameable(path: Path) -> None:
         raise OSError(errno.EINVAL, "no file can have this name")
 
 
-def replaceable(path: Path) -> tuple[Path, int | None]:
+def check_replaceable(path: Path) -> tuple[Path, int | None]:
     """The file that `replacing` would write, and its mode if it exists; raises what `replacing` would raise at once."""
-    nameable(path)
+    check_file_name(path)
     target = Path(os.path.realpath(path))
     mode = _mode(target)
     if not target.parent.is_dir():
@@ -31,7 +31,7 @@ def replaceable(path: Path) -> tuple[Path, int | None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[BinaryIO]:
+def atomic_replace(path: Path) -> Generator[BinaryIO]:
     """Write a new version of a file. A crash, an error or a full disk leaves the old version, and no partial file.
 
     A symbolic link is followed and kept. An existing file keeps its mode; a new one gets the default mode of the umask.
@@ -40,7 +40,7 @@ def replacing(path: Path) -> Generator[BinaryIO]:
         OSError: the name is impossible, the target is not a regular file, is not writable, or its directory is missing;
             see `strerror`.
     """
-    target, mode = replaceable(path)
+    target, mode = check_replaceable(path)
     partial = target.with_name(f".twostroke-{secrets.token_hex(8)}.partial")
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as out:

@@ -9,7 +9,7 @@ from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 
 
-class Landing:
+class PageReservation:
     """Reserves pages, which nobody else sees until a value is made of them.
 
     Attributes:
@@ -24,9 +24,9 @@ class Landing:
     @property
     def table(self) -> np.ndarray:
         """The pages as a pinned holder has them."""
-        return spans.of_pages(np.array(self.pages, np.int64))
+        return spans.pages_only(np.array(self.pages, np.int64))
 
-    def have(self, count: int) -> None:
+    def ensure(self, count: int) -> None:
         """Reserve what is missing to so many pages. Raises OutOfPages: nothing has changed."""
         if (missing := count - len(self.pages)) > 0:
             self._pool.make_room(missing)
@@ -43,7 +43,7 @@ class Landing:
         with ExitStack() as views:
             yield [views.enter_context(memory.filling(frame)) for frame in self.frames(numbers)]
 
-    def keep(self, numbers: Sequence[int], stops: Sequence[int]) -> np.ndarray:
+    def commit(self, numbers: Sequence[int], stops: Sequence[int]) -> np.ndarray:
         """The pages that a value needs, with their slots before `stops` claimed; the others are freed.
 
         The caller must release the pages returned.

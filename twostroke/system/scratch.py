@@ -8,11 +8,11 @@ import weakref
 import numpy as np
 
 HUGE_PAGE = 2 << 20  # bytes
-MOST_KEPT = 64 << 20
+MAX_KEPT_BYTES = 64 << 20
 NONE = memoryview(bytearray())
 
 
-class Reused:
+class ScratchMemory:
     """Float32 arrays whose memory is reused once no reference to them or a view of them is left. One block is kept."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Reused:
         return np.ndarray(shape, np.float32, memoryview(lease).cast("B"))
 
     def _give_back(self, memory: memoryview) -> None:
-        if len(memory) <= MOST_KEPT:
+        if len(memory) <= MAX_KEPT_BYTES:
             self._free = [memory]
 
 

@@ -23,7 +23,7 @@ CANNOT = "this answer was begun by a worker that is not Twostroke's, or was cut 
 
 
 @dataclass(frozen=True)
-class Link:
+class MigrationState:
     """Of one answer.
 
     Attributes:
@@ -47,7 +47,7 @@ class Link:
 BROKEN = {"trace_id": f"{1:032x}", "span_id": f"{NO_LIMIT:016x}"}  # the pointer of an answer that cannot be continued
 
 
-def begun(tokens: Sequence[int], received: Mapping[str, Any] | None) -> Link | None:
+def read_pointer(tokens: Sequence[int], received: Mapping[str, Any] | None) -> MigrationState | None:
     """What the worker before has sent, of a request whose first tokens are the prompt. None: it sent nothing.
 
     Raises InvalidRequest for a pointer of another kind of worker: the place of the next token is not known then.
@@ -61,7 +61,7 @@ def begun(tokens: Sequence[int], received: Mapping[str, Any] | None) -> Link | N
         raise InvalidRequest(CANNOT) from None
     if not 0 < length <= len(tokens) or _digest(tokens[:length]) != digest:
         raise InvalidRequest(CANNOT)
-    return Link(length, None if most == NO_LIMIT else most, least)
+    return MigrationState(length, None if most == NO_LIMIT else most, least)
 
 
 def _digest(prompt: Sequence[int]) -> str:

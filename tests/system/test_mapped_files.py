@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twostroke.errors import CheckpointError
-from twostroke.system.mapped import MappedFile, place, row_reader
+from twostroke.system.mapped_files import MappedFile, locate_in_file, row_reader
 
 HEADER, SHAPE = 100, (3000, 700)
 
@@ -37,11 +37,11 @@ def test_rows_are_those_of_the_array(path: Path) -> None:
 
 def test_where_an_array_lies(path: Path) -> None:
     data = matrix(path)
-    found = place(data[7:])
+    found = locate_in_file(data[7:])
     assert found is not None
     assert found[1] == HEADER + 7 * SHAPE[1]
-    assert place(data.copy()) is None
-    assert place(data[[1, 2]]) is None
+    assert locate_in_file(data.copy()) is None
+    assert locate_in_file(data[[1, 2]]) is None
 
 
 @pytest.mark.parametrize("change", ["truncated", "overwritten"])

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from twostroke.api.llm import LLM
-from twostroke.cluster.link import Link, begun
-from twostroke.cluster.turns import Turns, apart
+from twostroke.cluster.interleaving import ChoiceInterleaver, deinterleave
+from twostroke.cluster.migration import MigrationState, read_pointer
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, method
@@ -28,7 +28,7 @@ MARK = "twostroke:"  # before the JSON object of an annotation
 TEMPERATURE = 1.0  # OpenAI's, where neither the client nor the model states one
 
 # By group: fields that are read, and those that say nothing about the tokens, or only to other engines.
-READ = {
+FOLLOWED = {
     "sampling_options": {
         "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
         "seed", "guided_decoding",
@@ -39,7 +39,7 @@ READ = {
     },
     "output_options": {"logprobs"},
 }  # fmt: skip
-IDLE: dict[str, dict[str, tuple[Any, ...]]] = {  # further fields, with the values that ask for nothing
+NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {  # further fields, with the values that ask for nothing
     "sampling_options": {
         "best_of": (1,),
         "use_beam_search": (False,),
@@ -48,13 +48,13 @@ IDLE: dict[str, dict[str, tuple[Any, ...]]] = {  # further fields, with the valu
     },
     "output_options": {"skip_special_tokens": (True,), "formatted_prompt": (True, False)},
 }
-IDLE["output_options"]["return_tokens_as_token_ids"] = (True, False)  # the front end's own
+NEUTRAL["output_options"]["return_tokens_as_token_ids"] = (True, False)  # the front end's own
 UNSUPPORTED = ("prompt_embeds", "multi_modal_data", "encoder_result")
 GUIDED = ("json", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True)
-class Extras:
+class RequestAnnotation:
     """What a client says in the annotation.
 
     Attributes:
@@ -71,7 +71,7 @@ class Extras:
     n: int | None = None
 
     @classmethod
-    def among(cls, annotations: Iterable[str]) -> "Extras":
+    def parse(cls, annotations: Iterable[str]) -> "RequestAnnotation":
         """Raises InvalidRequest for one that is no JSON object, or has unknown fields."""
         found = [text.removeprefix(MARK) for text in annotations if text.startswith(MARK)]
         if not found:
@@ -85,7 +85,7 @@ class Extras:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DynamoRequest:
     """A request of Dynamo's front end.
 
     Attributes:
@@ -108,21 +108,23 @@ class Asked:
         request.priority = self.priority
         return request
 
-    def continued(self, request: Request) -> Turns:
+    def continued(self, request: Request) -> ChoiceInterleaver:
         """Let a request for the engine go on behind what is given. Returns whose turn it is to send a token."""
-        answers, turns = apart(self.given, self.params, request.tokenizer)
+        answers, interleaver = deinterleave(self.given, self.params, request.tokenizer)
         if self.given:
             request.take_over(*answers)
-        return turns
+        return interleaver
 
     @property
-    def link(self) -> dict[str, str]:
+    def migration_pointer(self) -> dict[str, str]:
         """What goes along with each token (`link.py`)."""
-        own = Link(len(self.prompt), self.params.max_tokens, self.params.min_tokens)
+        own = MigrationState(len(self.prompt), self.params.max_tokens, self.params.min_tokens)
         return own.pointer(self.prompt)
 
 
-def read(message: Mapping[str, Any], id: str, generation: Mapping[str, float], grammars: Grammars) -> Asked:
+def parse_request(
+    message: Mapping[str, Any], id: str, generation: Mapping[str, float], grammars: Grammars
+) -> DynamoRequest:
     """A front end's message. Takes a while if it has a grammar: call it off the event loop.
 
     Args:
@@ -135,19 +137,19 @@ def read(message: Mapping[str, Any], id: str, generation: Mapping[str, float], g
         InvalidRequest: names the field that cannot be followed.
     """
     _refuse_unknown(message)
-    extras = Extras.among(message.get("annotations") or ())
+    extras = RequestAnnotation.parse(message.get("annotations") or ())
     tokens = message["token_ids"]
-    link = begun(tokens, message.get("migration_link"))
-    length = len(tokens) if link is None else link.length
+    state = read_pointer(tokens, message.get("migration_link"))
+    length = len(tokens) if state is None else state.length
     params = _params(message, id, generation, extras)
-    if link is not None and length < len(tokens):  # Dynamo has lowered the most by the tokens of all choices
-        params = replace(params, max_tokens=link.max_tokens, min_tokens=link.min_tokens)
+    if state is not None and length < len(tokens):  # Dynamo has lowered the most by the tokens of all choices
+        params = replace(params, max_tokens=state.max_tokens, min_tokens=state.min_tokens)
     guided = _group(message, "sampling_options").get("guided_decoding") or extras.guided_decoding
     if guided:
         params = replace(params, constraint=_constraint(guided, grammars))
     routing = message.get("routing") or {}
     stated = {"name": extras.method} if isinstance(extras.method, str) else dict(extras.method)
-    return Asked(
+    return DynamoRequest(
         tokens[:length],
         tokens[length:],
         params,
@@ -156,11 +158,13 @@ def read(message: Mapping[str, Any], id: str, generation: Mapping[str, float], g
     )
 
 
-def _params(message: Mapping[str, Any], id: str, generation: Mapping[str, float], extras: Extras) -> SamplingParams:
+def _params(
+    message: Mapping[str, Any], id: str, generation: Mapping[str, float], extras: RequestAnnotation
+) -> SamplingParams:
     """What is asked of the tokens that are left, as Dynamo counts."""
     sampling, stop = _group(message, "sampling_options"), _group(message, "stop_conditions")
     stated: dict[str, Any] = {"temperature": TEMPERATURE, **generation}
-    for name in READ["sampling_options"] - {"seed", "guided_decoding"}:
+    for name in FOLLOWED["sampling_options"] - {"seed", "guided_decoding"}:
         if (value := sampling.get(name)) is not None:
             stated[name] = as_written(value)
     if extras.n is not None:
@@ -217,8 +221,8 @@ def _refuse_unknown(message: Mapping[str, Any]) -> None:
     for name in UNSUPPORTED:
         if message.get(name):
             raise InvalidRequest(f"{name} is not supported: only text is")
-    for group, read_here in READ.items():
-        idle = IDLE.get(group, {})
+    for group, read_here in FOLLOWED.items():
+        idle = NEUTRAL.get(group, {})
         for name, value in _group(message, group).items():
             if name not in read_here and value is not None and value not in idle.get(name, ()):
                 raise InvalidRequest(f"{group}.{name} is not supported: leave it out")

@@ -35,7 +35,7 @@ class ClusterFailed(TwostrokeError):
     """A process of the cluster has ended, or was not ready in time; names its log."""
 
 
-def listen_at(environment: MutableMapping[str, str], host: str, discovery: Path | None = None) -> None:
+def set_environment(environment: MutableMapping[str, str], host: str, discovery: Path | None = None) -> None:
     """Set the variables by which a process of Dynamo listens at `host`, and finds others without a server.
 
     Those that are set already stay. `discovery` is the directory that processes are found by.
@@ -67,7 +67,7 @@ def _listens(address: str) -> bool:
     return True
 
 
-class Member:
+class ClusterProcess:
     """A child process of the cluster, with a file for what it writes."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
@@ -136,28 +136,28 @@ class LocalCluster:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.options: list[str] = []
-        self.workers: list[Member] = []
+        self.workers: list[ClusterProcess] = []
         self._options = ["--migration-limit", str(migration_limit), "--router-mode", router]
         folder.mkdir(parents=True, exist_ok=True)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
         if events is not None:
             self._environment["DYN_EVENT_PLANE"] = events
         self._environment["DYN_LOG"] = "info"  # with a line for each request, see `serving`
-        listen_at(self._environment, "127.0.0.1", folder / "discovery")
+        set_environment(self._environment, "127.0.0.1", folder / "discovery")
         self.front_end = self._start_front_end()
 
-    def _start_front_end(self) -> Member:
+    def _start_front_end(self) -> ClusterProcess:
         options = ["--namespace", "twostroke", "--http-port", str(self.port), *self._options]
         return self._member("front-end", ["-m", "dynamo.frontend", *options])
 
-    def _member(self, name: str, arguments: Sequence[str]) -> Member:
-        return Member(name, [sys.executable, *arguments], self.folder / f"{name}.log", self._environment)
+    def _member(self, name: str, arguments: Sequence[str]) -> ClusterProcess:
+        return ClusterProcess(name, [sys.executable, *arguments], self.folder / f"{name}.log", self._environment)
 
     @property
-    def running(self) -> list[Member]:
+    def running(self) -> list[ClusterProcess]:
         return [worker for worker in self.workers if worker.process.poll() is None]
 
-    def add(self, *options: str) -> Member:
+    def add(self, *options: str) -> ClusterProcess:
         """Start a worker with these options besides. `ready` waits for it."""
         name = f"worker-{len(self.workers)}"
         own = ["--served-name", self.model, "--cards", str(self.folder / "cards")]
@@ -165,7 +165,7 @@ class LocalCluster:
         self.workers.append(self._member(name, arguments))
         return self.workers[-1]
 
-    def serving(self, id: str) -> Member:
+    def serving(self, id: str) -> ClusterProcess:
         """The worker that has the request, by the id of its completion. Raises ClusterFailed."""
         request = id.partition("-")[2]
         for worker in reversed(self.running):

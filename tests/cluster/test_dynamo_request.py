@@ -9,9 +9,9 @@ import pytest
 
 from tests.cluster.messages import message
 from twostroke.api.llm import LLM
-from twostroke.cluster.asked import Asked, read
-from twostroke.cluster.link import BROKEN, Link, begun
-from twostroke.cluster.turns import Turns, apart
+from twostroke.cluster.dynamo_request import DynamoRequest, parse_request
+from twostroke.cluster.interleaving import ChoiceInterleaver, deinterleave
+from twostroke.cluster.migration import BROKEN, MigrationState, read_pointer
 from twostroke.errors import InvalidRequest
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
@@ -21,17 +21,17 @@ PROMPT = [5, 6, 7, 8]
 
 
 @pytest.fixture
-def ask(tiny_llm: Callable[..., LLM]) -> Callable[..., Asked]:
+def ask(tiny_llm: Callable[..., LLM]) -> Callable[..., DynamoRequest]:
     llm = tiny_llm()
     grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
 
     def call(tokens: list[int] = PROMPT, id: str = "r", generation: dict[str, float] | None = None, **stated: Any):
-        return read(message(tokens, **stated), id, generation or {}, grammars)
+        return parse_request(message(tokens, **stated), id, generation or {}, grammars)
 
     return call
 
 
-def test_every_option_arrives_as_the_client_wrote_it(ask: Callable[..., Asked]) -> None:
+def test_every_option_arrives_as_the_client_wrote_it(ask: Callable[..., DynamoRequest]) -> None:
     def float32(value: float) -> float:
         return float(np.float32(value))
 
@@ -51,7 +51,7 @@ def test_every_option_arrives_as_the_client_wrote_it(ask: Callable[..., Asked]) 
     assert (asked.prompt, asked.given) == (PROMPT, [])
 
 
-def test_what_is_not_stated_is_the_models_own_or_openais(ask: Callable[..., Asked]) -> None:
+def test_what_is_not_stated_is_the_models_own_or_openais(ask: Callable[..., DynamoRequest]) -> None:
     asked = ask()
     assert asked.params == SamplingParams(temperature=1.0, max_tokens=None, seed=asked.params.seed)
     assert ask(generation={"temperature": 0.6, "top_k": 20}).params.temperature == 0.6
@@ -60,7 +60,7 @@ def test_what_is_not_stated_is_the_models_own_or_openais(ask: Callable[..., Aske
     assert ask(ignore_eos=True, stop_token_ids_hidden=[1]).params.stop_token_ids == ()
 
 
-def test_without_a_seed_every_worker_draws_the_same(ask: Callable[..., Asked]) -> None:
+def test_without_a_seed_every_worker_draws_the_same(ask: Callable[..., DynamoRequest]) -> None:
     assert ask(id="a").params == ask(id="a").params
     assert ask(id="a").params.seed != ask(id="b").params.seed
 
@@ -87,13 +87,15 @@ def test_without_a_seed_every_worker_draws_the_same(ask: Callable[..., Asked]) -
     ],
     ids=json.dumps,
 )
-def test_what_cannot_be_followed_is_refused(stated: dict[str, Any], ask: Callable[..., Asked]) -> None:
+def test_what_cannot_be_followed_is_refused(stated: dict[str, Any], ask: Callable[..., DynamoRequest]) -> None:
     with pytest.raises(InvalidRequest):
         ask(**stated)
 
 
 @pytest.mark.parametrize("guided", [{"regex": "a+"}, {"choice": ["b", "cd"]}, {"json": {"type": "integer"}}])
-def test_a_grammar_comes_by_the_field_or_by_the_annotation(guided: dict[str, Any], ask: Callable[..., Asked]) -> None:
+def test_a_grammar_comes_by_the_field_or_by_the_annotation(
+    guided: dict[str, Any], ask: Callable[..., DynamoRequest]
+) -> None:
     masks = []
     for stated in (
         {"guided_decoding": guided | {"backend": None}},
@@ -106,32 +108,32 @@ def test_a_grammar_comes_by_the_field_or_by_the_annotation(guided: dict[str, Any
     assert 0 < masks[0].sum() < len(masks[0])
 
 
-LINK = Link(len(PROMPT), 10, 5)
+LINK = MigrationState(len(PROMPT), 10, 5)
 
 
-def test_a_retry_goes_on_where_the_answer_was(ask: Callable[..., Asked]) -> None:
+def test_a_retry_goes_on_where_the_answer_was(ask: Callable[..., DynamoRequest]) -> None:
     """Dynamo appends what was generated to the prompt, and lowers its counts."""
     asked = ask([*PROMPT, 20, 21, 22], max_tokens=7, min_tokens=2, migration_link=LINK.pointer(PROMPT))
     assert (asked.prompt, asked.given) == (PROMPT, [20, 21, 22])
     assert (asked.params.max_tokens, asked.params.min_tokens) == (10, 5)
-    assert asked.link == LINK.pointer(PROMPT)
+    assert asked.migration_pointer == LINK.pointer(PROMPT)
     asked = ask(PROMPT, max_tokens=7, min_tokens=2, migration_link=LINK.pointer(PROMPT))
     assert (asked.params.max_tokens, asked.params.min_tokens) == (7, 2)
-    asked = ask([*PROMPT, 20], max_tokens=None, migration_link=Link(len(PROMPT)).pointer(PROMPT))
+    asked = ask([*PROMPT, 20], max_tokens=None, migration_link=MigrationState(len(PROMPT)).pointer(PROMPT))
     assert (asked.params.max_tokens, asked.params.min_tokens) == (None, 0)
 
 
 def test_a_pointer_stands_for_its_prompt_alone() -> None:
-    assert begun(PROMPT, LINK.pointer(PROMPT)) == begun([*PROMPT, 9, 9], LINK.pointer(PROMPT)) == LINK
-    assert begun(PROMPT, None) is None
+    assert read_pointer(PROMPT, LINK.pointer(PROMPT)) == read_pointer([*PROMPT, 9, 9], LINK.pointer(PROMPT)) == LINK
+    assert read_pointer(PROMPT, None) is None
     for other in ([5, 6, 7, 9, 9], PROMPT[:3]):
         with pytest.raises(InvalidRequest):
-            begun(other, LINK.pointer(PROMPT))
+            read_pointer(other, LINK.pointer(PROMPT))
     with pytest.raises(InvalidRequest):
-        begun(PROMPT, BROKEN)
+        read_pointer(PROMPT, BROKEN)
 
 
-def test_the_number_of_choices_may_be_stated_once(ask: Callable[..., Asked]) -> None:
+def test_the_number_of_choices_may_be_stated_once(ask: Callable[..., DynamoRequest]) -> None:
     assert ask(annotations=['twostroke:{"n": 3}']).params.n == 3
     with pytest.raises(InvalidRequest):
         ask(n=2, annotations=['twostroke:{"n": 3}'])
@@ -150,16 +152,18 @@ def test_tokens_of_several_choices_can_be_taken_apart(tiny_llm: Callable[..., LL
     )
     sent = []
     for order in orders:
-        turns = Turns(3)
-        sent.append([token for made in order for token in turns.put(made)])
-        assert not turns.left
+        interleaver = ChoiceInterleaver(3)
+        sent.append([token for made in order for token in interleaver.push(made)])
+        assert not interleaver.left
     assert sent[0] == sent[1]
     for cut in range(len(sent[0]) + 1):
-        answers, turns = apart([token.id for token in sent[0][:cut]], params, llm.tokenizer)
+        answers, interleaver = deinterleave([token.id for token in sent[0][:cut]], params, llm.tokenizer)
         assert sum(map(len, answers)) == cut
         for answer, choice in zip(answers, choices, strict=True):
             assert answer == [token.id for token in choice[: len(answer)]]
-        rest = [token for made in orders[0] if made.index >= len(answers[made.choice]) for token in turns.put(made)]
+        rest = [
+            token for made in orders[0] if made.index >= len(answers[made.choice]) for token in interleaver.push(made)
+        ]
         assert rest == sent[0][cut:]
     with pytest.raises(InvalidRequest):
-        apart([token.id for token in (*sent[0], sent[0][0])], params, llm.tokenizer)
+        deinterleave([token.id for token in (*sent[0], sent[0][0])], params, llm.tokenizer)

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec  # pyright: ignore[reportMissingImports]
 import zmq  # pyright: ignore[reportMissingImports]
 
-MOST = 256  # events in a message
+MAX_EVENTS = 256  # events in a message
 LOOK_S = 0.1
 
 
-class Feed:
+class EventSocket:
     """A `Publisher`. What is told before Dynamo listens waits for it; nothing is dropped.
 
     Attributes:
@@ -71,7 +71,7 @@ class Feed:
         while (event := self._events.get()) is not None:
             events = [event]
             try:
-                while len(events) < MOST and (event := self._events.get_nowait()) is not None:
+                while len(events) < MAX_EVENTS and (event := self._events.get_nowait()) is not None:
                     events.append(event)
             except Empty:
                 pass

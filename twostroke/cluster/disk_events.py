@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
-from twostroke.cluster.events import DISK, Publisher, block_hash
-from twostroke.kv.tiers.disk.watch import Watch
+from twostroke.cluster.index_events import DISK, KVEventPublisher, block_hash
+from twostroke.kv.tiers.disk.directory_watch import DirectoryWatch
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +19,10 @@ LOOK_S = 0.5  # seconds between looks; at least REST times what a look takes
 REST = 20
 
 
-class OnDisk:
+class DiskEvents:
     """Follows a directory on a thread of its own, and tells a publisher."""
 
-    def __init__(self, watch: Watch, publisher: Publisher) -> None:
+    def __init__(self, watch: DirectoryWatch, publisher: KVEventPublisher) -> None:
         self._watch, self._publisher = watch, publisher
         self._hashes: dict[bytes, bytes] = {}  # of what was told, by key
         self._closed = threading.Event()
@@ -40,7 +40,7 @@ class OnDisk:
 
     def look(self) -> None:
         """Tell of what has changed. Raises OSError."""
-        came, gone = self._watch.look()
+        came, gone = self._watch.changes()
         if gone:
             self._publisher.removed(DISK, [self._hashes.pop(name.key) for name in gone])
         for name in came:

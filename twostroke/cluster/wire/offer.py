@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 
 from twostroke.backends.interface import PAGE
-from twostroke.cluster.wire import form
+from twostroke.cluster.wire import value_format
 from twostroke.cluster.wire.checksum import Kind
-from twostroke.cluster.wire.form import Final, digest_of, whole_pages
-from twostroke.cluster.wire.handle import Handle
+from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.lease import TTL_S, Lease
-from twostroke.cluster.wire.surroundings import HERE, Surroundings
+from twostroke.cluster.wire.runtime import SYSTEM, Runtime
+from twostroke.cluster.wire.value_format import CompleteValue, digest_of, whole_pages
 from twostroke.errors import KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 
 
 @dataclass(frozen=True)
-class Look:
+class OfferState:
     """What there is to send: pages, the number of the first of them, and the run that they belong to.
 
     `kv` holds the pages; `final` is the complete value, at the latest when there are no more pages. `digests` of the
@@ -30,11 +30,11 @@ class Look:
     pages: list[int]
     first: int
     run: int
-    final: Final | None
+    final: CompleteValue | None
     digests: dict[tuple[Kind, int], str]
 
 
-class Outgoing:
+class ValueOffer:
     """Holds the pages of a value until those who are to receive it have it, or its lease ends.
 
     Any thread may call its methods; none of them waits for a network.
@@ -48,25 +48,25 @@ class Outgoing:
 
     def __init__(
         self,
-        handle: Handle,
+        handle: ValueHandle,
         expected: int | None = None,
         receivers: int = 1,
         ttl_s: float = TTL_S,
-        around: Surroundings = HERE,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         """Use `Sender.offer`."""
         self.handle, self.expected = handle, expected
         self.lease: Lease | None = None
         self.bytes_sent = 0
-        self._receivers, self._ttl_s, self._clock = receivers, ttl_s, around.now
-        self._changed = around.condition()
+        self._receivers, self._ttl_s, self._clock = receivers, ttl_s, runtime.now
+        self._changed = runtime.condition()
         self._promised: list[int] = []
         self._digests: dict[tuple[Kind, int], str] = {}  # of whole pages of the value
         self._run = 0  # how often all had to go out again
         self._kv: KVCache | None = None
         self._longer: list[KVCache] = []  # with entries of answers; none begins another
-        self._given: Callable[[], Final] | None = None  # makes the complete value
-        self._final: Final | None = None
+        self._given: Callable[[], CompleteValue] | None = None  # makes the complete value
+        self._final: CompleteValue | None = None
         self._why: str | None = None  # why it will not be complete, or is gone
 
     def extend(self, kv: KVCache) -> None:
@@ -102,12 +102,12 @@ class Outgoing:
             state: what goes along, for JSON; the receiver gets it with the value.
             queries: of the last entries, if the technique chooses by attention.
         """
-        logits = form.logits_of(kv)  # by who computes; the rest is done by who sends
+        logits = value_format.logits_of(kv)  # by who computes; the rest is done by who sends
         with self._changed:
             if self._given is None and self._why is None:
                 self._promise(whole_pages(kv), kv.table[:, PAGE].tolist())
                 self._kv = kv
-                self._given = lambda: Final.of(kv, self._promised, logits, state, queries)
+                self._given = lambda: CompleteValue.of(kv, self._promised, logits, state, queries)
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
                 self._changed.notify_all()
 
@@ -136,7 +136,7 @@ class Outgoing:
 
     # For transfers ----------------------------------------------------------------------------------------------
 
-    def held(self, length: int, digest: str) -> KVCache | None:
+    def find_prefix(self, length: int, digest: str) -> KVCache | None:
         """So many first entries of the complete value, or of what `grow` has made of it, if they have this digest.
 
         None: nothing that is held begins with these entries, as before it is complete and after its lease.
@@ -146,7 +146,7 @@ class Outgoing:
         beginnings = (kv[:length] for kv in values if len(kv) >= length)
         return next((kv for kv in beginnings if digest_of(kv) == digest), None)
 
-    def grow(self, kv: KVCache) -> None:
+    def add_longer(self, kv: KVCache) -> None:
         """Hold a longer value too, for the next entries that are asked for. Each choice of a request has its own."""
         with self._changed:
             if self._given is not None and not any(_begins(kv, other) for other in self._longer):
@@ -164,7 +164,7 @@ class Outgoing:
             return len(np.unique(kv.table[:, PAGE]))
         return self.expected or 0
 
-    def look(self, sent: int, run: int, limit_s: float) -> Look:
+    def poll(self, sent: int, run: int, limit_s: float) -> OfferState:
         """What there is to send after the first `sent` pages of a run, waiting at most `limit_s` seconds for more.
 
         Raises KVError: the value is gone.
@@ -179,14 +179,16 @@ class Outgoing:
             sent = sent if run == self._run else 0
             final = self._final if len(self._promised) > sent else self._described()
             pages = self._promised if final is None else final.whole
-            return Look(self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, final, self._digests)
+            return OfferState(
+                self._kv if len(pages) > sent else None, pages[sent:], sent, self._run, final, self._digests
+            )
 
-    def described(self) -> Final | None:
+    def described(self) -> CompleteValue | None:
         """What a complete value is made of; None before it is complete, and when it is gone. It takes some time."""
         with self._changed:
             return self._described()
 
-    def _described(self) -> Final | None:
+    def _described(self) -> CompleteValue | None:
         if self._final is None and self._given is not None:
             self._final = self._given()
         return self._final

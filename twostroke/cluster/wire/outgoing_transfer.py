@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from twostroke.cluster.wire.channel import Channel, Message, WireError
-from twostroke.cluster.wire.checks import Ahead, Digesting
 from twostroke.cluster.wire.checksum import Kind, checksum, kind_between
-from twostroke.cluster.wire.form import GROUP_BYTES, Final, piece, pieces, without_entries
-from twostroke.cluster.wire.outgoing import Look, Outgoing
+from twostroke.cluster.wire.offer import OfferState, ValueOffer
+from twostroke.cluster.wire.page_digests import DigestThreads, OutgoingDigests
 from twostroke.cluster.wire.secret import Clock
 from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.value_format import GROUP_BYTES, CompleteValue, piece, pieces, without_entries
 from twostroke.kv import spans
-from twostroke.kv.moves import Source
+from twostroke.kv.moves import PageSource
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
@@ -23,21 +23,21 @@ HELD_BYTES = 128 << 20  # of pages that stay where they are until they have gone
 ANSWER_S = 10.0  # seconds in which a receiver answers
 
 
-class Transfer:
+class OutgoingTransfer:
     """Messages of the sender: terms; value once, and pages, entries and alive in any number; done. Or gone."""
 
     def __init__(
         self,
         channel: Channel,
         claim: Message,
-        outgoing: Outgoing,
+        offer: ValueOffer,
         pool: PagePool,
         identity: str,
         transport: Transport,
-        digesting: Digesting,
+        digesting: DigestThreads,
         now: Clock,
     ) -> None:
-        self._channel, self._outgoing, self._pool, self._identity = channel, outgoing, pool, identity
+        self._channel, self._offer, self._pool, self._identity = channel, offer, pool, identity
         same = claim["geometry"] == pool.geometry.fingerprint and claim["page_size"] == pool.page_size
         self._pages = bool(same and claim["layout"] == pool.memory.layout)
         self._memory = transport.memory() if self._pages and claim["transport"] == transport.name else None
@@ -49,8 +49,8 @@ class Transfer:
 
     def run(self) -> None:
         """Send the value. Raises KVError: it did not get there; nothing of it is under way any more."""
-        outgoing, channel = self._outgoing, self._channel
-        about, expected = without_entries(self._pool), outgoing.num_pages
+        offer, channel = self._offer, self._channel
+        about, expected = without_entries(self._pool), offer.num_pages
         channel.send(
             "terms", identity=self._identity, header=about, pages=self._pages, expected=expected, memory=self._memory
         )
@@ -59,24 +59,24 @@ class Transfer:
         answer = channel.receive(ANSWER_S)
         if answer["kind"] != "received":
             raise WireError(f"{channel.peer} has not taken the value")
-        if answer["release"] and outgoing.lease is not None:
-            outgoing.lease.taken()
-            outgoing.sweep()
+        if answer["release"] and offer.lease is not None:
+            offer.lease.receiver_done()
+            offer.sweep()
 
-    def _look(self) -> Look:
+    def _look(self) -> OfferState:
         """What there is to send; says now and then that this side lives. Raises WireError if the other has gone."""
         while True:
             if self._channel.readable:  # all that a receiver may say now is that it turns away
                 raise WireError(f"{self._channel.peer} has turned away")
-            look = self._outgoing.look(self._sent, self._run, ALIVE_S)
-            self._outgoing.renew()
+            look = self._offer.poll(self._sent, self._run, ALIVE_S)
+            self._offer.renew()
             self._sent, self._run = look.first, look.run
             self._tell(look.final)
             if look.pages or look.final is not None:
                 return look
             self._channel.send("alive")
 
-    def _send_pages(self) -> Final:
+    def _send_pages(self) -> CompleteValue:
         group = max(1, HELD_BYTES // self._pool.page_bytes)
         while True:
             look = self._look()  # it holds the value until its pages are there
@@ -87,16 +87,18 @@ class Transfer:
             numbers = range(self._sent, self._sent + len(some))
             with (
                 self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources,
-                Ahead(self._digesting, self._kind, self._sent, some.tolist(), sources, look.digests) as digests,
+                OutgoingDigests(
+                    self._digesting, self._kind, self._sent, some.tolist(), sources, look.digests
+                ) as digests,
             ):
                 began = self._now()
                 self._send_some(numbers, sources, digests)
                 self._moving_s += self._now() - began
             self._sent += len(some)
-            self._outgoing.count(len(some) * self._pool.page_bytes)
+            self._offer.count(len(some) * self._pool.page_bytes)
             del look  # while it waits for more, it holds nothing
 
-    def _send_some(self, numbers: Sequence[int], sources: Sequence[Source], digests: Ahead) -> None:
+    def _send_some(self, numbers: Sequence[int], sources: Sequence[PageSource], digests: OutgoingDigests) -> None:
         """Send whole pages, or let the receiver read them. Returns when nobody reads them any more."""
         read = [i for i, source in enumerate(sources) if self._memory is not None and source.copy is None]
         for some in pieces(len(read), piece(sources)):
@@ -112,7 +114,7 @@ class Transfer:
             mine = [numbers[i] for i in other[some]]
             self._channel.send("pages", views, numbers=mine, digests=digests(mine))
         if read:
-            self._tell(self._outgoing.described())  # while the receiver reads
+            self._tell(self._offer.described())  # while the receiver reads
             self._wait_until_read()
 
     def _wait_until_read(self) -> None:
@@ -121,7 +123,7 @@ class Transfer:
         while said != "read":
             said = self._channel.receive(ANSWER_S)["kind"]
 
-    def _send_entries(self) -> Final:
+    def _send_entries(self) -> CompleteValue:
         """All entries one after another, for a pool of another form. They go when the value is complete."""
         while (look := self._look()).final is None:
             self._sent = look.first + len(look.pages)
@@ -138,9 +140,9 @@ class Transfer:
         digest, began = checksum(view, self._kind), self._now()
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
         self._moving_s += self._now() - began
-        self._outgoing.count(len(view))
+        self._offer.count(len(view))
 
-    def _tell(self, final: Final | None) -> None:
+    def _tell(self, final: CompleteValue | None) -> None:
         """Say once what the value is made of, if that is known."""
         if final is None or self._told:
             return
@@ -157,7 +159,7 @@ class Transfer:
         )
         self._told = True
 
-    def _finish(self, final: Final) -> None:
+    def _finish(self, final: CompleteValue) -> None:
         if self._pages:
             for part in final.parts:
                 self._entries(np.full(len(part.slots), part.page), part.slots, part.number)

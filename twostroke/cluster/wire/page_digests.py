@@ -5,19 +5,19 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Self, TypeVar
 
-from twostroke.cluster.wire import checksum, form
+from twostroke.cluster.wire import checksum, value_format
 from twostroke.cluster.wire.checksum import Kind
 from twostroke.errors import TwostrokeError
-from twostroke.kv.moves import Source
+from twostroke.kv.moves import PageSource
 from twostroke.system.cores import usable_cores
 
-MOST_THREADS = 4
-MOST_PENDING = 4  # messages of pages that have come and are not checked yet
+MAX_THREADS = 4
+MAX_PENDING = 4  # messages of pages that have come and are not checked yet
 
 T = TypeVar("T")
 
 
-class Digesting:
+class DigestThreads:
     """Who makes digests: other threads where there are cores for them, else the thread that moves the bytes.
 
     On two cores, sender and receiver take one each, and a piece is digested while it is in the core's cache.
@@ -27,7 +27,7 @@ class Digesting:
     """
 
     def __init__(self, name: str, cores: int | None = None) -> None:
-        count = min(MOST_THREADS, (usable_cores() if cores is None else cores) - 2)
+        count = min(MAX_THREADS, (usable_cores() if cores is None else cores) - 2)
         self._executor = ThreadPoolExecutor(count, name) if count > 0 else None
         self.ahead = max(0, count)
 
@@ -46,17 +46,17 @@ class Digesting:
             self._executor.shutdown()
 
 
-class Ahead:
+class OutgoingDigests:
     """Digests of pages that are about to be sent, by their numbers in the transfer. A context manager: outside of it,
     no page is read any more."""
 
     def __init__(
         self,
-        digesting: Digesting,
+        digesting: DigestThreads,
         kind: Kind,
         first: int,
         pages: list[int],
-        sources: list[Source],
+        sources: list[PageSource],
         known: dict[tuple[Kind, int], str],
     ) -> None:
         """`first`: number of the first page. `known`: digests by kind and page, which are not made again."""
@@ -67,8 +67,8 @@ class Ahead:
                     known[kind, page] = checksum.checksum(source.data(), kind)
             return [known[kind, page] for page in pages[some]]
 
-        self._first, self._size, self._made, self._digesting = first, form.piece(sources), made, digesting
-        self._left, self._pieces = deque(form.pieces(len(pages), self._size)), list[Future[list[str]]]()
+        self._first, self._size, self._made, self._digesting = first, value_format.piece(sources), made, digesting
+        self._left, self._pieces = deque(value_format.pieces(len(pages), self._size)), list[Future[list[str]]]()
         self._begin(digesting.ahead)
 
     def _begin(self, count: int) -> None:
@@ -89,17 +89,17 @@ class Ahead:
         _stop(self._pieces)
 
 
-class Checks:
+class IncomingChecks:
     """Compares pages that have come with their digests, while others come. If a page comes again, that one counts."""
 
-    def __init__(self, digesting: Digesting) -> None:
+    def __init__(self, digesting: DigestThreads) -> None:
         self._digesting = digesting
         self._pending: deque[Future[set[int]]] = deque()
         self._by_page: dict[int, Future[set[int]]] = {}  # the page's last check, which returns the pages that are wrong
 
     def add(self, numbers: Sequence[int], views: Sequence[memoryview], digests: Sequence[str]) -> None:
         """Check pages soon."""
-        while len(self._pending) >= MOST_PENDING:
+        while len(self._pending) >= MAX_PENDING:
             wait([self._pending.popleft()])
 
         def check() -> set[int]:

@@ -4,11 +4,11 @@ import threading
 
 import numpy as np
 
-from twostroke.system.reuse import MOST_KEPT, Reused, address
+from twostroke.system.scratch import MAX_KEPT_BYTES, ScratchMemory, address
 
 
 def test_memory_comes_back_when_nobody_holds_it() -> None:
-    room = Reused()
+    room = ScratchMemory()
     first = room.array(3, 1000)
     view, place = first[1], address(first)
     assert view.base is first
@@ -24,14 +24,14 @@ def test_memory_comes_back_when_nobody_holds_it() -> None:
 
 
 def test_what_is_too_large_is_not_kept() -> None:
-    room = Reused()
-    room.array(MOST_KEPT // 4 + 1)
+    room = ScratchMemory()
+    room.array(MAX_KEPT_BYTES // 4 + 1)
     assert not room._free
 
 
 def test_threads_get_memory_of_their_own() -> None:
-    assert Reused().array(0).size == 0
-    room, failures = Reused(), []
+    assert ScratchMemory().array(0).size == 0
+    room, failures = ScratchMemory(), []
 
     def work(number: int) -> None:
         for _ in range(2000):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.handle import Handle
-from twostroke.cluster.wire.outgoing import Outgoing
-from twostroke.cluster.wire.receiver import Received, Receiver
+from twostroke.cluster.wire.handle import ValueHandle
+from twostroke.cluster.wire.offer import ValueOffer
+from twostroke.cluster.wire.receiver import ReceivedValue, Receiver
 from twostroke.engine.strokes import Await, Decode, Prefill, Prefilled, Program, Stroke
 from twostroke.errors import InvalidRequest, OutOfPages
 from twostroke.kv.attention import NO_QUERIES
@@ -28,7 +28,7 @@ NO_LOGITS = np.empty((0, 0), np.float32)
 CARRIED = ("model", "recompute", "stream")  # fields of a decode that go along with its value
 
 
-def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
+def prefill_program(method: Method, prompt: Prompt, offer: ValueOffer) -> Program:
     """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value.
 
     Raises InvalidRequest: the technique goes on after its first decode, and does not say so.
@@ -40,34 +40,34 @@ def sending(method: Method, prompt: Prompt, outgoing: Outgoing) -> Program:
             if isinstance(asked, list) and any(isinstance(one, Decode) for one in asked):
                 raise _goes_on(method)
             if isinstance(asked, Prefill) and asked.after is None:
-                asked = replace(asked, progress=partial(_grown, method, prompt, outgoing))
+                asked = replace(asked, progress=partial(_grown, method, prompt, offer))
             result = yield asked
             if method.goes_on:
                 kv, queries = (result, NO_QUERIES) if isinstance(result, KVCache) else (result.kv, result.queries)
-                outgoing.complete(kv, queries=queries)
+                offer.complete(kv, queries=queries)
                 return kv
             asked = program.send(result)
             del result
         if asked != Decode(asked.kv, **{name: getattr(asked, name) for name in CARRIED}):
             raise _goes_on(method)
-        outgoing.complete(asked.kv, {"decode": {name: getattr(asked, name) for name in CARRIED}})
+        offer.complete(asked.kv, {"decode": {name: getattr(asked, name) for name in CARRIED}})
         return asked.kv
     except GeneratorExit:  # preempted or cancelled
-        outgoing.pause()
+        offer.pause()
         raise
     except BaseException as error:
-        outgoing.fail(f"its prefill failed: {error}")
+        offer.fail(f"its prefill failed: {error}")
         raise
     finally:
         program.close()
 
 
-def receiving(method: Method, prompt: Prompt, arriving: "Arriving") -> Program:
+def decode_program(method: Method, prompt: Prompt, arrival: "SharedArrival") -> Program:
     """A technique's strokes from its first decode on, after the value that `arriving` brings.
 
     What keeps the value from coming is raised in the program (see `Receiver.receive`).
     """
-    received: Received = yield Await(arriving.start)
+    received: ReceivedValue = yield Await(arrival.start)
     if not method.goes_on:
         kv, fields = received.kv, received.state["decode"]
         del received
@@ -78,7 +78,7 @@ def receiving(method: Method, prompt: Prompt, arriving: "Arriving") -> Program:
     return (yield from _going_on(method.program(prompt), results))
 
 
-def or_here(program: Program, method: Method, prompt: Prompt) -> Program:
+def or_recompute(program: Program, method: Method, prompt: Prompt) -> Program:
     """A program that receives, or all of the technique here if the value does not come."""
     try:
         return (yield from program)
@@ -87,7 +87,7 @@ def or_here(program: Program, method: Method, prompt: Prompt) -> Program:
     return (yield from method.program(prompt))
 
 
-def across(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> Program:
+def student_program(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> Program:
     """A technique's strokes in an engine that has the student only, as its own model.
 
     Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`prefilled_by`).
@@ -106,7 +106,7 @@ def across(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> P
         program.close()
 
 
-def prefilled_by(receiver: Receiver, handle: Handle) -> Callable[[Prefill], Future[KVCache]]:
+def remote_prefill(receiver: Receiver, handle: ValueHandle) -> Callable[[Prefill], Future[KVCache]]:
     """Prefills after a value that its sender holds too: the sender computes them, and the new entries come here.
 
     It is for `across`. Raises InvalidRequest for a prefill whose result is more than a value.
@@ -120,18 +120,18 @@ def prefilled_by(receiver: Receiver, handle: Handle) -> Callable[[Prefill], Futu
     return prefill
 
 
-class Arriving:
+class SharedArrival:
     """One value for all choices of a request. It is received once, and kept in the host until each has it."""
 
-    def __init__(self, receive: Callable[[], Future[Received]], choices: int = 1) -> None:
+    def __init__(self, receive: Callable[[], Future[ReceivedValue]], choices: int = 1) -> None:
         """`receive`: begins to receive it; called again if a choice was preempted after it had the value."""
         self._receive, self._choices = receive, choices
         self._lock = threading.Lock()
-        self._incoming: Future[Received] | None = None
+        self._incoming: Future[ReceivedValue] | None = None
         self._served = 0
         self._waiting: list[_Waiter] = []
 
-    def start(self) -> Future[Received]:
+    def start(self) -> Future[ReceivedValue]:
         """A future of the value, for one choice."""
         waiter = _Waiter(self)
         with self._lock:
@@ -153,7 +153,7 @@ class Arriving:
             self._incoming = None
         incoming.cancel()
 
-    def _deliver(self, incoming: Future[Received]) -> None:
+    def _deliver(self, incoming: Future[ReceivedValue]) -> None:
         failed = incoming.cancelled() or incoming.exception() is not None
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -170,9 +170,9 @@ class Arriving:
                 waiter.set_result(incoming.result())
 
 
-def _aside(received: Received) -> Future[Received] | None:
+def _aside(received: ReceivedValue) -> Future[ReceivedValue] | None:
     """The value for choices that have not started, in the host: they must not keep others from finding pages."""
-    future = Future[Received]()
+    future = Future[ReceivedValue]()
     try:
         future.set_result(replace(received, kv=received.kv.to(HOST)))
     except OutOfPages:  # there is no memory
@@ -180,13 +180,13 @@ def _aside(received: Received) -> Future[Received] | None:
     return future
 
 
-class _Waiter(Future[Received]):
-    def __init__(self, arriving: Arriving) -> None:
+class _Waiter(Future[ReceivedValue]):
+    def __init__(self, arrival: SharedArrival) -> None:
         super().__init__()
-        self._arriving = arriving
+        self._arrival = arrival
 
     def cancel(self) -> bool:
-        self._arriving.left(self)
+        self._arrival.left(self)
         return super().cancel()
 
 
@@ -194,11 +194,11 @@ def _goes_on(method: Method) -> InvalidRequest:
     return InvalidRequest(f"method {method.name} goes on after its first decode: its class needs `goes_on = True`")
 
 
-def _grown(method: Method, prompt: Prompt, outgoing: Outgoing, kv: KVCache) -> None:
+def _grown(method: Method, prompt: Prompt, offer: ValueOffer, kv: KVCache) -> None:
     """Send what is computed so far of a value, if it is certain that the decode will need it."""
     kept = kv if method.goes_on else method.kept_so_far(prompt, kv)
     if kept is not None:
-        outgoing.extend(kept)
+        offer.extend(kept)
 
 
 def _going_on(program: Program, results: list[Any]) -> Program:
@@ -210,7 +210,7 @@ def _going_on(program: Program, results: list[Any]) -> Program:
         program.close()
 
 
-def _result(asked: Any, received: Received) -> KVCache | Prefilled:
+def _result(asked: Any, received: ReceivedValue) -> KVCache | Prefilled:
     """What a prefill would have given here."""
     assert isinstance(asked, Prefill)
     return received.kv if asked.queries is None else Prefilled(received.kv, NO_LOGITS, received.queries)

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from twostroke.kv.tiers.workers import Workers
+from twostroke.system.daemon_threads import DaemonThreads
 
 Address = tuple[str, int]
 
 
-class Condition(Protocol):
+class ConditionLike(Protocol):
     """The part of `threading.Condition` that the wire uses."""
 
     def __enter__(self) -> Any: ...
@@ -29,7 +29,7 @@ class Condition(Protocol):
     def notify_all(self) -> None: ...
 
 
-class Jobs(Protocol):
+class JobThreads(Protocol):
     """The part of `Workers` that the wire uses."""
 
     def submit(self, job: Callable[[], object]) -> None: ...
@@ -37,13 +37,13 @@ class Jobs(Protocol):
     def close(self, limit_s: float) -> bool: ...
 
 
-class Thread(Protocol):
+class ThreadLike(Protocol):
     """The part of `threading.Thread` that the wire uses."""
 
     def join(self, timeout: float | None = None) -> None: ...
 
 
-class Surroundings(Protocol):
+class Runtime(Protocol):
     """Connections and listeners are sockets, or behave like them.
 
     Attributes:
@@ -60,13 +60,13 @@ class Surroundings(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
-    def condition(self) -> Condition: ...
+    def condition(self) -> ConditionLike: ...
 
-    def workers(self, name: str, count: int) -> Jobs:
+    def workers(self, name: str, count: int) -> JobThreads:
         """At most `count` threads, which take jobs in order."""
         ...
 
-    def start(self, name: str, job: Callable[[], object]) -> Thread:
+    def start(self, name: str, job: Callable[[], object]) -> ThreadLike:
         """Run a job in a thread of its own."""
         ...
 
@@ -83,7 +83,7 @@ class Surroundings(Protocol):
         ...
 
 
-class Machine:
+class SystemRuntime:
     """This machine; implements `Surroundings`."""
 
     cores: int | None = None
@@ -102,8 +102,8 @@ class Machine:
     def condition(self) -> threading.Condition:
         return threading.Condition()
 
-    def workers(self, name: str, count: int) -> Workers:
-        return Workers(name, count)
+    def workers(self, name: str, count: int) -> DaemonThreads:
+        return DaemonThreads(name, count)
 
     def start(self, name: str, job: Callable[[], object]) -> threading.Thread:
         thread = threading.Thread(target=job, name=name, daemon=True)
@@ -125,4 +125,4 @@ class Machine:
             return True
 
 
-HERE = Machine()
+SYSTEM = SystemRuntime()

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from twostroke.kv.prefix import PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 
 POOL, DISK = "GPU", "DISK"  # where blocks are, in Dynamo's words: "GPU" is what an engine computes from
 
 
-class Publisher(Protocol):
+class KVEventPublisher(Protocol):
     """Takes events in their order, from any thread. Its methods queue an event and return."""
 
     def stored(self, tier: str, tokens: Sequence[int], hashes: Sequence[bytes], parent: bytes | None) -> None:
@@ -28,24 +28,24 @@ class Publisher(Protocol):
     def removed(self, tier: str, hashes: Sequence[bytes]) -> None: ...
 
 
-class Events:
+class IndexEvents:
     """Follows an index from the moment that it is made, and tells a publisher.
 
     The index calls it under the pool's lock, so events are in the order in which pages came and went.
     """
 
-    def __init__(self, index: PrefixIndex, publisher: Publisher) -> None:
+    def __init__(self, index: PrefixIndex, publisher: KVEventPublisher) -> None:
         self._index, self._publisher, self._size = index, publisher, index.pool.page_size
         self._hashes: dict[int, bytes] = {}  # of each indexed page
         with index.pool.lock:
-            index.entering.append(self._entering)
-            index.leaving.append(self._leaving)
+            index.on_insert.append(self._entering)
+            index.on_remove.append(self._leaving)
 
     def close(self) -> None:
         """Tell nothing any more."""
         with self._index.pool.lock:
-            self._index.entering.remove(self._entering)
-            self._index.leaving.remove(self._leaving)
+            self._index.on_insert.remove(self._entering)
+            self._index.on_remove.remove(self._leaving)
 
     def _entering(self, tokens: np.ndarray, pages: Sequence[int]) -> None:
         """Tell of those pages of a prompt, from its first on, that were not known."""

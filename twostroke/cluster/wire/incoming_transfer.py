@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.cluster.wire import form
+from twostroke.cluster.wire import value_format
 from twostroke.cluster.wire.channel import Channel, Message, WireError
-from twostroke.cluster.wire.checks import Checks, Digesting
 from twostroke.cluster.wire.checksum import is_right
-from twostroke.cluster.wire.form import Told
-from twostroke.cluster.wire.handle import Handle
-from twostroke.cluster.wire.landing import Landing
-from twostroke.cluster.wire.reads import Read, Reads
-from twostroke.cluster.wire.surroundings import HERE, Surroundings
+from twostroke.cluster.wire.handle import ValueHandle
+from twostroke.cluster.wire.page_digests import DigestThreads, IncomingChecks
+from twostroke.cluster.wire.page_reservation import PageReservation
+from twostroke.cluster.wire.remote_reads import RemoteRead, RemoteReads
+from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.transport import PageReader, Transport
+from twostroke.cluster.wire.value_format import ValueDescription
 from twostroke.errors import KVError
-from twostroke.kv import header as headers
 from twostroke.kv import spans
+from twostroke.kv import stream_header as headers
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
-from twostroke.kv.header import Header
 from twostroke.kv.pool import PagePool
+from twostroke.kv.stream_header import StreamHeader
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ LOST_S = 60.0  # seconds that others wait for pages into which something is stil
 END_S = 1.0  # seconds in which a read ends, as a rule, once this side has turned away
 
 
-Ended = Callable[["Reception"], None]
+Ended = Callable[["IncomingTransfer"], None]
 
 
-class Reception:
+class IncomingTransfer:
     """A value on its way into a pool: claimed, filled, verified, and attached at last.
 
     Nothing of it is visible until all of it is there and right.
@@ -50,46 +50,46 @@ class Reception:
     """
 
     def __init__(
-        self, pool: PagePool, transport: Transport, digesting: Digesting, until: float, around: Surroundings = HERE
+        self, pool: PagePool, transport: Transport, digesting: DigestThreads, until: float, runtime: Runtime = SYSTEM
     ) -> None:
         """`until`: on the monotonic clock, when it has to be there."""
-        self._pool, self._transport, self._until, self._around = pool, transport, until, around
+        self._pool, self._transport, self._until, self._runtime = pool, transport, until, runtime
         self.identity = ""
         self.bytes_received, self.moving_s = 0, 0.0
         self._channel: Channel | None = None
-        self._landing: Landing | None = None
-        self._turned_away = self._ended = self._closed = False
+        self._reservation: PageReservation | None = None
+        self._cancelled = self._ended = self._closed = False
         self._returning = 0  # pages that the engine expects back
         self._pages = False  # whether pages come as they are
-        self._told: Told | None = None
-        self._come: set[int] = set()  # numbers of the pages that are there
+        self._description: ValueDescription | None = None
+        self._arrived_pages: set[int] = set()  # numbers of the pages that are there
         self._reader: PageReader | None = None
-        self._reads = Reads(around, self._arrived, lambda: self._open.send("alive"))
+        self._reads = RemoteReads(runtime, self._arrived, lambda: self._open.send("alive"))
         self._num_entries = 0
-        self._checks = Checks(digesting)
+        self._checks = IncomingChecks(digesting)
         self._lock = threading.Lock()
 
-    def turn_away(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants it any more. From any thread; never waits."""
         with self._lock:
-            self._turned_away = True
-            channel, landing = self._channel, self._landing
-        if landing is not None:
-            self._expect(len(landing.pages))
+            self._cancelled = True
+            channel, reservation = self._channel, self._reservation
+        if reservation is not None:
+            self._expect(len(reservation.pages))
         if channel is not None:
             channel.shut()
 
     @property
     def num_quarantined(self) -> int:
-        landing = self._landing
-        return len(landing.pages) if landing is not None and self._ended else 0
+        reservation = self._reservation
+        return len(reservation.pages) if reservation is not None and self._ended else 0
 
-    def open(self, handle: Handle, secret: bytes, extend: dict[str, Any] | None) -> None:
+    def open(self, handle: ValueHandle, secret: bytes, extend: dict[str, Any] | None) -> None:
         """Connect and claim, or ask for entries after those that are here. Raises WireError."""
-        channel = Channel.connect(handle.address, secret, around=self._around)
+        channel = Channel.connect(handle.address, secret, runtime=self._runtime)
         with self._lock:
-            self._channel, turned_away = channel, self._turned_away
-        if turned_away:
+            self._channel, cancelled = channel, self._cancelled
+        if cancelled:
             raise WireError("nobody wants it any more")
         pool = self._pool
         channel.send(
@@ -109,7 +109,7 @@ class Reception:
         terms = self._message()
         self.identity, self._pages = terms["identity"], terms["pages"]
         own, about = self._pool.geometry, terms["header"]
-        same = about == form.without_entries(self._pool)  # as a rule; then there is nothing to read
+        same = about == value_format.without_entries(self._pool)  # as a rule; then there is nothing to read
         self._theirs = own if same else _decoded(about.encode(), self._open).geometry
         if identity is not None and identity != self.identity:
             raise KVError("the value is of another model (or another kernels' variant): its identity differs")
@@ -117,11 +117,11 @@ class Reception:
             own.require(self._theirs, REFUSED)
             raise KVError(f"{REFUSED}: its pages have another size or layout")
         own.require(replace(self._theirs, kv_dtype=own.kv_dtype), REFUSED)
-        self._landing = Landing(self._pool)
+        self._reservation = PageReservation(self._pool)
         if terms["memory"] is not None:
             self._reader = self._transport.reader(terms["memory"])
         if self._pages:
-            self._landing.have(terms["expected"])
+            self._reservation.ensure(terms["expected"])
 
     def take(self, release: bool) -> tuple[KVCache, Queries, Any]:
         """Receive all of it. Returns the value, the queries of its last entries, and what was sent along."""
@@ -131,16 +131,16 @@ class Reception:
             elif message["kind"] == "entries":
                 self._keep_entries(message)
             elif message["kind"] == "value":
-                self._told = self._read(message)
+                self._description = self._read(message)
         self.moving_s = float(message["moving_s"])
-        if (told := self._told) is None:
+        if (description := self._description) is None:
             raise WireError(f"{self._open.peer} did not say what the value is made of")
-        kv = self._attached(told)
+        kv = self._attached(description)
         try:
             self._open.send("received", release=release)
         except WireError as error:  # it is here all the same; the lease ends by itself
             log.info("a sender did not hear that its value was received: %s", error)
-        return kv, told.queries, told.state
+        return kv, description.queries, description.state
 
     def end(self, ended: Ended) -> None:
         """Close the channel, and free what is reserved once nothing is read into it any more.
@@ -149,13 +149,13 @@ class Reception:
         """
         self._ended = True
         self._checks.close()
-        channel, landing = self._channel, self._landing
-        if channel is not None and landing is not None:
-            self._expect(len(landing.pages))
+        channel, reservation = self._channel, self._reservation
+        if channel is not None and reservation is not None:
+            self._expect(len(reservation.pages))
             channel.shut()
             if not self._reads.end(END_S):
-                log.warning("%s: a read does not end: %d pages are in quarantine", channel.peer, len(landing.pages))
-                self._around.start("wire quarantine", partial(self._wait, ended))
+                log.warning("%s: a read does not end: %d pages are in quarantine", channel.peer, len(reservation.pages))
+                self._runtime.start("wire quarantine", partial(self._wait, ended))
                 return
         self._close(ended)
 
@@ -167,9 +167,9 @@ class Reception:
     def _close(self, ended: Ended) -> None:
         if self._channel is not None:
             self._channel.close()
-        if self._landing is not None:
-            self._landing.free()
-            self._landing = None
+        if self._reservation is not None:
+            self._reservation.free()
+            self._reservation = None
         self._closed = True
         self._expect(0)
         ended(self)
@@ -178,7 +178,7 @@ class Reception:
         """Let the engine know that so many pages come back soon: it does not end an answer for want of them."""
         with self._pool.lock:
             pages = 0 if self._closed else pages
-            self._pool.num_returning += pages - self._returning
+            self._pool.num_quarantined += pages - self._returning
             self._returning = pages
 
     # Messages ---------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ class Reception:
         return self._channel
 
     def _left(self) -> float:
-        if (left := self._until - self._around.now()) <= 0 or self._turned_away:
-            raise WireError("nobody wants it any more" if self._turned_away else "the value did not come in time")
+        if (left := self._until - self._runtime.now()) <= 0 or self._cancelled:
+            raise WireError("nobody wants it any more" if self._cancelled else "the value did not come in time")
         return min(STALL_S, left)
 
     def _message(self) -> Message:
@@ -201,25 +201,30 @@ class Reception:
 
     def _fill(self, message: Message) -> None:
         """Pages come behind their message, or are to be read from the sender's memory."""
-        landing, numbers, digests, places = self._landing, message["numbers"], message["digests"], message.get("places")
-        assert landing is not None
-        landing.have(max(numbers) + 1)
-        with landing.filling(numbers) as views:
+        reservation, numbers, digests, places = (
+            self._reservation,
+            message["numbers"],
+            message["digests"],
+            message.get("places"),
+        )
+        assert reservation is not None
+        reservation.ensure(max(numbers) + 1)
+        with reservation.filling(numbers) as views:
             if places is None:
                 self._open.fill(views, self._left())
                 self._arrived(numbers, views, digests)
                 return
             if self._reader is None:
                 raise WireError(f"{self._open.peer} lets read from a memory of which it has not told")
-            reading = self._reader.begin(places, landing.frames(numbers))
-        self._reads.add(Read(reading, numbers, views, digests), self._left)
+            reading = self._reader.begin(places, reservation.frames(numbers))
+        self._reads.add(RemoteRead(reading, numbers, views, digests), self._left)
         if message["answer"]:
             self._reads.settle(self._left)
             self._open.send("read")
 
     def _arrived(self, numbers: Sequence[int], views: Sequence[memoryview], digests: Sequence[str]) -> None:
         self._checks.add(numbers, views, digests)
-        self._come.update(numbers)
+        self._arrived_pages.update(numbers)
         self.bytes_received += len(numbers) * self._pool.page_bytes
 
     def _check(self, view: memoryview, digest: str) -> None:
@@ -236,21 +241,21 @@ class Reception:
         data = np.empty(len(slots) * geometry.entry_bytes, np.uint8)
         self._open.fill([data.data], self._left())
         self._check(data.data, message["digest"])
-        landing, numbers = self._landing, np.full(len(slots), message["number"])
-        assert landing is not None
+        reservation, numbers = self._reservation, np.full(len(slots), message["number"])
+        assert reservation is not None
         if not self._pages:
             index = np.arange(self._num_entries, self._num_entries + len(slots))
             numbers, slots = index // pool.page_size, index % pool.page_size
         if slots.max() >= pool.page_size:
             raise WireError(f"{self._open.peer} sent entries that no page has")
-        landing.have(int(numbers.max()) + 1)
+        reservation.ensure(int(numbers.max()) + 1)
         entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
-        pool.write(np.array(landing.pages, np.int64)[numbers], slots, entries)
-        self._come.update(numbers.tolist())
+        pool.write(np.array(reservation.pages, np.int64)[numbers], slots, entries)
+        self._arrived_pages.update(numbers.tolist())
         self._num_entries += len(slots)
         self.bytes_received += len(data)
 
-    def _read(self, message: Message) -> Told:
+    def _read(self, message: Message) -> ValueDescription:
         """What the value is made of: it comes before its last pages, and is read while they are on their way."""
         header = _decoded(message["header"].encode(), self._open)
         shape, windows = message["queries"]
@@ -258,39 +263,39 @@ class Reception:
         data = rest.view(np.uint8).data
         self._open.fill([data], self._left())
         self._check(data, message["digest"])
-        if self._pages and self._landing is not None:
+        if self._pages and self._reservation is not None:
             self._pool.geometry.require(header.geometry, "this value cannot be placed here")
-            self._landing.have(header.num_pages)
+            self._reservation.ensure(header.num_pages)
         queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows))
         order = np.array(message["order"], np.int64)
-        return Told(header, order, rest[: header.num_logits], queries, message["state"])
+        return ValueDescription(header, order, rest[: header.num_logits], queries, message["state"])
 
-    def _attached(self, told: Told) -> KVCache:
+    def _attached(self, description: ValueDescription) -> KVCache:
         """The value, now that all of it is there. Raises WireError: something is missing, or is not right."""
-        pool, landing = self._pool, self._landing
-        assert landing is not None
-        header, contents, order = told.header, told.header.contents, told.order
+        pool, reservation = self._pool, self._reservation
+        assert reservation is not None
+        header, contents, order = description.header, description.header.contents, description.order
         if not self._pages:
-            contents = form.repaged(pool, header)
+            contents = value_format.repaged(pool, header)
             order = np.arange(-(-len(contents.tokens) // pool.page_size))
             complete = len(contents.tokens) == self._num_entries
         else:
-            complete = len(order) == header.num_pages and set(order.tolist()) <= self._come
+            complete = len(order) == header.num_pages and set(order.tolist()) <= self._arrived_pages
         if not complete:
             raise WireError(f"{self._open.peer} did not send all of the value")
         if not self._checks.settle():
             raise self._damaged()
         local = np.arange(len(order))
-        pages = landing.keep(order.tolist(), spans.filled(contents.table, local).tolist())
+        pages = reservation.commit(order.tolist(), spans.slot_stops(contents.table, local).tolist())
         try:
             table = spans.with_pages(contents.table, local, pages).astype(np.int32)
-            return form.value(pool, replace(contents, table=table), told.logits)
+            return value_format.value(pool, replace(contents, table=table), description.logits)
         finally:
             pool.release(pages)  # the value holds its own references
 
 
-def _decoded(text: bytes, channel: Channel) -> Header:
+def _decoded(text: bytes, channel: Channel) -> StreamHeader:
     try:
         return headers.decode(text)
-    except headers.Invalid as error:
+    except headers.InvalidHeader as error:
         raise WireError(f"{channel.peer} describes its value wrongly: {error}") from None

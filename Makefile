@@ -8,7 +8,7 @@ PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run chat soak cluster check wheel clean
+.PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-wire bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
 
@@ -19,14 +19,26 @@ IN_CLUSTER := PYTHONPATH=. $(CLUSTER)/bin/python
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
 
-run: $(VENV)/installed
+# What to type next: the program is not on the PATH.
+WHERE = @echo; echo "The program is $(CURDIR)/$(BIN)/twostroke. Call it by this path, or first run: source $(CURDIR)/$(BIN)/activate"
+
+run: $(VENV)/installed  ## one question, and where the program is
 	@$(BIN)/twostroke generate --model "$$MODEL" --prompt "$$PROMPT"
+	$(WHERE)
 
 chat: $(VENV)/installed
 	@$(BIN)/twostroke chat --model "$$MODEL"
+	$(WHERE)
+
+serve: $(VENV)/installed-serve  ## the HTTP server and its page, until Ctrl-C
+	$(WHERE)
+	@$(BIN)/twostroke serve --model "$$MODEL"
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a table, and coverage/index.html
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=twostroke --cov-report=term:skip-covered --cov-report=html:coverage $(COVERED)
 
 test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
@@ -112,9 +124,14 @@ check: $(VENV)/installed-dev
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing Twostroke, which compiles its CPU kernels: a minute and a half on two cores, the first time"
 	$(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -c "from twostroke.backends.native import library; exit(library.unavailable())" \
 	|| { echo "Installing PyTorch, which is used instead and is slower"; $(BIN)/python -m pip install --quiet --editable '.[torch]'; }
+	@touch $@
+
+$(VENV)/installed-serve: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[serve]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

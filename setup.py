@@ -1,7 +1,10 @@
 """Compiles the native CPU backend. Without a compiler the package installs without it, and warns."""
 
+import hashlib
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +25,7 @@ VARIANTS = {
 }
 # A pure wheel has no kernels and installs anywhere; it computes with PyTorch.
 COMPILES = platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux" and not os.getenv("TWOSTROKE_PURE")
+KEPT = Path("build/kernels")  # libraries that were compiled in this checkout
 HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
 
 
@@ -30,6 +34,29 @@ class Build(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{Path(*fullname.split('.'))}.so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile a library, unless the same compiler has made it from the same sources: extras cost no compilation."""
+        made = Path(self.get_ext_fullpath(ext.name))
+        kept = KEPT / f"{made.stem}-{self._digest(ext)}.so"
+        if kept.exists() and not self.force:
+            made.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(kept, made)
+            return
+        super().build_extension(ext)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        for old in KEPT.glob(f"{made.stem}-*"):
+            old.unlink()
+        shutil.copyfile(made, f"{kept}.new")
+        os.replace(f"{kept}.new", kept)  # a build that is stopped leaves no half of it
+
+    def _digest(self, ext: Extension) -> str:
+        compiler = self.compiler.compiler_cxx
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+        made_from = hashlib.sha256(repr((compiler, ext.extra_compile_args, ext.extra_link_args)).encode() + version)
+        for path in (*ext.sources, *ext.depends):
+            made_from.update(Path(path).read_bytes())
+        return made_from.hexdigest()[:16]
 
 
 class Wheel(bdist_wheel):

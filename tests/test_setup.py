@@ -1,0 +1,44 @@
+"""Kernels are compiled once for the same sources: an extra that is installed later takes what is there."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VARIANTS = ("amx", "avx512bf16", "avx512", "avx2")
+
+
+def build(directory: Path) -> tuple[int, set[str]]:
+    """Build in place; how many sources were compiled, and which libraries are there."""
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    made = (directory / "twostroke" / "backends" / "native").glob("*.so")
+    return sum(" -c native/" in line for line in done.stdout.splitlines()), {path.stem for path in made}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+def test_the_same_sources_are_compiled_once(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "native").mkdir()
+    (tmp_path / "twostroke" / "backends" / "native").mkdir(parents=True)
+    for name in (*VARIANTS, "model"):
+        (tmp_path / "native" / f"{name}.cpp").write_text('extern "C" int one() { return 1; }\n')
+    libraries = {f"_native_{variant}" for variant in VARIANTS}
+    assert build(tmp_path) == (len(VARIANTS), libraries)
+    for path in (tmp_path / "build").iterdir():  # as in an installation, which builds in a folder of its own
+        if path.name != "kernels":
+            shutil.rmtree(path)
+    for path in (tmp_path / "twostroke").rglob("*.so"):
+        path.unlink()
+    assert build(tmp_path) == (0, libraries)
+    (tmp_path / "native" / "avx2.cpp").write_text('extern "C" int one() { return 2; }\n')
+    assert build(tmp_path)[0] == 1
+    assert len(list((tmp_path / "build" / "kernels").iterdir())) == len(VARIANTS)

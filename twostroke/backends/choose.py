@@ -2,7 +2,9 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 from twostroke.backends.interface import Backend
@@ -28,7 +30,7 @@ def require_device(backend: str, device: str, tp: int = 1) -> None:
     """
     device, variant = str(device), backend.partition("-")[2] or None  # also accepts a torch.device
     if backend in NATIVE and (reason := library.unavailable(variant)):
-        raise InvalidRequest(f"the {backend} backend cannot be used: {reason}")
+        raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
     kind = device.partition(":")[0]
     if kind == "cpu" and backend not in ("triton", "reference"):
         return
@@ -51,6 +53,32 @@ def require_device(backend: str, device: str, tp: int = 1) -> None:
         raise InvalidRequest(f"device {device!r} cannot be used: PyTorch finds no CUDA device")
 
 
+@dataclass(frozen=True)
+class BackendRequest:
+    """The model and the machine for which a backend is created: the arguments of `create_backend`."""
+
+    backend: str
+    device: str
+    dtype: str
+    threads: int
+    config: ModelConfig
+    matrices: Mapping[str, RawTensor]
+    page_size: int
+    tp: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of the device: "cpu", "cuda"."""
+        return self.device.partition(":")[0]
+
+    def refusal(self, name: str, reason: str) -> str:
+        """Say in one line that a backend cannot be used."""
+        if name == "reference":
+            return f"the reference {reason}"
+        auto = self.backend == "auto"
+        return f"the {name if auto else self.backend} backend cannot run this{', since' if auto else ':'} {reason}"
+
+
 def create_backend(
     backend: str,
     device: str,
@@ -63,55 +91,33 @@ def create_backend(
 ) -> Backend:
     """The backend for a device and a model; of `matrices`, the weights, only formats and shapes are read.
 
-    "auto" is the native backend if it can run the model, and otherwise the reference, with a warning in the log. On
-    "cuda" it is the Triton backend, and the reference where that cannot run the model.
-    "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of ranks, each of
-    which has a GPU of its own on "cuda".
+    "auto" is the first of `CANDIDATES` that can run the model, with a warning in the log if it is not the first for
+    the device. "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of
+    ranks, each of which has a GPU of its own on "cuda".
 
     Raises:
         InvalidRequest: an argument is not one of the choices (the message lists them), or the requested backend or
             device cannot be used (the message says why).
     """
-    device = str(device)  # also accepts a torch.device
+    wanted = BackendRequest(backend, str(device), dtype, threads, config, matrices, page_size, tp)
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    reason, on_cpu = None, device.partition(":")[0] == "cpu"
     if tp > 1:
-        if not on_cpu:
-            _require_gpus(device, tp)
+        if wanted.kind != "cpu":
+            _require_gpus(wanted.device, tp)
         follow_torchrun()
-    if backend == "triton" or (backend == "auto" and device.partition(":")[0] == "cuda" and dtype != "float32"):
-        made = _triton(device, dtype, config, matrices, tp)
-        if not isinstance(made, str):
-            return made
-        if backend == "triton":
-            raise InvalidRequest(f"the triton backend cannot run this: {made}")
-        log.warning("PyTorch computes this, slowly: the triton backend cannot run it, since %s", made)
-    if backend != "reference":
-        variant = backend.partition("-")[2] or None
-        reason = library.unavailable(variant) or native.unsupported(config, matrices, page_size)
-        if not on_cpu or dtype == "bfloat16":
-            asked = f"on {device}" if dtype == "auto" else f"in {dtype} on {device}"
-            reason = f"it computes in float32 on a CPU, not {asked}"
-        if reason is None and (backend in NATIVE or dtype == "auto"):
-            return native.NativeBackend(threads, variant, tp)
-        if backend in NATIVE:
-            raise InvalidRequest(f"the {backend} backend cannot run this: {reason}")
-    try:
-        from twostroke.backends.reference.backend import ReferenceBackend
-    except ModuleNotFoundError as error:
-        why = f"the native backend cannot run this, since {reason}, and " if reason else ""
-        raise InvalidRequest(f"{why}the reference needs {error.name}: {install_command('torch')}") from None
-    if reason and on_cpu and dtype == "auto":
-        log.warning("PyTorch computes this, slowly: the native backend cannot run it, since %s", reason)
-    if dtype == "auto":
-        dtype = "float32" if on_cpu else "bfloat16"
-    try:
-        return ReferenceBackend(device, dtype, threads, tp)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidRequest(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    passed_over: list[str] = []
+    for candidate in CANDIDATES:
+        if candidate.fits(wanted):
+            made = candidate.create(wanted)
+            if not isinstance(made, str):
+                for reason in passed_over:
+                    log.warning("PyTorch computes this, slowly: %s", reason)
+                return made
+            passed_over.append(wanted.refusal(candidate.name, made))
+    raise InvalidRequest(", and ".join(passed_over))
 
 
 def follow_torchrun() -> None:
@@ -120,14 +126,9 @@ def follow_torchrun() -> None:
         from twostroke.backends.ranks.rank_group import ANY_TIME, RankGroup
 
         group = RankGroup.of_torchrun(RANK_TIMEOUT_S)
-        kind, *facts = group.receive(limit=ANY_TIME)
-        if kind == "native":
-            from twostroke.backends.native.distributed_ranks import follow
-        elif kind == "triton":
-            from twostroke.backends.triton.follower import follow
-        else:
-            from twostroke.backends.reference.follower import follow
-        follow(group, *facts)
+        name, *setup = group.receive(limit=ANY_TIME)
+        module = next(candidate.follower for candidate in CANDIDATES if candidate.name == name)
+        import_module(f"twostroke.backends.{module}").follow(group, *setup)
         raise SystemExit(0)
 
 
@@ -148,9 +149,17 @@ def _require_gpus(device: str, tp: int) -> None:
         raise InvalidRequest(f"tp={tp} on GPUs needs NCCL, which this build of PyTorch does not have")
 
 
-def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str, RawTensor], tp: int) -> Backend | str:
-    """The Triton backend, or why it cannot be used."""
-    if dtype == "float32":
+def _create_native(wanted: BackendRequest) -> Backend | str:
+    if wanted.kind != "cpu" or wanted.dtype == "bfloat16":
+        asked = f"on {wanted.device}" if wanted.dtype == "auto" else f"in {wanted.dtype} on {wanted.device}"
+        return f"it computes in float32 on a CPU, not {asked}"
+    variant = wanted.backend.partition("-")[2] or None
+    reason = library.unavailable(variant) or native.unsupported(wanted.config, wanted.matrices, wanted.page_size)
+    return reason or native.NativeBackend(wanted.threads, variant, wanted.tp)
+
+
+def _create_triton(wanted: BackendRequest) -> Backend | str:
+    if wanted.dtype == "float32":
         return "it computes in bfloat16"
     try:
         from twostroke.backends.triton import backend as gpu
@@ -158,6 +167,51 @@ def _triton(device: str, dtype: str, config: ModelConfig, matrices: Mapping[str,
         return f"it needs {error.name}: {install_command('gpu')}"
     except (ImportError, OSError) as error:
         return f"Triton or PyTorch cannot be loaded: {str(error).splitlines()[0]}"
-    if reason := gpu.unavailable(device, tp) or gpu.unsupported(config, matrices):
-        return reason
-    return gpu.TritonBackend(device, tp)
+    reason = gpu.unavailable(wanted.device, wanted.tp) or gpu.unsupported(wanted.config, wanted.matrices)
+    return reason or gpu.TritonBackend(wanted.device, wanted.tp)
+
+
+def _create_reference(wanted: BackendRequest) -> Backend | str:
+    try:
+        from twostroke.backends.reference.backend import ReferenceBackend
+    except ModuleNotFoundError as error:
+        return f"needs {error.name}: {install_command('torch')}"
+    dtype = wanted.dtype
+    if dtype == "auto":
+        dtype = "float32" if wanted.kind == "cpu" else "bfloat16"
+    try:
+        return ReferenceBackend(wanted.device, dtype, wanted.threads, wanted.tp)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequest(f"device {wanted.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+@dataclass(frozen=True)
+class BackendCandidate:
+    """A backend that can be chosen.
+
+    Attributes:
+        kind: the kind of device for which "auto" tries it; "" for any.
+        dtypes: values of `dtype` with which "auto" tries it.
+        create: makes the backend, or says why it cannot be used.
+        follower: the module whose `follow` runs in the other ranks that `torchrun` has started.
+    """
+
+    name: str
+    kind: str
+    dtypes: tuple[str, ...]
+    create: Callable[[BackendRequest], Backend | str]
+    follower: str
+
+    def fits(self, wanted: BackendRequest) -> bool:
+        """Whether it was asked for by name, or "auto" tries it."""
+        if wanted.backend != "auto":
+            return wanted.backend.partition("-")[0] == self.name
+        return self.kind in ("", wanted.kind) and wanted.dtype in self.dtypes
+
+
+# In the order in which "auto" tries them.
+CANDIDATES = (
+    BackendCandidate("native", "cpu", ("auto",), _create_native, "native.distributed_ranks"),
+    BackendCandidate("triton", "cuda", ("auto", "bfloat16"), _create_triton, "triton.follower"),
+    BackendCandidate("reference", "", DTYPES, _create_reference, "reference.follower"),
+)

@@ -1,6 +1,8 @@
 """Sampling on the device against sampling/ and the noise of native/noise.h."""
 
+import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from twostroke.backends.triton import sampling
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.kernels.sampling import gumbel
-from twostroke.backends.triton.sampling import DeviceSampler, supports, supports_report
+from twostroke.backends.triton.sampling import SUPPORTED, DeviceSampler, supports, supports_report
+from twostroke.fields import number
 from twostroke.sampling import noise, statistics
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.noise import Noise
@@ -139,12 +142,12 @@ def test_rows_do_not_depend_on_others_nor_on_memory(sampler: DeviceSampler) -> N
     logits = torch.from_numpy(rows(5)).to(sampler.device)
     apart = torch.full((5, VOCAB + 9), INF, device=sampler.device)[:, :VOCAB].copy_(logits)
     mixed = [draws(5, temperature=0.8)[0], *draws(5, temperature=0.9, top_p=0.8)[1:3], *draws(5)[3:]]
-    words, room, out = sampler.send(mixed), sampler.room(5, VOCAB), torch.empty(5, dtype=torch.int32)
-    for part in (room.values, room.columns, room.sums, room.cuts, room.found):
+    words, buffers, out = sampler.send(mixed), sampler.buffers(5, VOCAB), torch.empty(5, dtype=torch.int32)
+    for part in (buffers.values, buffers.columns, buffers.sums, buffers.cuts, buffers.found):
         part.fill_(77)
-    ids = sampler.search(apart, words, True, out.to(sampler.device), room).tolist()
+    ids = sampler.search(apart, words, True, out.to(sampler.device), buffers).tolist()
     assert ids == [sampler.search(logits[i : i + 1], words[i : i + 1], True).tolist()[0] for i in range(5)]
-    found, numbers = sampler.statistics(apart, room=room)
+    found, numbers = sampler.statistics(apart, buffers=buffers)
     for i in range(5):
         alone = sampler.statistics(logits[i : i + 1])
         assert found[i] == alone[0][0]
@@ -175,10 +178,12 @@ def test_filters_keep_the_same_ids(
     monkeypatch.setattr(sampling, "CUT_BLOCK", block)
     logits = np.concatenate([rows(1, 700), np.round(rows(1, 700, 1.5, 1) * 2) / 2, rows(2, 700, 0.0)])
     logits[3] = np.where(np.arange(700) % 211 == 5, logits[0], -INF)
-    some, room = draws(4, temperature=0.7, **fields), sampler.room(4, 700)
-    ids = sampler.search(torch.from_numpy(logits).to(sampler.device), sampler.send(some), True, room=room).tolist()
+    some, buffers = draws(4, temperature=0.7, **fields), sampler.buffers(4, 700)
+    ids = sampler.search(
+        torch.from_numpy(logits).to(sampler.device), sampler.send(some), True, buffers=buffers
+    ).tolist()
     assert ids == [sampled.id for sampled in sample(logits, some)]
-    for row, draw, (least, last) in zip(logits, some, room.cuts.tolist(), strict=True):
+    for row, draw, (least, last) in zip(logits, some, buffers.cuts.tolist(), strict=True):
         chances, left = distribution(row, draw.params)
         kept = (row > least) | ((row == least) & (np.arange(700) <= last))
         np.testing.assert_array_equal(np.flatnonzero(kept & (row > -INF)), np.sort(left[chances > 0]))
@@ -246,14 +251,45 @@ def test_what_is_drawn_on_the_device() -> None:
     assert not supports_report(kept)
 
 
+@dataclass(frozen=True)
+class WithTopA(SamplingParams):
+    """A filter that the device does not know."""
+
+    top_a: float = number(0.0, least=0)
+
+    @property
+    def filters(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.top_a > 0 or super().filters
+
+
+def test_a_filter_that_is_new_is_not_ignored_on_the_device() -> None:
+    for filters in ({"top_a": 0.5}, {"top_a": 0.5, "top_k": 3}):
+        params = WithTopA(temperature=1.0, **filters)
+        draw = Draw(params, Noise.of(1.0, b"key", 0), 0, np.arange(0), ())
+        assert params.filters
+        assert not supports_report(draw)
+        assert not supports(draw)
+    assert supports(Draw(WithTopA(temperature=1.0), Noise.of(1.0, b"key", 0), 0, np.arange(0), ()))
+
+
+def test_every_parameter_is_known_to_be_drawn_on_the_device_or_not() -> None:
+    """A new parameter is decided on: it is in `SUPPORTED`, or here."""
+    hosts = {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "constraint"}
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == SUPPORTED | hosts
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_captured_search_draws_what_a_direct_one_draws(sampler: DeviceSampler) -> None:
-    logits, room, out = torch.empty(4, VOCAB).cuda(), sampler.room(4, VOCAB), torch.empty(4, dtype=torch.int32).cuda()
+    logits, buffers, out = (
+        torch.empty(4, VOCAB).cuda(),
+        sampler.buffers(4, VOCAB),
+        torch.empty(4, dtype=torch.int32).cuda(),
+    )
     words = sampler.send(draws(4))
-    sampler.search(logits.zero_(), words, True, out, room)  # compiles
+    sampler.search(logits.zero_(), words, True, out, buffers)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        sampler.search(logits, words, True, out, room)
+        sampler.search(logits, words, True, out, buffers)
     for seed in range(20):
         own = torch.from_numpy(rows(4, seed=seed)).cuda()
         some = sampler.send(draws(4, 4 * seed, temperature=0.9, top_k=50, top_p=0.9))

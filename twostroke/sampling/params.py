@@ -5,6 +5,7 @@ This module does not import numpy, so that commands print their help quickly.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,6 +141,12 @@ class SamplingParams(Checked):
     def simple(self) -> bool:
         """Whether only a token is requested, and it depends only on the model's logits and the temperature."""
         return self.logprobs is None and not self.shapes_logits and not self.filters
+
+    @cached_property  # asked for at every token
+    def changed(self) -> frozenset[str]:
+        """The names of the fields that differ from their defaults."""
+        plain, names = type(self)(), [field.name for field in dataclasses.fields(self)]
+        return frozenset(name for name in names if getattr(self, name) != getattr(plain, name))
 
     @cached_property
     def filters(self) -> bool:

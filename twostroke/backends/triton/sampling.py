@@ -21,6 +21,10 @@ WORDS = kernels.WORDS.value  # of a draw
 BLOCK = kernels.BLOCK.value
 CUT_BLOCK = filters.CUT_BLOCK.value
 NOISE_ALONE = SamplingParams()
+# The parameters that kernels compute, and those that do not change how a token is drawn from its logits.
+SUPPORTED = frozenset(("temperature", "top_k", "top_p", "min_p", "seed")) | frozenset(
+    ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "n", "reader")
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,13 @@ class SearchBuffers:
 
 
 def supports(draw: Draw) -> bool:
-    """Whether the token can be drawn on the device: by temperature and filters, and nothing else is requested."""
+    """Whether the token can be drawn on the device, and nothing is reported about it."""
     return supports_report(draw) and not draw.reports
 
 
 def supports_report(draw: Draw) -> bool:
     """Whether the token can be drawn on the device, and what is reported about it be found there."""
-    return not (draw.params.shapes_logits or draw.keep_logits)
+    return draw.params.changed <= SUPPORTED and draw.allowed is None and not draw.banned and not draw.keep_logits
 
 
 def words(draws: Sequence[Draw | Noise]) -> np.ndarray:
@@ -73,7 +77,7 @@ class DeviceSampler:
     """Draws tokens from logits on a device. A row's token depends only on its logits and its draw.
 
     Logits are [R, vocab] float32 whose rows may be further apart than `vocab`. All calls only launch kernels: nothing
-    waits for the device, and with `out` and `room` given nothing is allocated, so they can be captured in a graph.
+    waits for the device, and with `out` and `buffers` given nothing is allocated, so they can be captured in a graph.
 
     Without filters tokens are those of the native backend given the same logits, up to how logits are computed. Filters
     work in float32 weights, which are counted in units of 2^-40 so that their sums are exact; a token whose cumulated
@@ -83,7 +87,7 @@ class DeviceSampler:
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
 
-    def room(self, rows: int, vocab: int) -> SearchBuffers:
+    def buffers(self, rows: int, vocab: int) -> SearchBuffers:
         """Memory for calls with at most this many rows, and exactly this vocabulary."""
         blocks = -(-vocab // BLOCK)
         return SearchBuffers(
@@ -109,7 +113,7 @@ class DeviceSampler:
         draws: torch.Tensor,
         filtered: bool = False,
         out: torch.Tensor | None = None,
-        room: SearchBuffers | None = None,
+        buffers: SearchBuffers | None = None,
     ) -> torch.Tensor:
         """Find each row's id with the largest logit * gain + noise: int32 [R], the lowest in a tie.
 
@@ -124,18 +128,26 @@ class DeviceSampler:
         ids = torch.empty(rows, dtype=torch.int32, device=self.device) if out is None else out
         if not rows:
             return ids
-        room = self.room(rows, vocab) if room is None else room
-        stride, blocks = logits.stride(0), room.values.shape[1]
+        buffers = self.buffers(rows, vocab) if buffers is None else buffers
+        stride, blocks = logits.stride(0), buffers.values.shape[1]
         if filtered:
             filters.cut_rows[(rows,)](
-                logits, stride, vocab, draws, room.cuts, room.found, CUT_BLOCK, num_warps=16, enable_fp_fusion=False
+                logits,
+                stride,
+                vocab,
+                draws,
+                buffers.cuts,
+                buffers.found,
+                CUT_BLOCK,
+                num_warps=16,
+                enable_fp_fusion=False,
             )
         kernels.search_blocks[(rows, blocks)](
-            logits, stride, vocab, draws, room.cuts, room.values, room.columns, blocks, filtered, BLOCK,
+            logits, stride, vocab, draws, buffers.cuts, buffers.values, buffers.columns, blocks, filtered, BLOCK,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         kernels.search_ends[(rows,)](
-            logits, stride, room.values, room.columns, blocks, ids, power_of_two(blocks), num_warps=4
+            logits, stride, buffers.values, buffers.columns, blocks, ids, power_of_two(blocks), num_warps=4
         )
         return ids
 
@@ -143,7 +155,7 @@ class DeviceSampler:
         self,
         logits: torch.Tensor,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
-        room: SearchBuffers | None = None,
+        buffers: SearchBuffers | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's most likely id, int32 [R], and [R, 3] float32: its logit, logsumexp, and entropy in nats.
 
@@ -157,14 +169,14 @@ class DeviceSampler:
             )
         if not rows:
             return out
-        room = self.room(rows, vocab) if room is None else room
-        blocks = room.values.shape[1]
+        buffers = self.buffers(rows, vocab) if buffers is None else buffers
+        blocks = buffers.values.shape[1]
         kernels.summarize_blocks[(rows, blocks)](
-            logits, logits.stride(0), vocab, room.values, room.columns, room.sums, blocks, BLOCK,
+            logits, logits.stride(0), vocab, buffers.values, buffers.columns, buffers.sums, blocks, BLOCK,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         kernels.summarize_ends[(rows,)](
-            room.values, room.columns, room.sums, blocks, *out, power_of_two(blocks),
+            buffers.values, buffers.columns, buffers.sums, blocks, *out, power_of_two(blocks),
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         return out

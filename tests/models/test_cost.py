@@ -17,7 +17,7 @@ from twostroke.models.cost import (
     SequenceRows,
     StepCorrection,
     StepPredictor,
-    StepWork,
+    WorkAmounts,
     nonnegative_least_squares,
 )
 from twostroke.models.rope import Rope
@@ -40,15 +40,15 @@ STEPS = st.lists(
 def test_by_hand() -> None:
     # Three rows after five entries: they attend to 6, 7 and 8 keys in the first layer, and to 4 each in the second,
     # whose window has the last 6 of 8 entries.
-    assert COST.work([SequenceRows(3, 5, 1)]) == StepWork(
+    assert COST.work([SequenceRows(3, 5, 1)]) == WorkAmounts(
         weight_bytes=1000 + 300,
         kv_bytes=32 * 8 + 32 * 6,
         linear_flops=3 * 2 * 2 * (8 * 8 + 4 * 8 + 4 * 8 + 8 * 8 + 3 * 8 * 12),
         attention_flops=(21 + 12) * 4 * 2 * 4,
         head_flops=2 * 16 * 8,
     )
-    assert COST.work([SequenceRows(1)]) == StepWork(1000, 64, 1920, 2 * 32, 0)
-    assert COST.work([]) == StepWork(0, 0, 0, 0, 0)
+    assert COST.work([SequenceRows(1)]) == WorkAmounts(1000, 64, 1920, 2 * 32, 0)
+    assert COST.work([]) == WorkAmounts(0, 0, 0, 0, 0)
 
 
 @given(step=STEPS)

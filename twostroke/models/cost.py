@@ -43,7 +43,7 @@ def experts_read(count: int, chosen: int, rows: float) -> float:
     return count * (1 - (1 - chosen / count) ** rows)
 
 
-class StepWork(NamedTuple):
+class WorkAmounts(NamedTuple):
     """The work of a step. A multiplication and an addition are two FLOPs."""
 
     weight_bytes: float  # read once per step for all rows; only experts that some row is expected to choose
@@ -121,7 +121,7 @@ class CostModel:
         """Pairs (window, number of layers with it)."""
         return list(Counter(self.config.windows).items())
 
-    def work(self, step: Iterable[SequenceRows]) -> StepWork:
+    def work(self, step: Iterable[SequenceRows]) -> WorkAmounts:
         """The work of a step with these rows of all its sequences."""
         rows = logits = keys = seen = 0
         for one in step:
@@ -132,8 +132,8 @@ class CostModel:
                 keys += layers * pairs
                 seen += layers * entries
         if not rows:
-            return StepWork(0, 0, 0, 0, 0)
-        return StepWork(
+            return WorkAmounts(0, 0, 0, 0, 0)
+        return WorkAmounts(
             self.layer_bytes(rows) + self.head_bytes * bool(logits),
             self.entry_bytes * seen / self.config.num_layers,
             self.row_flops * rows,
@@ -222,12 +222,12 @@ class StepPredictor:
         prices = nonnegative_least_squares(amounts / scale / seconds[:, None], np.ones(len(samples)))
         return cls(cost, (prices / scale).tolist())
 
-    def parts(self, step: Iterable[SequenceRows]) -> StepWork:
+    def parts(self, step: Iterable[SequenceRows]) -> WorkAmounts:
         """Seconds of each kind of work. What reading hides has none."""
         amounts = StepAmounts.of(self.cost, step).flat
         layers, head, kv, *flops = (amount * price for amount, price in zip(amounts, self.prices, strict=True))
         rows, pairs = flops[: len(KNEES)], flops[len(KNEES) : -1]
-        return StepWork(layers + head, kv, sum(rows), sum(pairs), flops[-1])
+        return WorkAmounts(layers + head, kv, sum(rows), sum(pairs), flops[-1])
 
     def seconds(self, step: Iterable[SequenceRows]) -> float:
         return sum(self.parts(step))

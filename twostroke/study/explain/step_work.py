@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.model import Model
-from twostroke.models.cost import SequenceRows, StepPredictor, StepWork
+from twostroke.models.cost import SequenceRows, StepPredictor, WorkAmounts
 
 READING, COMPUTING = "reading memory", "computing"
 
@@ -40,10 +40,10 @@ class StepWork:
 
 def step_work(model: Model, predictor: StepPredictor, steps: Iterable[Sequence[SequenceRows]]) -> StepWork:
     """The work of some steps, one after another."""
-    amounts, seconds = StepWork(0, 0, 0, 0, 0), StepWork(0, 0, 0, 0, 0)
+    amounts, seconds = WorkAmounts(0, 0, 0, 0, 0), WorkAmounts(0, 0, 0, 0, 0)
     for step in steps:
-        amounts = StepWork(*map(sum, zip(amounts, model.cost.work(step), strict=True)))
-        seconds = StepWork(*map(sum, zip(seconds, predictor.parts(step), strict=True)))
+        amounts = WorkAmounts(*map(sum, zip(amounts, model.cost.work(step), strict=True)))
+        seconds = WorkAmounts(*map(sum, zip(seconds, predictor.parts(step), strict=True)))
     read, computed = sum(seconds[:2]), sum(seconds[2:])
     flops, total = sum(amounts[2:]), sum(amounts[:2])
     return StepWork(

@@ -94,7 +94,7 @@ def started(llm: LLM, chosen: Method, prompt: int, output: int, number: int) -> 
 def copying(llm: LLM) -> tuple[int, float]:
     """(bytes of all pages in use, seconds to copy them back)."""
     pool = llm.pool
-    frames = sorted(set(range(pool.num_pages)) - set(pool._free))
+    frames = sorted(set(range(pool.num_pages)) - set(pool.frames._free))
     away = [np.frombuffer(page, np.uint8).copy() for page in pool.memory.read_pages(frames)]
     began = time.perf_counter()
     for frame, page in zip(frames, away, strict=True):
@@ -105,7 +105,7 @@ def copying(llm: LLM) -> tuple[int, float]:
 def replaying(llm: LLM, request: Request) -> float:
     """Seconds from a preemption to the next token."""
     count = len(request.events)
-    llm.engine._placement._preempt(request.choices[0])
+    llm.engine._placement.preempt(request.choices[0])
     began = time.perf_counter()
     while len(request.events) == count:
         llm.engine.step()
@@ -120,7 +120,7 @@ def translation(llm: LLM, sequences: int, rounds: int) -> float:
     tables, best = [table] * sequences, float("inf")
     for _ in range(200 * rounds):
         began = time.perf_counter()
-        llm.pool.frames(tables)
+        llm.pool.step_tables(tables)
         best = min(best, time.perf_counter() - began)
     llm.pool.release(pages)
     return 1e6 * best

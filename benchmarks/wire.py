@@ -34,6 +34,7 @@ from twostroke.cluster.wire.nixl import NixlPendingRead, NixlReader, unavailable
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.sender import Sender
 from twostroke.kv.cache import KVCache
+from twostroke.kv.entries import EntryTable
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
@@ -123,7 +124,7 @@ def value_of(pool: PagePool, length: int) -> KVCache:
     starts = np.arange(count) * pool.page_size
     table = np.stack([pages, np.zeros(count), np.full(count, pool.page_size), starts], 1).astype(np.int32)
     tokens = np.zeros(count * pool.page_size, np.int32)
-    kv = KVCache(pool, table, tokens, (Stretch(len(tokens), None, NOTHING),), len(tokens))
+    kv = KVCache(pool, EntryTable(table, tokens, (Stretch(len(tokens), None, NOTHING),), len(tokens)))
     pool.release(np.array(pages))
     return kv
 

@@ -13,9 +13,10 @@ import pytest
 
 from twostroke.api.conversation import Conversation, file
 from twostroke.api.llm import LLM
+from twostroke.engine.request import Choice
 from twostroke.errors import CorruptFile, GeometryMismatch, InvalidRequest, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import Tail
+from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.provenance import NOTHING, Stretch
 
 PLAIN: dict[str, Any] = {
@@ -182,7 +183,7 @@ def test_an_error_amid_a_reply_keeps_what_was_said(
     reply = conversation.say("the quick fox")
     next(reply)
     with monkeypatch.context() as patch:
-        patch.setattr(model.engine._programs, "deliver", lambda *_, **__: (_ for _ in ()).throw(OutOfPages("full")))
+        patch.setattr(Choice, "deliver", lambda *_, **__: (_ for _ in ()).throw(OutOfPages("full")))
         patch.setattr(model.engine._programs, "end_with_length", lambda *_: False)
         with pytest.raises(OutOfPages):
             list(reply)
@@ -326,7 +327,7 @@ def test_tokens_that_the_model_does_not_have_are_told(model: LLM, tmp_path: Path
     kv = model.prefill([1, 2, 3])
     tokens = kv.token_array if pending else np.array([1, 2, model.config.vocab_size], np.int32)
     tail = Tail("m", pending=model.config.vocab_size) if pending else None
-    hostile = KVCache(model.pool, kv.table, tokens, (Stretch(3, None, NOTHING),), 3, tail)
+    hostile = KVCache(model.pool, EntryTable(kv.table, tokens, (Stretch(3, None, NOTHING),), 3, tail))
     file.save(tmp_path / "talk", file.SavedConversation("m", [], ""), hostile)
     with pytest.raises(CorruptFile, match="tokens that the model does not have"):
         Conversation.load(tmp_path / "talk", model)

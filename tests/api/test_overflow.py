@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import write_model
 from twostroke.api.conversation import Conversation, Overflow
-from twostroke.api.conversation.fitting import LeftOut, with_cut_passages, without_oldest
+from twostroke.api.conversation.fitting import LeftOut, cut_passages, drop_oldest
 from twostroke.api.llm import LLM
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 
@@ -152,7 +152,7 @@ def test_a_turn_that_has_no_room_alone_is_refused(model: LLM) -> None:
 def test_the_oldest_turns_go(replies: list[int], room: int) -> None:
     """Only whole turns from the front, and no more than needed."""
     roles = ["system", *(role for count in replies for role in ("user", *["assistant"] * count))]
-    stay = without_oldest(roles, lambda some: len(some) <= room)
+    stay = drop_oldest(roles, lambda some: len(some) <= room)
     starts = [1, *(i for i, role in enumerate(roles) if role == "user" and i > 1)]
     fitting = [start for start in starts if len(roles) - start <= room]
     assert stay == range(min(fitting, default=starts[-1]), len(roles))
@@ -167,7 +167,7 @@ def test_passages_take_their_budget(roomy: LLM, passages: list[str], budget: int
     """Each is a beginning of whole words; the question stays, and so does all where there is room."""
     text = "\n\n".join([*passages, "which fox?"])
     messages = [{"role": "system", "content": "a\n\nb"}, {"role": "user", "content": text}]
-    made, left_out = with_cut_passages(messages, budget, roomy.tokenizer)
+    made, left_out = cut_passages(messages, budget, roomy.tokenizer)
     assert made[0] == messages[0]
     kept = made[1]["content"].split("\n\n")
     assert kept[-1] == "which fox?"
@@ -191,7 +191,7 @@ def test_a_conversation_cuts_passages(model: LLM) -> None:
     chat = Conversation(model, overflow=Overflow(passage_budget=4), **PLAIN)
     reply = chat.say(text)
     assert reply.left_out.passages == 2
-    [made], _ = with_cut_passages([{"role": "user", "content": text}], 4, model.tokenizer)
+    [made], _ = cut_passages([{"role": "user", "content": text}], 4, model.tokenizer)
     assert reply.messages == [made]
     assert reply.prompt_tokens == len(model.tokenizer.encode_chat([made]))
     reply.close()

@@ -48,13 +48,13 @@ def audit(worker: Worker) -> None:
     reservation = [page for one in worker.reservations for page in one.pages]
     if reservation:
         assert len(set(reservation)) == len(reservation), "a page is reserved twice"
-        assert all(pool.references(page) == 1 for page in reservation), (
+        assert all(pool.num_references(page) == 1 for page in reservation), (
             "a page that a value arrives in has another holder"
         )
         assert not _read(engine.lanes).intersection(reservation), "a lane reads a page that a value arrives in"
     frames = pool.all_frames()
     here = frames[frames >= 0].tolist()
-    assert len(set(here)) == len(here) == pool.num_pages - len(pool._free), f"{name}: a frame is in two hands"
+    assert len(set(here)) == len(here) == pool.num_pages - pool.frames.num_free, f"{name}: a frame is in two hands"
 
 
 def _leaked(worker: Worker, values: list[KVCache | None]) -> int:

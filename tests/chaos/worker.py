@@ -240,7 +240,7 @@ class Worker:
         until = self.fleet.events.now + 100
         while self.transfers and self.fleet.events.now < until:  # in quarantine
             self.tasks.sleep(0.5)
-        used, pins = self.llm.pool.num_used, len(self.llm.pool._pins)
+        used, pins = self.llm.pool.num_used, len(self.llm.pool.pins)
         assert (used, pins) == (0, 0), f"{self.process.name} has ended and holds {used} pages, {pins} pins"
         self.fleet.ended(self)
 
@@ -327,7 +327,7 @@ class Worker:
         indexed = 0 if index is None else len(set(index.pages))
         used = self.llm.pool.num_used
         assert used == indexed, f"{self.process.name}: {used - indexed} pages are still held"
-        assert not self.llm.pool._pins, f"{self.process.name}: pins are left"
+        assert not self.llm.pool.pins, f"{self.process.name}: pins are left"
         assert not {**self.offer, **self._asking}, f"{self.process.name}: requests are left"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from twostroke.api.conversation.fitting import with_cut_passages
+from twostroke.api.conversation.fitting import cut_passages
 from twostroke.api.llm import LLM
 from twostroke.methods import METHODS, Method, method, registry
 
@@ -287,7 +287,7 @@ def test_a_technique_that_cannot_be_loaded(run: Callable[..., Result], tiny: str
 def test_passages_are_cut_to_a_budget(run: Callable[..., Result], tiny: str, llm: LLM) -> None:
     """As the shorter text, and told on stderr."""
     text = "the quick brown fox jumps\n\nover the lazy dog\n\nwho jumps?"
-    [cut], left_out = with_cut_passages([{"role": "user", "content": text}], 6, llm.tokenizer)
+    [cut], left_out = cut_passages([{"role": "user", "content": text}], 6, llm.tokenizer)
     options = ("generate", "-m", tiny, "--max-tokens", 9, "--ignore-eos")
     shorter = run(*options, "--prompt", text, "--passage-budget", 6)
     assert left_out.passages == 2

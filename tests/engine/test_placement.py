@@ -47,9 +47,9 @@ def test_a_preempted_choice_comes_back_when_each_of_its_pools_has_room(tiny_llm:
         llm.engine.step()
     assert len(choice.lanes) == 2
     held = {llm.pool: llm.pool.num_used - 5, draft: draft.num_used}
-    llm.engine._placement._preempt(choice)
-    assert choice.needs == {pool: pages + 1 for pool, pages in held.items()}
-    assert max(choice.needs.values()) <= llm.pool.num_free < sum(choice.needs.values())
+    llm.engine._placement.preempt(choice)
+    assert choice.reserved == {pool: pages + 1 for pool, pages in held.items()}
+    assert max(choice.reserved.values()) <= llm.pool.num_free < sum(choice.reserved.values())
     llm.engine.step()
     assert len(choice.lanes) == 2, "it runs again, beside the first"
     llm.engine.finish([first, second])
@@ -67,8 +67,8 @@ def test_lanes_that_share_pages_count_them_once(tiny_llm: TinyLLM) -> None:
     for _ in range(3):
         llm.engine.step()
     used = llm.pool.num_used
-    llm.engine._placement._preempt(request.choices[0])
-    assert request.choices[0].needs == {llm.pool: used + 1}
+    llm.engine._placement.preempt(request.choices[0])
+    assert request.choices[0].reserved == {llm.pool: used + 1}
     llm.engine.finish([request])
 
 
@@ -203,7 +203,7 @@ def test_who_starts_again_leaves_room_for_an_older_choice_that_has_not_got_its_p
     programs = [partial(program, name) for name in ("older", "younger")]
     requests = [llm.engine.submit(Request(one, SamplingParams(), llm.tokenizer)) for one in programs]
     for request, pages in zip(requests, (10, 5), strict=True):
-        request.choices[0].needs = {llm.pool: pages}  # as after a preemption
+        request.choices[0].reserved = {llm.pool: pages}  # as after a preemption
     for _ in range(5):
         llm.engine.step()
     assert starts == ["older"]

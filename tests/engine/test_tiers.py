@@ -11,6 +11,7 @@ from twostroke.backends.interface import PAGE
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.kv.cache import KVCache
+from twostroke.kv.tier_moves import spill
 from twostroke.sampling.params import SamplingParams
 
 PROMPT = list(range(3, 60))
@@ -84,7 +85,7 @@ def test_pages_leave_between_steps_and_no_program_notices(llm: LLM) -> None:
     spilled = 0
     while not request.done:
         llm.engine.step()
-        spilled += llm.pool.spill(np.arange(llm.pool.num_held))
+        spilled += spill(llm.pool, np.arange(llm.pool.num_held))
     assert spilled > 8
     assert [token.id for token in request.events][6:] == expected[0]
     request.events.clear()

@@ -37,7 +37,7 @@ def new_pool() -> Iterator[Callable[..., PagePool]]:
     gc.enable()
     assert [(pool.num_used, pool.num_held, pool.num_copies) for pool in pools] == [(0, 0, 0)] * len(pools)
     for pool in pools:
-        assert (pool._slots.num_used, pool.num_arriving, kept(pool, "disk"), kept(pool, "remote")) == (0, 0, 0, 0)
+        assert (pool.copies.num_host_slots, pool.num_arriving, kept(pool, "disk"), kept(pool, "remote")) == (0, 0, 0, 0)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
+from twostroke.kv.tier_moves import spill
 from twostroke.kv.writer import KVWriter
 
 MODELS = ("student", "teacher")
@@ -217,19 +218,19 @@ class Values(RuleBasedStateMachine):
     @rule(i=indices, tier=st.sampled_from(TIERS), fault=faults)
     def move(self, i: int, tier: str, fault: int | None) -> None:
         kv, expected = self.pick(i)
-        before = [kv.pool.num_used, *(kv.pool.copies(one) for one in TIERS[1:])]
+        before = [kv.pool.num_used, *(kv.pool.num_in(one) for one in TIERS[1:])]
         try:
             with self.faults.after(fault):
                 moved = kv.to(tier)
         except (OutOfPages, PageLost):
             assert self.faults.raised or tier in (POOL, HOST)
-            assert [kv.pool.num_used, *(kv.pool.copies(one) for one in TIERS[1:])] == before
+            assert [kv.pool.num_used, *(kv.pool.num_in(one) for one in TIERS[1:])] == before
             return
         assert moved.tier == tier
         self.keep(moved, expected)
 
     @precondition(lambda self: self.values)
-    @rule(i=indices, j=indices, fault=faults, order=st.permutations(["load", "load", "attach", "close"]))
+    @rule(i=indices, j=indices, fault=faults, order=st.permutations(["load", "load", "publish", "close"]))
     def arrive(self, i: int, j: int, fault: int | None, order: list[str]) -> None:
         """Two values come at once, in any order of phases, and one of them may fail or be given up."""
         (kv, expected), (other, _) = self.pick(i), self.pick(j)
@@ -245,7 +246,7 @@ class Values(RuleBasedStateMachine):
             one.load()
             one.publish()
             assert kv.swap_in().missing == {}
-            frames = kv.pool.frames([kv.table])[0]
+            frames = kv.pool.step_tables([kv.table])[0]
             places = spans.pages_and_slots(frames)
             assert np.array_equal(kv.pool.memory.read(*places), array([entry.data for entry in expected.entries]))
 
@@ -256,7 +257,7 @@ class Values(RuleBasedStateMachine):
         held = [kv.table[:, PAGE] for kv, _ in self.values if kv.pool is pool]
         if held:
             used = pool.num_used
-            assert pool.spill(np.concatenate(held)[which:]) == used - pool.num_used
+            assert spill(pool, np.concatenate(held)[which:]) == used - pool.num_used
 
     @dataclass
     class Holder:
@@ -295,13 +296,13 @@ class Values(RuleBasedStateMachine):
             tables = {tier: [kv.table[:, PAGE] for kv in mine if kv.tier == tier] for tier in TIERS}
             own = [np.array(w._own, np.int64) for w, _ in self.writers if w.base.pool is pool]
             check_counts(pool, tables.pop(POOL) + own, tables)
-            assert self.faults.kept(pool) == {tier: pool.copies(tier) for tier in pool.stores}
+            assert self.faults.kept(pool) == {tier: pool.num_in(tier) for tier in pool.stores}
 
     @invariant()
     def what_writers_hold_is_in_the_pool(self) -> None:
         for writer, expected in self.writers:
             table, pool = writer.table, writer.base.pool
-            (frames,) = pool.frames([table])
+            (frames,) = pool.step_tables([table])
             assert (frames[:, 1:] == table[:, 1:]).all()
             places = spans.pages_and_slots(frames)
             assert np.array_equal(pool.memory.read(*places), array([entry.data for entry in expected.entries]))

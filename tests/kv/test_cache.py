@@ -290,7 +290,7 @@ def test_a_value_that_could_not_be_made_releases_nothing(pool: PagePool, monkeyp
         patch.setattr(pool, "retain", fail)
         with pytest.raises(MemoryError):
             kv[2:]
-    assert [pool.references(page) for page in kv.table[:, PAGE]] == [1, 1, 1]
+    assert [pool.num_references(page) for page in kv.table[:, PAGE]] == [1, 1, 1]
 
 
 def test_repr_tells_what_it_is(pool: PagePool) -> None:

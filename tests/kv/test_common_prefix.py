@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from twostroke.kv.common_prefix import num_common
     ],
 )
 def test_first_items(one: list[object], other: list[object], expected: int) -> None:
-    assert num_common(one, other) == num_common(other, one) == expected
+    assert common_prefix_length(one, other) == common_prefix_length(other, one) == expected

@@ -15,10 +15,13 @@ from tests.kv.values import GEOMETRY, contents, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.backends.page_memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
-from twostroke.kv import pages
+from twostroke.kv import pool as pool_module
 from twostroke.kv.cache import KVCache
-from twostroke.kv.pages import HOST, POOL
+from twostroke.kv.frames import Frames
+from twostroke.kv.page_contents import masked_page, read_entries, write_entries
+from twostroke.kv.pages import HOST, POOL, ReferenceCounts
 from twostroke.kv.pool import PagePool
+from twostroke.kv.tier_moves import join_pages, spill
 from twostroke.kv.writer import KVWriter
 
 NewPool = Callable[..., PagePool]
@@ -53,7 +56,7 @@ def test_references_are_counted_for_every_occurrence(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=3)
     (page,) = pool.allocate(1)
     pool.retain(np.array([page, page]))
-    assert pool.references(page) == 3
+    assert pool.num_references(page) == 3
     pool.release(np.array([page, page]))
     assert pool.num_used == 1
     pool.retain(np.array([page]))
@@ -97,7 +100,7 @@ def test_running_out_takes_nothing_and_asks_for_reclaim_first(new_pool: NewPool)
     with pytest.raises(OutOfPages):
         pool.allocate(3)
     assert asked == [2, 3]
-    pool.release(np.array([page for page in range(4) if pool.references(page)]))
+    pool.release(np.array([page for page in range(4) if pool.num_references(page)]))
 
 
 def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
@@ -105,9 +108,9 @@ def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
     held = np.array(pool.allocate(5))
     pages, slots = np.array([4, 0, 0, 2]), np.array([3, 0, 2, 1])
     entries = np.random.default_rng(0).standard_normal((2, 2, 4, 2, 4), np.float32)
-    pool.write(pages, slots, entries)
-    assert pool.read(pages, slots).dtype == entries.dtype
-    assert np.array_equal(pool.read(pages, slots), entries)
+    write_entries(pool, pages, slots, entries)
+    assert read_entries(pool, pages, slots).dtype == entries.dtype
+    assert np.array_equal(read_entries(pool, pages, slots), entries)
     assert np.array_equal(pool.memory.storage[1, 0, 4, :, 3], entries[1, 0, 0])
     assert np.count_nonzero(pool.memory.storage) == entries.size
     pool.release(held)
@@ -140,10 +143,10 @@ def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: s
     pool = new_pool(num_pages=4)
     left, right = pages = filled_pool(pool)
     storage = pool.memory.storage.copy()
-    assert pool.spill(np.array([pages[i] for i in elsewhere], np.int64)) == len(elsewhere)
-    joined = pool.joined(left, right, 1, 3, tier)
+    assert spill(pool, np.array([pages[i] for i in elsewhere], np.int64)) == len(elsewhere)
+    joined = join_pages(pool, left, right, 1, 3, tier)
     slots = np.arange(3)
-    found = pool.read(np.full(3, joined), slots)
+    found = read_entries(pool, np.full(3, joined), slots)
     assert np.array_equal(found[:, :, 0], storage[:, :, 0, :, 0])
     assert np.array_equal(found[:, :, 1:], storage[:, :, 1, :, 1:3].swapaxes(2, 3))
     assert pool.num_copies == len(elsewhere) + (tier == HOST)
@@ -154,7 +157,7 @@ def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: s
 def test_a_part_of_a_page_is_alone(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=2)
     page, other = filled_pool(pool)
-    alone = np.frombuffer(pool.part(pool.memory.read_pages([page])[0], np.array([1, 2])), np.float32).reshape(
+    alone = np.frombuffer(masked_page(pool, pool.memory.read_pages([page])[0], np.array([1, 2])), np.float32).reshape(
         2, 2, 2, 4, 4
     )
     assert np.array_equal(alone[..., 1:3, :], pool.memory.storage[:, :, 0, :, 1:3])
@@ -166,14 +169,14 @@ def test_what_a_writer_holds_is_not_spilled(pool: PagePool) -> None:
     kv = prefill(pool, range(9))
     writer = KVWriter(kv[:6], "m")
     writer.append([1])
-    assert pool.spill(np.arange(4)) == 2  # the page of entry 8, and the copied one
-    assert pool.frames([writer.table])[0][:, 1:].tolist() == [[0, 4, 0], [0, 3, 4]]
+    assert spill(pool, np.arange(4)) == 2  # the page of entry 8, and the copied one
+    assert pool.step_tables([writer.table])[0][:, 1:].tolist() == [[0, 4, 0], [0, 3, 4]]
     assert contents(kv) == contents(prefill(pool, range(9)))
     writer.close()
-    assert pool.spill(np.arange(4)) == 1
+    assert spill(pool, np.arange(4)) == 1
     assert contents(kv) == contents(prefill(pool, range(9)))
     with pytest.raises(AssertionError, match="left the pool"):
-        pool.frames([kv.table])
+        pool.step_tables([kv.table])
 
 
 def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:
@@ -187,7 +190,14 @@ def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:
 
 def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool: NewPool) -> None:
     """The garbage collector may run between any two lines; here another value is dropped at each line in turn."""
-    moments, releasing = 0, [one.__code__ for one in (PagePool._settle, PagePool._remove, PagePool._free_unheld)]
+    parts = (
+        PagePool._settle,
+        PagePool._remove,
+        Frames.vacate,
+        ReferenceCounts.subtract,
+        ReferenceCounts.free_unused_ids,
+    )
+    moments, releasing = 0, [part.__code__ for part in parts]
     while True:
         pool = new_pool(num_pages=8)
         kv = prefill(pool, range(20))
@@ -222,7 +232,7 @@ def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool
 
 def test_room_is_made_a_few_pages_at_a_time(pool: PagePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread has the lock in between."""
-    monkeypatch.setattr(pages, "LOCKED_BYTES", 4 * pool.page_bytes)
+    monkeypatch.setattr(pool_module, "LOCKED_BYTES", 4 * pool.page_bytes)
     held = np.array(pool.allocate(pool.num_pages), np.int64)
     asked, between, waits = list[int](), list[int](), threading.Event()
 
@@ -243,7 +253,7 @@ def test_room_is_made_a_few_pages_at_a_time(pool: PagePool, monkeypatch: pytest.
 
     thread = threading.Thread(target=other)
     thread.start()
-    monkeypatch.setattr(pages.time, "sleep", pause)
+    monkeypatch.setattr(pool_module.time, "sleep", pause)
     pool.reclaim = reclaim
     pool.make_room(10)
     assert (asked, between, pool.num_free) == ([4, 4, 2], [4], 10)

@@ -2,7 +2,7 @@
 
 from tests.kv.values import contents, prefill
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 
 
 def test_what_a_model_prefills_is_canonical_for_it_alone(pool: PagePool) -> None:
@@ -69,5 +69,5 @@ def test_a_splice_of_two_models_is_canonical_for_the_first_one_up_to_the_seam(po
 
 def test_entering_nothing_changes_nobodys_provenance(pool: PagePool) -> None:
     kv = prefill(pool, range(10))
-    assert Writer(kv, "other").freeze().canonical_length("m") == 10
-    assert Writer(kv[3:], "m").freeze().canonical_length("m") == 0
+    assert KVWriter(kv, "other").freeze().canonical_length("m") == 10
+    assert KVWriter(kv[3:], "m").freeze().canonical_length("m") == 0

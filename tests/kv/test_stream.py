@@ -20,6 +20,7 @@ from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.hash_index import HashIndex
+from twostroke.kv.page_contents import read_entries
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
@@ -202,7 +203,7 @@ def test_a_page_used_in_part_gives_nothing_else_away(tmp_path: Path, pool: PageP
     assert all(entry[0].tobytes() not in data for entry in kv.entries()[0, 0, [0, 1, 5, 6]])
     assert all(entry[0].tobytes() in data for entry in value.entries()[0, 0])
     loaded = load(tmp_path / "value", pool)
-    everything = pool.read(np.repeat(np.unique(loaded.table[:, 0]), 4), np.tile(np.arange(4), 3))
+    everything = read_entries(pool, np.repeat(np.unique(loaded.table[:, 0]), 4), np.tile(np.arange(4), 3))
     assert np.count_nonzero(everything.any((0, 1, 3, 4))) == len(value) == 7
 
 

@@ -13,8 +13,9 @@ from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
+from twostroke.kv.tier_moves import spill
 from twostroke.kv.tiers.names import Namespace, PageName
-from twostroke.kv.writer import Writer
+from twostroke.kv.writer import KVWriter
 
 NewPool = Callable[..., PagePool]
 TIERS = ["host", "disk", "remote"]
@@ -41,15 +42,15 @@ def test_three_phases(pool: PagePool, tier: str) -> None:
     kv = prefill(pool, range(10))
     away, bits, held = kv.to(tier), contents(kv), kv[:4]
     del kv
-    arrival = away.arrival()
+    arrival = away.swap_in()
     assert (arrival.missing, pool.num_used, pool.num_arriving) == ({tier: 2}, 3, 2)
     with pytest.raises(KVError, match="not arrived"):
-        arrival.attach()
+        arrival.publish()
     arrival.load()
     assert [pool.frame(page) >= 0 for page in away.table[:, PAGE]] == [True, False, False]
-    arrival.attach()
+    arrival.publish()
     assert (pool.num_used, pool.num_arriving) == (3, 0)
-    assert pool.spill(away.table[:, PAGE]) == 0  # it is pinned
+    assert spill(pool, away.table[:, PAGE]) == 0  # it is pinned
     del away
     back = held + prefill(pool, [9])[:0]
     arrival.close()
@@ -59,20 +60,20 @@ def test_three_phases(pool: PagePool, tier: str) -> None:
 
 def test_what_is_there_has_arrived(pool: PagePool) -> None:
     kv = prefill(pool, range(10))
-    with kv.arrival() as arrival:
+    with kv.swap_in() as arrival:
         assert arrival.missing == {}
-        arrival.attach()
+        arrival.publish()
         assert pool.num_used == 3
 
 
 def test_spilled_pages_arrive_and_leave_the_host(pool: PagePool) -> None:
     kv = prefill(pool, range(10))
     bits = contents(kv)
-    assert pool.spill(kv.table[:, PAGE]) == 3
-    with kv.arrival() as arrival:
+    assert spill(pool, kv.table[:, PAGE]) == 3
+    with kv.swap_in() as arrival:
         assert (arrival.missing, pool.num_copies) == ({"host": 3}, 3)
         arrival.load()
-        arrival.attach()
+        arrival.publish()
         assert (pool.num_copies, pool.num_used) == (0, 3)
     assert contents(kv) == bits
 
@@ -82,22 +83,22 @@ def test_no_room_for_an_arrival(new_pool: NewPool) -> None:
     away = prefill(pool, range(10)).to("disk")
     held = prefill(pool, [1])
     with pytest.raises(OutOfPages, match="3 more KV pages are needed and 2 of 3 are free"):
-        away.arrival()
-    assert (pool.num_used, pool.num_arriving, pool.references(int(held.table[0, PAGE]))) == (1, 0, 1)
+        away.swap_in()
+    assert (pool.num_used, pool.num_arriving, pool.num_references(int(held.table[0, PAGE]))) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("first", ["one", "other"])
 def test_of_two_arrivals_the_later_gives_its_frames_back(pool: PagePool, first: str) -> None:
     away = prefill(pool, range(10)).to("disk")
-    arrivals = {"one": away.arrival(), "other": away.arrival()}
+    arrivals = {"one": away.swap_in(), "other": away.swap_in()}
     assert pool.num_arriving == 6
     order = [arrivals.pop(first), *arrivals.values()]
     for arrival in order:
         arrival.load()
-    order[0].attach()
-    frames = pool._frames[away.table[:, PAGE]].tolist()
-    order[1].attach()
-    assert pool._frames[away.table[:, PAGE]].tolist() == frames
+    order[0].publish()
+    frames = pool.frames.of_page[away.table[:, PAGE]].tolist()
+    order[1].publish()
+    assert pool.frames.of_page[away.table[:, PAGE]].tolist() == frames
     assert (pool.num_used, pool.num_arriving) == (3, 0)
     for arrival in order:
         arrival.close()
@@ -107,14 +108,14 @@ def test_of_two_arrivals_the_later_gives_its_frames_back(pool: PagePool, first: 
 def test_given_up_in_the_midst_of_a_read(pool: PagePool) -> None:
     """The frames are kept until the read has returned: a late write reaches nobody."""
     away = prefill(pool, range(10)).to("disk")
-    hanging, arrival = Hanging(pool), away.arrival()
+    hanging, arrival = Hanging(pool), away.swap_in()
     with ThreadPoolExecutor(1) as thread:
         load = thread.submit(arrival.load)
         assert hanging.began.wait(HANG_S)
         arrival.close()
         assert (pool.num_used, pool.num_arriving) == (3, 3)
         with pytest.raises(KVError):
-            arrival.attach()
+            arrival.publish()
         others = prefill(pool, range(4 * 57))  # all other frames
         bits = contents(others)
         with pytest.raises(OutOfPages):
@@ -128,7 +129,7 @@ def test_given_up_in_the_midst_of_a_read(pool: PagePool) -> None:
 @pytest.mark.parametrize("loaded", [False, True])
 def test_an_arrival_that_nobody_closed(pool: PagePool, loaded: bool) -> None:
     away = prefill(pool, range(10)).to("disk")
-    arrival = away.arrival()
+    arrival = away.swap_in()
     if loaded:
         arrival.load()
     del arrival
@@ -166,7 +167,7 @@ def test_others_go_on_while_a_store_hangs(pool: PagePool, what: str) -> None:
             if what == "keep":
                 longer = another.submit(prefill, source, [10, 11]).result(HANG_S)
                 assert contents(longer)[:10] == bits
-            assert another.submit(pool.spill, np.arange(pool.num_held)).result(HANG_S) >= 0
+            assert another.submit(spill, pool, np.arange(pool.num_held)).result(HANG_S) >= 0
         hanging.go.set()
         moved = moving.result(HANG_S)
     assert contents(moved) == bits
@@ -190,7 +191,7 @@ def test_a_value_dropped_while_it_is_written(pool: PagePool) -> None:
         moved = moving.result(HANG_S)
         del moving
     assert contents(moved) == bits
-    assert (pool.num_used, pool.copies("disk")) == (0, 3)
+    assert (pool.num_used, pool.num_in("disk")) == (0, 3)
 
 
 def test_many_threads_move_what_they_share(new_pool: NewPool) -> None:
@@ -213,9 +214,9 @@ def test_many_threads_move_what_they_share(new_pool: NewPool) -> None:
                     a = int(random.integers(14))
                     kv = kv[:a] + kv[a:].to(tiers[random.integers(4)])
                 case 4:
-                    pool.spill(np.arange(12))
+                    spill(pool, np.arange(12))
                 case _:
-                    writer = Writer(kv[: int(random.integers(1, 15))], "m")
+                    writer = KVWriter(kv[: int(random.integers(1, 15))], "m")
                     longer = writer.freeze()
                     writer.close()
                     assert contents(longer) == bits[: len(longer)]
@@ -239,7 +240,7 @@ def test_a_page_written_behind_while_it_is_spilled_stays(pool: PagePool, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(pool.memory, "read_pages", reads)
-        assert pool.spill(pages) == 1
+        assert spill(pool, pages) == 1
     assert pool.frame(int(pages[1])) >= 0
     assert contents(values[1]) == contents(prefill(pool, range(7)))
     values.clear()

@@ -17,6 +17,7 @@ from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
+from twostroke.kv.tier_moves import spill
 from twostroke.kv.writer import KVWriter
 
 NewPool = Callable[..., PagePool]
@@ -48,13 +49,13 @@ def test_any_value_is_the_same_in_another_tier(pool: PagePool, which: int, tail:
     assert all(np.array_equal(away.keys(layer), kv.keys(layer)) for layer in range(2))
     assert away.to(tier) is away
     del kv
-    assert (pool.num_used, pool.copies(tier)) == (0, away.num_pages)
+    assert (pool.num_used, pool.num_in(tier)) == (0, away.num_pages)
     assert facts(away) == expected
     back = away.to("pool")
     assert facts(back) == expected
     assert (back.table == table).all()  # attention reads the same pages
     del away
-    assert (pool.num_used, pool.copies(tier)) == (back.num_pages, 0)
+    assert (pool.num_used, pool.num_in(tier)) == (back.num_pages, 0)
     assert facts(back) == expected
 
 
@@ -69,15 +70,15 @@ def test_values_that_share_pages_share_them_in_another_tier(
     read = pool.memory.read_pages
     monkeypatch.setattr(pool.memory, "read_pages", lambda frames: moved.extend(frames) or read(frames))
     away = [one.to(tier) for one in family]
-    assert len(moved) == len(set(moved)) == pool.copies(tier) == pool.num_used == 6
+    assert len(moved) == len(set(moved)) == pool.num_in(tier) == pool.num_used == 6
     del family, kv, longer
-    assert (pool.num_used, pool.copies(tier)) == (0, 6)
+    assert (pool.num_used, pool.num_in(tier)) == (0, 6)
     back = [one.to("pool") for one in away]
     assert pool.num_used == 6
     assert [contents(one) for one in back] == [contents(one) for one in away] == bits
     assert back[0].table[0, PAGE] == back[1].table[0, PAGE] == back[2].table[0, PAGE]
     del away
-    assert pool.copies(tier) == 0
+    assert pool.num_in(tier) == 0
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -100,7 +101,7 @@ def test_a_page_that_was_written_behind_goes_again(pool: PagePool, tier: str) ->
     second = longer.to(tier)
     bits = contents(longer)
     del kv, longer
-    assert (pool.num_used, pool.copies(tier)) == (0, 1)
+    assert (pool.num_used, pool.num_in(tier)) == (0, 1)
     assert (contents(first), contents(second)) == (bits[:2], bits)
     back, short = second.to("pool"), first.to("pool")
     del first, second
@@ -134,7 +135,7 @@ def test_values_in_another_tier_are_cut_and_joined_there(pool: PagePool, tier: s
     joined = away[:6] + other[6:]
     assert [span[1:] for span in joined.table.tolist()] == [[0, 4, 0], [0, 4, 4], [0, 4, 8]]
     assert contents(joined) == bits[:6] + contents(other)[6:]
-    assert (pool.num_used, pool.copies(tier)) == (0, 7)
+    assert (pool.num_used, pool.num_in(tier)) == (0, 7)
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -180,7 +181,7 @@ def test_without_room_nothing_changes(new_pool: NewPool, tier: str) -> None:
     for use in (lambda: away.to("pool"), lambda: KVWriter(away, "m"), lambda: away.copy_to(pool)):
         with pytest.raises(OutOfPages):
             use()
-        assert (pool.num_used, pool.copies(tier), contents(away)) == (1, 3, bits)
+        assert (pool.num_used, pool.num_in(tier), contents(away)) == (1, 3, bits)
     assert contents(held + away[5:]) == contents(held) + bits[5:]
 
 
@@ -190,7 +191,7 @@ def test_an_index_keeps_prefixes_whose_pages_have_left(pool: PagePool, kind: typ
     kv = prefill(pool, range(12))
     index.insert(kv)
     bits = contents(kv)
-    assert pool.spill(kv.table[:, PAGE]) == 3
+    assert spill(pool, kv.table[:, PAGE]) == 3
     del kv
     assert (index.num_pages, pool.num_used, pool.num_copies) == (3, 0, 3)
     hit = index.match(range(12))
@@ -218,7 +219,7 @@ def test_from_any_tier_to_any_other(pool: PagePool, one: str, other: str) -> Non
     moved = kv.to(other)
     assert (contents(kv), contents(moved), pool.num_used) == (bits, bits, 0)
     del kv
-    assert {tier: pool.copies(tier) for tier in TIERS} == {tier: 2 * (tier == other) for tier in TIERS}
+    assert {tier: pool.num_in(tier) for tier in TIERS} == {tier: 2 * (tier == other) for tier in TIERS}
     assert contents(moved) == bits
 
 

@@ -7,7 +7,7 @@ from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import HostBudget, PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
-from twostroke.kv.write_back import Offered, Offers
+from twostroke.kv.write_back import WriteBack, WriteBackPage
 
 KINDS = [RadixIndex, HashIndex]
 
@@ -19,7 +19,7 @@ def indexed(pool: PagePool, kind: type[PrefixIndex]) -> tuple[PrefixIndex, list[
     return index, pages, [bytes(page) for page in pool.memory.read_pages([pool.frame(page) for page in pages])]
 
 
-def read(offers: Offers, waiting: list[Offered]) -> list[bytes]:
+def read(offers: WriteBack, waiting: list[WriteBackPage]) -> list[bytes]:
     return [bytes(page) for page in offers.read(waiting)]
 
 
@@ -28,8 +28,8 @@ def read(offers: Offers, waiting: list[Offered]) -> list[bytes]:
 def test_bytes_of_pages_that_have_left(pool: PagePool, kind: type[PrefixIndex], host: int) -> None:
     """In the pool, in the host, or gone and used by others: the bytes are those that were offered."""
     index, pages, data = indexed(pool, kind)
-    index.host, offers = HostBudget(host * pool.page_bytes), Offers(index)
-    waiting = offers.of(pages)
+    index.host, offers = HostBudget(host * pool.page_bytes), WriteBack(index)
+    waiting = offers.enqueue(pages)
     assert read(offers, waiting) == data
     for _ in range(3):
         index.evict(1)
@@ -48,8 +48,8 @@ def test_bytes_of_pages_that_have_left(pool: PagePool, kind: type[PrefixIndex], 
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_does_not_wait_is_not_copied(pool: PagePool, kind: type[PrefixIndex]) -> None:
     index, pages, _ = indexed(pool, kind)
-    offers = Offers(index)
-    offers.of(pages)
+    offers = WriteBack(index)
+    offers.enqueue(pages)
     index.clear()
     assert offers._slots.num_used == 0
 
@@ -58,9 +58,9 @@ def test_who_does_not_wait_is_not_copied(pool: PagePool, kind: type[PrefixIndex]
 def test_copies_are_bounded(pool: PagePool, kind: type[PrefixIndex]) -> None:
     """What does not fit is lost, and with it all that follows."""
     index, pages, _ = indexed(pool, kind)
-    offers = Offers(index)
-    offers._most = 2
-    waiting = offers.of(pages)
+    offers = WriteBack(index)
+    offers._max_copies = 2
+    waiting = offers.enqueue(pages)
     for _ in range(3):  # the deepest goes first
         index.evict(1)
     assert read(offers, waiting) == []

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.server.conftest import LONG, Serving, eventually, serving
-from twostroke.api.conversation.fitting import with_cut_passages
+from twostroke.api.conversation.fitting import cut_passages
 from twostroke.api.llm import LLM
 from twostroke.methods import method
 
@@ -440,7 +440,7 @@ def test_passages_are_cut_to_a_budget(client: openai.OpenAI, server: Serving) ->
     made: Any = client.chat.completions.create(
         messages=[{"role": "user", "content": text}], extra_body={"passage_budget": 20}, **fields
     )
-    [cut], left_out = with_cut_passages([{"role": "user", "content": text}], 20, server.llm.tokenizer)
+    [cut], left_out = cut_passages([{"role": "user", "content": text}], 20, server.llm.tokenizer)
     without = client.chat.completions.create(messages=[cut], **fields)  # pyright: ignore
     assert made.choices[0].message.content == without.choices[0].message.content
     assert made.usage.prompt_tokens == len(server.llm.tokenizer.encode_chat([cut]))

@@ -148,7 +148,7 @@ def test_extents_count_the_pages_of_values(directory: Path) -> None:
             assert len(cut) == len(kept) == most - new
             assert Extent.of(cut) == kept
             again = Extent.of(llm.prefill([1] * 30, after=cut))
-            assert again == Extent(kept.first, kept.since, kept.end + 30)
+            assert again == Extent(kept.head, kept.tail, kept.end + 30)
             assert ContextRoom(cut.num_pages, llm.pool.page_size, 400, 1).fits(kept, 0) is False, "a page may be copied"
         assert Extent.of(kv).window(10, 0, 149) is None
         assert Extent.of(kv).window(10, 0, 8) is None

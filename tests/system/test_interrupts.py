@@ -162,9 +162,9 @@ def test_values_that_are_dropped() -> None:
 
     def check() -> None:
         in_a_thread(lambda: pool.claim(page, 1, 1))
-        pool._settled()
-        assert pool.references(page) in (0, 1)  # 1 if nothing was done
-        if not pool.references(page):
+        pool.settle()
+        assert pool.num_references(page) in (0, 1)  # 1 if nothing was done
+        if not pool.num_references(page):
             assert pool.allocate(1) == [page]
 
     assert at_each_moment(drop, check) > 10

@@ -9,15 +9,16 @@ from typing import Any
 
 from twostroke.api.completion import Completion, Decoding, Output
 from twostroke.api.scoring import score, scored_request
-from twostroke.backends.choose import create_backend
-from twostroke.backends.ranks.processes import require_size
+from twostroke.backends.choose import create_backend, require_device
 from twostroke.engine.engine import Engine
-from twostroke.engine.model_loader import INDEXES, ModelLoader
+from twostroke.engine.model_loader import ModelLoader
+from twostroke.engine.options import LLMOptions, companion_parts
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import EngineStopped, InvalidRequest
+from twostroke.fields import check_arguments
 from twostroke.kv.cache import KVCache
 from twostroke.kv.tiers.tiers import open_tiers
 from twostroke.methods import Method, Plain, Prompt
@@ -25,7 +26,7 @@ from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import Progress
-from twostroke.models.checkpoints.quantize import check_weights, quantize
+from twostroke.models.checkpoints.quantize import quantize
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.verify import verify
 from twostroke.models.config import ModelConfig
@@ -35,6 +36,15 @@ from twostroke.system.cores import count_threads
 MAIN = "main"  # the model's role in its engine
 OPENED = ("engine", "model", "pool", "backend", "tiers")  # attributes that an LLM has until it is closed
 TextOrTokens = str | Sequence[int]  # a prompt
+
+
+def require_options(arguments: Mapping[str, Any]) -> None:
+    """Check arguments of `LLM` as far as this is possible without its model. Raises InvalidRequest."""
+    check_arguments(LLMOptions, arguments)
+    require_device(arguments["backend"], arguments["device"], arguments["tp"])
+    for companion in (arguments["student"], arguments["draft"]):
+        if isinstance(companion, str):
+            companion_parts(companion)
 
 
 class LLM:
@@ -122,10 +132,7 @@ class LLM:
             KVError: a tier cannot be opened.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
-        if prefix_index not in INDEXES:
-            raise InvalidRequest(f"prefix_index must be one of {', '.join(INDEXES)}, not {prefix_index!r}")
-        check_weights(weights)  # before anything is fetched
-        require_size(tp)
+        require_options(locals())  # before anything is fetched
         threads = max(1, count_threads(None) // tp) if threads is None else count_threads(threads)
         scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
         tiers = open_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote)

@@ -22,7 +22,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Method, Plain
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
@@ -53,14 +53,14 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ScoredPair:
     """The token ids of a prompt and of its continuation. Both have at least one."""
 
     prompt: list[int]
     continuation: list[int]
 
 
-def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Pair:
+def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> ScoredPair:
     """Both as token ids, by the rule at the border. Raises InvalidRequest if there is nothing to score.
 
     A text that continues token ids is encoded by itself.
@@ -72,10 +72,10 @@ def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation:
         known = _encode(tokenizer, prompt) if isinstance(prompt, str) else _ids(prompt)
         rest = tokenizer.encode(continuation, add_bos=False) if isinstance(continuation, str) else _ids(continuation)
     if not known:
-        known = [_context(tokenizer)]
+        known = [_first_token(tokenizer)]
     if not rest:
         raise InvalidRequest("the continuation is empty: give at least one token to score")
-    return Pair(known, rest)
+    return ScoredPair(known, rest)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -90,7 +90,7 @@ def _ids(tokens: Iterable[Any]) -> list[int]:
         raise InvalidRequest("a prompt or a continuation is a text or a list of token ids") from None
 
 
-def _context(tokenizer: Tokenizer) -> int:
+def _first_token(tokenizer: Tokenizer) -> int:
     """What stands for an empty text."""
     named = tokenizer.special_tokens
     text = named.get("bos_token") or named.get("eos_token")
@@ -99,13 +99,15 @@ def _context(tokenizer: Tokenizer) -> int:
     return tokenizer.encode(text, add_bos=False)[0]
 
 
-def continuations(pairs: Sequence[Pair]) -> Program:
+def score_program(pairs: Sequence[ScoredPair]) -> Program:
     """The program of one request: the scores of pairs that mostly share their prompt. Its result: list[Score].
 
     What all prompts have in common is entered once; then the rest of every pair extends it side by side.
     """
     prompts = [pair.prompt for pair in pairs]
-    shared = num_common(min(prompts), max(prompts)) if len(pairs) > 1 else 0  # in lexical order these differ first
+    shared = (
+        common_prefix_length(min(prompts), max(prompts)) if len(pairs) > 1 else 0
+    )  # in lexical order these differ first
     kv: KVCache | None = (yield Prefill(pairs[0].prompt[:shared])) if shared else None
     strokes = [
         Prefill([*pair.prompt[shared:], *pair.continuation], kv, logprobs=0, scored_from=len(pair.prompt) - shared)
@@ -122,32 +124,32 @@ def score(
     continuation: TextOrTokens | Sequence[TextOrTokens],
 ) -> Any:
     """`LLM.score`: a `Score`, or a list of them."""
-    prompts: Sequence[Any] | None = None if _single(prompt) else prompt
-    others: Sequence[Any] | None = None if _single(continuation) else continuation
+    prompts: Sequence[Any] | None = None if _is_single(prompt) else prompt
+    others: Sequence[Any] | None = None if _is_single(continuation) else continuation
 
-    def pair(one: Any, other: Any) -> Pair:
+    def pair(one: Any, other: Any) -> ScoredPair:
         return encode_pair(tokenizer, one, other)
 
     if others is None:
         if prompts is not None:
             raise InvalidRequest("a list of prompts needs a list of continuations, one for each")
-        return _finished(engine, tokenizer, [[pair(prompt, continuation)]])[0]
+        return _run_groups(engine, tokenizer, [[pair(prompt, continuation)]])[0]
     if prompts is None:
-        return _finished(engine, tokenizer, [[pair(prompt, other) for other in others]] if others else [])
+        return _run_groups(engine, tokenizer, [[pair(prompt, other) for other in others]] if others else [])
     if len(prompts) != len(others):
         raise InvalidRequest(f"{len(prompts)} prompts and {len(others)} continuations: give one for each")
-    return _finished(engine, tokenizer, [[pair(*both)] for both in zip(prompts, others, strict=True)])
+    return _run_groups(engine, tokenizer, [[pair(*both)] for both in zip(prompts, others, strict=True)])
 
 
-def _single(value: Any) -> bool:
+def _is_single(value: Any) -> bool:
     """Whether this is one text or one list of token ids."""
     return isinstance(value, str) or (len(value) > 0 and not isinstance(value[0], str | Sequence | np.ndarray))
 
 
-def _finished(engine: Engine, tokenizer: Tokenizer, groups: Sequence[Sequence[Pair]]) -> list[Score]:
+def _run_groups(engine: Engine, tokenizer: Tokenizer, groups: Sequence[Sequence[ScoredPair]]) -> list[Score]:
     """The scores of all pairs; a group shares its prompt and is one request."""
     requests = [
-        Request(lambda group=group: continuations(group), SamplingParams(), tokenizer, len(group[0].prompt))
+        Request(lambda group=group: score_program(group), SamplingParams(), tokenizer, len(group[0].prompt))
         for group in groups
     ]
     engine.run(requests)
@@ -176,6 +178,6 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
     return request
 
 
-def _score(pair: Pair, scores: PromptScores) -> Score:
+def _score(pair: ScoredPair, scores: PromptScores) -> Score:
     known = [score for score in scores if score is not None]
     return Score(pair.continuation, [score.logprob for score in known], all(score.greedy for score in known))

@@ -1,7 +1,7 @@
 """What enters and leaves a prefix index, for Dynamo's KV-aware router.
 
 A block is a page. The router knows it by a hash that is chained, so that it stands for all tokens up to its end. Pages
-in the host count as those in the pool: they come back within a step. Those on disk are told as such (`stored.py`).
+in the host count as those in the pool: they come back within a step. Those on disk are told as such (`disk_events.py`).
 """
 
 import hashlib

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
-from twostroke.engine.prefix_match import MissingPages, match_prefix, missing_in_pool, tokens_by_tier
-from twostroke.engine.queries import LastQueries, LastRows
+from twostroke.engine.prefix_match import MissingPages, missing_in_pool
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
-from twostroke.errors import ContextLengthExceeded, InvalidRequest
+from twostroke.errors import InvalidRequest
+from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import Tail
 from twostroke.kv.writer import KVWriter, SlotMapping
 from twostroke.models.dropout import Dropout
-from twostroke.sampling.scores import TokenScore
-
-if TYPE_CHECKING:
-    from twostroke.engine.load_queue import PageLoad
-    from twostroke.engine.request import Choice, SharedPrefill
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
 
@@ -33,7 +27,8 @@ class Lane(Generic[StrokeKind]):
     Attributes:
         slot: index of this stroke among its program's side-by-side strokes.
         todo: known tokens that are not entered yet.
-        missing: what it waits for, from other tiers; None while it can go on. load: what brings it.
+        missing: what it waits for, from other tiers; None while it can go on.
+        on_close: called when the lane is closed while it waits; set while a load brings what is missing.
         num_computed: number of its entries that are computed, and whose tokens are known.
         queries, states: collect the query vectors and hidden states that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
@@ -43,7 +38,6 @@ class Lane(Generic[StrokeKind]):
 
     def __init__(
         self,
-        choice: Choice,
         slot: int,
         model: Model,
         stroke: StrokeKind,
@@ -57,11 +51,11 @@ class Lane(Generic[StrokeKind]):
         most = max(max(todo, default=0), int(base.token_array.max(initial=0)))
         if most >= model.vocab_size or min(todo, default=0) < 0:
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
-        self.choice, self.slot, self.model, self.stroke = choice, slot, model, stroke
+        self.slot, self.model, self.stroke = slot, model, stroke
         self.dropout = dropout
         self.todo = todo
         self.missing = missing or missing_in_pool(model, base)
-        self.load: PageLoad | None = None
+        self.on_close: Callable[[], None] | None = None
         self._base_length = len(base)
         self._write_after(base if self.missing is None else KVCache.empty(model.pool))
         self.queries = LastQueries(stroke.queries or 0, model.config.windows)
@@ -84,7 +78,7 @@ class Lane(Generic[StrokeKind]):
         """
         more = len(kv) - self._base_length
         self._write_after(kv)
-        self.missing = self.load = None
+        self.missing = self.on_close = None
         self._base_length = len(kv)
         del self.todo[:more]
         for tier in sources:
@@ -120,20 +114,13 @@ class Lane(Generic[StrokeKind]):
         """Called when the last entered tokens are computed; `rows` are the logits that `logit_rows` asked for."""
         raise NotImplementedError
 
-    def waiters(self) -> list[Choice]:
-        """Other choices that wait for this lane's result."""
-        return []
-
-    def remove_waiter(self, choice: Choice) -> None:
-        """Remove a choice that no longer waits."""
-
     def close(self) -> None:
         """Release all pages. A plan or a traceback may still reference the lane; it must not keep KV alive."""
-        if self.load is not None:
-            self.load.remove_lane(self)
+        if self.on_close is not None:
+            self.on_close()
         self.writer.close()
         del self.writer, self.stroke, self.queries, self.states
-        self.missing = self.load = None
+        self.missing = self.on_close = None
         self.kv = self.result = None
         self._forget()
 
@@ -141,125 +128,48 @@ class Lane(Generic[StrokeKind]):
         """Drop logits, which may be large."""
 
 
-class PrefillLane(Lane[Prefill]):
-    """Done when all tokens are entered. `shared` lists other choices of the request that need the same prefill."""
-
-    def __init__(
-        self, choice: Choice, slot: int, model: Model, stroke: Prefill, shared: SharedPrefill | None = None
-    ) -> None:
-        base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
-        todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
-        has_logits = base.tail is not None and base.tail.row is not None
-        if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
-            base, todo = reopened(base)
-        if base.next_position + len(todo) > model.max_position:
-            raise ContextLengthExceeded(
-                f"the prompt ends at position {base.next_position + len(todo)}, past the {model.max_position} of "
-                f"model {model.name}: shorten it"
-            )
-        if (entries := len(base) + len(todo)) > model.pool.num_pages * model.pool.page_size:
-            raise ContextLengthExceeded(
-                f"the prompt takes {entries} KV entries, and the pool has {model.pool.num_pages} pages of "
-                f"{model.pool.page_size}: shorten it, or give the pool more memory (kv_bytes)"
-            )
-        base, todo, first = _scored(model, stroke, base, todo)
-        # The tokens to score, each by the row before it: the last ones of `todo`.
-        self._targets = [] if first is None else todo[max(1, first) :]
-        known, missing = base, None
-        found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
-        if model.index is not None and found_before and todo:
-            needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
-            known, todo, missing = match_prefix(model, base, todo, needed)
-        found = tokens_by_tier(known, len(base))
-        super().__init__(choice, slot, model, stroke, known, todo, stroke.dropout, missing)
-        self.shared = shared
-        self.cached = found
-        self._tail = base.tail
-        self._logits: list[np.ndarray] = []
-        self._scores: list[TokenScore | None] = []
-        if first == 0:  # its row is in the value's tail; the first token of a context has none
-            row = None if base.tail is None else base.tail.row
-            self._scores += [None] if row is None else row.scores(stroke.tokens[:1], stroke.logprobs or 0)
-        if self.missing is None:
-            self._begin()
-
-    def _begin(self) -> None:
-        if not self.todo:
-            self._finish(self._tail)
-        elif len(self.writer):
-            self._report_progress()
-
-    def _report_progress(self) -> None:
-        if self.stroke.progress is not None:
-            self.stroke.progress(self.writer.freeze())
-
-    @property
-    def min_pages(self) -> int:
-        """Minimum number of new pages that its tokens need."""
-        size = self.model.pool.page_size
-        in_place = size - 1 if len(self.writer) else 0  # at most, in the last page of the value that it extends
-        return -(-(len(self.todo) - in_place) // size)
-
-    def waiters(self) -> list[Choice]:
-        return [] if self.shared is None else [choice for choice, _ in self.shared.waiting]
-
-    def forget(self, choice: Choice) -> None:
-        if self.shared is not None:
-            self.shared.waiting = [waiter for waiter in self.shared.waiting if waiter[0] is not choice]
-
-    def logit_rows(self, count: int) -> int:
-        if self.stroke.logits == "all":
-            return count
-        if self._targets:  # the rows before the targets, and the last one
-            return max(0, count - (len(self.todo) - 1 - len(self._targets)))
-        return int(self.stroke.logits == "last" and count == len(self.todo))
-
-    def computed(self, rows: LazyLogits) -> None:
-        if self._targets and len(rows):
-            scored = len(self._targets) - min(len(self._targets), max(0, len(self.todo) - 1))
-            end = len(rows) - (not self.todo)  # nothing follows the very last row
-            self._scores += rows[end - scored : end].scores(self._targets[:scored], self.stroke.logprobs or 0)
-            del self._targets[:scored]
-        if self.stroke.logits == "all" and len(rows):
-            self._logits.append(rows.read())
-        if not self.todo:
-            self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
-        else:
-            self._report_progress()
-
-    def _forget(self) -> None:
-        self._logits.clear()
-
-    def _finish(self, tail: Tail | None) -> None:
-        self.kv = kv = self.writer.freeze(tail)
-        stroke = self.stroke
-        more = (stroke.queries, stroke.states, stroke.logprobs)
-        if stroke.logits == "all" or any(asked is not None for asked in more):
-            logits = self._logits or [np.empty((0, self.model.vocab_size), np.float32)]
-            scores, states = tuple(self._scores), self.states.rows()
-            self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), scores, states)
-        else:
-            self.result = kv
-
-
-def reopened(base: KVCache) -> tuple[KVCache, list[int]]:
+def reopen_last(base: KVCache) -> tuple[KVCache, list[int]]:
     """Drop the last entry and enter its token again, since its logits are not available."""
     if not len(base):
         raise InvalidRequest("the prompt is empty: give at least one token")
     return base.without_last(), [int(base.token_array[-1])]
 
 
-def _scored(model: Model, stroke: Prefill, base: KVCache, todo: list[int]) -> tuple[KVCache, list[int], int | None]:
-    """(base, todo, index in `todo` of the first token to score, None if there is none).
+class LastRows:
+    """Keeps only the requested number of rows, for any number of steps."""
 
-    At index 0, the token's row is in the tail of `base`. Where that has none of this model, the last entry is computed
-    again.
-    """
-    first = len(todo) - len(stroke.tokens) + stroke.scored_from
-    if stroke.logprobs is None or first >= len(todo):
-        return base, todo, None
-    known = base.tail is not None and base.tail.row is not None and base.tail.model == model.id
-    if first == 0 and len(base) and not known:
-        base, again = reopened(base)
-        return base, again + todo, 1
-    return base, todo, first
+    def __init__(self, most: int, guesses: int = 0) -> None:
+        """`most` rows are requested; up to `guesses` of the last may be removed after they were added."""
+        self._most = most
+        self._room = most + guesses if most else 0
+        self._parts: list[np.ndarray] = []  # [layers, rows, ...] each
+
+    def wanted(self, count: int, todo: int) -> int:
+        """Number of the next `count` tokens whose rows are kept; `todo` tokens, these included, are left."""
+        return max(0, count - max(0, todo - self._room))
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add rows [layers, rows, ...] of the last entered tokens. Copied: the step's array holds all lanes."""
+        self._parts.append(rows.copy())
+        while sum(part.shape[1] for part in self._parts[1:]) >= self._room:
+            del self._parts[0]
+
+    def rows(self, wrong: int = 0) -> np.ndarray | None:
+        """The rows kept, without those of the last `wrong` guesses; None if no step has added any."""
+        if not self._parts:
+            return None
+        found = np.concatenate(self._parts, 1)
+        return found[:, max(0, found.shape[1] - wrong - self._most) : found.shape[1] - wrong]
+
+
+class LastQueries(LastRows):
+    """Query vectors, [layers, rows, Hq, D]."""
+
+    def __init__(self, most: int, windows: tuple[int | None, ...], guesses: int = 0) -> None:
+        super().__init__(most, guesses)
+        self._windows = windows
+
+    def all(self, wrong: int = 0) -> Queries:
+        """The queries kept, without those of the last `wrong` guesses."""
+        rows = self.rows(wrong)
+        return NO_QUERIES if rows is None else Queries(rows, self._windows)

@@ -1,28 +1,34 @@
-"""Allocates pages for a step, and takes pages back when they run out.
+"""Which choices hold pages: finds slots for the tokens of a step, admits choices, and preempts them when pages run out.
 
 Pages are taken in this order: free pages; unused prefix pages (least recently used first); prompts kept for choices
 that have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice
 can take all others' pages, so at least one always makes progress and no request is dropped.
 
-A choice that runs alone and still finds no page may wait for others: another thread may hold pages for a moment. It
-stands back meanwhile, so that requests for which there is room go on. What has found none in `HOLD_S` has to end.
+A preempted choice has a *reservation*: it starts again when there is room for the pages that it held, for those that
+it asked for, and for what older choices have reserved and do not hold yet. So none starts only to be preempted again.
+One that needs more than the pool has runs alone, where it ends.
+
+A choice that runs alone and still finds no page has a *shortage*: others may hold pages for a moment. A prefill is
+parked meanwhile, so that requests for which there is room go on. What has found none in `HOLD_S` has to end.
+`choice_state.py` has the states and their transitions.
 
 An answer for which the pool is too small even alone ends there, with "length". A caller learns from a token whether it
 is the last, so while a page may be missing for what follows a token, the token is held back.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
-from twostroke.backends.interface import PAGE
+from twostroke.engine.choice_state import ACTIVE, PARKED, PREEMPTED, Shortage
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
-from twostroke.engine.lane import Lane, PrefillLane
-from twostroke.engine.load_queue import LoadQueue
-from twostroke.engine.model import Model
+from twostroke.engine.lane import Lane
+from twostroke.engine.page_budget import PageBudget, pages_held
+from twostroke.engine.prefill_lane import PrefillLane
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import PENDING, Choice
-from twostroke.engine.runner import Chunk
+from twostroke.engine.scheduler import Plan
+from twostroke.engine.step import Chunk
 from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
 
@@ -41,95 +47,77 @@ class Placement:
     """
 
     def __init__(
-        self,
-        models: Iterable[Model],
-        queues: Queues,
-        keep: Callable[[Choice], None],
-        loads: LoadQueue,
-        clock: Clock = SYSTEM,
+        self, budget: PageBudget, queues: Queues, index_computed: Callable[[Choice], None], clock: Clock = SYSTEM
     ) -> None:
-        """`keep` indexes what a choice has computed."""
-        self._models, self._queues = list(models), queues
-        self._keep, self._loads, self._clock = keep, loads, clock
-        self._blocked = False  # whether a prefill waits for room
-        self._scarce = False  # whether the next step enters no token that is not known
-        self._look_until = 0.0  # until when a choice may wait for pages that others hold
+        """`index_computed` indexes what a choice has computed, before it loses its pages."""
+        self._budget, self._queues, self._index_computed, self._clock = budget, queues, index_computed, clock
+        self._prefill_blocked = False  # whether a prefill of the last step waited for room
+        self._without_placeholders = False  # whether the next step enters no token that is not known
         self.preemptions = 0
-        for model in self._models:
-            model.pool.reclaim = lambda count, pool=model.pool: self._evict(pool, count)
 
-    def close(self) -> None:
-        """Drop the prefix indexes, and let go of the pools: values may outlive the engine."""
-        for model in self._models:
-            if model.index is not None:
-                model.index.clear()
-            model.pool.reclaim = None
+    # Admission --------------------------------------------------------------------------------------------------
 
     def next_to_admit(self) -> Choice | None:
         """The choice to start now; None if there is none, or no room for it.
 
-        A preempted choice starts again when the pages that it held fit. One that waits for others lets younger pass.
+        A preempted choice starts again when its reservation fits, or when nothing else runs. A parked one does not
+        start before it looks for pages again, and lets younger choices pass while it waits.
         """
-        now, returning = self._clock(), self._returning
+        if not self._queues.waiting:
+            return None
+        now, returning = self._clock(), self._budget.pages_returning
         for choice in self._queues.waiting:
-            if choice.short_until and returning:  # it starts when they are there, not to find that they are not
-                self._expect(choice, now)
-            waits = now < choice.short_until
-            if now >= choice.retry_at and (self._fits(choice) or not (waits or self._queues.active)):
+            shortage = choice.shortage
+            if shortage is not None and returning:  # it starts when they are there, not to find that they are not
+                self._extend_shortage(choice, now)
+            waits = shortage is not None and now < shortage.until
+            due = shortage is None or now >= shortage.retry_at
+            if due and (self._reservation_fits(choice) or not (waits or self._queues.active)):
                 return choice
             if not waits:
                 break
         return None
 
-    def retry_after(self) -> float | None:
-        """Seconds until pages that others hold may have come back; None if nobody waits for any."""
-        return RETRY_S if self._clock() < self._look_until else None
+    def _reservation_fits(self, choice: Choice) -> bool:
+        """Whether what a preempted choice has reserved fits, in each of its pools.
 
-    def cached_pages(self, pool: PagePool) -> int:
-        """Number of the pool's pages that prefix indexes hold."""
-        return sum(m.index.num_in_pool for m in self._models if m.index is not None and m.pool is pool)
-
-    @property
-    def evicted_pages(self) -> int:
-        """Number of times that a page of a prefix index had to give up its frame."""
-        return sum(model.index.evicted_pages for model in self._models if model.index is not None)
-
-    def _fits(self, choice: Choice) -> bool:
-        """Whether the pages that a choice held when it was preempted fit again, in each of its pools.
-
-        Older choices that started again may not hold yet what they need. Without room for that too, this one would take
-        the pages, and be preempted for them as before.
+        Older choices that started again may not hold yet what they reserved. Without room for that too, this one would
+        take the pages, and be preempted for them as before.
         """
-        return all(self._could_hold(pool, pages + self._owed(pool, choice)) for pool, pages in choice.needs.items())
+        return all(
+            self._budget.could_hold(pool, pages + self._reserved_by_older(pool, choice))
+            for pool, pages in choice.reserved.items()
+        )
 
-    def _owed(self, pool: PagePool, choice: Choice) -> int:
-        """Number of pages that active choices older than this one need, since they were preempted, and do not hold."""
-        older = [one for one in self._queues.active if one.order < choice.order and pool in one.needs]
-        return sum(max(0, one.needs[pool] - _pages_held(one).get(pool, 0)) for one in older)
+    def _reserved_by_older(self, pool: PagePool, choice: Choice) -> int:
+        """Number of pages that active choices older than this one have reserved and do not hold."""
+        older = [one for one in self._queues.active if one.order < choice.order and pool in one.reserved]
+        return sum(max(0, one.reserved[pool] - pages_held(one).get(pool, 0)) for one in older)
 
-    def next_has_room(self, lane: DecodeLane) -> bool:
-        """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
-        pool = lane.model.pool
-        if lane.result is None:
-            return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self._could_hold(pool, 1)
-        # A program decides what follows: strokes that continue the same value, or others of the same length.
-        return pool.num_free + self.cached_pages(pool) >= 4 * len(lane.writer.table) + MARGIN
-
-    def may_load(self, lane: Lane) -> bool:
+    def may_load(self, choice: Choice, lane: Lane) -> bool:
         """Whether the pages that a lane waits for and the rest of its tokens fit, and no earlier prefill waits."""
-        if lane.choice is self._queues.active[0]:
+        if choice is self._queues.active[0]:
             return True
         pool, missing = lane.model.pool, lane.missing
         absent = 0 if missing is None else len(missing.known.table)
-        return not self._blocked and self._could_hold(pool, absent + -(-len(lane.todo) // pool.page_size) + 1)
+        pages = absent + -(-len(lane.todo) // pool.page_size) + 1
+        return not self._prefill_blocked and self._budget.could_hold(pool, pages)
 
-    def place(self, planned: list[tuple[Lane, int]]) -> tuple[list[Chunk], list[tuple[Lane, OutOfPages]]]:
+    def retry_after(self) -> float | None:
+        """Seconds until pages that others hold may have come back; None if nobody waits for any."""
+        now, choices = self._clock(), (*self._queues.active, *self._queues.waiting)
+        shortages = [(one.state, one.shortage.until) for one in choices if one.shortage is not None]
+        return RETRY_S if any(state is PARKED or now < until for state, until in shortages) else None
+
+    # Slots of a step --------------------------------------------------------------------------------------------
+
+    def place(self, planned: Plan) -> tuple[list[Chunk], list[tuple[Choice, Lane, OutOfPages]]]:
         """Enter the planned tokens. Returns the chunks to compute, and the lanes that ran out of pages alone."""
-        entries: list[Chunk] = []
-        failed: list[tuple[Lane, OutOfPages]] = []
-        blocked, (scarce, self._scarce) = False, (self._scarce, False)
-        for lane, count in planned:
-            if lane not in lane.choice.lanes:  # preempted by an earlier lane
+        chunks: list[Chunk] = []
+        failed: list[tuple[Choice, Lane, OutOfPages]] = []
+        blocked, (scarce, self._without_placeholders) = False, (self._without_placeholders, False)
+        for choice, lane, count in planned:
+            if lane not in choice.lanes:  # preempted by an earlier lane
                 continue
             # A page that is copied in vain, since the token is the last, would not come back.
             if lane.has_placeholder and (scarce or not (lane.started or lane.writer.has_slot)):
@@ -137,36 +125,70 @@ class Placement:
             if not lane.started and not lane.decoding:
                 # A prefill starts when all of it fits. While one waits, no later prefill starts: small prompts
                 # that overtake a large one would starve it.
-                blocked = blocked or not self._may_start(lane)
+                blocked = blocked or not self._may_start(choice, lane)
                 if blocked:
                     continue
-            while lane in lane.choice.lanes and lane.todo:  # until the lane is preempted
-                count = min(count, len(lane.todo))
-                left = len(lane.todo)
-                rows = lane.logit_rows(count), lane.queries.wanted(count, left), lane.states.wanted(count, left)
-                try:
+            try:
+                if (chunk := self._enter(choice, lane, count, chunks)) is not None:
+                    chunks.append(chunk)
+            except OutOfPages as error:
+                failed.append((choice, lane, error.with_traceback(None)))  # frames of a traceback would keep pages
+        self._prefill_blocked = blocked
+        return [chunk for chunk in chunks if chunk.lane in chunk.choice.lanes], failed
+
+    def _enter(self, choice: Choice, lane: Lane, count: int, chunks: Sequence[Chunk]) -> Chunk | None:
+        """Enter a lane's next tokens, at most `count`, at the cost of younger choices; `chunks` are entered already.
+
+        Returns None if the lane enters none in this step. Raises OutOfPages if it never will.
+        """
+        while lane in choice.lanes and lane.todo:  # until the lane is preempted
+            left = len(lane.todo)
+            count = min(count, left)
+            rows = lane.logit_rows(count), lane.queries.wanted(count, left), lane.states.wanted(count, left)
+            try:
+                if not lane.started and isinstance(lane, PrefillLane):
                     self._refuse_if_hopeless(lane)
-                    tokens, places = lane.enter(count)
-                except OutOfPages as error:
-                    if lane.has_placeholder:  # nobody gives up a page for a token that may be the last
-                        break
-                    if self._unshare() or self._preempt_youngest(lane, error):
-                        continue
-                    if isinstance(lane, DecodeLane) and lane.drop_guesses():
-                        continue
-                    if any(entry.tokens[-1] < 0 for entry in entries):  # whose pages may come back: try again then
-                        self._scarce = True
-                        break
-                    if self._waits(lane.choice, error):
-                        if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
-                            self._stand_back(lane.choice, max(error.pages, lane.min_pages))
-                        break
-                    failed.append((lane, error.with_traceback(None)))  # frames of a traceback would keep pages
-                    break
-                entries.append(Chunk(lane, tokens, places, *rows))
-                break
-        self._blocked = blocked
-        return [entry for entry in entries if entry.lane in entry.lane.choice.lanes], failed
+                return Chunk(choice, lane, *lane.enter(count), *rows)
+            except OutOfPages as error:
+                if lane.has_placeholder:  # nobody gives up a page for a token that may be the last
+                    return None
+                if self._drop_shared_prefills() or self._preempt_youngest(choice, lane, error):
+                    continue
+                if isinstance(lane, DecodeLane) and lane.drop_guesses():
+                    continue
+                if any(chunk.tokens[-1] < 0 for chunk in chunks):  # whose pages may come back: try again then
+                    self._without_placeholders = True
+                    return None
+                if not self._wait_for_pages(choice, error):
+                    raise
+                if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
+                    self._park(choice, max(error.pages, lane.min_pages))
+                return None
+        return None
+
+    def _may_start(self, choice: Choice, lane: Lane) -> bool:
+        pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
+        return choice is self._queues.running[0] or self._budget.could_hold(lane.model.pool, pages)
+
+    def _refuse_if_hopeless(self, lane: PrefillLane) -> None:
+        """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
+        pool = lane.model.pool
+        if len(self._queues.active) == 1 and not self._budget.could_hold(pool, lane.min_pages):
+            raise OutOfPages(
+                f"the prompt needs {lane.min_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
+                f"drop values that are no longer used, or give the pool more memory (kv_bytes)",
+                lane.min_pages,
+            )
+
+    def next_has_room(self, lane: DecodeLane) -> bool:
+        """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
+        pool = lane.model.pool
+        if lane.result is None:
+            return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self._budget.could_hold(pool, 1)
+        # A program decides what follows: strokes that continue the same value, or others of the same length.
+        return pool.num_free + self._budget.cached_pages(pool) >= 4 * len(lane.writer.table) + MARGIN
+
+    # Preemption -------------------------------------------------------------------------------------------------
 
     def preempt_for(self, choice: Choice, error: OutOfPages) -> bool:
         """Preempt a choice whose program ran out of pages, and the youngest choice.
@@ -179,72 +201,19 @@ class Placement:
         """
         active = self._queues.active
         if active == [choice]:
-            if waits := self._waits(choice, error):
-                self._stand_back(choice, error.pages)
+            if waits := self._wait_for_pages(choice, error):
+                self._park(choice, error.pages)
             return waits
-        room = {model.pool: 2 * choice.needs.get(model.pool, 1) for model in self._models}
-        for one in dict.fromkeys((active[-1], choice)):  # in order: a set's order differs between runs
-            self._preempt(one)
-        choice.needs = {pool: max(choice.needs.get(pool, 0), pages) for pool, pages in room.items()}
-        if self._returning:  # else it would start as soon as nobody runs, and ask again for what is not there
-            self._expect(choice, self._clock())
+        doubled = {pool: 2 * choice.reserved.get(pool, 1) for pool in self._budget.pools}
+        for one in (active[-1], choice):
+            if one.state in ACTIVE:
+                self.preempt(one)
+        choice.reserved = {pool: max(choice.reserved.get(pool, 0), pages) for pool, pages in doubled.items()}
+        if self._budget.pages_returning:  # else it would start as soon as nobody runs, and ask for what is not there
+            self._extend_shortage(choice, self._clock())
         return True
 
-    def _waits(self, choice: Choice, error: OutOfPages) -> bool:
-        """Whether a choice that runs alone and found no pages waits for those that others hold."""
-        now = self._clock()
-        if self._returning:
-            self._expect(choice, now)
-        elif not error.pages or not self._may_find(choice, error.pages):
-            return False
-        choice.short_until = choice.short_until or now + HOLD_S
-        self._look_until = max(self._look_until, choice.short_until)
-        return now < choice.short_until
-
-    @property
-    def _returning(self) -> bool:
-        """Whether there are pages that nobody wants, and that come back when nothing is under way to them."""
-        return bool(self._loads.frames_returning) or any(model.pool.num_returning for model in self._models)
-
-    def _expect(self, choice: Choice, now: float) -> None:
-        """Let a choice wait for pages that come back, however long that takes."""
-        choice.short_until = max(choice.short_until, now + RETRY_S)
-        self._look_until = max(self._look_until, choice.short_until)
-
-    def _may_find(self, choice: Choice, count: int) -> bool:
-        """Whether pages are there by now, or are held by others: by values of a program, or of other threads."""
-        own, in_use = _pages_held(choice), self._in_use()
-        held = any(pages >= own.get(pool, 1) for pool, pages in in_use.items())
-        return held or all(self._could_hold(pool, count) for pool in in_use)
-
-    def _stand_back(self, choice: Choice, missing: int) -> None:
-        """Preempt a choice until it finds the missing pages, or has waited long enough."""
-        before = self._in_use()
-        self._preempt(choice)
-        others, now = self._in_use(), self._clock()
-        own = {pool: max(0, before[pool] - others[pool]) for pool in before}  # also by values of its program
-        choice.needs = {pool: min(pages + missing, pool.num_pages) for pool, pages in own.items()}
-        choice.retry_at = now + RETRY_S
-        if not any(others.values()):  # what it does not find now, it never will
-            choice.short_until = choice.retry_at = now
-
-    def _in_use(self) -> dict[PagePool, int]:
-        """Number of each pool's pages that others than prefix indexes hold."""
-        return {pool: pool.num_used - self._unused(pool) for pool in {model.pool for model in self._models}}
-
-    def _refuse_if_hopeless(self, lane: Lane) -> None:
-        """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
-        if not isinstance(lane, PrefillLane) or lane.started or len(self._queues.active) > 1:
-            return
-        pool = lane.model.pool
-        if not self._could_hold(pool, lane.min_pages):
-            raise OutOfPages(
-                f"the prompt needs {lane.min_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
-                f"drop values that are no longer used, or give the pool more memory (kv_bytes)",
-                lane.min_pages,
-            )
-
-    def _preempt_youngest(self, lane: Lane, error: OutOfPages) -> bool:
+    def _preempt_youngest(self, choice: Choice, lane: Lane, error: OutOfPages) -> bool:
         """Preempt the youngest choice, for a lane that found no pages. Returns False if one runs alone.
 
         If that is the lane's own, or if pages are expected back, it starts again when there is room for these pages
@@ -253,57 +222,30 @@ class Placement:
         active, pool = self._queues.active, lane.model.pool
         if len(active) == 1:
             return False
-        self._preempt(youngest := active[-1])
-        if youngest is lane.choice or self._returning:
-            youngest.needs[pool] = min(youngest.needs.get(pool, 0) + error.pages, pool.num_pages)
+        self.preempt(youngest := active[-1])
+        if youngest is choice or self._budget.pages_returning:
+            youngest.reserved[pool] = youngest.reserved.get(pool, 0) + error.pages
         return True
 
-    def _may_start(self, lane: Lane) -> bool:
-        pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
-        return lane.choice is self._queues.running[0] or self._could_hold(lane.model.pool, pages)
-
-    def _could_hold(self, pool: PagePool, pages: int) -> bool:
-        """Whether so many pages are free, or will be once unused prefix pages are evicted.
-
-        Pages are evicted when they are needed, a few in each step, since what goes to the host is copied.
-        """
-        missing = pages - pool.num_free
-        if missing <= 0:
-            return True
-        indexes = [m.index for m in self._models if m.index is not None and m.pool is pool]
-        if len(indexes) == 1:
-            return indexes[0].can_evict(missing)
-        return missing <= self._unused(pool)
-
-    def _unused(self, pool: PagePool) -> int:
-        """Number of the pool's pages that only prefix indexes hold."""
-        return sum(m.index.num_evictable for m in self._models if m.index is not None and m.pool is pool)
-
-    def _unshare(self) -> bool:
-        """Drop prefills kept for choices that have not used them yet; those choices compute them again."""
-        dropped = False
-        for request in {choice.request for choice in [*self._queues.active, *self._queues.waiting]}:
-            for key in [key for key, shared in request.shared_prefills.items() if shared.value is not PENDING]:
-                del request.shared_prefills[key]
-                dropped = True
-        return dropped
-
-    def _preempt(self, choice: Choice) -> None:
+    def preempt(self, choice: Choice) -> None:
+        """Take all pages of a choice that has started: it starts again when there is room for them."""
         log.info("preempting choice %d of request %d", choice.index, choice.request.arrival_order)
         self.preemptions += 1
         request = choice.request
         request.preemptions += 1
-        choice.needs = self._room_to_start(choice)
+        reserved, before = self._room_to_start(choice), self._budget.in_use()
         request.shared_prefills.clear()
         # Choices that wait for a prefill of this choice start again as well.
-        waiters = [waiter for lane in choice.lanes for waiter in lane.waiters()]
+        waiters = [waiter for shared in choice.sharing.values() for waiter, _ in shared.waiting]
         for other in request.choices:
-            for lane in other.lanes:
-                lane.remove_waiter(choice)
+            for shared in other.sharing.values():
+                shared.waiting = [waiter for waiter in shared.waiting if waiter[0] is not choice]
         for one in dict.fromkeys((choice, *waiters)):
-            self._keep(one)
+            self._index_computed(one)
             one.release()
-            self._queues.wait(one)
+            self._queues.move(one, PREEMPTED if one.shortage is None else PARKED)
+        freed = {pool: before[pool] - pages for pool, pages in self._budget.in_use().items()}  # by its values too
+        choice.reserved = reserved | {pool: n for pool, n in freed.items() if n > reserved.get(pool, 0)}
 
     def _room_to_start(self, choice: Choice) -> dict[PagePool, int]:
         """Pages that a choice needs to start again: those that it held, and room for what it waited for.
@@ -311,22 +253,56 @@ class Placement:
         The length of that is not known; it is taken for that of the prompt. Without room, it would ask for it at once,
         take the pages for which it was preempted, and be preempted again.
         """
-        pages = _pages_held(choice)
+        pages = pages_held(choice)
         if choice.futures:
-            for pool in {model.pool for model in self._models}:
+            for pool in self._budget.pools:
                 prompt = -(-choice.request.prompt_tokens // pool.page_size) + 1
                 pages[pool] = min(max(pages.get(pool, 0), prompt), pool.num_pages)
         return pages
 
-    def _evict(self, pool: PagePool, count: int) -> None:
-        for model in self._models:
-            if model.index is not None and model.pool is pool and count > 0:
-                count -= model.index.evict(count)
+    def _drop_shared_prefills(self) -> bool:
+        """Drop prefills kept for choices that have not used them yet; those choices compute them again."""
+        dropped = False
+        for request in {choice.request for choice in [*self._queues.active, *self._queues.waiting]}:
+            shared_prefills = request.shared_prefills
+            for key in [key for key, shared in shared_prefills.items() if shared.value is not PENDING]:
+                del shared_prefills[key]
+                dropped = True
+        return dropped
 
+    # Waiting for pages that others hold -------------------------------------------------------------------------
 
-def _pages_held(choice: Choice) -> dict[PagePool, int]:
-    """Number of pages that the lanes of a choice hold in each pool, plus one to continue."""
-    pages: dict[PagePool, set[int]] = {}
-    for lane in choice.lanes:
-        pages.setdefault(lane.model.pool, set()).update(lane.writer.table[:, PAGE].tolist())
-    return {pool: len(held) + 1 for pool, held in pages.items()}
+    def _wait_for_pages(self, choice: Choice, error: OutOfPages) -> bool:
+        """Whether a choice that runs alone and found no pages waits for those that others hold."""
+        now = self._clock()
+        if self._budget.pages_returning:
+            self._extend_shortage(choice, now)
+        elif not error.pages or not self._may_find(choice, error.pages):
+            return False
+        choice.shortage = choice.shortage or Shortage(now + HOLD_S)
+        return now < choice.shortage.until
+
+    def _extend_shortage(self, choice: Choice, now: float) -> None:
+        """Let a choice wait for pages that come back, however long that takes."""
+        choice.shortage = choice.shortage or Shortage(0.0)
+        choice.shortage.until = max(choice.shortage.until, now + RETRY_S)
+        if choice.state is PREEMPTED:
+            self._queues.move(choice, PARKED)
+
+    def _may_find(self, choice: Choice, count: int) -> bool:
+        """Whether pages are there by now, or are held by others: by values of a program, or of other threads."""
+        own, in_use = pages_held(choice), self._budget.in_use()
+        held = any(pages >= own.get(pool, 1) for pool, pages in in_use.items())
+        return held or all(self._budget.could_hold(pool, count) for pool in in_use)
+
+    def _park(self, choice: Choice, missing: int) -> None:
+        """Preempt a choice until it finds the missing pages, or has waited long enough."""
+        before, shortage = self._budget.in_use(), choice.shortage
+        assert shortage is not None
+        self.preempt(choice)
+        others, now = self._budget.in_use(), self._clock()
+        own = {pool: max(0, before[pool] - others[pool]) for pool in before}  # also by values of its program
+        choice.reserved = {pool: min(pages + missing, pool.num_pages) for pool, pages in own.items()}
+        shortage.retry_at = now + RETRY_S
+        if not any(others.values()):  # what it does not find now, it never will
+            shortage.until = shortage.retry_at = now

@@ -13,7 +13,7 @@ import numpy as np
 from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
-from twostroke.kv.moves import Pin
+from twostroke.kv.pins import Pin
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.tiers.admission import Admission
 from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name
@@ -123,14 +123,14 @@ class BackingStores:
         link, bytes_asked, count = self.tiers.speeds[store.tier], len(pages) * pool.page_bytes, 0
         link.reserve(bytes_asked)
         try:
-            pool.pin(pin)
+            pool.pins.add(pin)
             with ExitStack() as views:
                 into = [views.enter_context(pool.memory.filling(pool.frame(page))) for page in pages]
                 began = time.perf_counter()
                 count = store.read(self.namespace, names, into, limit_s)
                 link.read(count * pool.page_bytes, time.perf_counter() - began)
         finally:
-            pool.unpin(pin)
+            pool.pins.remove(pin)
             link.reserve(-bytes_asked)
             for page in pages[:count]:
                 pool.claim(page, 0, size)

@@ -5,19 +5,21 @@ An entry is a token, its position, and its K (after RoPE) and V in every layer. 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans, stream
-from twostroke.kv.entries import Contents, Tail
+from twostroke.kv.entries import EntryTable, Tail
+from twostroke.kv.page_contents import copy_pages, read_entries, read_keys
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
-from twostroke.kv.provenance import Stretch, canonical_length, cut
-from twostroke.kv.swap_in import Arrival
+from twostroke.kv.provenance import Stretch
+from twostroke.kv.swap_in import SwapIn
+from twostroke.kv.tier_moves import join_pages, require_tier, retain_in_tier
 
 
 class PoolHolder(Protocol):
@@ -36,31 +38,20 @@ class KVCache:
     Attributes:
         pool: the pool whose pages hold the entries.
         tier: the tier in which the value keeps its pages: "pool", "host", "disk" or "remote".
-        stretches: provenance of the entries.
-        tail: logits or pending token from which the next stroke starts.
+        entry_table: where the entries lie, their tokens, their provenance, and what comes next.
     """
 
-    __slots__ = ("_next", "_table", "_tokens", "pool", "stretches", "tail", "tier")
+    __slots__ = ("entry_table", "pool", "tier")
 
-    def __init__(
-        self,
-        pool: PagePool,
-        table: np.ndarray,
-        tokens: np.ndarray,
-        stretches: tuple[Stretch, ...],
-        next_position: int,
-        tail: Tail | None = None,
-        tier: str = POOL,
-    ) -> None:
-        """Take one reference to every page of `table` ([P, 4] int32 spans). Use `LLM.prefill` or `empty` instead."""
-        self.pool, self.stretches, self.tail, self.tier = pool, stretches, tail, tier
-        self._table, self._tokens = table, tokens
-        pool.retain(table[:, PAGE], tier)
-        self._next = next_position
+    def __init__(self, pool: PagePool, entry_table: EntryTable, tier: str = POOL) -> None:
+        """Take one reference to every page of the entries. Use `LLM.prefill` or `empty` instead."""
+        self.pool, self.tier = pool, tier
+        pool.retain(entry_table.pages, tier)
+        self.entry_table = entry_table
 
     def __del__(self) -> None:
-        if hasattr(self, "_next"):  # not set if __init__ failed before it took its references
-            self.pool.drop(self._table[:, PAGE], self.tier)
+        if hasattr(self, "entry_table"):  # not set if __init__ failed before it took its references
+            self.pool.drop(self.entry_table.pages, self.tier)
 
     def __copy__(self) -> KVCache:
         return self  # immutable, so no copy is needed; a copy field by field would not count its references
@@ -71,32 +62,42 @@ class KVCache:
     @classmethod
     def empty(cls, pool: PagePool) -> KVCache:
         """A value without entries, from which every prefill starts."""
-        return cls(pool, np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0)
+        return cls(pool, EntryTable.empty())
 
-    # Facts -----------------------------------------------------------------------------------------------------
+    # Attributes ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.entry_table)
 
     @property
     def tokens(self) -> list[int]:
         """The token of each entry."""
-        return self._tokens.tolist()
+        return self.entry_table.tokens.tolist()
 
     @property
     def positions(self) -> list[int]:
         """The position of each entry, strictly increasing unless `resumed_at` set a position."""
-        return spans.positions(self._table).tolist()
+        return spans.positions(self.table).tolist()
 
     @property
     def next_position(self) -> int:
         """The position of the next entry."""
-        return self._next
+        return self.entry_table.next_position
+
+    @property
+    def tail(self) -> Tail | None:
+        """Logits or pending token from which the next stroke starts."""
+        return self.entry_table.tail
 
     @property
     def pending(self) -> int | None:
         """The last sampled token if it is not entered yet; the next stroke enters it first."""
         return self.tail.pending if self.tail else None
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """Provenance of the entries."""
+        return self.entry_table.stretches
 
     @property
     def nbytes(self) -> int:
@@ -106,14 +107,12 @@ class KVCache:
     @property
     def overhead_bytes(self) -> int:
         """Bytes besides K and V: spans, tokens, provenance and tail. Some of them are shared with other values."""
-        before = sum(stretch.before.nbytes for stretch in self.stretches)
-        tail = 0 if self.tail is None else self.tail.nbytes
-        return self._table.nbytes + self._tokens.nbytes + before + tail
+        return self.entry_table.nbytes
 
     @property
     def num_pages(self) -> int:
         """Number of pages held, including shared ones."""
-        return len(np.unique(self._table[:, PAGE]))
+        return len(np.unique(self.entry_table.pages))
 
     @property
     def fingerprint(self) -> str:
@@ -123,27 +122,28 @@ class KVCache:
     @property
     def table(self) -> np.ndarray:
         """[P, 4] int32 spans: page id (see `pool`), START, STOP, POSITION. Read-only."""
-        return self._table
+        return self.entry_table.table
 
     @property
     def token_array(self) -> np.ndarray:
         """The tokens, [n] int32. Read-only."""
-        return self._tokens
+        return self.entry_table.tokens
 
     def canonical_length(self, model: str) -> int:
         """Number of leading entries that `model` (an id) computed over exactly the tokens before each."""
-        return canonical_length(self.stretches, self._tokens, model)
+        return self.entry_table.canonical_length(model)
 
     def entries(self) -> np.ndarray:
         """A copy of K and V: [layers, 2, len, Hkv, D], for inspection and tests.
 
         A numpy array in the pool's dtype. bfloat16 is `ml_dtypes.bfloat16`; use `.astype(np.float32)` to compute.
+        Raises PageLost: its pages are gone or damaged where they were.
         """
-        return self.pool.read(*spans.pages_and_slots(self._table))
+        return read_entries(self.pool, *spans.pages_and_slots(self.table))
 
     def keys(self, layer: int) -> np.ndarray:
-        """A copy of one layer's K after RoPE: [len, Hkv, D], in the pool's dtype like `entries`."""
-        return self.pool.read_keys(layer, *spans.pages_and_slots(self._table))
+        """A copy of one layer's K after RoPE: [len, Hkv, D], in the pool's dtype like `entries`. Raises PageLost."""
+        return read_keys(self.pool, layer, *spans.pages_and_slots(self.table))
 
     def __repr__(self) -> str:
         positions = self.positions
@@ -160,27 +160,21 @@ class KVCache:
         start, stop, step = which.indices(len(self))
         if step != 1:
             raise KVError(f"a KV cache is cut into contiguous slices; step {step} is not possible")
-        stop = max(start, stop)
-        table = spans.cut(self._table, start, stop)
-        if stop == len(self):
-            next_position = self._next
-        elif stop > start:
-            next_position = spans.end(table)
-        else:
-            next_position = int(spans.positions(self._table)[stop])
-        tail = self.tail if stop == len(self) and stop > start else None
-        stretches = cut(self.stretches, self._tokens, start, stop)
-        return KVCache(self.pool, table, self._tokens[start:stop], stretches, next_position, tail, self.tier)
+        return KVCache(self.pool, self.entry_table.cut(start, max(start, stop)), self.tier)
 
     def without_last(self) -> KVCache:
         """All entries except the last. The next entry takes the last one's position, to compute it again."""
-        return self[:-1].resumed_at(self._next - 1)
+        return self[:-1].resumed_at(self.next_position - 1)
 
     def resumed_at(self, position: int) -> KVCache:
         """The same entries with another position, at least 0, for the next one. K is not rotated again."""
         if position < 0:
             raise KVError(f"positions begin at 0: {position} is not a position")
-        return KVCache(self.pool, self._table, self._tokens, self.stretches, position, self.tail, self.tier)
+        return KVCache(self.pool, replace(self.entry_table, next_position=position), self.tier)
+
+    def with_tail(self, tail: Tail | None) -> KVCache:
+        """The same entries with another tail."""
+        return KVCache(self.pool, replace(self.entry_table, tail=tail), self.tier)
 
     def __add__(self, other: KVCache) -> KVCache:
         """Concatenation. Positions must be strictly increasing. The result is in the left value's pool and tier.
@@ -198,28 +192,13 @@ class KVCache:
         if not len(other):
             return self
         if len(self):
-            last, first = spans.end(self._table) - 1, int(other._table[0, POSITION])
-            if first <= last:
-                raise KVError(
-                    f"positions must increase: the left value ends at {last} and the right one begins at {first}"
-                )
+            self.entry_table.require_before(other.entry_table)
         other = (other if other.pool is self.pool else other.copy_to(self.pool)).to(self.tier)
         if not len(self):
             return other
-        left, right = self._table, other._table
-        seam, fresh = self._seam(right[0])
-        if seam is not None:
-            left, right = np.concatenate([left[:-1], seam[None]]), right[1:]
+        seam, fresh = self._seam(other.table[0])
         try:
-            return KVCache(
-                self.pool,
-                np.concatenate([left, right]),
-                np.concatenate([self._tokens, other._tokens]),
-                self.stretches + other.stretches,
-                other._next,
-                other.tail,
-                self.tier,
-            )
+            return KVCache(self.pool, self.entry_table.followed_by(other.entry_table, seam), self.tier)
         finally:
             self.pool.release(fresh, self.tier)  # the value holds its own reference
 
@@ -228,21 +207,17 @@ class KVCache:
 
         Returns (the joined span, or None if they do not fit; the page allocated for it, [0] or [1]).
         """
-        page, start, stop, position = self._table[-1].tolist()
+        page, start, stop, position = self.table[-1].tolist()
         other, other_start, other_stop, other_position = right.tolist()
         nothing = np.zeros(0, np.int64)
         if stop != other_start or position + stop - start != other_position:
             return None, nothing
         if page == other:
             return np.array([page, start, other_stop, position], np.int32), nothing
-        joined = self.pool.joined(page, other, stop, other_stop, self.tier)
+        joined = join_pages(self.pool, page, other, stop, other_stop, self.tier)
         return np.array([joined, start, other_stop, position], np.int32), np.array([joined])
 
-    def with_tail(self, tail: Tail | None) -> KVCache:
-        """The same entries with another tail."""
-        return KVCache(self.pool, self._table, self._tokens, self.stretches, self._next, tail, self.tier)
-
-    # Places ----------------------------------------------------------------------------------------------------
+    # Tiers, pools and files ------------------------------------------------------------------------------------
 
     def to(self, tier: str) -> KVCache:
         """The same value in another tier.
@@ -260,22 +235,22 @@ class KVCache:
             OutOfPages: no room there. PageLost: its pages are gone or damaged where they were. KVError: there is no
                 such tier. After an error nothing has changed.
         """
-        self.pool.require(tier)
+        require_tier(self.pool, tier)
         if tier == self.tier:
             return self
-        pages = spans.distinct_pages(self._table)
-        self.pool.bring(pages, spans.filled(self._table, pages), tier)
+        pages, stops = self.entry_table.pages_and_stops()
+        retain_in_tier(self.pool, pages, stops, tier)
         try:
-            return KVCache(self.pool, self._table, self._tokens, self.stretches, self._next, self.tail, tier)
+            return KVCache(self.pool, self.entry_table, tier)
         finally:
             self.pool.release(pages, tier)  # the value holds its own references
 
-    def arrival(self) -> Arrival:
+    def swap_in(self) -> SwapIn:
         """Begin to bring the value's pages into the pool, in three phases. The value must be held meanwhile.
 
         Raises OutOfPages: nothing has changed.
         """
-        return self.pool.arrival(spans.distinct_pages(self._table))
+        return SwapIn(self.pool, spans.distinct_pages(self.table))
 
     def copy_to(self, pool: PagePool) -> KVCache:
         """A copy in another pool of the same geometry. For its own pool, the value in the tier "pool".
@@ -291,22 +266,12 @@ class KVCache:
         pool.geometry.require(self.pool.geometry, "this value cannot be placed here")
         if self.pool.page_size != pool.page_size:
             raise KVError(f"this value has pages of {self.pool.page_size} entries, and the pool has {pool.page_size}")
-        pages = spans.distinct_pages(self._table)
+        pages, stops = self.entry_table.pages_and_stops()
         pool.make_room(len(pages))
         fresh = np.array(pool.allocate(len(pages)), np.int64)
         try:
-            stops = spans.filled(self._table, pages)
-            with self.pool.reading(pages, stops) as sources:
-                for source, copy, stop in zip(sources, fresh.tolist(), stops.tolist(), strict=True):
-                    if pool.memory.layout == self.pool.memory.layout:
-                        pool.put(copy, source.data(), stop)
-                    else:
-                        slots = np.arange(stop)
-                        loose = self.pool.loose_page(np.frombuffer(source.data(), np.uint8))
-                        pool.write(np.full_like(slots, copy), slots, loose.read(np.zeros_like(slots), slots))
-                        pool.claim(copy, 0, stop)
-            table = spans.with_pages(self._table, pages, fresh)
-            return KVCache(pool, table, self._tokens, self.stretches, self._next, self.tail)
+            copy_pages(self.pool, pages, stops, pool, fresh)
+            return KVCache(pool, self.entry_table.in_pages(pages, fresh))
         finally:
             pool.release(fresh)  # the new value, if any, holds its own references
 
@@ -333,16 +298,14 @@ class KVCache:
             return cls.read_from(source, llm.pool)
 
     def write_to(self, out: BinaryIO) -> None:
-        """Write the value as a stream."""
-        contents = Contents(self._table, self._tokens, self.stretches, self._next, self.tail)
-        stream.write(out, self.pool, contents)
+        """Write the value as a stream. Raises PageLost."""
+        stream.write(out, self.pool, self.entry_table)
 
     @classmethod
-    def read_from(cls, source: stream.Source, pool: PagePool) -> KVCache:
+    def read_from(cls, source: stream.StreamReader, pool: PagePool) -> KVCache:
         """Read what `write_to` wrote, to the end of the source. Raises the errors of `load`."""
-        contents = stream.read(source, pool)
+        entry_table = stream.read(source, pool)
         try:
-            table = contents.table
-            return cls(pool, table, contents.tokens, contents.stretches, contents.next_position, contents.tail)
+            return cls(pool, entry_table)
         finally:
-            pool.release(spans.distinct_pages(contents.table))  # the value holds its own references
+            pool.release(spans.distinct_pages(entry_table.table))  # the value holds its own references

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 
-def num_common(one: Iterable[object], other: Iterable[object]) -> int:
+def common_prefix_length(one: Iterable[object], other: Iterable[object]) -> int:
     """How many first items are the same."""
     count = 0
     for mine, theirs in zip(one, other, strict=False):

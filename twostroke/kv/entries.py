@@ -1,11 +1,15 @@
-"""The parts of a value besides its pages."""
+"""The entries of a value without their K and V: where they lie, their tokens, who computed them, what comes next."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twostroke.backends.interface import LazyLogits
-from twostroke.kv.provenance import Stretch
+from twostroke.backends.interface import PAGE, POSITION, LazyLogits
+from twostroke.errors import KVError
+from twostroke.kv import spans
+from twostroke.kv.provenance import Stretch, canonical_length, cut
 
 
 @dataclass(frozen=True)
@@ -35,19 +39,83 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """A value without its K and V, as a file describes it.
+class EntryTable:
+    """A sequence of entries in the pages of a pool or of a file. It holds no references to them.
 
     Attributes:
-        table: [P, 4] int32 spans, over the pages of a pool or of a file.
+        table: [P, 4] int32 spans: page id, START, STOP, POSITION.
         tokens: [n] int32, the token of each entry.
         stretches: provenance of the entries.
         next_position: the position of the next entry.
-        tail: the start of the next stroke.
+        tail: the start of the next stroke, if it is known.
     """
 
     table: np.ndarray
     tokens: np.ndarray
     stretches: tuple[Stretch, ...]
     next_position: int
-    tail: Tail | None
+    tail: Tail | None = None
+
+    @classmethod
+    def empty(cls) -> EntryTable:
+        return cls(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of this."""
+        before = sum(stretch.before.nbytes for stretch in self.stretches)
+        tail = 0 if self.tail is None else self.tail.nbytes
+        return self.table.nbytes + self.tokens.nbytes + before + tail
+
+    def canonical_length(self, model: str) -> int:
+        """Number of leading entries that `model` (an id) computed over exactly the tokens before each."""
+        return canonical_length(self.stretches, self.tokens, model)
+
+    def cut(self, start: int, stop: int) -> EntryTable:
+        """The entries [start, stop), with unchanged positions. The tail stays if the last entry does."""
+        table = spans.cut(self.table, start, stop)
+        if stop == len(self):
+            next_position = self.next_position
+        elif stop > start:
+            next_position = spans.end_position(table)
+        else:
+            next_position = int(spans.positions(self.table)[stop])
+        tail = self.tail if stop == len(self) and stop > start else None
+        stretches = cut(self.stretches, self.tokens, start, stop)
+        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail)
+
+    def require_before(self, other: EntryTable) -> None:
+        """Raise KVError unless the positions of both increase where `other` follows."""
+        last, first = spans.end_position(self.table) - 1, int(other.table[0, POSITION])
+        if first <= last:
+            raise KVError(f"positions must increase: the left value ends at {last} and the right one begins at {first}")
+
+    def followed_by(self, other: EntryTable, seam: np.ndarray | None = None) -> EntryTable:
+        """The entries of both. `seam`: one span, [4] int32, in place of the last span here and the first of `other`."""
+        left, right = self.table, other.table
+        if seam is not None:
+            left, right = np.concatenate([left[:-1], seam[None]]), right[1:]
+        return EntryTable(
+            np.concatenate([left, right]),
+            np.concatenate([self.tokens, other.tokens]),
+            self.stretches + other.stretches,
+            other.next_position,
+            other.tail,
+        )
+
+    def in_pages(self, old: np.ndarray, new: np.ndarray) -> EntryTable:
+        """The same entries in other pages: new[i] for old[i]. `old` holds each page of the table once."""
+        return replace(self, table=spans.with_pages(self.table, old, new).astype(np.int32, copy=False))
+
+    def pages_and_stops(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each page once, in order of first use, and the last slot of it that is used, plus one."""
+        pages = spans.distinct_pages(self.table)
+        return pages, spans.slot_stops(self.table, pages)
+
+    @property
+    def pages(self) -> np.ndarray:
+        """The page of each span, [P]; a page may be there more than once."""
+        return self.table[:, PAGE]

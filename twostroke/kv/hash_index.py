@@ -10,7 +10,7 @@ from twostroke.kv.prefix_index import PrefixIndex
 
 
 @dataclass
-class Block:
+class HashedPage:
     page: int
     parent: bytes
     children: list[bytes] = field(default_factory=list)
@@ -21,7 +21,7 @@ class HashIndex(PrefixIndex):
 
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool, model)
-        self._blocks: dict[bytes, Block] = {}
+        self._blocks: dict[bytes, HashedPage] = {}
         self._digests: dict[int, bytes] = {}  # of each page
         self._seed = model.encode()
 
@@ -46,8 +46,8 @@ class HashIndex(PrefixIndex):
         for digest, page in zip(keys, pages, strict=True):
             block = self._blocks.get(digest)
             if block is None:
-                self._hold([page])
-                self._blocks[digest] = block = Block(page, parent)
+                self._retain([page])
+                self._blocks[digest] = block = HashedPage(page, parent)
                 self._digests[page] = digest
                 if parent in self._blocks:
                     self._blocks[parent].children.append(digest)

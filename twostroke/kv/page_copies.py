@@ -1,6 +1,6 @@
 """Copies of pages outside of the pool. A copy never changes, and goes when nobody holds the object any more.
 
-So who reads a copy needs no lock: holding it is enough. Its finalizer never waits.
+So reading a copy needs no lock: holding it is enough. Its finalizer never waits.
 """
 
 from collections.abc import Container
@@ -8,7 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from twostroke.errors import OutOfPages
+from twostroke.errors import OutOfPages, PageLost
+from twostroke.kv.pages import POOL, TIERS
 from twostroke.kv.tiers.private_pages import PrivatePages
 from twostroke.system.slab import SlabAllocator
 
@@ -71,7 +72,7 @@ class PageCopies:
 
     def __init__(self, page_bytes: int) -> None:
         self._in_tier: dict[str, dict[int, PageCopy]] = {tier: {} for tier in TIERS if tier != POOL}
-        self._host_slots = Slots(page_bytes)
+        self._host_slots = SlabAllocator(page_bytes)
 
     def __bool__(self) -> bool:
         return any(self._in_tier.values())

@@ -1,107 +1,347 @@
-"""The contents of KV pages: moved as whole pages, read and written entry by entry."""
+"""The page pool: the pages of KV values, counted by their holders and placed in tiers.
 
-from collections.abc import Callable
+Values, writers and prefix indexes hold page ids, and the pool knows where each page is. A page may be in a *frame* of
+the pool's memory, where kernels read it, and in copies elsewhere: in the host's ordinary memory, on disk, in a remote
+store. So a page can leave the pool and come back without any change to its holders (`kv.tier_moves`).
+
+These rules decide where a page is:
+
+- A reference asks for a page in one tier. The last reference of `POOL` frees the frame, the last reference of another
+  tier frees the copy there. The page's id is free when it has no reference at all.
+- A page that was spilled has references of `POOL` and no frame; the host's copy then stays for them.
+- Pages that an open writer holds stay in their frames. `step_tables` finds a frame for each of them.
+
+A frame holds all claimed slots of its page. So a page comes back from its fullest copy, which may be that of a longer
+value; a value is read where it is from any copy that has its slots.
+
+Any thread may make, cut and drop values. `lock` guards the counts, the places of pages, and the prefix indexes.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
+from twostroke.backends.interface import PAGE
+from twostroke.backends.page_memory import PageMemory
+from twostroke.errors import OutOfPages
+from twostroke.kv.frames import Frames
+from twostroke.kv.garbage import GarbageCollection
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.moves import Moves
-from twostroke.kv.tiers.names import Namespace
+from twostroke.kv.page_copies import PageCopies
+from twostroke.kv.pages import HOST, NOWHERE, POOL, TIERS, ReferenceCounts, distinct
+from twostroke.kv.pins import Pins
+from twostroke.kv.tiers.private_pages import PrivatePages
+from twostroke.kv.tiers.store import Store
+from twostroke.system.interrupts import DeferredInterrupts
+
+LOCKED_BYTES = 1 << 20  # bytes that may be copied while the lock is held
+LET_OTHERS_S = 1e-4  # pause after which a thread that waits for the lock has it
 
 
-class PagePool(Moves):
+class PagePool:
     """All pages of one geometry on one device.
 
     Attributes:
-        entry_bytes, page_bytes: bytes of an entry, and of a page of `page_size` entries.
+        geometry, page_size: the shape of an entry, and the number of entries of a page.
+        entry_bytes, page_bytes: bytes of an entry and of a page.
+        memory: the frames; num_pages: the number of frames.
+        references: who needs which page, and which slots are claimed.
+        frames: which page is in which frame.
+        copies: the pages outside of the pool.
+        pins: the holders whose pages stay in their frames.
+        stores: the stores of the tiers "disk" and "remote", if there are any.
+        private: what the pool keeps in them, by tier, that nobody else may read.
+        lock: held for every change of a count or a place, and across several changes that must agree.
+        reclaim: called with the number of missing frames; may release some (prefix eviction).
+        num_quarantined: number of pages that nobody wants, and that are free as soon as nothing can be written to them.
         wipes: whether writers zero fresh pages, since a model has written NaN: kernels multiply slots of a page that
             a sequence does not use by 0, and 0 times NaN is NaN.
+        max_elsewhere: maximum number of pages that are not in frames.
     """
 
     wipes = False
+    max_elsewhere = 1 << 20
 
     def __init__(self, geometry: Geometry, memory: PageMemory, num_pages: int, page_size: int = 16) -> None:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""
-        super().__init__(memory, num_pages)
-        self.geometry, self.page_size = geometry, page_size
-        self.entry_bytes = geometry.entry_bytes
-        self.page_bytes = self.entry_bytes * page_size
+        self.geometry, self.page_size, self.entry_bytes = geometry, page_size, geometry.entry_bytes
+        self.memory, self.num_pages, self.page_bytes = memory, num_pages, geometry.entry_bytes * page_size
+        max_ids = num_pages + self.max_elsewhere
+        self.references, self.frames = ReferenceCounts(max_ids), Frames(num_pages, max_ids)
+        self.copies, self.pins = PageCopies(self.page_bytes), Pins()
+        self.stores: dict[str, Store] = {}
+        self.private: dict[str, PrivatePages] = {}
+        self.reclaim: Callable[[int], None] | None = None
+        self.num_quarantined = 0
+        self._garbage = GarbageCollection()
+        self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
+        self._settling = False  # the thread that holds the lock is removing references
+        # Garbage collection may drop values in a thread that holds the lock: so the lock is reentrant.
+        self.lock = threading.RLock()
 
-    def _shape(self, frames: int) -> tuple[int, ...]:
-        """Shape of the memory. All layers of a page are contiguous, so a page is touched and moved as one piece."""
-
-        g = self.geometry
-        return frames, g.num_layers, 2, g.num_kv_heads, self.page_size, g.head_dim
+    # Counts ----------------------------------------------------------------------------------------------------
 
     @property
-    def namespace(self) -> Namespace:
-        """What private pages of this pool have in common."""
-        layout = self.memory.layout
-        return Namespace("", "", self.geometry.fingerprint, layout, self.page_size, self.page_bytes)
+    def num_free(self) -> int:
+        """Number of frames that hold no page."""
+        self.settle()
+        return self.frames.num_free
+
+    @property
+    def num_used(self) -> int:
+        """Number of frames that hold a page, or are reserved for one."""
+        return self.num_pages - self.num_free
+
+    @property
+    def num_arriving(self) -> int:
+        """Number of frames that are reserved for pages on their way into the pool."""
+        return len(self.frames.reserved)
+
+    def num_in(self, tier: str) -> int:
+        """Number of pages with a copy in a tier other than the pool."""
+        self.settle()
+        return len(self.copies.in_tier(tier))
+
+    @property
+    def num_copies(self) -> int:
+        """Number of pages in the host tier, each of `page_bytes` bytes."""
+        return self.num_in(HOST)
+
+    @property
+    def num_held(self) -> int:
+        """Number of pages with a reference, in any tier."""
+        self.settle()
+        return self.references.num_held
+
+    def num_references(self, page: int, tier: str = POOL) -> int:
+        """Number of references that ask for a page in a tier."""
+        self.settle()
+        return int(self.references.of_tier(tier)[page])
+
+    def would_free(self, page: int) -> bool:
+        """Whether releasing one `POOL` reference would free a frame."""
+        return bool(self.references.in_pool[page] == 1 and self.frames.of_page[page] != NOWHERE)
+
+    def num_would_free(self, pages: np.ndarray) -> int:
+        """Number of these distinct pages of which releasing one reference would free a frame."""
+        return int(np.count_nonzero((self.references.in_pool[pages] == 1) & ~self.frames.absent(pages)))
+
+    # Allocation ------------------------------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> list[int]:
+        """Allocate `count` empty pages with one reference each. On OutOfPages none is taken."""
+        if not count:
+            return []
+        with self.lock:
+            frames = self._take_frames(count)
+            pages = self.references.new_ids(count)
+            one = count == 1  # as for most decodes: a number is a quicker index than a list
+            where = pages[0] if one else pages
+            self.references.claimed[where] = 0
+            self.frames.of_page[where] = frames[0] if one else frames
+            self.references.in_pool[where] = 1
+            return pages
+
+    def allocate_elsewhere(self, tier: str, stop: int) -> int:
+        """An id with one reference, for a page whose slots before `stop` are claimed and that is in another tier."""
+        with self.lock:
+            (page,) = self.references.new_ids(1)
+            self.references.claimed[page], self.frames.of_page[page] = stop, NOWHERE
+            self.references.of_tier(tier)[page] = 1
+            return page
+
+    def reserve_frames(self, count: int) -> list[int]:
+        """Frames for pages on their way into the pool. The lock must be held. Raises OutOfPages."""
+        frames = self._take_frames(count)
+        self.frames.reserved.update(frames)
+        return frames
+
+    def _take_frames(self, count: int) -> list[int]:
+        self.settle()
+        frames = self.frames
+        if count > frames.num_free and self.reclaim is not None:
+            self.reclaim(count - frames.num_free)
+        if count > frames.num_free:
+            self.collect_garbage()
+        if count > frames.num_free:
+            raise OutOfPages(
+                f"{count} more KV pages are needed and {frames.num_free} of {self.num_pages} are free: drop "
+                f"values that are no longer used, or give the pool more memory (kv_bytes)",
+                count,
+            )
+        return frames.take(count)
+
+    def collect_garbage(self) -> bool:
+        """Free the pages of values in garbage reference cycles. Returns whether frames became free.
+
+        For callers that would otherwise preempt a choice, or fail. It does nothing where it could not help: if all
+        pages in frames are held by open writers, or soon after a collection that found nothing.
+        """
+        if not self._garbage.due:
+            return False
+        with self.lock:
+            pinned = np.fromiter(self.pins.pages(), np.int64)
+            if self.num_used - self.num_arriving <= len(pinned) - np.count_nonzero(self.frames.absent(pinned)):
+                return False
+            before = self.num_free
+            self._garbage.run()
+            if freed := self.num_free > before:
+                self._garbage.freed_some()
+            return freed
+
+    def make_room(self, count: int) -> None:
+        """Let up to `count` frames become free before they are taken, for callers that do not hold the lock.
+
+        Evicted pages may have to be copied. So a few go at a time, and others get the lock in between.
+        """
+        few = max(1, LOCKED_BYTES // self.page_bytes)
+        while (missing := count - self.num_free) > 0 and (reclaim := self.reclaim) is not None:
+            with self.lock:
+                before = self.num_free
+                reclaim(min(few, missing))
+                if self.num_free <= before:
+                    return
+            if missing > few:
+                time.sleep(LET_OTHERS_S)
+
+    # References ------------------------------------------------------------------------------------------------
+
+    def retain(self, pages: np.ndarray, tier: str = POOL) -> None:
+        """Add one reference for every occurrence of a page, without moving it (see `tier_moves`)."""
+        if len(pages):
+            with self.lock:
+                self.references.add(pages, tier)
+
+    def release(self, pages: np.ndarray, tier: str = POOL) -> int:
+        """Remove one reference for every occurrence, and free pages without references. Returns frames freed.
+
+        The garbage collector may drop another value between any two lines here. Its references are removed afterwards.
+        """
+        if not len(pages):
+            return 0
+        with DeferredInterrupts(), self.lock:
+            outer, self._settling = self._settling, True
+            try:
+                freed = self._remove(pages, tier)
+            finally:
+                self._settling = outer
+            self._settle()
+            return freed
+
+    def drop(self, pages: np.ndarray, tier: str) -> None:
+        """`release` for finalizers, which may run anywhere: never waits for a lock that another thread holds."""
+        if not len(pages):
+            return
+        with DeferredInterrupts():  # nothing may come between taking the lock and `try`
+            self._dropped.append((pages, tier))
+            if self.lock.acquire(blocking=False):
+                try:
+                    self._settle()
+                finally:
+                    self.lock.release()
+
+    def settle(self) -> None:
+        """Remove all references that were dropped so far."""
+        if self._dropped:
+            with DeferredInterrupts(), self.lock:
+                self._settle()
+
+    def _settle(self) -> None:
+        """`settle` for those who hold the lock and have postponed Ctrl-C."""
+        if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
+            return
+        self._settling = True
+        try:
+            while self._dropped:
+                self._remove(*self._dropped.popleft())
+        finally:
+            self._settling = False
+
+    def _remove(self, pages: np.ndarray, tier: str) -> int:
+        """`release` for those who hold the lock and settle what was dropped meanwhile."""
+        references = self.references
+        references.subtract(pages, tier)
+        if copied := bool(self.copies):
+            self.drop_unneeded_copies(pages)
+        if not copied and np.count_nonzero(references.in_pool[pages]) == len(pages):  # held by others, as most are
+            return 0
+        idle = distinct(pages[(references.in_pool[pages] == 0) & ~self.frames.absent(pages)])
+        if len(idle):
+            self.frames.vacate(idle)
+        references.free_unused_ids(pages)
+        return len(idle)
+
+    def drop_unneeded_copies(self, pages: np.ndarray) -> None:
+        """Drop copies that no reference needs. Outside of the pool the fullest copy says how many slots are claimed.
+
+        The lock must be held.
+        """
+        references = self.references
+        for page in distinct(pages).tolist():
+            in_pool = references.in_pool[page]
+            spilled = in_pool and self.frames.of_page[page] == NOWHERE
+            needed = [tier for tier in TIERS if references.of_tier(tier)[page] or (spilled and tier == HOST)]
+            if (stop := self.copies.keep_only(page, needed)) and not in_pool:
+                references.claimed[page] = stop
+
+    # Slots -----------------------------------------------------------------------------------------------------
+
+    def claim(self, page: int, start: int, stop: int) -> bool:
+        """Take slots [start, stop) of a page for writing. Returns False if slot `start` is already claimed."""
+        claimed = self.references.claimed
+        with self.lock:
+            if claimed[page] != start:
+                return False
+            claimed[page] = stop
+            return True
+
+    def claim_fresh(self, pages: Sequence[int], stops: np.ndarray) -> None:
+        """Take the slots before `stops` of pages in which none is claimed, and which nobody else knows."""
+        self.references.claimed[pages] = stops
+
+    def unclaim(self, page: int, start: int) -> None:
+        """Give back the slots from `start` on. They must be the last claimed, and in no value."""
+        with self.lock:
+            self.references.claimed[page] = start
+
+    # Frames ----------------------------------------------------------------------------------------------------
+
+    def frame(self, page: int) -> int:
+        """The frame of a page; NOWHERE if it is not in the pool."""
+        return int(self.frames.of_page[page])
+
+    def frames_of(self, pages: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The frame of each page, [n] int32."""
+        return self.frames.of_page[pages]
+
+    def all_frames(self) -> np.ndarray:
+        """[ids] int32: the frame of each page id that was ever used, a copy. The lock must be held."""
+        return self.frames.of_page[: self.references.num_ids].copy()
+
+    def step_tables(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames instead of page ids.
+
+        They are valid until one of the writers is closed.
+        """
+        if not tables:
+            return []
+        spans = np.concatenate(tables)
+        frames = self.frames.of_page[spans[:, PAGE]]
+        assert not len(frames) or frames.min() >= 0, "a step reads pages that have left the pool"
+        spans[:, PAGE] = frames
+        stops = accumulate(map(len, tables))
+        return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops, strict=True)]
 
     def put(self, page: int, data: memoryview | bytes, stop: int) -> None:
         """Fill a fresh page in the pool with bytes and claim its slots before `stop`."""
         self.memory.write_page(self.frame(page), data)
-        self._filled[page] = stop
+        self.references.claimed[page] = stop
 
     def copy_page(self, source: int, target: int, stop: int) -> None:
         """Copy a page into a fresh one and claim its slots before `stop`. Both must be in the pool."""
         self.memory.copy_page(self.frame(source), self.frame(target))
-        self._filled[target] = stop
-
-    def joined(self, left: int, right: int, at: int, stop: int, tier: str) -> int:
-        """A fresh page with one reference: slots [0, at) of `left` and [at, stop) of `right`."""
-        data = np.empty(self.page_bytes, np.uint8)
-        with self.reading(np.array([left, right]), np.array([at, stop])) as (one, other):
-            data[:] = np.frombuffer(one.data(), np.uint8)
-            theirs = self.loose_page(np.frombuffer(other.data(), np.uint8))
-        slots = np.arange(at, stop)
-        zeros = np.zeros_like(slots)
-        self.loose_page(data).write(zeros, slots, theirs.read(zeros, slots))
-        return self.created(data.data, stop, tier)
-
-    def part(self, data: memoryview, slots: np.ndarray) -> memoryview:
-        """The bytes of a page, with zeros in all other slots."""
-        if len(slots) == self.page_size:
-            return data
-        alone = self.loose_page(np.zeros(self.page_bytes, np.uint8))
-        zeros = np.zeros_like(slots)
-        alone.write(zeros, slots, self.loose_page(np.frombuffer(data, np.uint8)).read(zeros, slots))
-        return alone.read_pages([0])[0]
-
-    def loose_page(self, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
-        """The bytes of one page as memory of one frame, in the pool's layout unless a layout is given."""
-        return HostMemory(self._shape(1), self.geometry.dtype, layout or self.memory.layout, data)
-
-    def read(self, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather entries: [layers, 2, n, Hkv, D], a copy."""
-        return self._gather(pages, slots, lambda memory, *at: memory.read(*at), 2)
-
-    def read_keys(self, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather one layer's keys: [n, Hkv, D], a copy."""
-        return self._gather(pages, slots, lambda memory, *at: memory.read_keys(layer, *at), 0)
-
-    def _gather(self, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int) -> np.ndarray:
-        """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
-        distinct, owners = np.unique(pages, return_inverse=True)
-        stops = np.zeros(len(distinct), np.int64)
-        np.maximum.at(stops, owners, slots + 1)
-        with self.reading(distinct, stops) as sources:
-            frames = np.array([source.frame for source in sources], np.int64)
-            here = np.array([source.copy is None for source in sources], bool)[owners]
-            if here.all():
-                return read(self.memory, frames[owners], slots)
-            parts, places = [read(self.memory, frames[owners][here], slots[here])], [np.flatnonzero(here)]
-            for i, source in enumerate(sources):
-                if source.copy is not None:
-                    where = np.flatnonzero(owners == i)
-                    page = self.loose_page(np.frombuffer(source.data(), np.uint8))
-                    parts.append(read(page, np.zeros_like(where), slots[where]))
-                    places.append(where)
-        bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
-        return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)
-
-    def write(self, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        """Scatter entries into pages in the pool, the inverse of `read`."""
-        self.memory.write(self._frames[pages], slots, entries)
+        self.references.claimed[target] = stop

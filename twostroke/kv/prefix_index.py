@@ -22,9 +22,11 @@ import numpy as np
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
+from twostroke.kv.entries import EntryTable
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.kv.tier_moves import spill
 from twostroke.kv.tiers.counters import TierCounters
 
 SCAN_PAGES = 512  # pages that are looked at together for those that could leave
@@ -217,7 +219,7 @@ class PrefixIndex(ABC):
         pages = [page for page in pages[:room] if page in self._in_pool]  # making room may have removed some
         began = time.perf_counter()
         try:
-            freed = self.pool.spill(np.array(pages, np.int64)) if pages else 0
+            freed = spill(self.pool, np.array(pages, np.int64)) if pages else 0
         except OutOfPages:  # there is no memory left for it
             freed = 0
         moved = [page for page in pages if self.pool.frame(page) == NOWHERE]
@@ -293,4 +295,4 @@ def value_of_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: Iterab
     if len(table):
         table[:, PAGE], table[:, STOP], table[:, POSITION] = list(pages), size, np.arange(len(table)) * size
     stretches = (Stretch(len(tokens), model, NOTHING),) if len(tokens) else ()
-    return KVCache(pool, table, tokens, stretches, len(tokens))
+    return KVCache(pool, EntryTable(table, tokens, stretches, len(tokens)))

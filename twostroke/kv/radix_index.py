@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 
 
-class Node:
+class RadixNode:
     """A run of pages; `keys[i]` are the tokens of `pages[i]`."""
 
     __slots__ = ("children", "keys", "pages", "parent")
 
-    def __init__(self, parent: Node | None, keys: list[bytes], pages: list[int]) -> None:
+    def __init__(self, parent: RadixNode | None, keys: list[bytes], pages: list[int]) -> None:
         self.parent, self.keys, self.pages = parent, keys, pages
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, RadixNode] = {}
 
-    def split(self, at: int) -> Node:
+    def split(self, at: int) -> RadixNode:
         """Keep the first `at` pages here; a new child, which is returned, takes the rest and all children."""
-        below = Node(self, self.keys[at:], self.pages[at:])
+        below = RadixNode(self, self.keys[at:], self.pages[at:])
         below.children = self.children
         for child in below.children.values():
             child.parent = below
@@ -33,13 +33,13 @@ class RadixIndex(PrefixIndex):
 
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool, model)
-        self._root = Node(None, [], [])
-        self._nodes: dict[int, Node] = {}  # of each page
+        self._root = RadixNode(None, [], [])
+        self._nodes: dict[int, RadixNode] = {}  # of each page
 
     def _find(self, keys: list[bytes]) -> list[int]:
         node, done, pages = self._root, 0, list[int]()
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
-            count = num_common(child.keys, keys[done:])
+            count = common_prefix_length(child.keys, keys[done:])
             pages += child.pages[:count]
             if count < len(child.keys):
                 break
@@ -49,7 +49,7 @@ class RadixIndex(PrefixIndex):
     def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
         node, done, known = self._root, 0, list[int]()
         while done < len(keys) and (child := node.children.get(keys[done])) is not None:
-            count = num_common(child.keys, keys[done:])
+            count = common_prefix_length(child.keys, keys[done:])
             known += child.pages[:count]
             node, done = child, done + count
             if count < len(child.keys):
@@ -57,12 +57,12 @@ class RadixIndex(PrefixIndex):
                     self._moved(child.split(count))
                 break
         if done < len(keys):
-            self._hold(pages[done:])
-            node.children[keys[done]] = added = Node(node, keys[done:], pages[done:])
+            self._retain(pages[done:])
+            node.children[keys[done]] = added = RadixNode(node, keys[done:], pages[done:])
             self._moved(added)
         return known + pages[done:]
 
-    def _moved(self, node: Node) -> None:
+    def _moved(self, node: RadixNode) -> None:
         self._nodes.update(dict.fromkeys(node.pages, node))
 
     def _is_leaf(self, page: int) -> bool:
@@ -83,7 +83,7 @@ class RadixIndex(PrefixIndex):
             del self._nodes[one]
         return gone
 
-    def _below(self, node: Node) -> Iterator[Node]:
+    def _below(self, node: RadixNode) -> Iterator[RadixNode]:
         stack = list(node.children.values())
         while stack:
             one = stack.pop()

@@ -10,7 +10,7 @@ def counts(table: np.ndarray) -> np.ndarray:
     return table[:, STOP] - table[:, START]
 
 
-def end(table: np.ndarray) -> int:
+def end_position(table: np.ndarray) -> int:
     """The position after the last entry."""
     _, start, stop, position = table[-1].tolist()
     return position + stop - start
@@ -37,7 +37,7 @@ def distinct_pages(table: np.ndarray) -> np.ndarray:
     return pages[np.argsort(first)]
 
 
-def of_pages(pages: np.ndarray) -> np.ndarray:
+def pages_only(pages: np.ndarray) -> np.ndarray:
     """A table that names pages and no slots, for what holds pages without reading entries."""
     table = np.zeros((len(pages), 4), np.int32)
     table[:, PAGE] = pages
@@ -52,7 +52,7 @@ def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarra
     return moved
 
 
-def filled(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
+def slot_stops(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
     """For each of the distinct `pages`, the last slot that the table uses, plus one."""
     where = np.argsort(pages)
     stops = np.zeros(len(pages), np.int64)

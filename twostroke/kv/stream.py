@@ -32,6 +32,7 @@ from twostroke.errors import CorruptFile, KVError
 from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.entries import EntryTable
+from twostroke.kv.page_contents import masked_page, one_page_memory, reading, write_entries
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.stream_header import InvalidHeader, StreamHeader
@@ -143,15 +144,15 @@ def write(out: BinaryIO, pool: PagePool, contents: EntryTable) -> None:
     pages = spans.distinct_pages(table)
     logits = None if tail is None else tail.logits
     logits = np.asarray([] if logits is None else logits, np.float32)
-    said = replace(contents, table=spans.with_pages(table, pages, np.arange(len(pages))))
+    said = contents.in_pages(pages, np.arange(len(pages)))
     header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
     out.write(MAGIC)
     digests = [write_section(out, headers.encode(header))]
     _, all_slots = spans.pages_and_slots(table)
     owners = np.repeat(table[:, PAGE], spans.counts(table))
-    with pool.reading(pages, spans.slot_stops(table, pages)) as sources:
+    with reading(pool, pages, spans.slot_stops(table, pages)) as sources:
         for page, source in zip(pages.tolist(), sources, strict=True):
-            data = pool.part(source.data(), np.unique(all_slots[owners == page]))
+            data = masked_page(pool, source.data(), np.unique(all_slots[owners == page]))
             digests.append(hashlib.sha256(data).digest())
             out.write(data)
             out.write(digests[-1])
@@ -186,10 +187,10 @@ def read(source: StreamReader, pool: PagePool) -> EntryTable:
     pages = np.array(pool.allocate(header.num_pages), np.int64)
     try:
         contents = _read_pages(source, pool, header, pages, [digest])
-        table = spans.with_pages(contents.table, np.arange(len(pages)), pages).astype(np.int32)
-        for page, stop in zip(pages.tolist(), spans.slot_stops(table, pages).tolist(), strict=True):
+        contents = contents.in_pages(np.arange(len(pages)), pages)
+        for page, stop in zip(pages.tolist(), spans.slot_stops(contents.table, pages).tolist(), strict=True):
             pool.claim(page, 0, stop)
-        return replace(contents, table=table)
+        return contents
     except BaseException:
         for page in pages.tolist():  # clear what was read, which may include nan: the pages are used again
             pool.put(page, bytes(pool.page_bytes), 0)
@@ -213,8 +214,8 @@ def _read_pages(
             source.fill(data.data)
             digests.append(source.check(data.data))
             slots = np.unique(all_slots[owners == i])
-            entries = pool.loose_page(data, header.layout).read(np.zeros_like(slots), slots)
-            pool.write(np.full_like(slots, page), slots, entries)
+            entries = one_page_memory(pool, data, header.layout).read(np.zeros_like(slots), slots)
+            write_entries(pool, np.full_like(slots, page), slots, entries)
     logits, digest = source.read_section(4 * header.num_logits)
     seal, _ = source.read_section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:

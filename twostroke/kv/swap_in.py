@@ -17,7 +17,7 @@ from twostroke.kv import spans
 from twostroke.kv.page_copies import PageCopy
 from twostroke.kv.pages import HOST, POOL
 from twostroke.kv.pool import PagePool
-from twostroke.system.interrupts import Postponed
+from twostroke.system.interrupts import DeferredInterrupts
 
 
 class SwapIn:
@@ -38,7 +38,7 @@ class SwapIn:
         self._frames: list[int] = []
         self._loading = self._loaded = self._closed = False
         self.table, self.num_loaded = spans.pages_only(pages), 0
-        with Postponed(), pool.lock:
+        with DeferredInterrupts(), pool.lock:
             pool.retain(pages)
             self._pages = pages
             pool.pins.add(self)
@@ -83,7 +83,7 @@ class SwapIn:
     def publish(self) -> None:
         """Let the loaded pages be found in their frames. Raises KVError: they are not loaded."""
         pool = self._pool
-        with Postponed(), pool.lock:
+        with DeferredInterrupts(), pool.lock:
             if self._closed or (len(self._absent) and not self._loaded):
                 raise KVError("these pages have not arrived: load them first")
             for page, frame in zip(self._absent.tolist(), self._frames, strict=True):

@@ -11,8 +11,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from twostroke.errors import OutOfPages
+from twostroke.kv.page_contents import reading
 from twostroke.kv.page_copies import HostCopy
-from twostroke.kv.pages import LOCKED_BYTES
+from twostroke.kv.pool import LOCKED_BYTES
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.system.slab import SlabAllocator
 
@@ -56,7 +57,7 @@ class WriteBack:
                     if one.copy is not None:
                         one.copy.read(data)
                     elif one.page is not None:
-                        with pool.reading(np.array([one.page]), np.array([pool.page_size])) as (source,):
+                        with reading(pool, np.array([one.page]), np.array([pool.page_size])) as (source,):
                             data[:] = source.data()
                     else:
                         return copies
@@ -71,7 +72,7 @@ class WriteBack:
                 continue
             one.page, one.copy = None, self._new_copy()
             if one.copy is not None:
-                with pool.reading(np.array([page]), np.array([pool.page_size])) as (source,):
+                with reading(pool, np.array([page]), np.array([pool.page_size])) as (source,):
                     one.copy.fill(source.data(), pool.page_size)
 
     def _new_copy(self) -> HostCopy | None:

@@ -8,14 +8,19 @@ import numpy as np
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import Tail
+from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.pages import POOL
 from twostroke.kv.provenance import extend
+from twostroke.kv.tier_moves import fetch
 
 
 @dataclass(frozen=True)
-class Places:
-    """Places of newly entered tokens: `rows` is [3, n] int64: positions, frames of the pool's memory, and slots."""
+class SlotMapping:
+    """Where the K and V of newly entered tokens belong.
+
+    Attributes:
+        rows: [3, n] int64: positions, frames of the pool's memory, and slots.
+    """
 
     rows: np.ndarray
 
@@ -32,7 +37,7 @@ class Places:
         return self.rows[2]
 
 
-class Writer:
+class KVWriter:
     """Extends one value, which does not change. While the writer is open, all its pages stay in the pool.
 
     The value's last page is written in place if the slots after its last entry are unclaimed, and copied otherwise
@@ -57,11 +62,11 @@ class Writer:
         self._tokens: list[int] = []
         self._closed = False
         self._own: list[int] = []  # pages allocated here, one reference each, released by close
-        base.pool.pin(self)  # first: nothing may spill them in between
+        base.pool.pins.add(self)  # first: nothing may spill them in between
         try:
-            base.pool.fetch(base.table[:, PAGE])
+            fetch(base.pool, base.table[:, PAGE])
         except BaseException:
-            base.pool.unpin(self)
+            base.pool.pins.remove(self)
             raise
 
     def __len__(self) -> int:
@@ -88,7 +93,7 @@ class Writer:
         pool.unclaim(page, stop)
         return True
 
-    def append(self, tokens: list[int]) -> Places:
+    def append(self, tokens: list[int]) -> SlotMapping:
         """Allocate slots for `tokens` at the next positions.
 
         On OutOfPages nothing has changed. The caller must write K and V at the returned places.
@@ -127,11 +132,11 @@ class Writer:
             self._add_spans(pages, count - in_place, first + in_place)
         if count == 1:  # fast path of decoding: array operations cost more than the rest of this
             where, slot = (page, stop) if in_place else (pages[0], 0)
-            return Places(np.array([[first], [pool.frame(where)], [slot]], np.int64))
+            return SlotMapping(np.array([[first], [pool.frame(where)], [slot]], np.int64))
         # Tokens that do not continue the last page begin a new one.
         order = np.arange(count) + (stop if in_place else 0)
         frames = pool.frames_of([page, *pages] if in_place else pages)[order // size]
-        return Places(np.stack([np.arange(first, first + count), frames, order % size]))
+        return SlotMapping(np.stack([np.arange(first, first + count), frames, order % size]))
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
         size = self.base.pool.page_size
@@ -149,7 +154,7 @@ class Writer:
         self.base.pool.claim_fresh(pages, spans[:, STOP])
         self._num_spans += len(pages)
 
-    def name_last(self, token: int) -> None:
+    def set_last_token(self, token: int) -> None:
         """Set the last entry's token, which was not known when it was entered."""
         self._tokens[-1] = token
 
@@ -176,14 +181,9 @@ class Writer:
         """The value of all entries so far."""
         self._require_open()
         base = self.base
-        return KVCache(
-            base.pool,
-            self.table.copy(),
-            np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))]),
-            extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens)),
-            self.next_position,
-            tail,
-        )
+        tokens = np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))])
+        stretches = extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens))
+        return KVCache(base.pool, EntryTable(self.table.copy(), tokens, stretches, self.next_position, tail))
 
     def close(self) -> None:
         """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""
@@ -192,7 +192,7 @@ class Writer:
     def _close(self, release: Callable[[np.ndarray], object]) -> None:
         self._closed = True
         if hasattr(self, "base"):  # not set if __init__ failed
-            self.base.pool.unpin(self)
+            self.base.pool.pins.remove(self)
         if own := getattr(self, "_own", None):
             self._own = []
             release(np.array(own))

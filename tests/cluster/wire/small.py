@@ -84,5 +84,5 @@ def nothing_is_held(*pools: PagePool) -> None:
     for pool in pools:
         if pool.num_used:  # a caught exception and its frame form a cycle, which keeps the frame's values
             gc.collect()
-        assert soon(lambda pool=pool: pool.num_used == 0 and not pool._pins), (pool.num_used, pool._pins)
+        assert soon(lambda pool=pool: pool.num_used == 0 and not pool.pins), (pool.num_used, pool.pins)
         check_counts(pool, [])

@@ -13,6 +13,7 @@ from twostroke.cluster.wire import page_digests, value_format
 from twostroke.cluster.wire.channel import WireError
 from twostroke.cluster.wire.checksum import Kind, checksum
 from twostroke.cluster.wire.page_digests import DigestThreads, IncomingChecks, OutgoingDigests
+from twostroke.kv.page_contents import reading
 
 KIND: Kind = "xxh3"
 
@@ -30,7 +31,7 @@ def test_digests_of_pages_that_are_about_to_be_sent(digesting: DigestThreads, mo
     monkeypatch.setattr(value_format, "PIECE_BYTES", 3 * pool.page_bytes)
     kv = prefill(pool, range(39))
     pages = value_format.whole_pages(kv)
-    with pool.reading(np.array(pages), np.full(len(pages), pool.page_size)) as sources:
+    with reading(pool, np.array(pages), np.full(len(pages), pool.page_size)) as sources:
         known: dict[tuple[Kind, int], str] = {(KIND, pages[1]): "known", ("blake3", pages[0]): "another"}
         with OutgoingDigests(digesting, KIND, 100, pages, sources, known) as ahead:
             made = [checksum(source.data(), KIND) for source in sources]

@@ -48,8 +48,8 @@ class Faults:
 
 def kept(pool: PagePool, tier: str) -> int:
     """Number of private pages in a pool's store, once all deletions are done."""
-    if tier in pool._private:
-        assert pool._private[tier].settle(60)
+    if tier in pool.private:
+        assert pool.private[tier].settle(60)
     store = pool.stores[tier]
     assert isinstance(store, MemoryStore)
     return len(store.private)

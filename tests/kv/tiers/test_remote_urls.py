@@ -13,6 +13,7 @@ from tests.kv.tiers.pages import prompt
 from twostroke.errors import KVError
 from twostroke.kv.tiers.remote import RedisStore
 from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW
+from twostroke.system.extras import install_command
 
 
 def test_passwords(redis_server: Server, open_store: Open, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +127,7 @@ def test_without_the_extra() -> None:
     root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
-    assert last == "twostroke.errors.KVError: a remote tier needs redis: pip install 'twostroke[redis]'"
+    assert last == f"twostroke.errors.KVError: a remote tier needs redis: {install_command('redis')}"
 
 
 def test_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

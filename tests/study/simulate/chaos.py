@@ -69,7 +69,7 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
     router = rng.choice(ROUTERS[: 2 if setup.index == "off" else 3])
     together, prefill, decode = sizes
     fleet = Fleet(setup, together, prefill, decode, router, KvLink(rng.choice([1e6, 1e8]), 1e-4), faults)
-    return fleet, _traffic(rng, fleet.setup.most_tokens)
+    return fleet, _traffic(rng, fleet.setup.max_tokens)
 
 
 def _traffic(rng: random.Random, most: int) -> Traffic:
@@ -83,7 +83,9 @@ def _traffic(rng: random.Random, most: int) -> Traffic:
         own = rng.randint(1, max(1, longest - output - shared))
         arrivals.append(TrafficRequest(now, (*pieces, PromptPiece(1000 + number, own)), output))
     if rng.random() < 0.3:
-        return Traffic(arrivals, Replay(tuple(one.at for one in arrivals))).closed(ClosedLoop(rng.randint(1, 8)))
+        return Traffic(arrivals, Replay(tuple(one.at for one in arrivals))).in_closed_loop(
+            ClosedLoop(rng.randint(1, 8))
+        )
     return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
 
 

@@ -61,7 +61,7 @@ class Log:
         def placing(planned: Any) -> Any:
             chunks, failed = place(planned)
             rows = [
-                (self._number(one.lane.choice.request), len(one.tokens), one.logit_rows, one.places.rows.tolist())
+                (self._number(one.choice.request), len(one.tokens), one.logit_rows, one.places.rows.tolist())
                 for one in chunks
             ]
             self.lines.append((worker.number, worker.clock.now, rows, len(failed), self.state(engine, worker)))
@@ -72,7 +72,7 @@ class Log:
     def state(self, engine: Engine, worker: SimulatedWorker) -> tuple[Any, ...]:
         index, pool = worker.model.index, worker.pool
         known = None if index is None else (index.hit_tokens, index.queried_tokens, list(index._in_pool))
-        return engine.num_running, engine.num_waiting, engine.preemptions, pool._free[-8:], pool.num_free, known
+        return engine.num_running, engine.num_waiting, engine.preemptions, pool.frames._free[-8:], pool.num_free, known
 
     def _number(self, request: Any) -> int:
         # By its order of arrival: a reference to a request would keep its pages.
@@ -194,8 +194,8 @@ def test_any_schedule(
         StepPredictor(CostModel(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), HOST_S, 1e-5
     )
     costs = replace(costs, stalls=stalls)
-    simulated = EngineSetup(spec, costs, **engine, front=front)
-    real = RealSetup(spec, costs, **engine, front=front, opened=llm.model)
+    simulated = EngineSetup(spec, costs, **engine, http=front)
+    real = RealSetup(spec, costs, **engine, http=front, opened=llm.model)
     traffic = traffic_of(requests, concurrency)
     found = decisions(fleet_of(simulated, fleet), traffic)
     expected = decisions(fleet_of(real, fleet), traffic)

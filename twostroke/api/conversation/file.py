@@ -13,14 +13,14 @@ from typing import Any
 from twostroke.kv import stream
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool
-from twostroke.kv.stream_header import Invalid, parsed, require
+from twostroke.kv.stream_header import InvalidHeader, parse_json, require
 
 MAGIC = b"twostroke-conversation-2\n"
-EARLIER = b"twostroke-session-1\n"
+OLD_MAGIC = b"twostroke-session-1\n"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedConversation:
     """The saved text of a conversation.
 
     Attributes:
@@ -34,22 +34,22 @@ class Saved:
     rendered: str
 
 
-def save(path: Path, saved: Saved, kv: KVCache) -> None:
+def save(path: Path, saved: SavedConversation, kv: KVCache) -> None:
     """Write both. An existing file is replaced only when all is written. Raises KVError on failure."""
     with stream.saving(path) as out:
         out.write(MAGIC)
-        stream.section(out, json.dumps(dataclasses.asdict(saved)).encode())
+        stream.write_section(out, json.dumps(dataclasses.asdict(saved)).encode())
         kv.write_to(out)
 
 
-def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[Saved, KVCache]:
+def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[SavedConversation, KVCache]:
     """Read both into `pool`. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if it cannot be read."""
     with stream.opened(path) as source:
-        source.magic(MAGIC, EARLIER, "conversation")
-        text, _ = source.section(stream.MAX_HEADER)
+        source.check_magic(MAGIC, OLD_MAGIC, "conversation")
+        text, _ = source.read_section(stream.MAX_HEADER)
         try:
-            saved = _saved(parsed(text))
-        except Invalid as error:
+            saved = _checked(parse_json(text))
+        except InvalidHeader as error:
             raise source.corrupt(str(error)) from None
         kv = KVCache.read_from(source, pool)
         if max(int(kv.token_array.max(initial=0)), kv.pending or 0) >= vocab_size:
@@ -57,8 +57,8 @@ def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[Saved, KVCache]:
         return saved, kv
 
 
-def _saved(value: Any) -> Saved:
-    names = {field.name for field in dataclasses.fields(Saved)}
+def _checked(value: Any) -> SavedConversation:
+    names = {field.name for field in dataclasses.fields(SavedConversation)}
     require(isinstance(value, dict) and set(value) == names, f"it does not have the fields {', '.join(sorted(names))}")
     messages, texts = value["messages"], [value["model"], value["rendered"]]
     require(isinstance(messages, list), "messages are not a list")
@@ -67,4 +67,4 @@ def _saved(value: Any) -> Saved:
         require(right, "a message does not have the fields role and content")
         texts += message.values()
     require(all(isinstance(text, str) for text in texts), "a text is not a string")
-    return Saved(**value)
+    return SavedConversation(**value)

@@ -9,8 +9,8 @@ from typing import Any
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 
-SYSTEM = ("system", "developer")
-READ = ("user", "tool")  # roles whose texts may have passages
+SYSTEM_ROLES = ("system", "developer")
+PASSAGE_ROLES = ("user", "tool")  # roles whose texts may have passages
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class LeftOut:
         return ", ".join(parts)
 
 
-def without_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range:
+def drop_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range:
     """The messages after the first system message that stay: as many turns as fit, and always the last.
 
     Args:
         roles: of all messages.
         fits: whether the system message and these messages fit. What fits with a turn fits without it too.
     """
-    begun = int(roles[0] in SYSTEM)
+    begun = int(roles[0] in SYSTEM_ROLES)
     starts = [begun, *(i for i, role in enumerate(roles) if role == "user" and i > begun)]
     found = bisect_left(starts[:-1], True, key=lambda start: fits(range(start, len(roles))))
     return range(starts[found], len(roles))
 
 
-def with_cut_passages(
+def cut_passages(
     messages: Sequence[Mapping[str, Any]], budget: int, tokenizer: Tokenizer
 ) -> tuple[list[dict[str, Any]], LeftOut]:
     """Passages cut to their first tokens, all to the same number, so that together they take at most `budget`.
@@ -70,16 +70,16 @@ def with_cut_passages(
     places = [
         (index, place)
         for index, one in enumerate(messages)
-        if one.get("role") in READ
+        if one.get("role") in PASSAGE_ROLES
         for place in range(0, len(parts[index]) - (2 if one["role"] == "user" else 0), 2)
         if parts[index][place].strip()
     ]
     ids = {where: tokenizer.encode(parts[where[0]][where[1]], add_bos=False) for where in places}
-    most = _share([len(tokens) for tokens in ids.values()], budget)
+    most = _max_passage_tokens([len(tokens) for tokens in ids.values()], budget)
     cut = {where: tokens for where, tokens in ids.items() if len(tokens) > most}
     for (index, place), tokens in cut.items():
         whole = parts[index][place]
-        parts[index][place] = _whole_words(tokenizer.decode(tokens[:most]), whole)
+        parts[index][place] = _cut_at_word(tokenizer.decode(tokens[:most]), whole)
     made = [
         {**one, "content": "".join(parts[index])} if any(index == where[0] for where in cut) else dict(one)
         for index, one in enumerate(messages)
@@ -87,7 +87,7 @@ def with_cut_passages(
     return made, LeftOut(passages=len(cut), passage_tokens=sum(len(tokens) - most for tokens in cut.values()))
 
 
-def _share(lengths: Sequence[int], budget: int) -> int:
+def _max_passage_tokens(lengths: Sequence[int], budget: int) -> int:
     """The largest number of tokens a passage with which all of them, as far as they have so many, take `budget`."""
     left, most = budget, 0
     for (shorter, length), waiting in zip(pairwise([0, *sorted(lengths)]), range(len(lengths), 0, -1), strict=True):
@@ -98,7 +98,7 @@ def _share(lengths: Sequence[int], budget: int) -> int:
     return most
 
 
-def _whole_words(text: str, whole: str) -> str:
+def _cut_at_word(text: str, whole: str) -> str:
     """The beginning of `whole` that `text` is, without a word that was cut in two."""
     text = text.rstrip("\ufffd")  # half of a character
     if not whole.startswith(text) or whole[len(text) :][:1].isspace():

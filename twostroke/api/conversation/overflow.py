@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from twostroke.api.conversation.fitting import SYSTEM, LeftOut, without_oldest
-from twostroke.api.conversation.window import Extent, Room
+from twostroke.api.conversation.fitting import SYSTEM_ROLES, LeftOut, drop_oldest
+from twostroke.api.conversation.window import ContextRoom, Extent
 from twostroke.api.llm import LLM
 from twostroke.fields import Checked, integer, text
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.sampling.params import SamplingParams
 
 Message = dict[str, str]
@@ -45,7 +45,7 @@ class Turn(NamedTuple):
     left_out: LeftOut = LeftOut()
 
 
-def fitted(
+def fit_turn(
     llm: LLM,
     overflow: Overflow,
     turn: Turn,
@@ -63,7 +63,7 @@ def fitted(
 
     Raises ContextLengthExceeded if the turn has no room even alone.
     """
-    room, base = Room.of(llm, params.max_tokens), turn.base
+    room, base = ContextRoom.of(llm, params.max_tokens), turn.base
     new = len(turn.tokens) + (base.pending is not None)
     if overflow.when_full == "refuse" or room.fits(Extent.of(base), new):
         return turn
@@ -71,28 +71,30 @@ def fitted(
         if base.pending is not None and base.pending not in llm.tokenizer.special_ids:
             # The reply was cut short. Its last token is entered before the cut, where a server enters it.
             base, new = llm.prefill([base.pending], after=base.with_tail(None)), new - 1
-        kept = Extent.of(base).window(max(overflow.sinks, _of_system(llm, turn)), new, room.aim)
+        kept = Extent.of(base).window(max(overflow.sinks, _num_system_entries(llm, turn)), new, room.target_tokens)
         if kept is not None and room.fits(kept, new):
             cut = kept.cut(base)
             return turn._replace(base=cut, left_out=LeftOut(entries=len(base) - len(cut)))
-    return _without_oldest(llm, turn, room.aim, room.reply, extension)
+    return _drop_oldest_turns(llm, turn, room.target_tokens, room.reply, extension)
 
 
-def _of_system(llm: LLM, turn: Turn) -> int:
+def _num_system_entries(llm: LLM, turn: Turn) -> int:
     """How many of the first entries are the system message's."""
-    if turn.messages[0]["role"] not in SYSTEM:
+    if turn.messages[0]["role"] not in SYSTEM_ROLES:
         return 0
-    return num_common(llm.tokenizer.encode_chat(turn.messages[:1], add_generation_prompt=False), turn.base.tokens)
+    return common_prefix_length(
+        llm.tokenizer.encode_chat(turn.messages[:1], add_generation_prompt=False), turn.base.tokens
+    )
 
 
-def _without_oldest(llm: LLM, turn: Turn, aim: int, room: int, extension: Extension) -> Turn:
+def _drop_oldest_turns(llm: LLM, turn: Turn, aim: int, room: int, extension: Extension) -> Turn:
     messages, tokenizer = turn.messages, llm.tokenizer
-    begun = messages[: int(messages[0]["role"] in SYSTEM)]
+    begun = messages[: int(messages[0]["role"] in SYSTEM_ROLES)]
 
     def length(stay: range) -> int:
         return len(tokenizer.encode(tokenizer.chat([*begun, *messages[stay.start :]]), add_bos=False))
 
-    stay = without_oldest([message["role"] for message in messages], lambda stay: length(stay) <= aim)
+    stay = drop_oldest([message["role"] for message in messages], lambda stay: length(stay) <= aim)
     left = length(stay)
     llm.model.require_room(left + room - 1)
     kept = [*begun, *messages[stay.start :]]
@@ -101,6 +103,6 @@ def _without_oldest(llm: LLM, turn: Turn, aim: int, room: int, extension: Extens
     return Turn(kept, prompt, *extension(prompt), left_out)
 
 
-def cut_too(left_out: LeftOut, cut: LeftOut) -> LeftOut:
+def including_passages(left_out: LeftOut, cut: LeftOut) -> LeftOut:
     """Both: what was dropped of the conversation, and what was cut of a message."""
     return replace(left_out, passages=cut.passages, passage_tokens=cut.passage_tokens)

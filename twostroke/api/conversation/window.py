@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twostroke.api.conversation.fitting import SYSTEM, without_oldest
+from twostroke.api.conversation.fitting import SYSTEM_ROLES, drop_oldest
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import num_common
+from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 
 # Of the context, how much a prompt takes after something was dropped, so that not every turn drops again.
-AFTERWARDS = 0.75
+KEPT_FRACTION = 0.75
 Messages = Sequence[Any]
 
 
@@ -30,32 +30,32 @@ Messages = Sequence[Any]
 class Extent:
     """Where entries are: at the positions [0, first) and [since, end). Without a gap `first` and `since` are 0."""
 
-    first: int
-    since: int
+    head: int
+    tail: int
     end: int
 
     @classmethod
     def of(cls, kv: KVCache) -> Extent:
         """That of a value, with one gap at most."""
         positions, end = kv.positions, kv.next_position
-        first = num_common(positions, range(end))
+        first = common_prefix_length(positions, range(end))
         return cls(0, 0, end) if first == end else cls(first, end - (len(positions) - first), end)
 
     def __len__(self) -> int:
-        return self.first + self.end - self.since
+        return self.head + self.end - self.tail
 
     def window(self, first: int, new: int, most: int) -> Extent | None:
         """What stays so that `most` entries are there after `new` more; None if that is no window."""
         since = self.end + new - (most - first)
-        return Extent(first, since, self.end) if max(first, self.since) < since < self.end else None
+        return Extent(first, since, self.end) if max(first, self.tail) < since < self.end else None
 
     def cut(self, kv: KVCache) -> KVCache:
         """These entries of a value that has all of them and ends with them."""
-        return (kv[: self.first] + kv[len(kv) - (self.end - self.since) :]).with_tail(kv.tail)
+        return (kv[: self.head] + kv[len(kv) - (self.end - self.tail) :]).with_tail(kv.tail)
 
 
 @dataclass(frozen=True)
-class Room:
+class ContextRoom:
     """What there is room for.
 
     Attributes:
@@ -69,25 +69,25 @@ class Room:
     reply: int
 
     @classmethod
-    def of(cls, llm: LLM, max_tokens: int | None) -> Room:
+    def of(cls, llm: LLM, max_tokens: int | None) -> ContextRoom:
         reply = min(max_tokens or 1, llm.max_model_len // 4)
         return cls(llm.pool.num_pages, llm.pool.page_size, llm.model.max_position, reply)
 
     @property
-    def aim(self) -> int:
+    def target_tokens(self) -> int:
         """Tokens of a prompt of which something was dropped."""
-        return int(AFTERWARDS * (min(self.positions, self.pages * self.page_size) - self.reply))
+        return int(KEPT_FRACTION * (min(self.positions, self.pages * self.page_size) - self.reply))
 
     def fits(self, extent: Extent, new: int) -> bool:
         """Whether `new` tokens and a reply fit behind these entries. Entries lie in pages at their positions' places,
         and a page that is cut or shared may have to be copied."""
         end, size = extent.end + new + self.reply, self.page_size
-        pages = -(-extent.first // size) + -(-end // size) - extent.since // size
+        pages = -(-extent.head // size) + -(-end // size) - extent.tail // size
         return pages + 1 <= self.pages and end <= self.positions
 
 
 @dataclass(frozen=True)
-class Windowed:
+class WindowPlan:
     """How the KV of a chat comes to be in a window, turn by turn.
 
     Attributes:
@@ -120,9 +120,13 @@ class Windowed:
         return Request(program, params, llm.tokenizer, sum(map(len, self.parts)))
 
 
-def windowed(
-    messages: Messages, encode: Callable[[Messages], ChatTokens], room: Room, sinks: int, system: Callable[[], int]
-) -> Windowed | None:
+def plan_window(
+    messages: Messages,
+    encode: Callable[[Messages], ChatTokens],
+    room: ContextRoom,
+    sinks: int,
+    system: Callable[[], int],
+) -> WindowPlan | None:
     """A chat, as if each of its turns had been taken with a window; None if a turn has no room even alone.
 
     Args:
@@ -133,43 +137,45 @@ def windowed(
         system: counts the tokens of the system message alone.
     """
     whole, from_turn = len(encode(messages)), 0
-    first = max(sinks, system() if _role(messages[0]) in SYSTEM else 0)
+    first = max(sinks, system() if _role(messages[0]) in SYSTEM_ROLES else 0)
     while True:
         tokens = encode(messages)
-        found = _turn_by_turn(messages, tokens, room, first, from_turn)
+        found = _replay_turns(messages, tokens, room, first, from_turn)
         if not isinstance(found, int):
             return replace(found, whole=whole)
-        begun = messages[: int(_role(messages[0]) in SYSTEM)]
+        begun = messages[: int(_role(messages[0]) in SYSTEM_ROLES)]
         so_far = messages[: found + 1]
         roles = [_role(one) for one in so_far]
-        stay = without_oldest(roles, lambda stay: len(encode([*begun, *so_far[stay.start :]])) <= room.aim)  # noqa: B023
+        stay = drop_oldest(roles, lambda stay: len(encode([*begun, *so_far[stay.start :]])) <= room.target_tokens)  # noqa: B023
         gone = stay.start - len(begun)
         if not gone:
             return None
         messages, from_turn = [*begun, *messages[stay.start :]], found - gone
 
 
-def _turn_by_turn(messages: Messages, tokens: ChatTokens, room: Room, first: int, from_turn: int) -> Windowed | int:
+def _replay_turns(
+    messages: Messages, tokens: ChatTokens, room: ContextRoom, first: int, from_turn: int
+) -> WindowPlan | int:
     """The parts and cuts; or the user's message at which positions end. Turns before that message number `from_turn`
     are entered together with it."""
     extent, parts, cuts, entered = Extent(0, 0, 0), list[Sequence[int]](), list[Extent](), 0
-    for number, begin, end in turns(messages, tokens):
+    for number, begin, end in locate_turns(messages, tokens):
         if number < from_turn:
             continue
         begin = 0 if number == from_turn or not extent.end else begin
         extent = replace(extent, end=begin)
         if not room.fits(extent, end - begin):
-            kept = extent.window(first, end - begin, room.aim)
+            kept = extent.window(first, end - begin, room.target_tokens)
             if kept is None or not room.fits(kept, end - begin):
                 return number
             parts.append(tokens[entered:begin])
             cuts.append(kept)
             extent, entered = kept, begin
         extent = replace(extent, end=end)
-    return Windowed(messages, (*parts, tokens[entered:]), tuple(cuts), extent, 0)
+    return WindowPlan(messages, (*parts, tokens[entered:]), tuple(cuts), extent, 0)
 
 
-def turns(messages: Messages, tokens: ChatTokens) -> list[tuple[int, int, int]]:
+def locate_turns(messages: Messages, tokens: ChatTokens) -> list[tuple[int, int, int]]:
     """(number of the user's message, first token that its turn entered, end of its prompt) of each turn.
 
     A turn enters what follows the text of the reply before it, and its prompt ends where its own reply's text begins.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.cluster.wire import value_format
-from twostroke.cluster.wire.channel import Channel, Message, WireError
+from twostroke.cluster.wire.channel import MISMATCH, Channel, IdentityMismatch, Message, WireError
 from twostroke.cluster.wire.checksum import is_right
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.page_digests import DigestThreads, IncomingChecks
@@ -24,6 +24,7 @@ from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
+from twostroke.kv.page_contents import write_entries
 from twostroke.kv.pool import PagePool
 from twostroke.kv.stream_header import StreamHeader
 
@@ -84,8 +85,13 @@ class IncomingTransfer:
         reservation = self._reservation
         return len(reservation.pages) if reservation is not None and self._ended else 0
 
-    def open(self, handle: ValueHandle, secret: bytes, extend: dict[str, Any] | None) -> None:
-        """Connect and claim, or ask for entries after those that are here. Raises WireError."""
+    def open(
+        self, handle: ValueHandle, secret: bytes, extend: dict[str, Any] | None, identity: str | None = None
+    ) -> None:
+        """Connect and claim, or ask for entries after those that are here. Raises WireError.
+
+        `identity`: that of the only model whose values are taken; None: any.
+        """
         channel = Channel.connect(handle.address, secret, runtime=self._runtime)
         with self._lock:
             self._channel, cancelled = channel, self._cancelled
@@ -101,6 +107,7 @@ class IncomingTransfer:
             layout=pool.memory.layout,
             transport=self._transport.name,
             machine=channel.machine,
+            identity=identity,
             **(extend or {}),
         )
 
@@ -112,7 +119,7 @@ class IncomingTransfer:
         same = about == value_format.without_entries(self._pool)  # as a rule; then there is nothing to read
         self._theirs = own if same else _decoded(about.encode(), self._open).geometry
         if identity is not None and identity != self.identity:
-            raise KVError("the value is of another model (or another kernels' variant): its identity differs")
+            raise IdentityMismatch(f"{self._open.peer}: {MISMATCH}")
         if not self._pages and not convert:
             own.require(self._theirs, REFUSED)
             raise KVError(f"{REFUSED}: its pages have another size or layout")
@@ -196,6 +203,8 @@ class IncomingTransfer:
     def _message(self) -> Message:
         message = self._open.receive(self._left())
         if message["kind"] == "gone":
+            if message.get("mismatch"):
+                raise IdentityMismatch(f"{self._open.peer}: {message['why']}")
             raise WireError(f"{self._open.peer} does not have the value: {message['why']}")
         return message
 
@@ -250,7 +259,7 @@ class IncomingTransfer:
             raise WireError(f"{self._open.peer} sent entries that no page has")
         reservation.ensure(int(numbers.max()) + 1)
         entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
-        pool.write(np.array(reservation.pages, np.int64)[numbers], slots, entries)
+        write_entries(pool, np.array(reservation.pages, np.int64)[numbers], slots, entries)
         self._arrived_pages.update(numbers.tolist())
         self._num_entries += len(slots)
         self.bytes_received += len(data)

@@ -13,7 +13,7 @@ from twostroke.cluster.wire.secret import Clock
 from twostroke.cluster.wire.transport import Transport
 from twostroke.cluster.wire.value_format import GROUP_BYTES, CompleteValue, piece, pieces, without_entries
 from twostroke.kv import spans
-from twostroke.kv.moves import PageSource
+from twostroke.kv.page_contents import PageSource, read_entries, reading
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class OutgoingTransfer:
             some = np.array(look.pages[:group], np.int64)
             numbers = range(self._sent, self._sent + len(some))
             with (
-                self._pool.reading(some, np.full(len(some), self._pool.page_size)) as sources,
+                reading(self._pool, some, np.full(len(some), self._pool.page_size)) as sources,
                 OutgoingDigests(
                     self._digesting, self._kind, self._sent, some.tolist(), sources, look.digests
                 ) as digests,
@@ -135,7 +135,7 @@ class OutgoingTransfer:
         return final
 
     def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
-        data = self._pool.read(pages, slots)
+        data = read_entries(self._pool, pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
         digest, began = checksum(view, self._kind), self._now()
         self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from twostroke.cluster.wire import checksum, value_format
 from twostroke.cluster.wire.checksum import Kind
 from twostroke.errors import TwostrokeError
-from twostroke.kv.moves import PageSource
+from twostroke.kv.page_contents import PageSource
 from twostroke.system.cores import usable_cores
 
 MAX_THREADS = 4

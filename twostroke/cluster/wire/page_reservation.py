@@ -19,7 +19,7 @@ class PageReservation:
     def __init__(self, pool: PagePool) -> None:
         self.pages: list[int] = []
         self._pool = pool
-        pool.pin(self)
+        pool.pins.add(self)
 
     @property
     def table(self) -> np.ndarray:
@@ -61,5 +61,5 @@ class PageReservation:
         pages, self.pages = self.pages, []
         for page in pages:  # frames are used again, and must not hold NaN
             self._pool.put(page, bytes(self._pool.page_bytes), 0)
-        self._pool.unpin(self)
+        self._pool.pins.remove(self)
         self._pool.release(np.array(pages, np.int64))

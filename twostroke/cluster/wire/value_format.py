@@ -21,7 +21,7 @@ from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import EntryTable
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.moves import PageSource
+from twostroke.kv.page_contents import PageSource
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.stream_header import StreamHeader
@@ -78,13 +78,7 @@ class CompleteValue:
         parts = _parts(table[~np.isin(table[:, PAGE], whole)], pool.page_size, len(whole))
         numbers |= {part.page: part.number for part in parts}
         pages = spans.distinct_pages(table)
-        said = EntryTable(
-            spans.with_pages(table, pages, np.arange(len(pages))),
-            kv.token_array,
-            kv.stretches,
-            kv.next_position,
-            kv.tail,
-        )
+        said = kv.entry_table.in_pages(pages, np.arange(len(pages)))
         header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
         return cls(
             kv,
@@ -157,7 +151,7 @@ def value(pool: PagePool, contents: EntryTable, logits: np.ndarray) -> KVCache:
     tail = contents.tail
     if tail is not None and len(logits):
         tail = replace(tail, row=StoredLogits(logits[None]))
-    return KVCache(pool, contents.table, contents.tokens, contents.stretches, contents.next_position, tail)
+    return KVCache(pool, replace(contents, tail=tail))
 
 
 def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
@@ -184,8 +178,7 @@ def without_entries(pool: PagePool) -> str:
 
 @lru_cache(16)
 def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
-    nothing = EntryTable(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0, None)
-    return headers.encode(StreamHeader(geometry, page_size, layout, 0, nothing, 0)).decode()
+    return headers.encode(StreamHeader(geometry, page_size, layout, 0, EntryTable.empty(), 0)).decode()
 
 
 def digest_of(kv: KVCache) -> str:

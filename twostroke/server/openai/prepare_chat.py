@@ -1,4 +1,4 @@
-"""A conversation on its way to the engine.
+"""From a conversation to the engine's requests.
 
 Every API that has conversations translates its body into a `ChatBody`, which is the server's own form of one. So
 tools, formats, sampling and techniques work alike in all of them.
@@ -6,21 +6,20 @@ tools, formats, sampling and techniques work alike in all of them.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from twostroke.api.conversation.fitting import SYSTEM, LeftOut, with_cut_passages, without_oldest
+from twostroke.api.conversation.fitting import SYSTEM_ROLES, LeftOut, cut_passages, drop_oldest
 from twostroke.api.conversation.window import ContextRoom, WindowPlan, plan_window
 from twostroke.api.llm import LLM
-from twostroke.engine.request import Request
 from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.methods import Plain
+from twostroke.methods import Method, Plain
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
-from twostroke.server.engine_requests import chat_tokens, choose_method, engine_requests, truncated
+from twostroke.server.engine_requests import Prepared, chat_tokens, choose_method, engine_requests, truncated
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
@@ -31,121 +30,66 @@ NO_ROOM = "the last message and the system message leave no room for an answer: 
 _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
 
 
-class Conversation:
-    """A checked body and the technique it names.
+@dataclass(frozen=True, kw_only=True)
+class PreparedChat(Prepared):
+    """A conversation, ready for the engine.
 
     Attributes:
-        warnings: what will not be done as the body asks, a line each.
-        left_out: what the prompt is without, after `requests`.
+        body: what is answered: with the model's defaults, and without what was left out.
+        tokens: the prompt that its messages have become.
     """
 
-    def __init__(self, engine: AsyncEngine, body: ChatBody, context: Context | None = None) -> None:
-        """The body goes on after `context`. Raises ApiError for what can be told before the prompt is made."""
-        self.warnings: list[str] = []
-        self.left_out = LeftOut()
-        self._window: WindowPlan | None = None
-        body = body if context is None else context.before_chat(body)
-        self._engine, self._context, self.body = engine, context, body.with_defaults(engine.llm.generation)
-        self._technique = choose_method(engine.name, body.model, body.method)
-        self._truncation = self.body.truncation or engine.settings.truncation
-        if self.body.truncation == "window":
-            self._require_plain()
-        if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-        if body.must_call and not body.callable_functions:
-            message = "tool_choice asks for a call of a function that tools does not have"
-            raise ApiError(400, message, param="tool_choice")
+    body: ChatBody
+    tokens: Sequence[int] = ()
 
-    def tokens(self) -> list[int]:
-        """The prompt. Takes long: call it off the event loop."""
-        llm, most = self._engine.llm, self.body.truncate_prompt_tokens
-        return truncated(llm, prompt_tokens(llm, self.body, cut=most is not None), most)
 
-    def requests(self, raw: str | None = None) -> list[Request]:
-        """The engine's requests; `raw` is a prompt in place of the messages. Takes long: call it off the event loop."""
-        body, llm = self.body, self._engine.llm
-        most = body.max_completion_tokens or body.max_tokens
-        functions = [function.for_template() for function in body.callable_functions]
-        reader = (
-            parser_factory(llm.tokenizer, functions, parallel=body.parallel, required=body.must_call)
-            if functions
-            else None
-        )
-        follow = constraint(self._engine.grammars, body, self.warnings, reader)
-        params = body.sampling(most, body.top_logprobs if body.logprobs else None, follow)
-        params = replace(params, reader=reader)
-        if raw is None:
-            self._fit()
-        if (window := self._window) is not None:
-            self._require_plain()
-            if params.prompt_logprobs is not None:
-                raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
-            return [window.request(llm, params)]
-        prompt = self.tokens() if raw is None else raw
-        return engine_requests(llm, [prompt], params, self._technique, self._context)
+def prepare_chat(
+    engine: AsyncEngine, body: ChatBody, context: Context | None = None, prompt: str | Sequence[int] | None = None
+) -> PreparedChat:
+    """The requests that answer a conversation. Takes long: call it off the event loop.
 
-    def _fit(self) -> None:
-        """Cut passages and leave out the oldest turns, as the body asks; what is gone is told as a warning."""
-        body, llm = self.body, self._engine.llm
-        messages, cut = list(body.messages), LeftOut()
-        if body.passage_budget is not None:
-            plain = [{"role": one.role, "content": one.content} for one in messages]
-            made, cut = with_cut_passages(plain, body.passage_budget, llm.tokenizer)
-            pairs = zip(messages, made, strict=True)
-            messages = [one.model_copy(update={"content": new["content"]}) for one, new in pairs]
-        most = body.max_completion_tokens or body.max_tokens
-        gone = LeftOut()
-        if self._truncation == "window":
-            messages, gone = self._in_window(messages, most)
-        elif self._truncation == "auto":
-            messages, gone = self._without_oldest(messages, most)
-        self.left_out = replace(gone, passages=cut.passages, passage_tokens=cut.passage_tokens)
-        if self.left_out:
-            self.body = body.model_copy(update={"messages": messages})
-            self.warnings.append(f"not all of the conversation is in the prompt: {self.left_out.text}")
+    Args:
+        engine: the served model.
+        body: the conversation. It goes on after `context`.
+        context: the beginning that was put under a name.
+        prompt: a text or token ids in place of the messages.
 
-    def _encode(self, messages: Sequence[ChatMessage]) -> ChatTokens:
-        """The prompt of some of the messages, however long."""
-        return prompt_tokens(self._engine.llm, self.body.model_copy(update={"messages": list(messages)}), cut=True)
+    Raises:
+        ApiError or InvalidRequest: what the body asks for cannot be done.
+    """
+    body, technique = _checked(engine, body, context)
+    llm, warnings = engine.llm, list[str]()
+    functions = [function.for_template() for function in body.callable_functions]
+    reader = (
+        parser_factory(llm.tokenizer, functions, parallel=body.parallel, required=body.must_call) if functions else None
+    )
+    follow = constraint(engine.grammars, body, warnings, reader)
+    params = body.sampling(body.max_answer_tokens, body.top_logprobs if body.logprobs else None, follow)
+    params = replace(params, reader=reader)
+    if prompt is not None:
+        return PreparedChat(engine_requests(llm, [prompt], params, technique, context), warnings, body=body)
+    fitted = _fit(engine, body)
+    if fitted.left_out:
+        body = body.model_copy(update={"messages": list(fitted.messages)})
+        warnings.append(f"not all of the conversation is in the prompt: {fitted.left_out.text}")
+    if fitted.window is None:
+        tokens = _prompt(llm, body)
+        requests = engine_requests(llm, [tokens], params, technique, context)
+    else:
+        _require_plain(technique)
+        if params.prompt_logprobs is not None:
+            raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
+        tokens = [id for part in fitted.window.parts for id in part]
+        requests = [fitted.window.request(llm, params)]
+    return PreparedChat(requests, warnings, fitted.left_out, body=body, tokens=tokens)
 
-    def _without_oldest(self, messages: list[ChatMessage], most: int | None) -> tuple[list[ChatMessage], LeftOut]:
-        llm = self._engine.llm
-        room = llm.max_model_len - min(most or 1, llm.max_model_len // 4)
-        begun = int(messages[0].role in SYSTEM)
 
-        def length(stay: range) -> int:
-            return len(self._encode([*messages[:begun], *messages[stay.start :]]))
+def prompt_ids(engine: AsyncEngine, body: ChatBody, context: Context | None = None) -> list[int]:
+    """The tokens of a conversation's prompt, for counting. Takes long: call it off the event loop.
 
-        whole = length(range(begun, len(messages)))
-        if whole <= room:
-            return messages, LeftOut()
-        stay = without_oldest([one.role for one in messages], lambda stay: length(stay) <= room)
-        gone = LeftOut(messages=stay.start - begun, tokens=whole - length(stay))
-        return [*messages[:begun], *messages[stay.start :]], gone
-
-    def _in_window(self, messages: list[ChatMessage], most: int | None) -> tuple[list[ChatMessage], LeftOut]:
-        """The messages whose KV stays, and what is gone. A chat that fits has no window."""
-        llm, body = self._engine.llm, self.body
-        sinks = self._engine.settings.sinks if body.sinks is None else body.sinks
-
-        def system() -> int:
-            alone = body.model_copy(update={"messages": messages[:1], "add_generation_prompt": False})
-            return common_prefix_length(prompt_tokens(llm, alone, cut=True), self._encode(messages))
-
-        found = plan_window(messages, self._encode, ContextRoom.of(llm, most), sinks, system)
-        if found is None:
-            raise ApiError(400, NO_ROOM, param="messages", code="context_length_exceeded")
-        left = list(found.messages)
-        if found.cuts:
-            self._window = found
-        dropped = len(messages) - len(left)
-        tokens = found.whole - found.extent.end if dropped else 0
-        return left, LeftOut(messages=dropped, tokens=tokens, entries=found.extent.end - len(found.extent))
-
-    def _require_plain(self) -> None:
-        """A window is a program of its own. Raises ApiError."""
-        if self._technique != Plain():
-            raise ApiError(400, "a window of KV is kept for plain generation: leave out method", param="truncation")
+    Raises ApiError or InvalidRequest.
+    """
+    return _prompt(engine.llm, _checked(engine, body, context)[0])
 
 
 def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> ChatTokens:
@@ -175,3 +119,96 @@ def chat_body(fields: Mapping[str, Any]) -> ChatBody:
 def without_tracking(system: str) -> str:
     """A system prompt without the header lines that would keep it from being found in the prefix index."""
     return _TRACKING.sub("", system)
+
+
+def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tuple[ChatBody, Method]:
+    """The body after its context and with the model's defaults, and its technique. Raises ApiError."""
+    body = body if context is None else context.before_chat(body)
+    technique = choose_method(engine.name, body.model, body.method)
+    if body.truncation == "window":
+        _require_plain(technique)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if body.must_call and not body.callable_functions:
+        message = "tool_choice asks for a call of a function that tools does not have"
+        raise ApiError(400, message, param="tool_choice")
+    return body.with_defaults(engine.llm.generation), technique
+
+
+def _require_plain(technique: Method) -> None:
+    """A window is a program of its own. Raises ApiError."""
+    if technique != Plain():
+        raise ApiError(400, "a window of KV is kept for plain generation: leave out method", param="truncation")
+
+
+def _prompt(llm: LLM, body: ChatBody) -> list[int]:
+    most = body.truncate_prompt_tokens
+    return truncated(llm, prompt_tokens(llm, body, cut=most is not None), most)
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """The messages for which there is room, what is left out, and how their KV comes to be in a window, if it does."""
+
+    messages: Sequence[ChatMessage]
+    left_out: LeftOut = field(default_factory=LeftOut)
+    window: WindowPlan | None = None
+
+
+def _fit(engine: AsyncEngine, body: ChatBody) -> _Fitted:
+    """Cut passages and leave out the oldest turns, as the body or the server's settings ask."""
+    messages, cut = body.messages, LeftOut()
+    if body.passage_budget is not None:
+        plain = [{"role": one.role, "content": one.content} for one in messages]
+        made, cut = cut_passages(plain, body.passage_budget, engine.llm.tokenizer)
+        pairs = zip(messages, made, strict=True)
+        messages = [one.model_copy(update={"content": new["content"]}) for one, new in pairs]
+    match body.truncation or engine.settings.truncation:
+        case "window":
+            fitted = _in_window(engine, body, messages)
+        case "auto":
+            fitted = _without_oldest(engine.llm, body, messages)
+        case _:
+            fitted = _Fitted(messages)
+    left_out = replace(fitted.left_out, passages=cut.passages, passage_tokens=cut.passage_tokens)
+    return replace(fitted, left_out=left_out)
+
+
+def _encode(llm: LLM, body: ChatBody, messages: Sequence[ChatMessage], **changes: Any) -> ChatTokens:
+    """The prompt of some of the messages, however long."""
+    return prompt_tokens(llm, body.model_copy(update={"messages": list(messages), **changes}), cut=True)
+
+
+def _without_oldest(llm: LLM, body: ChatBody, messages: list[ChatMessage]) -> _Fitted:
+    room = llm.max_model_len - min(body.max_answer_tokens or 1, llm.max_model_len // 4)
+    begun = int(messages[0].role in SYSTEM_ROLES)
+
+    def length(stay: range) -> int:
+        return len(_encode(llm, body, [*messages[:begun], *messages[stay.start :]]))
+
+    whole = length(range(begun, len(messages)))
+    if whole <= room:
+        return _Fitted(messages)
+    stay = drop_oldest([one.role for one in messages], lambda stay: length(stay) <= room)
+    left_out = LeftOut(messages=stay.start - begun, tokens=whole - length(stay))
+    return _Fitted([*messages[:begun], *messages[stay.start :]], left_out)
+
+
+def _in_window(engine: AsyncEngine, body: ChatBody, messages: list[ChatMessage]) -> _Fitted:
+    """The messages whose KV stays. A chat that fits has no window."""
+    llm = engine.llm
+    sinks = engine.settings.sinks if body.sinks is None else body.sinks
+
+    def encode(some: Sequence[ChatMessage]) -> ChatTokens:
+        return _encode(llm, body, some)
+
+    def system() -> int:
+        return common_prefix_length(_encode(llm, body, messages[:1], add_generation_prompt=False), encode(messages))
+
+    plan = plan_window(messages, encode, ContextRoom.of(llm, body.max_answer_tokens), sinks, system)
+    if plan is None:
+        raise ApiError(400, NO_ROOM, param="messages", code="context_length_exceeded")
+    dropped = len(messages) - len(plan.messages)
+    tokens = plan.whole - plan.extent.end if dropped else 0
+    left_out = LeftOut(messages=dropped, tokens=tokens, entries=plan.extent.end - len(plan.extent))
+    return _Fitted(plan.messages, left_out, plan if plan.cuts else None)

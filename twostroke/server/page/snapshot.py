@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.decode_lane import DecodeLane
+from twostroke.engine.engine import Engine
+from twostroke.engine.lane import Lane
+from twostroke.engine.request import Choice
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
-
-if TYPE_CHECKING:
-    from twostroke.engine.engine import Engine
-    from twostroke.engine.lane import Lane
 
 # What a frame holds: nothing; a page that only a prefix index knows; a page of several choices; a page of a value that
 # no lane has, such as a context; a page on its way from another tier; from OWNER on, a page of the i-th choice.
@@ -28,7 +26,7 @@ class LanePages:
     """A stroke in flight and the pages of its entries.
 
     Attributes:
-        owner: index of its choice among the picture's owners.
+        owner: index of its choice among the snapshot's owners.
         model: the role of its model.
         decodes: whether it is a decode.
         entries: number of entries so far.
@@ -77,7 +75,7 @@ class PoolSnapshot:
         return cells
 
     def placed(self, pages: np.ndarray) -> np.ndarray:
-        """The frames of page ids; NOWHERE also for an id that is newer than the picture."""
+        """The frames of page ids; NOWHERE also for an id that is newer than the snapshot."""
         known = pages < len(self.frames)
         return np.where(known, self.frames[np.where(known, pages, 0)] if len(self.frames) else NOWHERE, NOWHERE)
 
@@ -98,16 +96,18 @@ class EngineSnapshot:
 
 
 def take_snapshot(engine: Engine) -> EngineSnapshot:
-    """Copy what a picture needs. The engine must be at rest; nothing is sorted out here."""
+    """Copy what a snapshot needs. The engine must be at rest; nothing is sorted out here."""
     roles = {id(model): role for role, model in reversed(engine.models.items())}
     owners: dict[tuple[str, int, int], int] = {}
-    lanes = tuple(_lane(lane, owners, roles.get(id(lane.model), "")) for lane in engine.lanes)
+    lanes = tuple(
+        _lane(choice, lane, owners, roles.get(id(lane.model), "")) for choice in engine.choices for lane in choice.lanes
+    )
     return EngineSnapshot(tuple(owners), lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
 
 
-def _lane(lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> LanePages:
-    request = lane.choice.request
-    owner = owners.setdefault((request.name, request.arrival_order, lane.choice.index), len(owners))
+def _lane(choice: Choice, lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> LanePages:
+    request = choice.request
+    owner = owners.setdefault((request.name, request.arrival_order, choice.index), len(owners))
     writer = lane.writer
     return LanePages(lane.model.pool, owner, role, isinstance(lane, DecodeLane), len(writer), writer.table.copy())
 
@@ -118,7 +118,7 @@ def _pools(engine: Engine) -> Iterator[PoolSnapshot]:
         indexes = {model.index for model in engine.models.values() if model.index is not None and model.pool is pool}
         with pool.lock:
             indexed = np.concatenate([np.zeros(0, np.int64), *(index.pages_in_pool() for index in indexes)])
-            yield PoolSnapshot(pool, roles, pool.all_frames(), indexed, pool.arriving_frames())
+            yield PoolSnapshot(pool, roles, pool.all_frames(), indexed, list(pool.frames.reserved))
 
 
 def _tiers(engine: Engine) -> Iterator[tuple[str, int | None, int | None]]:

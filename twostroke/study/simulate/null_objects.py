@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,16 +54,9 @@ class NullPool(PagePool):
     def __init__(self, geometry: Geometry, num_pages: int, page_size: int, gaps: bool = False) -> None:
         self._gaps = gaps
         super().__init__(geometry, NullMemory(geometry.entry_bytes * page_size), num_pages, page_size)
-        self._free = [*_countdown(num_pages)]
 
-    def frames(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def step_tables(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(tables) if self._gaps else []
-
-
-@cache
-def _countdown(count: int) -> tuple[int, ...]:
-    """count - 1, ..., 0: numbers that the free lists of a thousand pools share."""
-    return tuple(range(count - 1, -1, -1))
 
 
 class NullTokenizer:

@@ -7,7 +7,6 @@ from typing import Any
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.engine import Engine
-from twostroke.engine.lane import PrefillLane
 from twostroke.engine.strokes import Prefill
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE
@@ -18,9 +17,9 @@ def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ())
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
     Holders are the prefix indexes, what is pinned, the strokes in flight with the values that they extend, results of
-    choices that the step in flight has ended, what its lanes have made for several choices, and `others`.
+    choices that the step in flight has ended, and `others`.
     """
-    held = pool._kept()
+    held = pool.pins.pages()
     values: list[Any] = list(others)
     for model in dict.fromkeys(engine.models.values()):
         if model.index is not None and model.pool is pool:
@@ -30,12 +29,8 @@ def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ())
             held.update(lane.writer.table[:, PAGE].tolist())
             base = lane.stroke.after if isinstance(lane.stroke, Prefill) else lane.stroke.kv
             values += [] if base is None else [base]
-    flying = engine._flight.step
-    for chunk in () if flying is None else flying.chunks:
-        lane = chunk.lane
-        values.append(lane.choice.result)
-        if isinstance(lane, PrefillLane) and lane.shared is not None:
-            values.append(lane.shared.value)
+    flying = engine.step_in_flight
+    values += [] if flying is None else [chunk.choice.result for chunk in flying.chunks]
     for kv in values:
         if isinstance(kv, KVCache) and kv.pool is pool:
             held.update(kv.table[:, PAGE].tolist())

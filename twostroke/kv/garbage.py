@@ -1,0 +1,37 @@
+"""Values in garbage reference cycles: when a full pool is worth a garbage collection.
+
+A value is a small object, and Python's collector does not see the pages that it holds. So a cycle of objects that holds
+values (a session with a reference to itself, a traceback) may keep a pool full until the collector happens to run.
+"""
+
+import gc
+import time
+
+PAUSE_FACTOR = 20  # a collection that freed nothing is repeated after so many times its duration,
+MAX_PAUSE_S = 1.0  # and after this at the latest: what it found alive may be garbage by then
+
+
+class GarbageCollection:
+    """Collections on behalf of one pool: at most a twentieth of the time of a pool that stays full."""
+
+    def __init__(self) -> None:
+        self._next = 0.0  # when the next one may run
+
+    @property
+    def due(self) -> bool:
+        """Whether a collection may find what the last one did not."""
+        return time.monotonic() >= self._next
+
+    def run(self) -> None:
+        """Collect garbage; objects that hold values are dropped by it, which `freed_some` has to be told."""
+        began = time.monotonic()
+        self._next = float("inf")  # a finalizer may allocate pages: one collection at a time
+        try:
+            gc.collect()
+        finally:
+            ended = time.monotonic()
+            self._next = ended + min(PAUSE_FACTOR * (ended - began), MAX_PAUSE_S)
+
+    def freed_some(self) -> None:
+        """The last collection freed pages: the next one may run at any time."""
+        self._next = 0.0

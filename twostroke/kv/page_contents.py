@@ -1,0 +1,136 @@
+"""The contents of pages, wherever they are: read as bytes or entry by entry, joined, and masked."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
+from twostroke.kv import spans
+from twostroke.kv.page_copies import PageCopy
+from twostroke.kv.pages import NOWHERE
+from twostroke.kv.pins import Pin
+from twostroke.kv.pool import PagePool
+
+
+@dataclass(frozen=True)
+class PageSource:
+    """Where a page is read: in a frame, or from a copy."""
+
+    memory: PageMemory
+    frame: int
+    copy: PageCopy | None
+
+    def data(self) -> memoryview:
+        """All bytes of the page, read-only. Raises PageLost."""
+        if self.copy is None:
+            return self.memory.read_pages([self.frame])[0]
+        data = np.empty(self.memory.page_bytes, np.uint8)
+        self.copy.read(data.data)
+        return data.data.toreadonly()
+
+
+@contextmanager
+def reading(pool: PagePool, pages: np.ndarray, stops: np.ndarray) -> Generator[list[PageSource]]:
+    """Where to read the slots before `stops` of distinct pages. All stay there meanwhile. Raises PageLost."""
+    pin = Pin(spans.pages_only(pages))
+    with pool.lock:
+        sources = [_source(pool, *one) for one in zip(pages.tolist(), stops.tolist(), strict=True)]
+        held = pages[[source.copy is None for source in sources]]
+        pool.retain(held)
+        pool.pins.add(pin)
+    try:
+        yield sources
+    finally:
+        pool.pins.remove(pin)
+        pool.release(held)
+
+
+def _source(pool: PagePool, page: int, stop: int) -> PageSource:
+    if (frame := pool.frame(page)) != NOWHERE:
+        return PageSource(pool.memory, frame, None)
+    return PageSource(pool.memory, NOWHERE, pool.copies.nearest(page, stop))
+
+
+def read_entries(pool: PagePool, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Gather entries: [layers, 2, n, Hkv, D], a copy. Raises PageLost."""
+    return _gather(pool, pages, slots, lambda memory, *at: memory.read(*at), 2)
+
+
+def read_keys(pool: PagePool, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Gather one layer's keys: [n, Hkv, D], a copy. Raises PageLost."""
+    return _gather(pool, pages, slots, lambda memory, *at: memory.read_keys(layer, *at), 0)
+
+
+def write_entries(pool: PagePool, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    """Scatter entries into pages in the pool, the inverse of `read_entries`."""
+    pool.memory.write(pool.frames_of(pages), slots, entries)
+
+
+def one_page_memory(pool: PagePool, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
+    """The bytes of one page as memory of one frame, in the pool's layout unless a layout is given."""
+    g = pool.geometry
+    shape = (1, g.num_layers, 2, g.num_kv_heads, pool.page_size, g.head_dim)
+    return HostMemory(shape, g.dtype, layout or pool.memory.layout, data)
+
+
+def joined_page(pool: PagePool, left: int, right: int, at: int, stop: int) -> memoryview:
+    """The bytes of a page with slots [0, at) of `left` and [at, stop) of `right`. Raises PageLost."""
+    data = np.empty(pool.page_bytes, np.uint8)
+    with reading(pool, np.array([left, right]), np.array([at, stop])) as (one, other):
+        data[:] = np.frombuffer(one.data(), np.uint8)
+        theirs = one_page_memory(pool, np.frombuffer(other.data(), np.uint8))
+    slots = np.arange(at, stop)
+    zeros = np.zeros_like(slots)
+    one_page_memory(pool, data).write(zeros, slots, theirs.read(zeros, slots))
+    return data.data
+
+
+def masked_page(pool: PagePool, data: memoryview, slots: np.ndarray) -> memoryview:
+    """The bytes of a page, with zeros in all slots but `slots`."""
+    if len(slots) == pool.page_size:
+        return data
+    masked = one_page_memory(pool, np.zeros(pool.page_bytes, np.uint8))
+    zeros = np.zeros_like(slots)
+    masked.write(zeros, slots, one_page_memory(pool, np.frombuffer(data, np.uint8)).read(zeros, slots))
+    return masked.read_pages([0])[0]
+
+
+def copy_pages(source: PagePool, pages: np.ndarray, stops: np.ndarray, target: PagePool, fresh: np.ndarray) -> None:
+    """Copy the slots before `stops` of distinct pages to `fresh` pages of another pool, and claim them there.
+
+    Geometry and page size must agree. Raises PageLost: some pages may have been copied.
+    """
+    with reading(source, pages, stops) as sources:
+        for one, page, stop in zip(sources, fresh.tolist(), stops.tolist(), strict=True):
+            if target.memory.layout == source.memory.layout:
+                target.put(page, one.data(), stop)
+            else:
+                slots = np.arange(stop)
+                loose = one_page_memory(source, np.frombuffer(one.data(), np.uint8))
+                write_entries(target, np.full_like(slots, page), slots, loose.read(np.zeros_like(slots), slots))
+                target.claim(page, 0, stop)
+
+
+def _gather(
+    pool: PagePool, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int
+) -> np.ndarray:
+    """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
+    unique, owners = np.unique(pages, return_inverse=True)
+    stops = np.zeros(len(unique), np.int64)
+    np.maximum.at(stops, owners, slots + 1)
+    with reading(pool, unique, stops) as sources:
+        frames = np.array([source.frame for source in sources], np.int64)
+        here = np.array([source.copy is None for source in sources], bool)[owners]
+        if here.all():
+            return read(pool.memory, frames[owners], slots)
+        parts, places = [read(pool.memory, frames[owners][here], slots[here])], [np.flatnonzero(here)]
+        for i, source in enumerate(sources):
+            if source.copy is not None:
+                where = np.flatnonzero(owners == i)
+                page = one_page_memory(pool, np.frombuffer(source.data(), np.uint8))
+                parts.append(read(page, np.zeros_like(where), slots[where]))
+                places.append(where)
+    bits = np.concatenate([part.view(f"u{part.itemsize}") for part in parts], axis)
+    return bits.take(np.argsort(np.concatenate(places)), axis).view(parts[0].dtype)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from twostroke import LLM
-from twostroke.engine.turns import LeaderFollower
+from twostroke.engine.concurrency import LeaderFollower
 
 PROMPTS = [[5 + i, 9, 17 + i, 3, 40 + i, 8] * (1 + i % 4) for i in range(4)]
 OTHERS = 3  # threads that are not interrupted

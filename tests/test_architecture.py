@@ -33,13 +33,9 @@ def layers() -> list[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """Every twostroke module that a file imports, also inside functions, except for type checking only."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
+    """Every twostroke module that a file imports, also inside functions, and for type checking only."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("twostroke"):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if module_file(name) else str(node.module) for name in names}

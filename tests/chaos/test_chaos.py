@@ -21,7 +21,8 @@ from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.lease import Lease
 from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.page_digests import IncomingChecks
-from twostroke.engine.placement import Placement, _pages_held
+from twostroke.engine.page_budget import pages_held
+from twostroke.engine.placement import Placement
 from twostroke.engine.request import Request
 from twostroke.study.simulate.event_queue import EventQueue
 
@@ -92,14 +93,14 @@ def an_answer_begins_again(patch: pytest.MonkeyPatch) -> None:
 def the_preempted_start_at_once(patch: pytest.MonkeyPatch) -> None:
     """They need what they held, and nothing of what was missing."""
 
-    def preempt_youngest(self: Placement, lane: Any, error: Any) -> bool:
+    def preempt_youngest(self: Placement, choice: Any, lane: Any, error: Any) -> bool:
         active = list(self._queues.active)
         if len(active) > 1:
-            self._preempt(active[-1])
+            self.preempt(active[-1])
         return len(active) > 1
 
     patch.setattr(Placement, "_preempt_youngest", preempt_youngest)
-    patch.setattr(Placement, "_room_to_start", lambda self, choice: _pages_held(choice))
+    patch.setattr(Placement, "_room_to_start", lambda self, choice: pages_held(choice))
 
 
 def a_prefill_that_is_given_up_is_offered_for_ever(patch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_nobody_waits_for_what_nobody_wants(llm: LLM, end: str) -> None:
         assert (first.cancelled(), llm.engine.num_arriving, seen) == (True, 0, [])
         return
     (choice,) = one.choices
-    llm.engine._placement._preempt(choice)
+    llm.engine._placement.preempt(choice)
     assert first.cancelled()
     llm.engine.step()
     second.set_result("again")

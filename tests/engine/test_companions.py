@@ -140,7 +140,7 @@ def test_a_preemption_among_guesses_changes_nothing(seen: int, tiny_llm: TinyLLM
 
     def preempting() -> None:
         if taken == seen + 1 and not request.preemptions:
-            llm.engine._placement._preempt(choice)
+            llm.engine._placement.preempt(choice)
         resume()
 
     llm.engine._requests.resume_programs = preempting  # type: ignore[method-assign]

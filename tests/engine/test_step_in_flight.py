@@ -12,7 +12,7 @@ from tests.engine.late import LATE_S, late
 from tests.tiny import VOCAB, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.engine import step_in_flight as flight
+from twostroke.engine import step_in_flight
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.step import ScheduledStep
@@ -195,7 +195,7 @@ def test_an_interrupted_step_ends_what_is_in_flight(opened: Callable[..., LLM]) 
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm.engine._programs, "deliver", interrupted)
+        patch.setattr(request.choices[0], "deliver", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.engine.step()
     assert request.done
@@ -257,7 +257,7 @@ def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
     """From the end of the step before; not if the caller pauses meanwhile."""
     now = 0.0
     engine = opened().engine
-    one = flight.StepInFlight(engine._programs, engine._placement, lambda: now)
+    one = step_in_flight.StepInFlight(engine._placement, lambda: now)
     found: list[float | None] = []
     for began, left, entered, over in [
         (10, 11, 11.1, 15),
@@ -279,7 +279,7 @@ def test_a_forecast_follows_steps_in_flight(opened: Callable[..., LLM], monkeypa
     assert forecast is not None
     seen: list[float] = []
     monkeypatch.setattr(forecast, "observe", lambda _chunks, _predicted, measured: seen.append(measured))
-    monkeypatch.setattr(flight, "PAUSE", 1.0)
+    monkeypatch.setattr(step_in_flight, "PAUSE", 1.0)
     began = time.perf_counter()
     llm.generate([prompt(5)], max_tokens=20, ignore_eos=True)
     assert len(seen) == 20

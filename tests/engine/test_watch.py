@@ -23,7 +23,7 @@ def requests(llm: LLM, prompts: list[str], tokens: int = 12, **params: Any) -> l
 
 
 def watched(llm: LLM, asked: list[Request]) -> tuple[list[StepRecord], EngineSnapshot | None]:
-    llm.engine.watch = watch = StepRecorder()
+    llm.engine.observer = watch = StepRecorder()
     llm.engine.run(asked)
     return watch.take()
 
@@ -54,7 +54,7 @@ def test_a_request_that_began_before_is_recorded_from_then_on(tiny_llm: Callable
     request = llm.engine.submit(requests(llm, [PROMPT])[0])
     while len(request.timings.tokens) < 4:
         llm.engine.step()
-    llm.engine.watch = watch = StepRecorder()
+    llm.engine.observer = watch = StepRecorder()
     llm.engine.finish([request])
     steps, _ = watch.take()
     assert [us for step in steps for us in step.ttft_us] == []
@@ -74,7 +74,7 @@ def test_preemptions_and_evictions(tiny_llm: Callable[..., LLM]) -> None:
 def test_a_picture(tiny_llm: Callable[..., LLM]) -> None:
     """Two choices of one prompt share its whole pages, and its index knows these; a value holds pages of its own."""
     llm = tiny_llm()
-    llm.engine.watch = watch = StepRecorder()
+    llm.engine.observer = watch = StepRecorder()
     kv = llm.prefill("value " * 20)
     request = llm.engine.submit(requests(llm, [PROMPT], n=2)[0])
     request.name = "mine"
@@ -118,7 +118,7 @@ def test_watching_changes_no_answer(tiny_llm: Callable[..., LLM], name: str) -> 
 
 def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
-    llm.engine.watch = watch = StepRecorder()
+    llm.engine.observer = watch = StepRecorder()
     request = llm.engine.submit(llm.request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), Repeat()))
     while len(request.timings.tokens) < 3:
         llm.engine.step()
@@ -132,7 +132,7 @@ def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> Non
 @pytest.mark.reference
 def test_a_ring_that_nobody_empties_is_bounded(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
-    llm.engine.watch = watch = StepRecorder()
+    llm.engine.observer = watch = StepRecorder()
     llm.engine.run(requests(llm, [PROMPT], tokens=3))
     for _ in range(RING):
         watch.record(llm.engine, (), 0.0)

@@ -163,9 +163,9 @@ def test_the_engine_at_work(screen: Screen, server: Serving) -> None:
 
 
 def test_a_page_that_nobody_sees_watches_nothing(screen: Screen, server: Serving) -> None:
-    assert server.llm.engine.watch is not None
+    assert server.llm.engine.observer is not None
     screen.page.goto("about:blank")
-    eventually(lambda: server.llm.engine.watch is None)
+    eventually(lambda: server.llm.engine.observer is None)
 
 
 NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, canvas[role], [role=region]")]

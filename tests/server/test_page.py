@@ -157,7 +157,7 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
 
 def test_the_feed_tells_what_the_engine_does(open_tiny: Callable[..., LLM]) -> None:
     with serving(open_tiny()) as running, running.http() as http:
-        assert running.llm.engine.watch is None
+        assert running.llm.engine.observer is None
         with http.stream("GET", "/watch") as watching:
             told = events(watching.iter_lines())
             name, facts = next(told)
@@ -191,7 +191,7 @@ def test_the_feed_tells_what_the_engine_does(open_tiny: Callable[..., LLM]) -> N
                 if name == "pages" and not data["lanes"]:  # what the last step left behind
                     assert data["pools"][0]["runs"] == [4, 1, pool.num_pages - 4, 0]
                     break
-        eventually(lambda: running.llm.engine.watch is None)
+        eventually(lambda: running.llm.engine.observer is None)
 
 
 def test_a_watcher_that_reads_nothing_stops_nobody(open_tiny: Callable[..., LLM]) -> None:
@@ -201,7 +201,7 @@ def test_a_watcher_that_reads_nothing_stops_nobody(open_tiny: Callable[..., LLM]
         socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as slow,
     ):
         slow.sendall(b"GET /watch HTTP/1.1\r\nhost: x\r\n\r\n")
-        eventually(lambda: running.llm.engine.watch is not None)
+        eventually(lambda: running.llm.engine.observer is not None)
         body = {"model": "tiny", "prompt": "the", "max_tokens": 600, "ignore_eos": True}
         assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 600
 
@@ -227,10 +227,10 @@ def test_a_watcher_that_is_slow_skips(monkeypatch: pytest.MonkeyPatch, open_tiny
             await quick.aclose()
             await slow.aclose()
             for _ in range(1000):
-                if llm.engine.watch is None:
+                if llm.engine.observer is None:
                     break
                 await asyncio.sleep(0.005)
-            assert llm.engine.watch is None
+            assert llm.engine.observer is None
 
     asyncio.run(run())
 

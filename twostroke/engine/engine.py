@@ -5,31 +5,39 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from twostroke.engine.clock import SYSTEM, Clock
-from twostroke.engine.fair_lock import FairLock
+from twostroke.engine.concurrency import FairLock, LeaderFollower
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.itl_objective import comfortable_itl_ms
 from twostroke.engine.lane import Lane
 from twostroke.engine.load_queue import LoadQueue, measure_stores
 from twostroke.engine.model import Model
 from twostroke.engine.output import Token
+from twostroke.engine.page_budget import PageBudget
 from twostroke.engine.placement import Placement
 from twostroke.engine.program_runner import ProgramRunner
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
 from twostroke.engine.request_manager import RequestManager
 from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
-from twostroke.engine.step import ScheduledStep, StepReport
+from twostroke.engine.step import Chunk, ScheduledStep, StepReport
 from twostroke.engine.step_in_flight import StepInFlight
-from twostroke.engine.turns import LeaderFollower
 from twostroke.errors import EngineFailed, EngineStopped
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tiers.tiers import Tiers
-from twostroke.server.page.step_recorder import StepRecorder
 
 CLOSED = "this model is closed: open it again"
 CUT = "a step of this model was interrupted, so its requests have ended: ask again"
+
+
+class EngineObserver(Protocol):
+    """What is told of each step that did something, in the thread that steps."""
+
+    def record(self, engine: Engine, chunks: Sequence[Chunk], began: float) -> None:
+        """Record a step that computed `chunks`, began at time `began`, and is over now. The engine is at rest."""
+        ...
 
 
 class Engine:
@@ -44,7 +52,7 @@ class Engine:
         tiers: where pages may be besides the pools.
         on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
-        watch: gets a record of each step; None while nobody watches. Any thread may set it.
+        observer: told of each step; None while nobody watches. Any thread may set it.
     """
 
     def __init__(
@@ -61,7 +69,7 @@ class Engine:
         self._lock = FairLock()  # held for every change of the engine's state
         self._waiters = LeaderFollower()
         self.on_arrival: Callable[[], None] | None = None
-        self.watch: StepRecorder | None = None
+        self.observer: EngineObserver | None = None
         self._closed = False
         self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
@@ -73,13 +81,11 @@ class Engine:
                 called()
 
         self._queues = Queues()
-        self._programs, self._loads = (
-            ProgramRunner(self.models, default, wake, clock),
-            LoadQueue(self.tiers, wake, clock),
-        )
-        unique = dict.fromkeys(self.models.values())
-        self._placement = Placement(unique, self._queues, self._programs.index_computed, self._loads, clock)
-        self._flight = StepInFlight(self._programs, self._placement, clock)
+        self._loads = LoadQueue(self.tiers, wake, clock)
+        self._budget = PageBudget(dict.fromkeys(self.models.values()), self._loads)
+        self._programs = ProgramRunner(self.models, default, wake, clock)
+        self._placement = Placement(self._budget, self._queues, self._programs.index_computed, clock)
+        self._flight = StepInFlight(self._placement, clock)
         idle = self._flight.clear  # nobody may step for a long time
         self._requests = RequestManager(self._queues, self._programs, self._placement, self._loads, idle, clock)
         if self.tiers.stores:
@@ -144,13 +150,18 @@ class Engine:
         return len(self._queues.arriving)
 
     @property
+    def step_in_flight(self) -> ScheduledStep | None:
+        """The step whose tokens are not read yet, if there is one."""
+        return self._flight.step
+
+    @property
     def lanes(self) -> list[Lane]:
         """The strokes in flight of all choices that have started, in order of arrival."""
         return [lane for choice in self._queues.active for lane in choice.lanes]
 
     def cached_pages(self, pool: PagePool) -> int:
         """Number of the pool's pages that are held by prefix indexes."""
-        return self._placement.cached_pages(pool)
+        return self._budget.cached_pages(pool)
 
     @property
     def failure(self) -> EngineFailed | None:
@@ -165,7 +176,7 @@ class Engine:
     @property
     def evicted_pages(self) -> int:
         """Number of times that a page of a prefix index had to give up its frame."""
-        return self._placement.evicted_pages
+        return self._budget.evicted_pages
 
     # Requests, of any thread ------------------------------------------------------------------------------------
 
@@ -219,7 +230,7 @@ class Engine:
                     self._requests.fail({request}, EngineStopped(CLOSED))
             self.tiers.close()  # first: what waits to be written is in the indexes
             with self._lock:
-                self._placement.close()
+                self._budget.close()
         finally:
             self._waiters.notify()
 
@@ -259,9 +270,11 @@ class Engine:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
-        self._waiters.wait(
-            ready, self._step_unless, lambda: self.idle_timeout() or (None if self._requests.awaiting_threads else 0)
-        )
+        self._waiters.wait(ready, self._step_unless, self._pause)
+
+    def _pause(self) -> float | None:
+        """Seconds to wait after a step without work; None: until another thread brings something."""
+        return self.idle_timeout() or (None if self._requests.awaiting_threads else 0)
 
     def _step_unless(self, ready: Callable[[], bool]) -> bool:
         with self._lock:
@@ -275,7 +288,7 @@ class Engine:
 
     def idle_timeout(self) -> float | None:
         """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
-        pauses = self._loads.next_deadline() if self._loads else None, self._placement.retry_after()
+        pauses = self._loads.next_deadline() if self._loads.busy else None, self._placement.retry_after()
         return min((pause for pause in pauses if pause is not None), default=None)
 
     # The step ---------------------------------------------------------------------------------------------------
@@ -319,10 +332,10 @@ class Engine:
                 requests.resume_programs()
                 ready = requests.ready
             self._observe(step, self._clock() - began)
-        if self._loads:
+        if self._loads.busy:
             self._loads.start(self._placement.may_load)
-        if (watch := self.watch) is not None and worked:
-            watch.record(self, chunks, began)
+        if (observer := self.observer) is not None and worked:
+            observer.record(self, chunks, began)
         return worked
 
     @property

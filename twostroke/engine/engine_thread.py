@@ -66,6 +66,7 @@ class EngineThread:
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
+        self._between_steps_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -80,6 +81,11 @@ class EngineThread:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since it was last between two steps: what a step takes that hangs, and about 1 s at rest."""
+        return time.monotonic() - self._between_steps_at
 
     def submit(self, request: Request, owner: Any) -> None:
         """Start a request; its updates carry the owner."""
@@ -135,6 +141,7 @@ class EngineThread:
         try:
             pause = LOOK_S
             while self._obey(pause):
+                self._between_steps_at = time.monotonic()
                 if (lost := self._engine.failure) is not None:
                     raise lost
                 pause = self._step() if self._owners else LOOK_S

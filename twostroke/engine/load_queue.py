@@ -1,7 +1,7 @@
-"""All loads of an engine: which run, which are over, and what lanes go on with.
+"""The queue of page loads: which run, which are over, and what lanes go on with.
 
-A lane whose pages are not in the pool waits for a load (`page_load.py`), and others go on. A load goes: queued, running,
-and then done, failed, or given up with a thread still inside.
+A lane whose pages are not in the pool waits for a load (`page_load.py`), and others go on. A load is queued, then
+running, and then done, failed, or abandoned while a thread is still inside.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ their configuration files are made from it. The file imports no numpy, so that `
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from twostroke.backends.native.library import VARIANTS
-from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
+from twostroke.errors import InvalidRequest
+from twostroke.fields import Rule, declare, flag, integer, number, size, text
 from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
 
 BACKENDS = ("auto", "native", *(f"native-{variant}" for variant in VARIANTS), "triton", "reference")
@@ -20,7 +22,7 @@ MAX_RANKS = 64
 
 
 @dataclass(frozen=True)
-class LLMOptions(Checked):
+class LLMOptions:
     """The arguments of `LLM`, whose docstring describes them in full."""
 
     model: str = declare(
@@ -98,3 +100,16 @@ class LLMOptions(Checked):
     itl_ms: float | None = number(None, above=0, help="ITL objective in milliseconds, which prefill chunks must meet.")
     page_size: int = integer(16, least=1, help="KV entries per page.")
     check: bool = flag(False, help="Check the weights first: their values, and digests where they are known.")
+
+
+def companion_parts(wanted: str) -> tuple[str, str]:
+    """The model and the weights that a companion's name stands for: "int4" is ("", "int4"), of the main model.
+
+    Raises InvalidRequest for weights that do not exist.
+    """
+    name, _, weights = wanted.rpartition("@") if "@" in wanted else (wanted, "", "stored")
+    if re.fullmatch(r"stored|(bf|fp|int)\d+", name):  # int5 too, which is then refused
+        name, weights = "", name
+    if weights not in WEIGHTS:
+        raise InvalidRequest(f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
+    return name, weights

@@ -8,14 +8,14 @@ from typing import Any
 
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
-from twostroke.engine.lane import Lane, PrefillLane
+from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
+from twostroke.engine.prefill_lane import PrefillLane
 from twostroke.engine.request import PENDING, Choice, PendingFuture, Raised, SharedPrefill, close
 from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke
 from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
-from twostroke.sampling.draw import Sampled
 
 
 class ProgramRunner:
@@ -72,20 +72,20 @@ class ProgramRunner:
         elif isinstance(stroke, Decode):
             self._open_decode(choice, slot, stroke)
         elif isinstance(stroke, Await):
-            errand = PendingFuture(slot, stroke.start(), self._clock())
-            choice.futures.append(errand)
-            errand.future.add_done_callback(lambda _: self._wake())
+            pending = PendingFuture(slot, stroke.start(), self._clock())
+            choice.futures.append(pending)
+            pending.future.add_done_callback(lambda _: self._wake())
         else:
             raise InvalidRequest(f"a program yields Prefill, Decode, Emit and Await, not {type(stroke).__name__}")
 
     def collect_futures(self, choice: Choice) -> bool:
         """Take what has come that a choice waits for. The next `resume` hands it to its program."""
-        done = [errand for errand in choice.futures if errand.future.done()]
-        for errand in done:
-            choice.futures.remove(errand)
-            choice.request.timings.loading += self._clock() - errand.began
-            error = CancelledError() if errand.future.cancelled() else errand.future.exception()
-            choice.results[errand.slot] = errand.future.result() if error is None else Raised(error)
+        done = [pending for pending in choice.futures if pending.future.done()]
+        for pending in done:
+            choice.futures.remove(pending)
+            choice.request.timings.loading += self._clock() - pending.began
+            error = CancelledError() if pending.future.cancelled() else pending.future.exception()
+            choice.results[pending.slot] = pending.future.result() if error is None else Raised(error)
         return bool(done)
 
     def _open_decode(self, choice: Choice, slot: int, stroke: Decode) -> None:
@@ -96,16 +96,16 @@ class ProgramRunner:
         if stroke.emit:
             choice.replay_given(stroke, record)
         if not stroke.emit:
-            output = self._private_track(choice, record)
+            output = self._draft_output(choice, record)
         elif output.finish_reason is not None and not record.sampled:
             choice.results[slot] = Decoded(stroke.kv, (), output.finish_reason)  # the request has already ended
             return
         model = self._model(stroke.model)
         seed = choice.seed(stroke.stream)
-        choice.lanes.append(DecodeLane(choice, slot, model, stroke, output, seed, record, self._by_identity))
+        choice.lanes.append(DecodeLane(slot, model, stroke, output, seed, record, self._by_identity))
 
-    def _private_track(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
-        """A output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""
+    def _draft_output(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
+        """An output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""
         output = choice.output
         if record.start is None:
             record.start = len(output.ids)
@@ -132,7 +132,9 @@ class ProgramRunner:
                 return
             if not request.preemptions:
                 request.shared_prefills[key] = shared = SharedPrefill(len(request.choices) - 1)
-        lane = PrefillLane(choice, slot, self._model(stroke.model), stroke, shared)
+        lane = PrefillLane(slot, self._model(stroke.model), stroke)
+        if shared is not None:
+            choice.sharing[slot] = shared
         request.prefilled_tokens += lane.cached.total() + len(lane.todo)
         request.cached_by_tier += lane.cached
         choice.lanes.append(lane)
@@ -145,19 +147,9 @@ class ProgramRunner:
             for i, sampled in enumerate(stroke.sampled, 1):
                 if choice.output.finish_reason is None:
                     last = stroke.finish_reason == "length" and i == len(stroke.sampled)
-                    self.deliver(choice, choice.output, sampled, full=last)
+                    choice.deliver(choice.output, sampled, self._clock(), full=last)
             choice.hold_last_token()
         return choice.output.finish_reason is not None
-
-    def deliver(self, choice: Choice, output: ChoiceOutput, sampled: Sampled, full: bool = False) -> None:
-        """Add a token to a output. If it is the choice's main output, also hand the token to the caller."""
-        token = output.push(sampled, full)
-        if output is choice.output and not choice.verify_given(token):
-            if choice.index == 0:
-                choice.request.timings.tokens.append(self._clock())
-            choice.went_on()
-            choice.release_held_token()
-            choice.request.events.append(token)
 
     def end_with_length(self, choice: Choice, lane: Lane | None = None) -> bool:
         """End with "length" what finds no page even alone: `lane`, or what the choice's program does.
@@ -185,8 +177,8 @@ class ProgramRunner:
                 self._index(lane, lane.kv)
             if lane.kv is not None and choice.index == 0:
                 choice.request.kv_bytes = lane.kv.nbytes
-            if isinstance(lane, PrefillLane) and lane.shared is not None:
-                lane.shared.arrived(lane.result)
+            if (shared := choice.sharing.pop(lane.slot, None)) is not None:
+                shared.arrived(lane.result)
             lane.close()
 
     def _index(self, lane: Lane, kv: KVCache, again: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""The waiting, the running and the arriving choices, all in order of arrival."""
+"""Queues of choices by state, all in order of arrival."""
 
 import bisect
-import heapq
 
+from twostroke.engine.choice_state import ACTIVE, QUEUED, RUNNING, TRANSITIONS, ChoiceState
 from twostroke.engine.request import Choice
 
 
@@ -10,38 +10,28 @@ class Queues:
     """First come, first served: a preempted choice returns to its place in the order.
 
     Attributes:
-        waiting: not started.
+        waiting: not started, or preempted, or parked.
         running: what steps work on.
-        arriving: started, and all of their strokes wait for pages from other tiers, or for a place among the running.
+        arriving: all of whose strokes wait for pages from other tiers, or for a place among the running.
+        active: the running and the arriving, merged.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Choice] = []
         self.running: list[Choice] = []
         self.arriving: list[Choice] = []
+        self.active: list[Choice] = []
 
-    @property
-    def active(self) -> list[Choice]:
-        """All that have started."""
-        if not self.arriving:
-            return self.running
-        return list(heapq.merge(self.running, self.arriving, key=lambda c: c.order))
+    def move(self, choice: Choice, state: ChoiceState) -> None:
+        """Change the state of a choice, by the table of transitions, and with it the queue that it is in."""
+        assert state in TRANSITIONS[choice.state], f"a choice cannot go from {choice.state.value} to {state.value}"
+        for queue in self._queues(choice.state):
+            queue.remove(choice)
+        choice.state = state
+        for queue in self._queues(state):
+            bisect.insort(queue, choice, key=lambda one: one.order)
 
-    def wait(self, choice: Choice) -> None:
-        """Queue a new choice, or one that must start again."""
-        self._move(choice, self.waiting)
-
-    def run(self, choice: Choice) -> None:
-        self._move(choice, self.running)
-
-    def arrive(self, choice: Choice) -> None:
-        self._move(choice, self.arriving)
-
-    def leave(self, choice: Choice) -> None:
-        for queue in (self.waiting, self.running, self.arriving):
-            if choice in queue:
-                queue.remove(choice)
-
-    def _move(self, choice: Choice, queue: list[Choice]) -> None:
-        self.leave(choice)
-        bisect.insort(queue, choice, key=lambda c: c.order)
+    def _queues(self, state: ChoiceState) -> tuple[list[Choice], ...]:
+        if state in ACTIVE:
+            return (self.active, self.running if state is RUNNING else self.arriving)
+        return (self.waiting,) if state in QUEUED else ()

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from twostroke.engine.choice_state import NEW, Shortage
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
 from twostroke.engine.output import ChoiceOutput, Token
@@ -68,9 +69,10 @@ class Choice:
         self.num_decodes = self.num_emits = self.emits_done = 0
         self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
         self.held_token: Token | None = None  # the last token, while it is not certain that another can follow it
-        self.needs: dict[PagePool, int] = {}  # pages of each pool that a preempted choice needs to start again
-        self.short_until = 0.0  # until when it waits for pages that others hold; 0: it has found all so far
-        self.retry_at = 0.0  # when it looks for them next
+        self.sharing: dict[int, SharedPrefill] = {}  # by slot: prefills that siblings wait for or may take
+        self.state = NEW  # changed by `Queues.move` alone
+        self.reserved: dict[PagePool, int] = {}  # pages of each pool that it needs to start again, since a preemption
+        self.shortage: Shortage | None = None
         self.result: Any = None
         self.done = False
 
@@ -140,7 +142,7 @@ class Choice:
     def replay_given(self, stroke: Decode, record: DecodeRecord) -> None:
         """Let a decode enter the given tokens, as after a preemption.
 
-        A stroke that guesses, or that tells the program more than ids, samples them again (`proves`).
+        A stroke that guesses, or that tells the program more than ids, samples them again (`_was_given`).
         """
         if record.sampled or stroke.guesses or stroke.until is not None or stroke.stats or stroke.keep_logits:
             return
@@ -151,7 +153,7 @@ class Choice:
         if record.sampled and ended:
             record.complete, record.finish_reason = True, self.output.finish_reason
 
-    def verify_given(self, token: Token) -> bool:
+    def _was_given(self, token: Token) -> bool:
         """Whether a token is one of the given, sampled again. Raises InvalidRequest if it is another."""
         if token.index >= len(self.given):
             return False
@@ -166,8 +168,9 @@ class Choice:
         """Drop the program and every value and page it holds."""
         for lane in self.lanes:
             lane.close()
-        for errand in self.futures:
-            errand.future.cancel()
+        self.sharing.clear()
+        for pending in self.futures:
+            pending.future.cancel()
         self.lanes, self.futures, self.results = [], [], []
         program, self.program = self.program, None
         if program is not None:
@@ -182,9 +185,25 @@ class Choice:
         if events and events[-1].choice == self.index and self.output.finish_reason is None:
             self.held_token = events.pop()
 
-    def went_on(self) -> None:
-        """Another token is made: if it had to wait for pages, it found them, and may wait again."""
-        self.short_until = 0.0
+    def deliver(self, output: ChoiceOutput, sampled: Sampled, made_at: float, full: bool = False) -> None:
+        """Add a token to an output. If it is the choice's own, also hand the token to the caller.
+
+        Args:
+            output: the choice's own output, or one of tokens that are not emitted yet.
+            sampled: the token.
+            made_at: when it was made, in seconds of the engine's clock.
+            full: whether the context has no room for another.
+        """
+        token = output.push(sampled, full)
+        if output is not self.output or self._was_given(token):
+            return
+        request = self.request
+        if self.index == 0:
+            request.timings.tokens.append(made_at)
+        self.shortage = None
+        if self.held_token is not None:
+            self.release_held_token()
+        request.events.append(token)
 
     def release_held_token(self) -> None:
         """Hand over the token that was kept back."""
@@ -304,7 +323,8 @@ class Request:
 class SharedPrefill:
     """A prefill that several choices of a request need: computed once, its pages shared.
 
-    `takers` counts the choices that have not asked yet; the last one removes it from `Request.shared`.
+    `takers` counts the choices that have not asked yet; the last one removes it from
+    `Request.shared_prefills`.
     """
 
     takers: int

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from twostroke.engine.choice_state import ARRIVING, DONE, RUNNING, WAITING
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
@@ -50,35 +51,35 @@ class RequestManager:
     @property
     def awaiting_threads(self) -> bool:
         """Whether other threads bring something that one of them waits for."""
-        return bool(self._loads) or any(choice.futures for choice in self._queues.active)
+        return self._loads.busy or any(choice.futures for choice in self._queues.active)
 
     @property
-    def ready(self) -> list[DecodeLane]:
-        """Lanes with rows to sample from."""
-        lanes = (lane for choice in self._queues.running for lane in choice.lanes)
-        return [lane for lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
+    def ready(self) -> list[tuple[Choice, DecodeLane]]:
+        """Lanes with rows to sample from, with their choices."""
+        lanes = [(choice, lane) for choice in self._queues.running for lane in choice.lanes]
+        return [(choice, lane) for choice, lane in lanes if isinstance(lane, DecodeLane) and lane.ready]
 
     def add(self, request: Request) -> None:
         """Queue a request's choices."""
         self._open.add(request)
         for choice in request.choices:
-            self._queues.wait(choice)
+            self._queues.move(choice, WAITING)
 
     def admit(self, most: int) -> None:
         """Start choices for which there is room, while fewer than `most` run."""
         queues = self._queues
         for choice in [choice for choice in queues.arriving if not choice.arriving]:
             if len(queues.running) < most:
-                queues.run(choice)
+                queues.move(choice, RUNNING)
         while len(queues.running) < most and (choice := self._placement.next_to_admit()) is not None:
-            queues.run(choice)
+            queues.move(choice, RUNNING)
             timings = choice.request.timings
             timings.scheduled = self._clock() if timings.scheduled is None else timings.scheduled
             self._continue(choice, self._programs.start)
 
     def collect_arrivals(self) -> bool:
         """Take what has come from other tiers and from other threads. Returns whether there was anything."""
-        loaded = bool(self._loads) and self._take_loads()
+        loaded = self._loads.busy and self._take_loads()
         brought = [self._programs.collect_futures(choice) for choice in self._queues.active if choice.futures]
         return loaded or any(brought)
 
@@ -88,12 +89,12 @@ class RequestManager:
         for load in over:
             if not load.done:
                 load.abandon()
-            lanes, kv = list(load.lanes), load.take()
+            waiting, kv = load.waiting, load.take()
             if load.model.index is not None and len(load.tokens) and load.error is None:
                 load.model.index.insert(kv)
-            for lane in lanes:
-                if lane.load is load and not lane.choice.done:
-                    self._continue(lane.choice, partial(arrive, lane, load, kv))
+            for choice, lane in waiting:
+                if lane.on_close is not None:  # else closed meanwhile
+                    self._continue(choice, partial(arrive, lane, load, kv))
             load.close()
         return bool(over)
 
@@ -107,8 +108,8 @@ class RequestManager:
     def _continue(self, choice: Choice, action: Callable[[Choice], None]) -> None:
         """Let a choice go on by `action`. It leaves the running if all of its strokes wait, or if it is done."""
         self.guarded({choice.request}, self._drive, action, choice)
-        if choice in self._queues.running and choice.arriving:
-            self._queues.arrive(choice)
+        if choice.state is RUNNING and choice.arriving:
+            self._queues.move(choice, ARRIVING)
         self._retire(choice)
 
     def _drive(self, action: Callable[[Choice], None], choice: Choice) -> None:
@@ -121,8 +122,8 @@ class RequestManager:
                 raise
             error.__traceback__ = None  # where a future has brought it, a frame of it holds it, and all of the step
         for lane in choice.lanes:
-            if lane.missing is not None and lane.load is None:
-                self._loads.add(lane)
+            if lane.missing is not None and lane.on_close is None:
+                self._loads.add(choice, lane)
 
     # Ends -------------------------------------------------------------------------------------------------------
 
@@ -140,13 +141,13 @@ class RequestManager:
                 log.exception("a program or a kernel failed")
             self.fail(requests, error)
 
-    def end_without_pages(self, failed: Iterable[tuple[Lane, OutOfPages]]) -> None:
+    def end_without_pages(self, failed: Iterable[tuple[Choice, Lane, OutOfPages]]) -> None:
         """End what finds no page even alone."""
-        for lane, error in failed:
-            if lane in lane.choice.lanes:
-                if not self._programs.end_with_length(lane.choice, lane):
-                    self.fail({lane.choice.request}, error)
-                self._retire(lane.choice)
+        for choice, lane, error in failed:
+            if lane in choice.lanes:
+                if not self._programs.end_with_length(choice, lane):
+                    self.fail({choice.request}, error)
+                self._retire(choice)
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
         """End requests with an error."""
@@ -175,8 +176,10 @@ class RequestManager:
     def _retire(self, choice: Choice) -> None:
         if choice.done:
             request = choice.request
-            self._queues.leave(choice)
+            if choice.state is not DONE:
+                self._queues.move(choice, DONE)
             if request.done:
+                request.shared_prefills.clear()  # one that was made again for siblings that had theirs
                 timings = request.timings
                 timings.finished = self._clock() if timings.finished is None else timings.finished
                 self._open.discard(request)

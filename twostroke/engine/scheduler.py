@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.lane import Lane
+from twostroke.engine.options import LLMOptions
 from twostroke.engine.request import Choice
-from twostroke.fields import Checked, Rule, declare, integer, number
+from twostroke.fields import Checked, Rule, declare, like
 
 # Tokens that prefills get under any objective: the kernels compute eight rows at little more than the cost of one.
 MIN_CHUNK = 8
 
-Plan = list[tuple[Lane, int]]  # lanes, and how many of its tokens each enters
+Plan = list[tuple[Choice, Lane, int]]  # lanes of choices, and how many of its tokens each enters
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class SchedulerConfig(Checked):
         max_step_tokens: token budget of a step, decode rows and prefill chunks together.
         max_running: maximum number of choices that run at once.
         itl_ms: objective in milliseconds for the time of a step in which anything decodes; None for no objective.
-        in_flight: whether a step's tokens are read after the next step was launched (`engine/step_in_flight.py`); None if that
-            gains something on the backend.
+        in_flight: whether a step's tokens are read after the next step was launched (`engine/step_in_flight.py`); None
+            if that gains something on the backend.
     """
 
-    max_step_tokens: int = integer(512, least=1)
-    max_running: int = integer(256, least=1)
-    itl_ms: float | None = number(None, above=0)
+    max_step_tokens: int = like(LLMOptions, "max_step_tokens")
+    max_running: int = like(LLMOptions, "max_running")
+    itl_ms: float | None = like(LLMOptions, "itl_ms")
     in_flight: bool | None = declare(None, Rule(bool, optional=True))
 
 
@@ -48,17 +49,17 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
         config: limits of the step.
         fits: whether a step would meet the ITL objective; called only if prefill would delay decoding lanes.
     """
-    lanes = [lane for choice in running for lane in choice.lanes if lane.todo and lane.missing is None]
-    chosen = [(lane, 1) for lane in lanes if lane.decoding]
+    lanes = [(choice, lane) for choice in running for lane in choice.lanes if lane.todo and lane.missing is None]
+    chosen = [(choice, lane, 1) for choice, lane in lanes if lane.decoding]
     # All decoding lanes go, even beyond the budget: leaving some out would stall streams to save a little time.
     # The oldest other lane enters at least one token: decoding never starves a prefill.
     budget = max(1, config.max_step_tokens - len(chosen))
-    behind = [lane for lane in lanes if not lane.decoding]
-    todo = [len(lane.todo) for lane in behind]
+    behind = [(choice, lane) for choice, lane in lanes if not lane.decoding]
+    todo = [len(lane.todo) for _, lane in behind]
 
     def with_chunks(budget: int) -> Plan:
         counts = share_budget(todo, budget)
-        return chosen + [(lane, count) for lane, count in zip(behind, counts, strict=True) if count]
+        return chosen + [(*one, count) for one, count in zip(behind, counts, strict=True) if count]
 
     if chosen and behind and config.itl_ms is not None:
         budget = largest_fitting(min(budget, sum(todo)), lambda tokens: fits(with_chunks(tokens)))

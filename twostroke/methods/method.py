@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from twostroke.engine.strokes import Program
+from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked
 from twostroke.kv.cache import KVCache
-from twostroke.methods.registry import register
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+
+METHODS: dict[str, type[Method]] = {}  # by name: a class registers itself when its file is imported
 
 
 class Prompt(list[int]):
@@ -63,7 +65,7 @@ class Method(Checked, ABC):
 
     def __init_subclass__(cls, *, name: str) -> None:
         cls.name = name
-        register(name, cls)
+        _register(name, cls)
 
     @property
     def checked_as(self) -> str:
@@ -81,3 +83,14 @@ class Method(Checked, ABC):
     @abstractmethod
     def program(self, prompt: Prompt) -> Program:
         """The strokes for one prompt. It must be deterministic: a preempted request runs it again."""
+
+
+def _register(name: str, technique: type[Method]) -> None:
+    """Register a technique. Raises InvalidRequest if another one has the name."""
+    if (known := METHODS.get(name)) is not None and _place(known) != _place(technique):
+        raise InvalidRequest(f"the method name {name!r} is taken by {_place(known)}: choose another")
+    METHODS[name] = technique
+
+
+def _place(technique: type[Method]) -> str:
+    return f"{technique.__module__}.{technique.__qualname__}"

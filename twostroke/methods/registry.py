@@ -1,4 +1,4 @@
-"""Which techniques there are, by name: those of this package, of installed packages, and of a researcher's own files.
+"""Finds techniques by name: those of this package, of installed packages, and of a researcher's own files.
 
 A class registers itself when its file is imported. A package from elsewhere names its modules in its pyproject.toml:
 
@@ -17,23 +17,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twostroke.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from twostroke.methods.method import Method
+from twostroke.methods.method import METHODS, Method
 
 GROUP = "twostroke.methods"  # of entry points
-METHODS: dict[str, type[Method]] = {}
 _loaded: set[str] = set()  # sources that were imported
-
-
-def register(name: str, technique: type[Method]) -> None:
-    """Register a technique. Raises InvalidRequest if another one has the name."""
-    if (known := METHODS.get(name)) is not None and _place(known) != _place(technique):
-        raise InvalidRequest(f"the method name {name!r} is taken by {_place(known)}: choose another")
-    METHODS[name] = technique
 
 
 def method(name: str, **parameters: Any) -> Method:
@@ -115,7 +105,3 @@ def _reason(error: BaseException) -> str:
     inside = [frame.lineno for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     where = f"line {inside[-1]}: " if inside else ""
     return f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _place(technique: type[Method]) -> str:
-    return f"{technique.__module__}.{technique.__qualname__}"

@@ -112,11 +112,11 @@ def test_preempted_on_both_sides(chosen: Method, pair: Opened) -> None:
     both.first.engine.submit(prefill)
     for _ in range(2):
         both.first.engine.step()
-    both.first.engine._placement._preempt(prefill.choices[0])
+    both.first.engine._placement.preempt(prefill.choices[0])
     both.first.engine.finish([prefill])
     while len(decode.events) < 5:
         both.second.engine.step()
-    both.second.engine._placement._preempt(decode.choices[0])
+    both.second.engine._placement.preempt(decode.choices[0])
     both.second.engine.finish([decode])
     assert list(decode.events) == local(both.first, PROMPT, chosen, **OPTIONS)
     assert both.receiver.release(offer.handle)

@@ -75,7 +75,7 @@ class EngineFeed:
 
     async def _run(self) -> None:
         engine, watch = self._engine, StepRecorder()
-        engine.llm.engine.watch = watch
+        engine.llm.engine.observer = watch
         idle, settled = IDLE_S, False
         try:
             while self._watchers and engine.alive and not engine.draining:
@@ -92,7 +92,7 @@ class EngineFeed:
         except Exception:
             log.exception("the feed failed")
         finally:
-            engine.llm.engine.watch = None
+            engine.llm.engine.observer = None
             self._task = None
             self._ring.clear()
             self._wake()

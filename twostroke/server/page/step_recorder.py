@@ -1,7 +1,7 @@
-"""What the engine does, step by step, for somebody who watches it.
+"""Records of the engine's steps, for somebody who watches the page.
 
-An engine that nobody watches has no `Watch`, and checks for it once a step. A watched one leaves a small record of
-each step in a ring, and from time to time a picture of its pages. Whoever watches takes them from there, in another
+An engine that nobody watches has no observer, and checks for one once a step. The recorder keeps a small record of
+each step in a ring, and from time to time a snapshot of its pages. Whoever watches takes them from there, in another
 thread, and does with them what takes time. A ring that nobody empties forgets its oldest records.
 """
 
@@ -11,18 +11,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from twostroke.engine.engine import Engine
+from twostroke.engine.step import Chunk
+from twostroke.engine.timings import Timings
 from twostroke.server.page.snapshot import EngineSnapshot, take_snapshot
 
-if TYPE_CHECKING:
-    from twostroke.engine.engine import Engine
-    from twostroke.engine.runner import Chunk
-    from twostroke.engine.timings import Timings
-
 RING = 4096  # records
-PICTURE_S = 0.5  # least seconds between two pictures
-SHARE = 1 / 1000  # most of the time that pictures may take
+SNAPSHOT_S = 0.5  # minimum seconds between two snapshots
+MAX_SHARE = 1 / 1000  # part of the time that snapshots may take
 
 
 class StepRecord(NamedTuple):
@@ -69,7 +67,7 @@ class _RecordedTokens:
         made = len(timings.tokens)  # those before watching began are not news, but for the first
         self.timings, self.count = timings, 0 if made == 1 else made
 
-    def tell(self, first: list[int], gaps: list[int]) -> None:
+    def add_new(self, first: list[int], gaps: list[int]) -> None:
         """Add the TTFT and the gaps of the tokens that are new, in microseconds."""
         timings, count = self.timings, self.count
         times = timings.tokens
@@ -83,7 +81,7 @@ class _RecordedTokens:
 
 
 class StepRecorder:
-    """The ring of one engine: `engine.watch = Watch()` begins, `engine.watch = None` ends.
+    """The ring of one engine: `engine.observer = StepRecorder()` begins, `engine.observer = None` ends.
 
     The engine's thread writes, one other thread takes.
     """
@@ -91,8 +89,8 @@ class StepRecorder:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._steps: deque[StepRecord] = deque(maxlen=RING)
-        self._pictures: deque[EngineSnapshot] = deque(maxlen=1)
-        self._next_picture = 0.0
+        self._snapshots: deque[EngineSnapshot] = deque(maxlen=1)
+        self._next_snapshot = 0.0
         self._number = 0
         self._open: dict[int, _RecordedTokens] = {}  # of each request that is not over, by the id of its timings
 
@@ -102,13 +100,13 @@ class StepRecorder:
         first: list[int] = []
         gaps: list[int] = []
         for chunk in chunks:
-            request = chunk.lane.choice.request_if_kept
+            request = chunk.choice.request_if_kept
             if request is not None and id(request.timings) not in self._open:
                 self._open[id(request.timings)] = _RecordedTokens(request.timings)
-        for told in list(self._open.values()):
-            told.tell(first, gaps)
-            if told.timings.finished is not None:
-                del self._open[id(told.timings)]
+        for recorded in list(self._open.values()):
+            recorded.add_new(first, gaps)
+            if recorded.timings.finished is not None:
+                del self._open[id(recorded.timings)]
         free, cached = pool.num_free, engine.cached_pages(pool)
         self._steps.append(
             StepRecord(
@@ -131,20 +129,20 @@ class StepRecorder:
             )
         )
         self._number += 1
-        if now >= self._next_picture:
+        if now >= self._next_snapshot:
             self.snapshot(engine)
 
     def snapshot(self, engine: Engine) -> None:
-        """Take a picture now. The engine must be at rest."""
+        """Take a snapshot now. The engine must be at rest."""
         began = time.perf_counter()
-        self._pictures.append(take_snapshot(engine))
+        self._snapshots.append(take_snapshot(engine))
         now = time.perf_counter()
-        self._next_picture = now + max(PICTURE_S, (now - began) / SHARE)
+        self._next_snapshot = now + max(SNAPSHOT_S, (now - began) / MAX_SHARE)
 
     def take(self) -> tuple[list[StepRecord], EngineSnapshot | None]:
-        """The records since the last call, and the newest picture if there is a new one."""
+        """The records since the last call, and the newest snapshot if there is a new one."""
         steps = [self._steps.popleft() for _ in range(len(self._steps))]
         try:
-            return steps, self._pictures.popleft()
+            return steps, self._snapshots.popleft()
         except IndexError:
             return steps, None

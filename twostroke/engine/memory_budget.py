@@ -1,0 +1,76 @@
+"""Whether all that a process will take fits into the memory that it may take.
+
+A pool is reserved, and takes memory only where it is written. A process that was given too much would start, say that
+it is ready, and be ended by the system at its peak. So everything is added up before weights are loaded.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+from twostroke.errors import InvalidRequest
+from twostroke.models.config import ModelConfig
+from twostroke.system.memory import available_memory, group_memory
+
+log = logging.getLogger(__name__)
+
+# Tokenizer, templates, grammars, responses and connections of a server under load (docs/production.md has measurements).
+PROCESS_BYTES = 96 << 20
+LOGIT_ROWS = 64  # rows whose logits a step holds at once, as float32
+MIB = 1 << 20
+
+
+@dataclass
+class MemoryBudget:
+    """What a process may take when it is opened, and what it has been promised to.
+
+    Attributes:
+        limit_bytes: what it may still allocate.
+        hard: whether the limit is that of a control group, at which the system ends the process.
+        parts: bytes by what they are for.
+    """
+
+    limit_bytes: int
+    hard: bool
+    parts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> "MemoryBudget":
+        """The budget of this process at this moment."""
+        available, group = available_memory(), group_memory()
+        return cls(available, group is not None and group <= available)
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left when all parts have come. Below 0: they do not fit."""
+        return self.limit_bytes - sum(self.parts.values())
+
+    def add(self, what: str, size: int) -> None:
+        self.parts[what] = self.parts.get(what, 0) + size
+
+    def require(self, remedy: str) -> None:
+        """Raise InvalidRequest, one line, if the parts exceed a control group's limit; warn if the machine's memory.
+
+        `remedy` says what the user may do.
+        """
+        if self.left_bytes >= 0:
+            return
+        parts = ", ".join(f"{what} {_mib(size)}" for what, size in self.parts.items() if size)
+        whose = "its control group lets it take" if self.hard else "this machine has"
+        line = (
+            f"the process would take {_mib(sum(self.parts.values()))} ({parts}), and {whose} {_mib(self.limit_bytes)}"
+        )
+        if self.hard:
+            raise InvalidRequest(f"{line}: {remedy}")
+        log.warning("%s: the system may end it at its peak; %s", line, remedy)
+
+
+def workspace_bytes(config: ModelConfig, max_step_tokens: int) -> int:
+    """Bytes of activations and logits of one step, in float32. An upper bound for every backend on a CPU."""
+    attention = max(layer.attention.num_heads * config.head_dim for layer in config.layers)
+    inner = max(layer.mlp.intermediate_size for layer in config.layers)
+    row = 6 * config.hidden_size + 3 * inner + 3 * attention
+    return 4 * (max_step_tokens * row + LOGIT_ROWS * config.vocab_size)
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.0f} MiB"

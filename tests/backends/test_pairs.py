@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.kv.values import GEOMETRY, make_pool
+from twostroke.kv.page_contents import read_entries, read_keys, write_entries
 
 
 def test_entries_are_the_same_and_lie_otherwise() -> None:
@@ -13,13 +14,13 @@ def test_entries_are_the_same_and_lie_otherwise() -> None:
     entries = np.random.default_rng(0).standard_normal(shape).astype(pools[0].memory.storage.dtype)
     for pool in pools:
         assert pool.allocate(4) == [0, 1, 2, 3]
-        pool.write(pages, slots, entries)
+        write_entries(pool, pages, slots, entries)
         pool.copy_page(2, 1, 4)
-        assert (pool.read(pages, slots) == entries).all()
-        assert pool.read(pages[:0], slots[:0]).shape == (*shape[:2], 0, *shape[3:])
-        assert (pool.read(np.array([1, 1]), slots[:2]) == entries[:, :, :2]).all()
-        assert (pool.read_keys(1, pages, slots) == entries[1, 0]).all()
-        assert not pool.read(np.array([1, 3]), np.array([0, 1])).any()
+        assert (read_entries(pool, pages, slots) == entries).all()
+        assert read_entries(pool, pages[:0], slots[:0]).shape == (*shape[:2], 0, *shape[3:])
+        assert (read_entries(pool, np.array([1, 1]), slots[:2]) == entries[:, :, :2]).all()
+        assert (read_keys(pool, 1, pages, slots) == entries[1, 0]).all()
+        assert not read_entries(pool, np.array([1, 3]), np.array([0, 1])).any()
     (plain_keys, plain_values), (keys, values) = (np.moveaxis(pool.memory.storage, 1, 0) for pool in pools)
     dim = GEOMETRY.head_dim
     columns = keys.reshape(*keys.shape[:3], dim // 2, 4, 2).swapaxes(-3, -2).reshape(plain_keys.shape)

@@ -136,8 +136,8 @@ def with_http(setup: EngineSetup, probed: dict[str, list[Stream]]) -> tuple[Engi
     scale = columns.max(0)
     found = nonnegative_least_squares(columns / scale, np.maximum(0.0, rest)) / scale
     added = Added(step_s, token_s, *found.tolist())
-    front = HttpOverhead(setup.front.request_s + added.request_s, added.prompt_s, tuple(late))
-    made = replace(setup, costs=replace(slowed, entered_s=slowed.entered_s + added.entered_s), front=front)
+    front = HttpOverhead(setup.http.request_s + added.request_s, added.prompt_s, tuple(late))
+    made = replace(setup, costs=replace(slowed, entered_s=slowed.entered_s + added.entered_s), http=front)
     figures = {"stall_mean_s": mean(slowed.stalls), "late_p50_s": median(late)}
     figures["late_p99_s"] = float(np.percentile(late, 99))
     return made, asdict(added) | figures

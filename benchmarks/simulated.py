@@ -112,7 +112,7 @@ def highest_rate(setup: EngineSetup, load: Load) -> float:
     tokens = float((traffic.prompts + traffic.outputs).mean())
     most = min(setup.scheduler.max_running, int(setup.pages * setup.page_size / tokens))
     costs, budget = HostInclusiveSeconds(setup.costs), setup.scheduler.max_step_tokens
-    return Queueing(ServerModel(costs.seconds, budget, most, setup.front.request_s), traffic).most()
+    return Queueing(ServerModel(costs.seconds, budget, most, setup.http.request_s), traffic).max_rate()
 
 
 def bench_serve(url: str, *arguments: str) -> dict[str, Any]:

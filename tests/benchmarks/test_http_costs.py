@@ -77,7 +77,7 @@ def test_what_http_adds_is_found_again() -> None:
     )
     expected = {"step_s": 5e-4, "token_s": 2e-4, "request_s": 0.004, "prompt_s": 2e-5, "entered_s": 3e-5}
     assert {name: added[name] for name in expected} == pytest.approx(expected, rel=1e-3)
-    assert made.front.seconds(100) == pytest.approx(0.006)
+    assert made.http.request_delay(100) == pytest.approx(0.006)
 
 
 def test_tokens_on_their_way() -> None:
@@ -87,9 +87,9 @@ def test_tokens_on_their_way() -> None:
     for number in range(8):
         start = random.Random(number).randrange(4)
         made = even(9)
-        received = front.received(number, made)
+        received = front.delivery_times(number, made)
         assert received == sorted(received)
         for i, (at, before) in enumerate(zip(made, received, strict=True)):
             assert before >= at + late[(start + i) % 4]
         assert max(b - a for a, b in zip(made, received, strict=True)) == pytest.approx(0.01)
-    assert HttpOverhead().received(3, [1.0, 2.0]) == [1.0, 2.0]
+    assert HttpOverhead().delivery_times(3, [1.0, 2.0]) == [1.0, 2.0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from twostroke.cli.plan_load import advice, bindings
+from twostroke.study.plan.load_report import advice, bindings
 
 PLAN = ("plan", "llama-3-70b", "--on", "h100", "--tp", "4")
 

@@ -45,7 +45,7 @@ def test_a_trace_is_ordered_and_begins_at_zero(tmp_path: Path) -> None:
 def test_prompts_of_a_trace_share_what_their_ids_say(tmp_path: Path) -> None:
     traffic = read_trace(written(tmp_path, *LINES))
     assert traffic.shared.tolist() == [0, 1024, 512, 1099], "one token at least is computed"
-    asks = traffic.asks(range(100_000))
+    asks = traffic.token_requests(range(100_000))
     assert [len(ask.prompt) for ask in asks] == [1100, 1300, 700, 1100]
     assert asks[0].prompt == asks[3].prompt
     assert asks[0].prompt[:1024] == asks[1].prompt[:1024]
@@ -61,7 +61,7 @@ def test_the_same_requests_at_another_rate(tmp_path: Path) -> None:
     assert [one.at for one in drawn.arrivals] == arrivals(50, 2.0, 0.5, 2).tolist()
     assert [one.at for one in drawn.at_rate(4.0).arrivals] == pytest.approx(arrivals(50, 4.0, 0.5, 2).tolist())
     assert drawn.at_rate(4.0).rate == 4.0
-    assert traffic.closed(ClosedLoop(3)).rate is None
+    assert traffic.in_closed_loop(ClosedLoop(3)).rate is None
 
 
 def test_requests_that_come_at_once_get_times_with_a_rate(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_no_requests_and_no_rate(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="above 0 requests a second"):
         read_trace(written(tmp_path, *LINES)).at_rate(-1.0)
     with pytest.raises(InvalidRequest, match="no rate"):
-        read_trace(written(tmp_path, LINES[0])).closed(ClosedLoop(1)).at_rate(1.0)
+        read_trace(written(tmp_path, LINES[0])).in_closed_loop(ClosedLoop(1)).at_rate(1.0)
 
 
 @pytest.mark.parametrize("wrong", [{"ttft_s": 0.0}, {"itl_s": -1.0}, {"percent": 100.0}, {"percent": 0.0}])

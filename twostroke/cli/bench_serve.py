@@ -107,7 +107,10 @@ def measure(
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=timeout_s) as http:
             target = await inspect(http, model, token_ids)
-            asks, first = traffic.asks(target.ordinary), traffic.asks(target.ordinary, WARMUP, warmup)
+            asks, first = (
+                traffic.token_requests(target.ordinary),
+                traffic.token_requests(target.ordinary, WARMUP, warmup),
+            )
             target.check_length(max(len(ask.prompt) + ask.output_tokens for ask in asks))
             client = Client(http, target.model, timeout_s)
             if first:

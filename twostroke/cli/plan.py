@@ -167,12 +167,10 @@ def _write_page(path: Path, made: _Made, facts: dict[str, Any]) -> None:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from twostroke.cli.plan_load import print_load
-    from twostroke.cli.plan_tables import print_tables
+    from twostroke.cli.plan_report import print_blocks
+    from twostroke.study.plan.report import report
 
-    print_tables(facts)
-    if "load" in facts:
-        print_load(facts["load"])
+    print_blocks(report(facts))
 
 
 def _commands(made: _Made, load: "PlannedLoad", advised: "PlannedLoad") -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.traffic import Burstiness, load_option
+from twostroke.cli.traffic import WORKLOADS, Burstiness, load_option
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE
 
@@ -67,7 +67,8 @@ class WorkloadOptions:
     burstiness: Burstiness = 1.0
     users: Annotated[int | None, load_option(min=1, help="Users who ask again as soon as they are answered.")] = None
     workload: Annotated[
-        str, load_option(help="synthetic, or sharegpt: lengths as in its conversations, in place of the tokens above.")
+        str,
+        load_option(help="sharegpt: lengths as in its conversations, in place of the tokens above.", **WORKLOADS),
     ] = "synthetic"
     trace: Annotated[
         Path | None,
@@ -117,7 +118,7 @@ class WorkloadOptions:
             self._leave_out(drawing, "a trace has its own lengths, prefixes and times")
             found = read_trace(self.trace)
             if users is not None:
-                return found.closed(ClosedLoop(users))
+                return found.in_closed_loop(ClosedLoop(users))
             return found if rate is None else found.at_rate(rate)
         if rate is None and users is None:
             if self.workload != "synthetic":

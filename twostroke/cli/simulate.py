@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, spread
+from twostroke.cli.options import JsonFlag, choice_settings, option, spread
 from twostroke.cli.parsers import parse_size
 from twostroke.cli.report import latency_table, note, print_json, stderr_console
 from twostroke.cli.traffic import TrafficOptions, above_zero, zero_or_more
+from twostroke.engine.options import LLMOptions
+from twostroke.fields import rules
 
 if TYPE_CHECKING:
     from twostroke.study.simulate.engine_setup import EngineSetup
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from twostroke.study.traffic.requests import Traffic
 
 HERE = "here"
+ROUTERS = ("round-robin", "least-loaded", "kv-aware")
 Number = float | None
 
 
@@ -27,6 +30,11 @@ def _engine(*names: str, **settings: Any) -> Any:
 
 def _fleet(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Workers", **settings)
+
+
+def _declared(name: str) -> Any:
+    """An option with the rule of the real engine's."""
+    return option(rules(LLMOptions)[name], panel="Engine")
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,10 @@ class EngineOptions:
     kv_bytes: Annotated[
         Any, _engine(parser=parse_size, metavar="SIZE", help="Bytes for KV.", show_default="what weights leave")
     ] = None
-    page_size: Annotated[int, _engine(min=1, help="Entries of a page.")] = 16
-    prefix_index: Annotated[str, _engine(help="radix, hash or off.")] = "radix"
-    max_step_tokens: Annotated[int, _engine(min=1, help="Token budget of a step.")] = 512
-    max_running: Annotated[int, _engine(min=1, help="Requests that run at once.")] = 256
+    page_size: Annotated[int, _declared("page_size")] = LLMOptions.page_size
+    prefix_index: Annotated[str, _declared("prefix_index")] = LLMOptions.prefix_index
+    max_step_tokens: Annotated[int, _declared("max_step_tokens")] = LLMOptions.max_step_tokens
+    max_running: Annotated[int, _declared("max_running")] = LLMOptions.max_running
     itl_ms: Annotated[
         Number, _engine(callback=above_zero, help="ITL objective of the scheduler: chunks shrink to meet it.")
     ] = None
@@ -111,7 +119,7 @@ class FleetOptions:
     workers: Annotated[int | None, _fleet(min=1, help="Engines of both strokes.", show_default="1")] = None
     prefill_workers: Annotated[int, _fleet(min=0, help="Engines that prefill only.")] = 0
     decode_workers: Annotated[int, _fleet(min=0, help="Engines that decode only.")] = 0
-    router: Annotated[str, _fleet(help="round-robin, least-loaded or kv-aware.")] = "least-loaded"
+    router: Annotated[str, _fleet(help="Which worker a request goes to.", **choice_settings(ROUTERS))] = "least-loaded"
     link_gbs: Annotated[
         Number, _fleet(callback=above_zero, help="GB/s of KV from a prefill to a decode worker.", show_default="none")
     ] = None
@@ -175,8 +183,8 @@ def describe(fleet: "Fleet") -> dict[str, Any]:
             "assumed": setup.technique.assumed,
             "host_s": setup.costs.host_s,
             "token_s": setup.costs.token_s,
-            "request_s": setup.front.request_s,
-            "prompt_s": setup.front.prompt_s,
+            "request_s": setup.http.request_s,
+            "prompt_s": setup.http.prompt_s,
             **asdict(setup.scheduler),
             "in_flight": setup.asynchronous,
         },

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import checked
+from twostroke.cli.options import checked, choice_settings
 from twostroke.fields import LARGE, Rule
 
 if TYPE_CHECKING:
     from twostroke.study.traffic.requests import Traffic
 
+WORKLOADS = choice_settings(("synthetic", "sharegpt"))
 REQUESTS = 100  # where nobody says how many
 
 
@@ -67,7 +68,7 @@ class TrafficOptions:
     requests: Annotated[
         int | None, load_option(min=1, help="How many are measured.", show_default=f"{REQUESTS}, or all of a trace")
     ] = None
-    workload: Annotated[str, _workload(help="synthetic, or sharegpt: lengths as in its conversations.")] = "synthetic"
+    workload: Annotated[str, _workload(help="sharegpt: lengths as in its conversations.", **WORKLOADS)] = "synthetic"
     trace: Annotated[
         Path | None,
         _workload(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none"),
@@ -113,7 +114,7 @@ class TrafficOptions:
         if self.trace is not None:
             found = read_trace(self.trace, self.requests, seed)
             if closed is not None:
-                return found.closed(closed)
+                return found.in_closed_loop(closed)
             return found if self.rate is None else found.at_rate(self.rate)
         synthetic = self.workload == "synthetic"
         return WorkloadSampler(

@@ -21,7 +21,7 @@ from twostroke.study.traffic.workload_sampler import WorkloadSampler
 
 
 def asked(workload: WorkloadSampler, ids: Sequence[int], stream: int = MEASURED) -> list[TokenRequest]:
-    return workload.traffic(ClosedLoop(1)).asks(ids, stream)
+    return workload.traffic(ClosedLoop(1)).token_requests(ids, stream)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])

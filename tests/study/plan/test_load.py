@@ -43,15 +43,15 @@ def test_three_answers() -> None:
     free = under(made, 1.0)
     assert free.verdict == "nothing to do"
     assert free.served is not None
-    assert 0 < free.most == free.most_within
+    assert 0 < free.max_rate == free.max_rate_within
     within = under(made, 1.0, ttft_s=0.4, itl_s=0.05)
-    assert 0 < within.most_within < within.most
-    missed = under(made, 0.95 * free.most, ttft_s=0.1)
+    assert 0 < within.max_rate_within < within.max_rate
+    missed = under(made, 0.95 * free.max_rate, ttft_s=0.1)
     assert (missed.verdict, missed.missed) == ("misses the objective", ["TTFT"])
-    lost = under(made, 1.1 * free.most)
+    lost = under(made, 1.1 * free.max_rate)
     assert (lost.verdict, lost.served) == ("cannot be served", None)
     facts = facts_of(lost)
-    assert facts["most_requests_per_second"] == pytest.approx(free.most)
+    assert facts["most_requests_per_second"] == pytest.approx(free.max_rate)
     assert facts["workers_needed"] == 2
     assert facts["served"] is None
 
@@ -88,7 +88,7 @@ def test_to_disaggregate_or_not() -> None:
     """Long prompts under a tight ITL gain by workers of their own; without a link, or without an objective, none do."""
     made = plan(prompt=4096, output=256)
     tight = under(made, 5.0, ttft_s=2.0, itl_s=0.025)
-    assert tight.most_within < 0.1 < tight.rate_apart
+    assert tight.max_rate_within < 0.1 < tight.rate_apart
     assert tight.apart[0]
     assert tight.workers_apart is not None
     assert min(tight.workers_apart) >= 1
@@ -110,7 +110,7 @@ def test_users_instead_of_a_rate() -> None:
     assert load.closed is not None
     assert load.closed.users == 16
     assert 0 < load.closed.sequences < 16
-    assert load.closed.rate < load.most
+    assert load.closed.rate < load.max_rate
     assert load.missed == ["ITL"]
     assert load.rate is None
 

@@ -58,7 +58,7 @@ def test_equal_prompts_wait_for_what_their_prefill_leaves(plan: Plan) -> None:
 
 
 def test_what_binds(plan: Plan) -> None:
-    most = make_load(plan, asked(1.0), Objectives()).most
+    most = make_load(plan, asked(1.0), Objectives()).max_rate
     alone = make_load(plan, asked(0.01 * most), Objectives(percent=50))
     assert alone.binds == {"TTFT": plan.prefill.bound, "ITL": plan.decode().bound}
     busy = make_load(plan, asked(0.8 * most), Objectives(percent=99))
@@ -67,7 +67,7 @@ def test_what_binds(plan: Plan) -> None:
     assert waiting > prefill
     lost = make_load(plan, asked(1.5 * most), Objectives())
     assert (lost.verdict, lost.binds, lost.parts) == ("cannot be served", {"rate": "compute"}, {})
-    users = make_load(plan, asked(1.0).closed(ClosedLoop(32)), Objectives())
+    users = make_load(plan, asked(1.0).in_closed_loop(ClosedLoop(32)), Objectives())
     assert users.binds["TTFT"] == "queueing"
     small = replace(plan, machine=replace(plan.machine, memory=20e9))  # room for one answer
     assert make_load(small, asked(1.5 * most, outputs=1000), Objectives()).binds == {"rate": "memory"}
@@ -77,7 +77,7 @@ def test_what_binds(plan: Plan) -> None:
 def test_waiting_is_that_of_the_engine(plan: Plan, method: str) -> None:
     """At half of the highest rate: the simulated engine's TTFT without a prefill alone."""
     plan = replace(plan, technique=techniques(plan.model)[method])
-    rate = 0.5 * make_load(plan, asked(1.0), Objectives()).most
+    rate = 0.5 * make_load(plan, asked(1.0), Objectives()).max_rate
     traffic = asked(rate, count=400)
     service = Simulation(Fleet(machine_setup("llama-3-8b", "h100", weights="bf16", method=method)), traffic)
     service.run()
@@ -93,7 +93,7 @@ def under(plan: Plan, rate: float, ttft_s: float | None = None, itl_s: float | N
 
 def test_each_answer(plan: Plan) -> None:
     """Nothing to do has no steps; each other answer has some, in order, and the last one is what they lead to."""
-    most = under(plan, 1.0).most
+    most = under(plan, 1.0).max_rate
     assert advise_load(under(plan, 1.0, 1.0, 0.1), LIMITS).steps == ()
     for load in (under(plan, 0.9 * most, ttft_s=0.2), under(plan, 3 * most, ttft_s=0.5)):
         assert load.verdict != "nothing to do"
@@ -119,7 +119,7 @@ def test_a_chunk_that_costs_nothing_comes_before_workers(plan: Plan) -> None:
 
 
 def test_levers_bring_what_their_own_load_says(plan: Plan) -> None:
-    load = under(plan, 0.9 * under(plan, 1.0).most, ttft_s=0.2)
+    load = under(plan, 0.9 * under(plan, 1.0).max_rate, ttft_s=0.2)
     by_family = {one.family: one.after for one in load_changes_alone(load, LIMITS)}
     assert set(by_family) == {"chunks", "workers", "devices", "weights", "prompts", "rate"}
     workers = by_family["workers"]
@@ -127,7 +127,7 @@ def test_levers_bring_what_their_own_load_says(plan: Plan) -> None:
     alone = under(plan, load.rate / workers.replicas, ttft_s=0.2)
     assert workers.parts["TTFT"] == pytest.approx(alone.parts["TTFT"])
     assert by_family["rate"].verdict == "nothing to do"
-    assert by_family["rate"].rate == pytest.approx(load.most_within)
+    assert by_family["rate"].rate == pytest.approx(load.max_rate_within)
     assert all(excess(one) < excess(load) for name, one in by_family.items() if name != "chunks")
 
 

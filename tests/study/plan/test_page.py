@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from twostroke.cli.app import app
+from twostroke.study.charts import HEIGHT, WIDTH, Axis, Series, line_chart
 from twostroke.study.plan.account import account
 from twostroke.study.plan.advice import advise
 from twostroke.study.plan.changes import ChangeLimits
@@ -21,11 +22,9 @@ from twostroke.study.plan.load_account import load_facts
 from twostroke.study.plan.load_advice import advise_load
 from twostroke.study.plan.machines import MachineSpec, find_machine, machines
 from twostroke.study.plan.models import specifications
-from twostroke.study.plan.page.chart import HEIGHT, WIDTH, Axis, Series, chart
 from twostroke.study.plan.page.load_plots import load_plots
-from twostroke.study.plan.page.marks import ms
 from twostroke.study.plan.page.page import render
-from twostroke.study.plan.page.plots import plots
+from twostroke.study.plan.page.plots import ms, plots
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.specification import ModelSpec
 from twostroke.study.plan.techniques import Companion, techniques
@@ -156,7 +155,7 @@ def test_points_tell_the_load_s_figures() -> None:
     assert f"p50: {ms(1e3 * load.served.itl.p50)} at 2" in told["ITL by rate"]
     assert f"prefill, of the time: {load.served.prefill_share:.0%} at 2" in told["Utilization by rate"]
     assert f"sequences: {load.served.sequences:.2g} at 2" in told["Users by rate"]
-    assert f"highest, {load.most:.3g}/s" in told["TTFT by rate"]
+    assert f"highest, {load.max_rate:.3g}/s" in told["TTFT by rate"]
     assert "objective, 300 ms" in told["TTFT by rate"]
     closed = under(None, 3)
     assert closed.closed is not None
@@ -175,7 +174,7 @@ def test_answers_of_one_token_have_no_plot_of_those_who_decode() -> None:
 def test_points_lie_where_their_values_are() -> None:
     """On a logarithmic axis equal ratios, on a linear one equal differences, take equal room."""
     x, y = Axis("x", str), Axis("y", str, logarithmic=False)
-    svg = ElementTree.fromstring(chart("t", x, y, [Series("s", [(1, 0), (10, 5), (100, 10)], 0)]))
+    svg = ElementTree.fromstring(line_chart("t", x, y, [Series("s", [(1, 0), (10, 5), (100, 10)], 0)]))
     places = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in svg.iter("circle")]
     for axis in (0, 1):
         first, second, third = (place[axis] for place in places)

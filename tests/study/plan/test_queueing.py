@@ -88,7 +88,7 @@ def test_both_strokes_against_a_server_that_is_stepped(load: float, ttft: float,
     """Up to half of what it can carry. Its steps depend strongly on the number of sequences, which is the hard case."""
     made = traffic(1.0, 4000, TokenRange(100, 1500), TokenRange(10, 120))
     whole = Queueing(server(), made)
-    rate = load * whole.most()
+    rate = load * whole.max_rate()
     found = whole.at(rate)
     assert found is not None
     ttfts, gaps = stepped(made.at_rate(rate), 512)
@@ -102,14 +102,14 @@ def test_what_cannot_be_served() -> None:
     made = traffic(1.0, 500, TokenRange(1000, 1000), TokenRange(1, 1))
     whole = Queueing(server(), made)
     service = seconds([SequenceRows(512)]) + seconds([SequenceRows(488, 512, 1)])
-    assert whole.most() == pytest.approx(1 / service, rel=0.01)
+    assert whole.max_rate() == pytest.approx(1 / service, rel=0.01)
     assert whole.at(1.01 / service) is None
     assert whole.at(0.9 / service) is not None
 
 
 def test_sequences_without_room_limit_the_rate() -> None:
     made = traffic(1.0, 500, TokenRange(16, 16), TokenRange(200, 200))
-    rates = [Queueing(server(most), made).most() for most in (1, 8, 64)]
+    rates = [Queueing(server(most), made).max_rate() for most in (1, 8, 64)]
     assert rates == sorted(rates)
     assert rates[0] < 0.3 * rates[1] < rates[2]
     with pytest.raises(InvalidRequest, match="not even one"):
@@ -119,26 +119,26 @@ def test_sequences_without_room_limit_the_rate() -> None:
 def test_a_worker_that_only_decodes_has_a_highest_rate_too() -> None:
     """With room for very many sequences: rate x seconds of an answer at a full batch is the batch."""
     made = traffic(1.0, 200, TokenRange(100, 100), TokenRange(101, 101))
-    most = Queueing(server(512), made, prefills=False).most()
+    most = Queueing(server(512), made, prefills=False).max_rate()
     step = seconds([SequenceRows(1, 150, 1)] * 512)
     assert most == pytest.approx(512 / (100 * step), rel=0.02)
-    assert Queueing(server(512), made, decodes=False).most() == pytest.approx(
+    assert Queueing(server(512), made, decodes=False).max_rate() == pytest.approx(
         1 / seconds([SequenceRows(100, 0, 1)]), rel=0.01
     )
 
 
 def test_objectives_lower_the_rate() -> None:
     whole = Queueing(server(), traffic(1.0, 2000, TokenRange(500, 1500), TokenRange(50, 50)))
-    free = whole.most()
-    tight = whole.most(Objectives(ttft_s=0.3))
+    free = whole.max_rate()
+    tight = whole.max_rate(Objectives(ttft_s=0.3))
     assert 0 < tight < free
     found = whole.at(tight)
     assert found is not None
     assert found.ttft.wanted <= 0.3
     assert not found.missed(Objectives(ttft_s=0.3))
     assert found.missed(Objectives(ttft_s=0.3, itl_s=1e-6)) == ["ITL"]
-    assert whole.most(Objectives(ttft_s=1e-4)) == 0
-    assert whole.most(Objectives(ttft_s=0.3), longer_s=0.3) == 0
+    assert whole.max_rate(Objectives(ttft_s=1e-4)) == 0
+    assert whole.max_rate(Objectives(ttft_s=0.3), longer_s=0.3) == 0
     with pytest.raises(InvalidRequest, match="above 0"):
         whole.at(-1.0)
 

@@ -163,9 +163,3 @@ def _apart(plan: Plan) -> dict[str, Any]:
         "transfer_ms": None if made.transfer_s is None else 1e3 * made.transfer_s,
         "prefill_workers_per_decode_worker": made.prefill_per_decode,
     }
-
-
-def title(name: str) -> str:
-    """A field's name as the head of a column."""
-    words = {"ttft": "TTFT", "itl": "ITL", "gb": "GB", "lever": "change", "percent": "%"}
-    return " ".join(words.get(word, word) for word in name.split("_"))

@@ -67,9 +67,16 @@ def tensor_parallelism(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[
 
 def prefill_workers(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
     """Prefill and decode apart: neither waits for the other (DistServe, Zhong et al. 2024, arXiv:2401.09670)."""
-    if limits.apart and not plan.apart and plan.transfer_s is not None and plan.transfer_s <= plan.prefill.seconds:
+    if (
+        limits.apart
+        and not plan.disaggregated
+        and plan.transfer_s is not None
+        and plan.transfer_s <= plan.prefill.seconds
+    ):
         name = "prefill and decode on workers of their own"
-        yield PlanChange("apart", name, replace(plan, apart=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}")
+        yield PlanChange(
+            "apart", name, replace(plan, disaggregated=True), f"{plan.tp} more device{'s' if plan.tp > 1 else ''}"
+        )
 
 
 def quantized_weights(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:

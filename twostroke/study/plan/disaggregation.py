@@ -35,7 +35,7 @@ def assess_disaggregation(plan: Plan) -> Disaggregation:
     load = plan.workload
     size = plan.model.kv_bytes(plan.technique.kept(load.prompt))
     decode = load.output * plan.decode().seconds / load.concurrency
-    pays, why = _decided(replace(plan, apart=False))
+    pays, why = _decided(replace(plan, disaggregated=False))
     return Disaggregation(pays, why, size, plan.transfer_s, plan.prefill.seconds, decode)
 
 
@@ -56,6 +56,6 @@ def _decided(plan: Plan) -> tuple[bool, str]:
         return False, "the link is unknown"
     if transfer > plan.prefill.seconds:
         return False, "the link takes longer than the prefill"
-    if replace(plan, apart=True).missed():
+    if replace(plan, disaggregated=True).missed():
         return False, "TTFT would be missed with the transfer"
     return True, "no chunk keeps TTFT and ITL together, and the link is quicker than the prefill"

@@ -87,28 +87,28 @@ class PlannedLoad:
         return list(islice(self._both.growing(), ceil(users / self.replicas) if self.fits else 0))
 
     @cached_property
-    def most(self) -> float:
+    def max_rate(self) -> float:
         """The highest rate that a worker can serve at all."""
-        return self._both.most() if self.fits else 0.0
+        return self._both.max_rate() if self.fits else 0.0
 
     @cached_property
-    def most_within(self) -> float:
+    def max_rate_within(self) -> float:
         """The highest rate of a worker within the objectives."""
-        return self._both.most(self.objectives) if self.fits else 0.0
+        return self._both.max_rate(self.objectives) if self.fits else 0.0
 
     @cached_property
     def prefill_rate(self) -> float:
         """The highest rate within the objectives of a worker that prefills alone."""
         if not self.fits:
             return 0.0
-        return self._queueing(decodes=False).most(replace(self.objectives, itl_s=None), self.transfer_s or 0.0)
+        return self._queueing(decodes=False).max_rate(replace(self.objectives, itl_s=None), self.transfer_s or 0.0)
 
     @cached_property
     def decode_rate(self) -> float:
         """The highest rate within the objectives of a worker that decodes alone."""
         if not self.fits:
             return 0.0
-        return self._queueing(prefills=False).most(replace(self.objectives, ttft_s=None))
+        return self._queueing(prefills=False).max_rate(replace(self.objectives, ttft_s=None))
 
     @property
     def transfer_s(self) -> float | None:
@@ -129,7 +129,7 @@ class PlannedLoad:
         if technique.method:
             lengths = zip(asked.prompts.tolist(), asked.outputs.tolist(), strict=True)
             context = int(np.average([technique.context(*one) for one in lengths], weights=asked.outputs))
-        traffic = _entered(asked if asked.concurrency is None else asked.opened(OpenLoop(1.0)), technique)
+        traffic = _entered(asked if asked.concurrency is None else asked.in_open_loop(OpenLoop(1.0)), technique)
         return Queueing(server, traffic, self.objectives.percent, prefills, decodes, context)
 
     @property
@@ -185,7 +185,7 @@ class PlannedLoad:
         return {"TTFT": (waiting, ttft - waiting), "ITL": (decode, itl - decode)}
 
     def _saturates(self, stroke: dict[str, str]) -> str:
-        near = self.at(0.98 * self.most * self.replicas) if self.most > 0 else None
+        near = self.at(0.98 * self.max_rate * self.replicas) if self.max_rate > 0 else None
         if near is None or near.sequences > 0.9 * self.plan.memory.users:
             return "memory"
         return stroke["TTFT" if near.prefill_share > near.decode_share else "ITL"]
@@ -215,7 +215,7 @@ class PlannedLoad:
     @property
     def workers(self) -> int | None:
         """Workers of both strokes for the rate, within the objectives; None if no number is enough."""
-        return None if self.rate is None or self.most_within <= 0 else ceil(self.rate / self.most_within)
+        return None if self.rate is None or self.max_rate_within <= 0 else ceil(self.rate / self.max_rate_within)
 
     @property
     def workers_apart(self) -> tuple[int, int] | None:
@@ -237,7 +237,7 @@ class PlannedLoad:
             return False, "ITL is missed by decode alone"
         if self.workers == 1:
             return False, "one worker carries this rate"
-        if self.rate_apart < MIN_GAIN * self.most_within:
+        if self.rate_apart < MIN_GAIN * self.max_rate_within:
             return False, "it serves no more requests a worker"
         together, apart = self.workers, self.workers_apart
         if together is not None and apart is not None and sum(apart) >= together:

@@ -85,8 +85,8 @@ def _next(now: PlannedLoad, options: Sequence[PlanChange[PlannedLoad]]) -> PlanC
     chunks = [one for one in options if one.family == "chunks"]
     solving = [one for one in options if one.after.verdict == "nothing to do"]
     if chunks and now.rate is not None and not (solving and solving[0].family == "chunks"):
-        most = max(chunks, key=lambda one: one.after.most_within)
-        if most.after.most_within > GAIN * now.most_within:
+        most = max(chunks, key=lambda one: one.after.max_rate_within)
+        if most.after.max_rate_within > GAIN * now.max_rate_within:
             return most
     if solving:
         return solving[0]
@@ -100,7 +100,7 @@ def excess(load: PlannedLoad) -> float:
     if it cannot be served."""
     if not load.parts:
         rate = (load.rate or 0.0) / load.replicas
-        return LOST * rate / load.most if load.most > 0 else inf
+        return LOST * rate / load.max_rate if load.max_rate > 0 else inf
     return max(_ratios(load).values(), default=0.0)
 
 
@@ -126,7 +126,7 @@ def _chunks(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
 
 def _workers(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
     """As few more workers as keep the objectives; where no number is enough, twice as many."""
-    rate, within = load.rate, load.most_within
+    rate, within = load.rate, load.max_rate_within
     enough = ceil(rate / within) if rate is not None and within > 0 else 2 * load.replicas
     count = max(load.replicas + 1, enough)
     more = (count - load.replicas) * load.plan.tp
@@ -148,7 +148,7 @@ def _lower_rate(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
     if users is not None and users > 1:
         fewer = Traffic(load.traffic.arrivals, ClosedLoop(users // 2), load.traffic.seed)
         yield PlanChange("rate", f"{users // 2:,} users at once", replace(load, traffic=fewer), "others are refused")
-    carried = load.most_within * load.replicas
+    carried = load.max_rate_within * load.replicas
     if rate is not None and 0 < carried < rate:
         slower = replace(load, traffic=load.traffic.at_rate(carried))
         yield PlanChange("rate", f"{carried:,.3g} requests/s", slower, "others are refused")

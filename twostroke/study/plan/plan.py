@@ -77,7 +77,7 @@ class Plan:
 
     Attributes:
         tp: devices that share each product.
-        apart: prefill runs on workers of its own, each like this one, which send the KV of prompts over the link.
+        disaggregated: prefill runs on workers of its own, each like this one, which send prompts' KV over the link.
     """
 
     model: ModelSpec
@@ -86,7 +86,7 @@ class Plan:
     tp: int
     workload: RequestProfile
     technique: Technique = PLAIN
-    apart: bool = False
+    disaggregated: bool = False
 
     @property
     def roofline(self) -> Roofline:
@@ -170,12 +170,12 @@ class Plan:
     @property
     def ttft_ms(self) -> float:
         """Milliseconds of a prefill without queueing, and of what follows it before the first token."""
-        return 1e3 * (self.prefill.seconds + ((self.transfer_s or 0.0) if self.apart else 0.0))
+        return 1e3 * (self.prefill.seconds + ((self.transfer_s or 0.0) if self.disaggregated else 0.0))
 
     @property
     def ttft_beside_ms(self) -> float:
         """TTFT in chunks that keep the objective for ITL beside the other sequences; infinite if none does."""
-        if self.apart or self.workload.concurrency == 1 or self.workload.itl_ms is None:
+        if self.disaggregated or self.workload.concurrency == 1 or self.workload.itl_ms is None:
             return self.ttft_ms
         chunk = self.largest_chunk()
         return math.inf if chunk is None else 1e3 * self.chunked_ttft(chunk)

@@ -69,7 +69,7 @@ class Queueing:
 
         Raises InvalidRequest if not even one sequence has room.
         """
-        if server.most < 1:
+        if server.max_sequences < 1:
             raise InvalidRequest("not even one sequence has room: a rate cannot be planned")
         self.server, self.traffic, self.percent = server, traffic, percent
         self.prefills, self.decodes = prefills, decodes
@@ -107,7 +107,7 @@ class Queueing:
             found_busy = answers * part * with_chunk / share if share else 0.0
             found_plain = answers * (1 - part) * without / (1 - share)
             sequences = share * found_busy + (1 - share) * found_plain
-            if max(sequences, found_busy) > self.server.most:
+            if max(sequences, found_busy) > self.server.max_sequences:
                 return None
             change = max(abs(found_busy - busy), abs(found_plain - plain))
             busy, plain = found_busy, found_plain
@@ -177,7 +177,7 @@ class Queueing:
 
     def _gaps(self, state: _State) -> Percentiles:
         """Gaps between tokens: steps with a chunk, and steps beside a Poisson number of others."""
-        counts = np.arange(0, min(self.server.most, int(state.plain + 6 * state.plain**0.5 + 6)) + 1)
+        counts = np.arange(0, min(self.server.max_sequences, int(state.plain + 6 * state.plain**0.5 + 6)) + 1)
         if len(counts) > 4 * QUANTILES:
             counts = np.unique(np.linspace(0, counts[-1], 4 * QUANTILES).round().astype(int))
         found = np.array([self._times.decode(1.0 + count) for count in counts.tolist()])
@@ -213,12 +213,12 @@ class Queueing:
 
     # The most that can be carried -----------------------------------------------------------------------------
 
-    def most(self, objectives: Objectives | None = None, longer_s: float = 0.0) -> float:
+    def max_rate(self, objectives: Objectives | None = None, longer_s: float = 0.0) -> float:
         """The highest rate that can be served, within the objectives if there are any; 0 if none can.
 
         `longer_s` is what a transfer adds to TTFT.
         """
-        decoding_s = self._decoded * self._times.decode(1) / self.server.most
+        decoding_s = self._decoded * self._times.decode(1) / self.server.max_sequences
         bound = 4.0 / max(1e-9, float(np.mean(self._service(0))) + decoding_s)
         limits = objectives or Objectives()
         if limits.ttft_s is not None:

@@ -23,13 +23,13 @@ class ServerModel:
     Attributes:
         seconds: of a step.
         budget: tokens of a step at most.
-        most: sequences that decode at once, by memory and by the scheduler.
+        max_sequences: sequences that decode at once, by memory and by the scheduler.
         request_s: that every request takes besides.
     """
 
     seconds: Callable[[Sequence[SequenceRows]], float]
     budget: int
-    most: int
+    max_sequences: int
     request_s: float = 0.0
 
 

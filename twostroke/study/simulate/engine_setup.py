@@ -36,7 +36,7 @@ class EngineSetup:
 
     Attributes:
         pages: pages of its KV pool, each of `page_size` entries.
-        front: what lies between users and the engine.
+        http: what lies between users and the engine.
         asynchronous: whether a step is in flight while Python works, as on a GPU.
         technique: how answers are made; `companion_costs` are of the steps of its companion.
     """
@@ -48,7 +48,7 @@ class EngineSetup:
     index: str = "radix"
     asynchronous: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    front: HttpOverhead = field(default_factory=HttpOverhead)
+    http: HttpOverhead = field(default_factory=HttpOverhead)
     technique: Technique = PLAIN
     companion_costs: StepCostModel | None = None
 
@@ -78,7 +78,7 @@ class EngineSetup:
         return 2 * self.model.kv_values
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The most tokens of a prompt and its answer."""
         return min(self.config.max_position, self.pages * self.page_size)
 

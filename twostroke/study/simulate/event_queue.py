@@ -30,13 +30,13 @@ class EventQueue:
         self._planned += 1
 
     @property
-    def next(self) -> float:
+    def next_time(self) -> float:
         """When the next event is; infinity if there is none."""
         return self._queue[0][0] if self._queue else float("inf")
 
     def skip_to(self, moment: float) -> bool:
         """Let time pass until a moment if nothing is planned before or then. Returns whether it has."""
-        if moment >= self.next:
+        if moment >= self.next_time:
             return False
         self.now = max(self.now, moment)
         self.count += 1

@@ -80,7 +80,7 @@ class Fleet:
             raise InvalidRequest("prefill and decode apart need at least one worker each")
         if max(apart) > 0 and self.link is None:
             raise InvalidRequest("prefill and decode apart need a link: say its rate in GB/s")
-        if self.setup.technique.method and (self.apart or self.faults.life_s is not None):
+        if self.setup.technique.method and (self.disaggregated or self.faults.life_s is not None):
             raise InvalidRequest("techniques are simulated on workers of both strokes that do not die")
         if self.router not in ROUTERS:
             raise InvalidRequest(f"the router must be one of {', '.join(ROUTERS)}, not {self.router!r}")
@@ -93,5 +93,5 @@ class Fleet:
         return self.together + self.prefill + self.decode
 
     @property
-    def apart(self) -> bool:
+    def disaggregated(self) -> bool:
         return self.prefill > 0

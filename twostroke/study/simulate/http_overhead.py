@@ -23,11 +23,11 @@ class HttpOverhead:
     prompt_s: float = 0.0
     late_s: Sequence[float] = ()
 
-    def seconds(self, prompt: int) -> float:
+    def request_delay(self, prompt: int) -> float:
         """From the arrival of a request with so many tokens until the engine has it."""
         return self.request_s + prompt * self.prompt_s
 
-    def received(self, number: int, made: Sequence[float]) -> list[float]:
+    def delivery_times(self, number: int, made: Sequence[float]) -> list[float]:
         """When the user of call `number` has each of its tokens, from when they were made.
 
         They are late as a row of measured tokens was, from a place on that the number draws. None overtakes another.

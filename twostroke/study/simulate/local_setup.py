@@ -55,5 +55,5 @@ def setup_of(llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConf
         index=index,
         asynchronous=llm.backend.asynchronous,
         scheduler=scheduler,
-        front=HttpOverhead(timed.request_s),
+        http=HttpOverhead(timed.request_s),
     )

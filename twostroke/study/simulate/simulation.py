@@ -56,7 +56,7 @@ class Simulation:
         Raises InvalidRequest: a request does not fit.
         """
         entered = [fleet.setup.technique.entered(int(count)) for count in traffic.prompts]
-        longest, most = int((np.maximum(entered, traffic.prompts) + traffic.outputs).max()), fleet.setup.most_tokens
+        longest, most = int((np.maximum(entered, traffic.prompts) + traffic.outputs).max()), fleet.setup.max_tokens
         if longest > most:
             raise InvalidRequest(
                 f"the longest request has {longest:,} tokens, and an engine has room for {most:,} (positions of "
@@ -81,7 +81,7 @@ class Simulation:
         self._numbers = 0
         for _ in range(fleet.prefill or fleet.together):
             self._begin(self.router)
-        if fleet.apart:
+        if fleet.disaggregated:
             self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded(size)
             for _ in range(fleet.decode):
                 self._begin(self._decoders)
@@ -190,7 +190,7 @@ class Simulation:
         self._open += 1
         if self.traffic.concurrency is None:
             self._plan_next()
-        way_s = self.fleet.setup.front.seconds(asked.prompt_tokens)
+        way_s = self.fleet.setup.http.request_delay(asked.prompt_tokens)
         self.events.at(self.events.now + way_s, partial(self._place, call))
 
     def _place(self, call: SimulatedRequest) -> None:
@@ -202,7 +202,7 @@ class Simulation:
         elif not worker.alive:
             self.happened["sent to a dead worker"] += 1
             worker.orphans.append(call)
-        elif self.fleet.apart:
+        elif self.fleet.disaggregated:
             worker.prefill(call)
         else:
             worker.answer(call)
@@ -259,7 +259,7 @@ class Simulation:
         call.preemptions += request.preemptions
 
     def _end(self, call: SimulatedRequest) -> None:
-        call.tokens = self.fleet.setup.front.received(call.number, call.tokens)
+        call.tokens = self.fleet.setup.http.delivery_times(call.number, call.tokens)
         call.ended = call.tokens[-1]
         self._open -= 1
         if self._ended is not None:

@@ -123,24 +123,26 @@ class Traffic:
         if self.concurrency is not None:
             raise InvalidRequest("requests of a closed loop have no rate to change")
         if self.rate is None:
-            return self.opened(OpenLoop(rate))
+            return self.in_open_loop(OpenLoop(rate))
         factor = self.rate / rate
         arrivals = [replace(one, at=one.at * factor) for one in self.arrivals]
         if isinstance(self.pattern, OpenLoop):
             return Traffic(arrivals, replace(self.pattern, rate=rate), self.seed)
         return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)), self.seed)
 
-    def opened(self, pattern: OpenLoop) -> Traffic:
+    def in_open_loop(self, pattern: OpenLoop) -> Traffic:
         """The same requests at drawn times."""
         times = pattern.times(len(self.arrivals), self.seed)
         arrivals = [replace(one, at=at) for one, at in zip(self.arrivals, times, strict=True)]
         return Traffic(arrivals, pattern, self.seed)
 
-    def closed(self, pattern: ClosedLoop) -> Traffic:
+    def in_closed_loop(self, pattern: ClosedLoop) -> Traffic:
         """The same requests in a closed loop."""
         return Traffic([replace(one, at=0.0) for one in self.arrivals], pattern, self.seed)
 
-    def asks(self, ordinary: Sequence[int], stream: int = MEASURED, count: int | None = None) -> list[TokenRequest]:
+    def token_requests(
+        self, ordinary: Sequence[int], stream: int = MEASURED, count: int | None = None
+    ) -> list[TokenRequest]:
         """The first `count` requests (None for all), with prompts of ids from `ordinary`.
 
         Another stream has the same shapes and shares no prefix. If there are fewer than `count`, they begin again.

@@ -1,25 +1,12 @@
 """The plots of a load: TTFT and ITL by rate or by users, what both strokes take of the time, sequences at once."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from math import ceil
 
+from twostroke.study.charts import Axis, Series, horizontal, line_chart, vertical
 from twostroke.study.plan.load import PlannedLoad
 from twostroke.study.plan.load_account import utilization
-from twostroke.study.plan.page.chart import Axis, Point, Series, chart
-from twostroke.study.plan.page.marks import (
-    ADVISED,
-    DECODE,
-    LIMIT,
-    OTHER,
-    PREFILL,
-    across,
-    count,
-    ms,
-    objective,
-    upright,
-)
+from twostroke.study.plan.page.plots import ADVISED, DECODE, LIMIT, OTHER, PREFILL, Plot, count, ms, objective
 from twostroke.study.plan.service_level import ClosedLoopService, OpenLoopService, Percentiles
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the highest rate
@@ -27,170 +14,111 @@ BEYOND = 1.25  # times the rate that is asked for: where the axis ends, if not a
 FAR = 4.0  # times the highest rate: an axis that goes further is logarithmic
 POINTS = 16  # numbers of users
 
-Plot = tuple[str, str, str]
-
 
 def load_plots(load: PlannedLoad, advised: PlannedLoad | None) -> Iterator[Plot]:
-    """(title, SVG, caption) of each plot. `advised` is the load with all advice, if there is any; it is shown alone
-    where the load itself has no room for a sequence."""
+    """Each plot, by rate or by users. `advised` is the load with all advice, if there is any; it is shown alone where
+    the load itself has no room for a sequence."""
     if load.fits:
-        yield from _plots(load, advised, load.rate)
+        yield from _by_users(load, advised) if load.rate is None else _by_rate(load, advised, load.rate)
     elif advised is not None and advised.fits:
-        for title, svg, caption in _plots(advised, None, load.rate):
+        made = _by_users(advised, None) if load.rate is None else _by_rate(advised, None, load.rate)
+        for title, svg, caption in made:
             yield f"{title}, as advised", svg, caption
 
 
-def _plots(load: PlannedLoad, advised: PlannedLoad | None, rate: float | None) -> Iterator[Plot]:
-    """At a rate that is asked for; by users if there is none."""
-    yield from _ByUsers(load, advised).plots() if rate is None else _ByRate(load, advised, rate).plots()
+def _by_rate(load: PlannedLoad, advised: PlannedLoad | None, asked: float) -> Iterator[Plot]:
+    """A load in open loop, at rates up to the highest, and at the one that is `asked` for, in requests a second."""
+    highest, limits, wanted = load.max_rate * load.replicas, load.objectives, f"p{load.objectives.percent:g}"
+    end = max(highest, BEYOND * asked)
+    x = Axis("requests/s", count, logarithmic=end > FAR * highest)
 
+    def served(one: PlannedLoad) -> list[tuple[float, OpenLoopService]]:
+        most = one.max_rate * one.replicas
+        rates = {share * min(most, end) for share in SHARES} | {asked}
+        return [(rate, found) for rate in sorted(rates) if rate <= most and (found := one.at(rate)) is not None]
 
-@dataclass(frozen=True)
-class _ByRate:
-    """A load in open loop, at all rates. `asked` is its own, in requests a second."""
+    planned, better = served(load), [] if advised is None else served(advised)
 
-    load: PlannedLoad
-    advised: PlannedLoad | None
-    asked: float
-
-    def plots(self) -> Iterator[Plot]:
-        limits = self.load.objectives
-        yield self._times("TTFT", limits.ttft_s, lambda one: one.ttft)
-        yield self._times("ITL", limits.itl_s, lambda one: one.itl)
-        yield (
-            "Utilization by rate",
-            self._chart(Axis("utilization", _percent, logarithmic=False), self._used()),
-            "Parts of the time in steps with a prompt's chunk, and in steps of decode alone; and parts of the peak "
-            "rate and of the bandwidth, on average over all of the time.",
-        )
-        if series := self._users():
-            yield (
-                "Users by rate",
-                self._chart(Axis("users", count), series),
-                "Sequences that decode at once on a worker, on average, and how many have room in its memory.",
-            )
-
-    def _times(self, name: str, limit_s: float | None, of: Callable[[OpenLoopService], Percentiles]) -> Plot:
-        wanted = f"p{self.load.objectives.percent:g}"
-        series = [
-            Series(wanted, [(rate, 1e3 * of(one).wanted) for rate, one in self._planned], PREFILL),
-            Series("p50", [(rate, 1e3 * of(one).p50) for rate, one in self._planned], DECODE),
+    def chart(y: Axis, series: list[Series]) -> str:
+        lines = [
+            vertical(f"asked, {asked:,.3g}/s", asked, series, LIMIT),
+            vertical(f"highest, {highest:,.3g}/s", highest, series, OTHER),
         ]
-        if self.advised is not None:
-            points = [(rate, 1e3 * of(one).wanted) for rate, one in self._served(self.advised)]
+        return line_chart("Load", x, y, [*series, *lines])
+
+    def times(name: str, limit_s: float | None, of: Callable[[OpenLoopService], Percentiles]) -> Plot:
+        series = [
+            Series(wanted, [(rate, 1e3 * of(one).wanted) for rate, one in planned], PREFILL),
+            Series("p50", [(rate, 1e3 * of(one).p50) for rate, one in planned], DECODE),
+        ]
+        if advised is not None:
+            points = [(rate, 1e3 * of(one).wanted) for rate, one in better]
             series.append(Series(f"{wanted} as advised", points, ADVISED))
         series += objective(None if limit_s is None else 1e3 * limit_s, series)
-        caption = f"Beyond the highest rate, {self._highest:,.3g} requests/s, the queue grows without end."
-        return f"{name} by rate", self._chart(Axis(name, ms), series), caption
+        caption = f"Beyond the highest rate, {highest:,.3g} requests/s, the queue grows without end."
+        return f"{name} by rate", chart(Axis(name, ms), series), caption
 
-    def _used(self) -> list[Series]:
-        strokes = [(rate, utilization(self.load, one).values()) for rate, one in self._planned]
-        series = [
-            Series("prefill, of the time", [(rate, one.prefill_share) for rate, one in self._planned], PREFILL),
-            Series("decode, of the time", [(rate, one.decode_share) for rate, one in self._planned], DECODE),
-        ]
-        for name, key, colour in (("of the peak rate", "compute", ADVISED), ("of the bandwidth", "bandwidth", OTHER)):
-            points = [(rate, sum(one["time"] * one[key] for one in both)) for rate, both in strokes]
+    yield times("TTFT", limits.ttft_s, lambda one: one.ttft)
+    yield times("ITL", limits.itl_s, lambda one: one.itl)
+    used = [(rate, utilization(load, one).values()) for rate, one in planned]
+    series = [
+        Series("prefill, of the time", [(rate, one.prefill_share) for rate, one in planned], PREFILL),
+        Series("decode, of the time", [(rate, one.decode_share) for rate, one in planned], DECODE),
+    ]
+    for name, key, colour in (("of the peak rate", "compute", ADVISED), ("of the bandwidth", "bandwidth", OTHER)):
+        points = [(rate, sum(one["time"] * one[key] for one in both)) for rate, both in used]
+        series.append(Series(name, points, colour))
+    yield (
+        "Utilization by rate",
+        chart(Axis("utilization", "{:.0%}".format, logarithmic=False), series),
+        "Parts of the time in steps with a prompt's chunk, and in steps of decode alone; and parts of the peak rate "
+        "and of the bandwidth, on average over all of the time.",
+    )
+    series = []  # empty where answers have one token, so that nobody decodes
+    first = "sequences" if advised is None else "as planned"
+    for found, name, colour in ((planned, first, PREFILL), (better, "as advised", ADVISED)):
+        if points := [(rate, one.sequences) for rate, one in found if one.sequences > 0]:
             series.append(Series(name, points, colour))
-        return series
-
-    def _users(self) -> list[Series]:
-        """Empty where answers have one token, so that nobody decodes."""
-        series: list[Series] = []
-        first = "sequences" if self.advised is None else "as planned"
-        for load, name, colour in ((self.load, first, PREFILL), (self.advised, "as advised", ADVISED)):
-            points = [] if load is None else [(rate, one.sequences) for rate, one in self._served(load)]
-            if any(value > 0 for _, value in points):
-                series.append(Series(name, [point for point in points if point[1] > 0], colour))
-        return [*series, across("room", max(1, self.load.plan.memory.users), series)] if series else []
-
-    @cached_property
-    def _planned(self) -> list[tuple[float, OpenLoopService]]:
-        return self._served(self.load)
-
-    @property
-    def _highest(self) -> float:
-        return self.load.most * self.load.replicas
-
-    @property
-    def _end(self) -> float:
-        """The highest rate of the axis."""
-        return max(self._highest, BEYOND * self.asked)
-
-    def _served(self, load: PlannedLoad) -> list[tuple[float, OpenLoopService]]:
-        """What each worker does at rates up to the highest, and at the one that is asked for."""
-        highest = load.most * load.replicas
-        rates = {share * min(highest, self._end) for share in SHARES} | {self.asked}
-        return [(rate, found) for rate in sorted(rates) if rate <= highest and (found := load.at(rate)) is not None]
-
-    def _chart(self, y: Axis, series: Sequence[Series]) -> str:
-        lines = [
-            upright(f"asked, {self.asked:,.3g}/s", self.asked, series, LIMIT),
-            upright(f"highest, {self._highest:,.3g}/s", self._highest, series, OTHER),
-        ]
-        x = Axis("requests/s", count, logarithmic=self._end > FAR * self._highest)
-        return chart("Load", x, y, [*series, *lines])
-
-
-@dataclass(frozen=True)
-class _ByUsers:
-    """A load in closed loop, with all numbers of users up to twice as many. Means alone are known."""
-
-    load: PlannedLoad
-    advised: PlannedLoad | None
-
-    def plots(self) -> Iterator[Plot]:
-        load, limits = self.load, self.load.objectives
-        again = "Each user asks again at once. Means: percentiles are not planned for a number of users."
-        most, room = load.most * load.replicas, load.plan.memory.users
-        yield "TTFT by users", self._chart(Axis("mean TTFT", ms), _ttft_ms, limits.ttft_s), again
-        yield "ITL by users", self._chart(Axis("mean ITL", ms), _itl_ms, limits.itl_s), again
+    if series:
         yield (
-            "Requests by users",
-            self._chart(Axis("requests/s", count, logarithmic=False), _rate),
-            f"Of all workers together. However many users there are, at most {most:,.3g} requests/s.",
+            "Users by rate",
+            chart(Axis("users", count), [*series, horizontal("room", max(1, load.plan.memory.users), series, LIMIT)]),
+            "Sequences that decode at once on a worker, on average, and how many have room in its memory.",
         )
-        if load.traffic.outputs.max() > 1:
-            yield (
-                "Sequences by users",
-                self._chart(Axis("sequences", count, logarithmic=False), _sequences),
-                f"That decode at once on a worker, on average; {room:,} have room in its memory.",
-            )
 
-    def _chart(
-        self, y: Axis, of: Callable[[PlannedLoad, ClosedLoopService], float], limit_s: float | None = None
-    ) -> str:
-        asked = self.load.traffic.concurrency or 1
-        series = [Series("as planned", _points(self.load, asked, of), PREFILL)]
-        if self.advised is not None:
-            series.append(Series("as advised", _points(self.advised, asked, of), ADVISED))
+
+def _by_users(load: PlannedLoad, advised: PlannedLoad | None) -> Iterator[Plot]:
+    """A load in closed loop, with all numbers of users up to twice as many. Means alone are known."""
+    asked, limits, most = load.traffic.concurrency or 1, load.objectives, load.max_rate * load.replicas
+    shown = [(load, "as planned", PREFILL), *([] if advised is None else [(advised, "as advised", ADVISED)])]
+    grown = [(one, name, colour, _grown(one, asked)) for one, name, colour in shown]
+
+    def chart(y: Axis, of: Callable[[PlannedLoad, ClosedLoopService], float], limit_s: float | None = None) -> str:
+        series = [
+            Series(name, [(users, of(one, each)) for users, each in some], colour) for one, name, colour, some in grown
+        ]
         series += objective(None if limit_s is None else 1e3 * limit_s, series)
-        line = upright(f"asked, {asked:,} users", asked, series, LIMIT)
-        return chart("Load", Axis("users", count, logarithmic=False), y, [*series, line])
+        line = vertical(f"asked, {asked:,} users", asked, series, LIMIT)
+        return line_chart("Load", Axis("users", count, logarithmic=False), y, [*series, line])
+
+    again = "Each user asks again at once. Means: percentiles are not planned for a number of users."
+    yield "TTFT by users", chart(Axis("mean TTFT", ms), lambda _, one: 1e3 * one.ttft_s, limits.ttft_s), again
+    yield "ITL by users", chart(Axis("mean ITL", ms), lambda _, one: 1e3 * one.itl_s, limits.itl_s), again
+    yield (
+        "Requests by users",
+        chart(Axis("requests/s", count, logarithmic=False), lambda load, one: load.replicas * one.rate),
+        f"Of all workers together. However many users there are, at most {most:,.3g} requests/s.",
+    )
+    if load.traffic.outputs.max() > 1:
+        yield (
+            "Sequences by users",
+            chart(Axis("sequences", count, logarithmic=False), lambda _, one: one.sequences),
+            f"That decode at once on a worker, on average; {load.plan.memory.users:,} have room in its memory.",
+        )
 
 
-def _points(load: PlannedLoad, asked: int, of: Callable[[PlannedLoad, ClosedLoopService], float]) -> list[Point]:
-    """A value by users of all workers, for some numbers of them up to twice as many as are asked for."""
+def _grown(load: PlannedLoad, asked: int) -> list[tuple[int, ClosedLoopService]]:
+    """(users of all workers, what each worker does) for some numbers of users, up to twice as many as `asked`."""
     grown = load.grown(2 * asked)
     shown = {ceil(len(grown) * i / POINTS) for i in range(1, POINTS + 1)} | {1, ceil(asked / load.replicas)}
-    return [(load.replicas * one.users, of(load, one)) for one in grown if one.users in shown]
-
-
-def _ttft_ms(load: PlannedLoad, one: ClosedLoopService) -> float:
-    return 1e3 * one.ttft_s
-
-
-def _itl_ms(load: PlannedLoad, one: ClosedLoopService) -> float:
-    return 1e3 * one.itl_s
-
-
-def _rate(load: PlannedLoad, one: ClosedLoopService) -> float:
-    return load.replicas * one.rate
-
-
-def _sequences(load: PlannedLoad, one: ClosedLoopService) -> float:
-    return one.sequences
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"
+    return [(load.replicas * one.users, one) for one in grown if one.users in shown]

@@ -3,34 +3,27 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from twostroke.study.plan.page.chart import Axis, Point, Series, chart
-from twostroke.study.plan.page.marks import ADVISED, DECODE, LIMIT, OTHER, PREFILL, count, ms, objective
+from twostroke.study.charts import Axis, Point, Series, horizontal, line_chart
 from twostroke.study.plan.plan import Plan
 from twostroke.study.plan.roofline import StepTime
 
+PREFILL, DECODE, ADVISED, LIMIT, OTHER = range(5)  # colours
 LENGTHS, BATCHES = tuple(2**i for i in range(5, 21)), (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+Plot = tuple[str, str, str]  # title, SVG, caption
 
-def plots(plan: Plan, advised: Plan | None) -> Iterator[tuple[str, str, str]]:
-    """(title, SVG, caption) of each plot. `advised` is the plan with all advice, if there is any."""
+
+def plots(plan: Plan, advised: Plan | None) -> Iterator[Plot]:
+    """Each plot. `advised` is the plan with all advice, if there is any."""
     yield (
         "Roofline",
         roofline(plan),
-        (
-            "How many FLOPs a second each stroke reaches on one device, by how many it does for each byte read. "
-            "The dashed line is the machine's peak, the other what is expected of it."
-        ),
+        "How many FLOPs a second each stroke reaches on one device, by how many it does for each byte read. "
+        "The dashed line is the machine's peak, the other what is expected of it.",
     )
     yield "TTFT by length of the prompt", ttft(plan, advised), "A prefill in one step, without queueing."
-    yield (
-        "ITL by batch",
-        itl(plan, advised),
-        (
-            "A step in which every sequence makes a token. Beyond the last dot there is no room for another sequence."
-            if plan.fits
-            else "A step in which every sequence makes a token, as if all of them fitted."
-        ),
-    )
+    room = ". Beyond the last dot there is no room for another sequence" if plan.fits else ", as if all of them fitted"
+    yield "ITL by batch", itl(plan, advised), f"A step in which every sequence makes a token{room}."
     yield "Memory by users", memory(plan, advised), "Weights, and the KV of so many sequences of full length."
 
 
@@ -38,9 +31,9 @@ def roofline(plan: Plan) -> str:
     """Peak, expected roof, the parts of both strokes, and decode by batch."""
     machine, dtype = plan.machine, plan.roofline.dtype
     peak, bandwidth = machine.flops[dtype], machine.bandwidth
-    steps = [plan.prefill, *(plan.decode(batch) for batch in BATCHES)]
-    reached = [intensity(step) for step in steps]
-    ends = min(0.5, *reached) / 2, max(4 * machine.balance(dtype), *reached) * 2
+    prefill, *decodes = [_reached(step) for step in (plan.prefill, *(plan.decode(batch) for batch in BATCHES))]
+    intensities = [intensity for intensity, _ in (prefill, *decodes)]
+    ends = min(0.5, *intensities) / 2, max(4 * machine.balance(dtype), *intensities) * 2
 
     def roof(compute: float, memory: float) -> list[Point]:
         knee = peak * compute / (bandwidth * memory)
@@ -49,71 +42,65 @@ def roofline(plan: Plan) -> str:
     series = [
         Series(f"peak ({dtype})", roof(1, 1), LIMIT, dashed=True),
         Series("expected", roof(machine.compute, machine.memory_share), OTHER),
-        Series("prefill", [speed(plan.prefill)], PREFILL, dots=[f"{plan.workload.prompt:,} tokens"]),
-        Series(
-            "decode, batch 1 to 256",
-            [speed(step) for step in steps[1:]],
-            DECODE,
-            dots=[f"batch {batch}" for batch in BATCHES],
-        ),
+        Series("prefill", [prefill], PREFILL, dots=[f"{plan.workload.prompt:,} tokens"]),
+        Series("decode, batch 1 to 256", decodes, DECODE, dots=[f"batch {batch}" for batch in BATCHES]),
     ]
-    return chart("Roofline", Axis("FLOPs a byte", count), Axis("FLOP/s", _rate), series)
+    return line_chart("Roofline", Axis("FLOPs a byte", count), Axis("FLOP/s", _rate), series)
+
+
+def _reached(step: StepTime) -> Point:
+    """(FLOPs a byte, FLOP/s) of a step on one device."""
+    return step.flops / step.bytes, step.flops / step.seconds
 
 
 def ttft(plan: Plan, advised: Plan | None) -> str:
     """By prompts from 32 tokens to all that the model can hold; the shared prefix keeps its share."""
-    longest = plan.model.max_position - plan.workload.output
+    longest, load = plan.model.max_position - plan.workload.output, plan.workload
 
     def points(one: Plan) -> list[Point]:
-        return [(length, _of_length(one, length).ttft_ms) for length in _lengths(one, longest)]
+        lengths = {length for length in LENGTHS if one.technique.entered(length) <= longest} | {one.workload.prompt}
+        return [(length, _of_length(one, length).ttft_ms) for length in sorted(lengths)]
 
-    series = list(_both(plan, advised, points))
-    series += objective(plan.workload.ttft_ms, series)
-    return chart("TTFT", Axis("tokens of the prompt", count), Axis("TTFT", ms), series)
+    series = _both(plan, advised, points)
+    return line_chart(
+        "TTFT", Axis("tokens of the prompt", count), Axis("TTFT", ms), [*series, *objective(load.ttft_ms, series)]
+    )
 
 
 def itl(plan: Plan, advised: Plan | None) -> str:
     """By sequences at once, as many as fit, or up to 256 where none does."""
 
     def points(one: Plan) -> list[Point]:
-        return [(batch, 1e3 * one.decode(batch).seconds) for batch in _batches(one)]
+        most = one.memory.users if one.fits else BATCHES[-1]
+        batches = {*BATCHES, one.workload.concurrency, min(most, BATCHES[-1])}
+        return [(batch, 1e3 * one.decode(batch).seconds) for batch in sorted(batches) if batch <= most]
 
-    series = list(_both(plan, advised, points))
-    series += objective(plan.workload.itl_ms, series)
-    return chart("ITL", Axis("sequences at once", count), Axis("ITL", ms), series)
+    series = _both(plan, advised, points)
+    return line_chart(
+        "ITL", Axis("sequences at once", count), Axis("ITL", ms), [*series, *objective(plan.workload.itl_ms, series)]
+    )
 
 
 def memory(plan: Plan, advised: Plan | None) -> str:
     """Against what there is without the reserve."""
-    room = max(one.memory.users for one in (plan, advised) if one is not None)
-    most = max(8, 2 * plan.workload.concurrency, min(256, 2 * room))
+    plans = [one for one in (plan, advised) if one is not None]
+    most = max(8, 2 * plan.workload.concurrency, min(256, 2 * max(one.memory.users for one in plans)))
     users = sorted({round(most * i / 8) for i in range(9)})
     series: list[Series] = []
-    for one, name, colour in ((plan, "as planned", PREFILL), (advised, "as advised", ADVISED)):
-        if one is None:
-            continue
+    for one, name, colour in zip(plans, ("as planned", "as advised"), (PREFILL, ADVISED), strict=False):
         held = [(count, one.memory.weights + one.memory.passing + count * one.memory.kv_per_user) for count in users]
         if all(held != known.points for known in series):
             series.append(Series(name, held, colour))
         if one is plan or one.capacity != plan.capacity:
             size = f"{one.tp} device{'s' if one.tp > 1 else ''}"
             series.append(Series(size, [(0, one.capacity), (most, one.capacity)], LIMIT, dashed=True))
-    return chart("Memory", Axis("users", count, logarithmic=False), Axis("memory", _bytes, logarithmic=False), series)
+    x, y = Axis("users", count, logarithmic=False), Axis("memory", _bytes, logarithmic=False)
+    return line_chart("Memory", x, y, series)
 
 
-def speed(step: StepTime) -> Point:
-    """(FLOPs a byte, FLOP/s) of a step on one device."""
-    return intensity(step), step.flops / step.seconds
-
-
-def intensity(step: StepTime) -> float:
-    return step.flops / step.bytes
-
-
-def _both(plan: Plan, advised: Plan | None, points: Callable[[Plan], list[Point]]) -> Iterator[Series]:
-    yield Series("as planned", points(plan), PREFILL)
-    if advised is not None:
-        yield Series("as advised", points(advised), ADVISED)
+def _both(plan: Plan, advised: Plan | None, points: Callable[[Plan], list[Point]]) -> list[Series]:
+    series = [Series("as planned", points(plan), PREFILL)]
+    return series if advised is None else [*series, Series("as advised", points(advised), ADVISED)]
 
 
 def _of_length(plan: Plan, prompt: int) -> Plan:
@@ -121,14 +108,17 @@ def _of_length(plan: Plan, prompt: int) -> Plan:
     return replace(plan, workload=replace(load, prompt=prompt, shared=load.shared * prompt // load.prompt))
 
 
-def _lengths(plan: Plan, longest: int) -> list[int]:
-    entered = [length for length in LENGTHS if plan.technique.entered(length) <= longest]
-    return sorted({*entered, plan.workload.prompt})
+def objective(limit_ms: float | None, series: Sequence[Series]) -> list[Series]:
+    """A line over all points, if there is an objective."""
+    return [] if limit_ms is None else [horizontal(f"objective, {limit_ms:g} ms", limit_ms, series, LIMIT)]
 
 
-def _batches(plan: Plan) -> list[int]:
-    most = plan.memory.users if plan.fits else max(BATCHES)
-    return sorted({batch for batch in (*BATCHES, plan.workload.concurrency, min(most, max(BATCHES))) if batch <= most})
+def count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def ms(value: float) -> str:
+    return f"{value / 1e3:,.3g} s" if value >= 1e3 else f"{value:.3g} ms"
 
 
 def _bytes(value: float) -> str:

@@ -1,0 +1,42 @@
+"""How the report of a plan looks in a terminal."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from twostroke.study.plan.report_blocks import Block, Grid, Line, Plots, Section, Verdict
+
+STYLES = {
+    "title": "bold", "strong": "bold", "code": "bold", "faint": "dim", "good": "green", "warn": "yellow", "bad": "red",
+}  # fmt: skip
+
+
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """Print a report. Plots and sources are for pages."""
+    console = Console(highlight=False)
+    for block in blocks:
+        match block:
+            case Section(title):
+                console.print(f"\n{title}" if title else "", style="bold", markup=False)
+            case Verdict(text, kind):
+                console.print(f"verdict: {text}", style=f"bold {STYLES[kind]}", markup=False, soft_wrap=True)
+            case Line(text, style, indent) if style != "source":
+                mark = "  - " if style == "item" else " " * indent
+                console.print(mark + text, style=STYLES.get(style), markup=False, soft_wrap=True)
+            case Grid():
+                console.print(Padding(_table(block), (0, 0, 0, 2)))
+            case Line() | Plots():
+                pass
+
+
+def _table(grid: Grid) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in grid.columns:
+        left = name in grid.left
+        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(Text(cell.text, STYLES.get(cell.style, "")).append(cell.faint, "dim") for cell in row))
+    return table

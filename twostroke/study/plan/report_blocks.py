@@ -1,0 +1,104 @@
+"""What the report of a plan is made of, whoever shows it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = {"nothing to do": "good", "misses the objective": "warn", "does not fit": "bad", "cannot be served": "bad"}
+SHORT = {"nothing to do": "enough", "misses the objective": "misses", "cannot be served": "not served"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """What follows belongs together."""
+
+    title: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of text.
+
+    Attributes:
+        style: "title", "strong", "faint", "item" of a list, "code", "source" (for pages alone), or "good", "warn" or
+            "bad" for an answer; empty for plain text.
+        indent: spaces before it in a terminal.
+    """
+
+    text: str
+    style: str = ""
+    indent: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer. `kind` is "good", "warn" or "bad"."""
+
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: text with a style, and more text that matters less."""
+
+    text: str
+    style: str = ""
+    faint: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table. Columns whose names are in `left` have words, the others have numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    left: Sequence[str] = ("", "change")
+
+
+@dataclass(frozen=True)
+class Plots:
+    """Where a page shows plots: of the "plan", or of its "load"."""
+
+    of: str
+
+
+Block = Section | Line | Verdict | Grid | Plots
+
+
+def record_grid(rows: Sequence[dict[str, Any]]) -> Grid:
+    """A row for each record, a column for each of its fields."""
+    return Grid([title(name) for name in rows[0]], [[Cell(shown(value)) for value in row.values()] for row in rows])
+
+
+def change_grid(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Grid:
+    """A row for each change: its figures (`columns` by their fields), and whether it is enough."""
+    return Grid(
+        ["change", *columns.values(), ""],
+        [
+            [
+                Cell(one["lever"], faint=f" ({one['needs']})"),
+                *(Cell(shown(one[name])) for name in columns),
+                Cell(SHORT.get(one["verdict"], one["verdict"]), KINDS[one["verdict"]]),
+            ]
+            for one in rows
+        ],
+    )
+
+
+def title(name: str) -> str:
+    """A field's name as the head of a column."""
+    words = {"ttft": "TTFT", "itl": "ITL", "gb": "GB", "percent": "%"}
+    return " ".join(words.get(word, word) for word in name.split("_"))
+
+
+def shown(value: Any) -> str:
+    """A field's value as text."""
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def of_verdict(facts: dict[str, Any]) -> str:
+    """A verdict, with the objectives that are missed."""
+    return facts["verdict"] + (f" ({', '.join(facts['missed'])})" if facts["missed"] else "")

@@ -11,8 +11,8 @@ from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.tools.parser import parser_factory
 
 
-def exchange(tokenizer: Tokenizer, functions: Sequence[dict[str, Any]]) -> Any:
-    """What an answer asks of its exchange: one request, which offered these functions."""
+def active_call(tokenizer: Tokenizer, functions: Sequence[dict[str, Any]]) -> Any:
+    """What an answer asks of its active_call: one request, which offered these functions."""
     reader = parser_factory(tokenizer, functions, parallel=True)
     params = SimpleNamespace(reader=reader)
     request = SimpleNamespace(params=params, timings=Timings(), prompt_tokens=3, cached_by_tier=Counter(), result=None)

@@ -1,20 +1,15 @@
-"""Observability: metrics, the prefix cache, logs, spans."""
+"""Metrics, and the prefix cache that they show."""
 
-import json
-import logging
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.api.llm import LLM
-from twostroke.server.observability.logs import JsonFormatter, TextFormatter, request_id
 
 
 @pytest.fixture
@@ -136,57 +131,68 @@ def test_reset_prefix_cache(running: Serving) -> None:
     assert [cached(), cached()] == [0, 32]
 
 
-def test_logs(running: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    """One line per request, with the client's request id, which the response repeats."""
-    caplog.set_level(logging.INFO)
+def test_series_exist_before_their_first_event(running: Serving) -> None:
+    """An alert on an increase sees the first one; and nothing is exported that nobody asked for."""
     with running.http() as http:
-        body = {"prompt": [5, 6], "max_tokens": 3, "ignore_eos": True, "stream": True}
-        assert (
-            http.post("/v1/completions", json=body, headers={"x-request-id": "mine-1"}).headers["x-request-id"]
-            == "mine-1"
-        )
-        odd = http.get("/health", headers={"x-request-id": "two words"}).headers["x-request-id"]
-        assert odd.startswith("req_")
-    eventually(lambda: len([record for record in caplog.records if record.message == "request"]) == 2)
-    lines: list[Any] = [record.__dict__["facts"] for record in caplog.records if record.message == "request"]
-    facts = next(line for line in lines if line["path"] == "/v1/completions")  # either may be written first
-    assert facts["ms"] > 0
-    assert {key: facts[key] for key in ("status", "prompt_tokens", "output_tokens")} == {
-        "status": 200,
-        "prompt_tokens": 2,
-        "output_tokens": 3,
+        text = http.get("/metrics").text
+    for line in (
+        'finished_requests_total{outcome="aborted"}',
+        'finished_requests_total{outcome="error"}',
+        'rejected_requests_total{reason="queue_full"}',
+        'errors_total{error="OutOfPages"}',
+        'finish_reasons_total{reason="length"}',
+        'http_responses_total{status="503"}',
+        'tokens_total{kind="output"}',
+    ):
+        assert f"twostroke_{line} 0.0\n" in text
+    assert "_created" not in text
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
+        assert f"\n{name} " in text
+
+
+def test_what_is_served_is_named(running: Serving, open_tiny: Callable[..., LLM]) -> None:
+    """A fleet whose bits are not equal is one with several identities."""
+
+    def identity(running: Serving) -> dict[str, str]:
+        with running.http() as http:
+            families = text_string_to_metric_families(http.get("/metrics").text)
+        return next(one.samples[0].labels for one in families if one.name == "twostroke_build_info")
+
+    seen = identity(running)
+    assert seen == {
+        "version": version("twostroke"),
+        "model": running.llm.name,
+        "backend": running.llm.backend.label,
+        "identity": running.llm.model.id,
     }
+    with serving(open_tiny(page_size=32)) as other:
+        assert identity(other)["identity"] != seen["identity"]
 
 
-def test_log_formats() -> None:
-    record = logging.LogRecord("twostroke.x", logging.INFO, "", 0, "request of %s", ("me",), None)
-    record.facts = {"status": 200}
-    token = request_id.set("r1")
-    try:
-        line = json.loads(JsonFormatter().format(record))
-        text = TextFormatter().format(record)
-    finally:
-        request_id.reset(token)
-    assert {key: line[key] for key in ("level", "message", "request_id", "status")} == {
-        "level": "info",
-        "message": "request of me",
-        "request_id": "r1",
-        "status": 200,
-    }
-    assert text.endswith("INFO request of me id=r1 status=200")
+def test_how_choices_ended_and_calls_were_answered(running: Serving) -> None:
+    """Each choice by its reason, each call by its status."""
+    stream = running.client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG)
+    next(iter(stream))
+    stream.close()
+    with running.http() as http:
+        body = {"prompt": [5, 6], "max_tokens": 2, "n": 3, "ignore_eos": True}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": "a", "timeout": 1e-9, **LONG}).status_code == 504
+        assert http.post("/v1/completions", json={"model": "other", "prompt": "a"}).status_code == 404
+        http.get("/nowhere")
+    eventually(lambda: read(running)["finish_reasons_total:abort"] == 2)
+    seen = read(running)
+    assert seen["finish_reasons_total:length"] == 3
+    assert (seen["http_responses_total:504"], seen["http_responses_total:404"]) == (1, 2)
+    assert seen["http_responses_total:200"] > 2
 
 
-def test_spans(running: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request's span holds its stages, end to end."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    running.client.completions.create(model="tiny", prompt=[5, 6], max_tokens=3, extra_body={"ignore_eos": True})
-    spans = {span.name: span for span in exporter.get_finished_spans()}
-    whole: Any = spans["request"]
-    assert dict(whole.attributes)["gen_ai.usage.output_tokens"] == 3
-    stages: list[Any] = [spans[name] for name in ("queue", "prefill", "decode")]
-    assert [stage.parent.span_id for stage in stages] == [whole.context.span_id] * 3
-    edges = [whole.start_time, *(edge for stage in stages for edge in (stage.start_time, stage.end_time))]
-    assert edges == sorted(edges)
-    assert edges[0] == edges[1]
+def test_openmetrics_where_it_is_asked_for(running: Serving) -> None:
+    asked = {"accept": "application/openmetrics-text; version=1.0.0"}
+    with running.http() as http:
+        plain, open = http.get("/metrics"), http.get("/metrics", headers=asked)
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert open.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert open.text.endswith("# EOF\n")
+    families = {family.name: family for family in openmetrics_families(open.text)}
+    assert families["twostroke_preemptions"].type == "counter"

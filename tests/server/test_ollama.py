@@ -214,8 +214,8 @@ def test_curl_as_in_its_documentation(server: Serving) -> None:
     with server.http() as http:
         assert http.post("/api/chat", content=body, headers=form).json()["eval_count"] == 2
         assert http.post("/api/chat", content=body).json()["eval_count"] == 2
-        assert http.post("/api/chat", content=body, headers=form | {"origin": "https://x.example"}).status_code == 400
-        assert http.post("/v1/chat/completions", content=body, headers=form).status_code == 400
+        assert http.post("/api/chat", content=body, headers=form | {"origin": "https://x.example"}).status_code == 403
+        assert http.post("/v1/chat/completions", content=body, headers=form).status_code == 403
 
 
 def test_options_that_ask_for_nothing(local: ollama.Client, reference: LLM) -> None:

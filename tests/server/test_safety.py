@@ -24,7 +24,7 @@ from twostroke.server.lifecycle import listen
 from twostroke.server.openai.routes import generate, tokens
 
 OpenTiny = Callable[..., LLM]
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 HURRIED: dict[str, Any] = {"header_timeout_s": 0.4, "body_timeout_s": 0.4, "keep_alive_s": 0.4}
 
 
@@ -38,7 +38,7 @@ def hurried(request: pytest.FixtureRequest, tiny_directory: Callable[[str], Any]
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "h11" and "httptools" in parsers():
             patch.setattr("uvicorn.protocols.http.httptools_impl.HttpToolsProtocol", H11Protocol)
-        patch.setattr(middleware, "LEAST_RATE", 1000)
+        patch.setattr(middleware, "MIN_BODY_RATE", 1000)
         llm = LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1)
         with serving(llm, **HURRIED) as running:
             yield running
@@ -67,8 +67,8 @@ def read_all(sock: socket.socket) -> bytes:
         (POST + b'content-length: 100\r\n\r\n{"prompt"', 408),
         (POST + b"transfer-encoding: chunked\r\n\r\n5\r\n{'pro", 408),
         (POST.replace(b"/v1/completions", b"/nowhere") + b"content-length: 100\r\n\r\n", 408),
-        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /heal", 200),  # and a half-sent second call
-        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", 200),  # and then idle
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /heal", 200),  # and a half-sent second call
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", 200),  # and then idle
     ],
 )
 def test_half_sent_calls_end(sent: bytes, status: int | None, hurried: Serving) -> None:
@@ -101,7 +101,7 @@ def test_drop_by_drop_is_too_slow(start: bytes, hurried: Serving) -> None:
 
 
 def test_a_slow_body_that_moves_is_read(hurried: Serving) -> None:
-    """Longer than the time limit, at more than the least rate."""
+    """Longer than the time limit, above the minimum rate."""
     body = json.dumps({"prompt": "the", "max_tokens": 2, "user": "x" * 1500}).encode()
     with connect(hurried) as sock:
         sock.sendall(POST + f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
@@ -156,7 +156,7 @@ def test_a_long_body_is_answered_as_before(
         if status == 413:
             assert tried.json()["error"]["code"] == "body_too_large"
             return
-        monkeypatch.setattr(middleware, "LONG_BODY", 1 << 40)
+        monkeypatch.setattr(middleware, "LONG_BODY_BYTES", 1 << 40)
         direct = http.post(path, json=body)
     assert direct.status_code == status
     if path.startswith("/v1") and status == 200:
@@ -170,7 +170,7 @@ def test_a_long_body_is_answered_as_before(
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_what_is_surely_too_long_is_not_tokenized(chat: bool, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "LONG_BODY", 1 << 40)  # in this process, to see that nothing is encoded
+    monkeypatch.setattr(middleware, "LONG_BODY_BYTES", 1 << 40)  # in this process, to see that nothing is encoded
     monkeypatch.setattr(server.llm.tokenizer, "encode", None)
     text = TEXT * 30_000
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
@@ -200,7 +200,7 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
         answer = http.post("/v1/completions", json=long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert http.post("/v1/completions", json=long).status_code == 200
-        monkeypatch.setattr("twostroke.server.body_validation.supervisor.MOST_SECONDS", 0.1)
+        monkeypatch.setattr("twostroke.server.body_validation.supervisor.MAX_SECONDS", 0.1)
         slow: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
         slow._process.send_signal(signal.SIGSTOP)
         assert http.post("/v1/completions", json=long).status_code == 413
@@ -284,7 +284,7 @@ def test_a_client_that_stays_while_the_model_is_loaded(caplog: pytest.LogCapture
     sockets = listen("127.0.0.1", 0)
     with LoadingResponder(sockets):
         client = socket.create_connection(sockets[0].getsockname())
-        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert client.recv(12) == b"HTTP/1.1 503"
     client.close()
     sockets[0].close()

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from twostroke.cli.options import options_of
-from twostroke.cli.parsers import parse_size
+from twostroke.cli.options import choice_settings, option, options_of
+from twostroke.engine.options import LLMOptions
+from twostroke.fields import rules
 from twostroke.server.settings import Settings
 
 PANEL = "Server"
-_SIZE: dict[str, Any] = {"parser": parse_size, "metavar": "SIZE"}
+LOG_FORMATS = ("text", "json")
 
 
 def _server(*names: str, **settings: Any) -> Any:
@@ -37,19 +38,19 @@ class ListeningOptions:
 
     host: Annotated[str, _server(help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1"
     port: Annotated[int, _server(min=0, max=65535, help="Port to listen at.")] = 8000
-    log_format: Annotated[str, _server(help="text or json.")] = "text"
+    log_format: Annotated[str, _server(help="Form of the log.", **choice_settings(LOG_FORMATS))] = "text"
 
     def check(self) -> None:
         """Raise BadParameter for a format of the log that is not known."""
-        if self.log_format not in ("text", "json"):
-            raise typer.BadParameter("text or json", param_hint="--log-format")
+        if self.log_format not in LOG_FORMATS:
+            raise typer.BadParameter(" or ".join(LOG_FORMATS), param_hint="--log-format")
 
 
 @dataclass(frozen=True)
 class StepOptions:
     """What shares a step."""
 
-    max_running: Annotated[int, _server(min=1, help="Most choices generated at once.")] = 256
+    max_running: Annotated[int, option(rules(LLMOptions)["max_running"], panel=PANEL)] = LLMOptions.max_running
     itl_ms: Annotated[
         Any,
         _server(
@@ -74,13 +75,15 @@ class SettingsOptions(
         changes={
             "model_name": {"names": ("--served-name",), "show_default": "its name"},
             "api_key": {"envvar": "TWOSTROKE_API_KEY"},
-            "max_body_bytes": {"names": ("--max-body",), "default": "8MiB", **_SIZE},
-            "max_stored_bytes": {"default": "64MiB", **_SIZE},
-            "max_context_bytes": {"default": "1GiB", **_SIZE},
+            "max_body_bytes": {"names": ("--max-body",)},
             "timeout_s": {"names": ("--timeout",), "show_default": "no limit"},
             "cors": {"metavar": "ORIGIN"},
+            "allowed_hosts": {"names": ("--allowed-host",), "metavar": "HOST"},
+            "api_key_file": {"metavar": "FILE"},
             "vllm_metrics": {"names": ("--vllm-metrics/--no-vllm-metrics",)},
             "strict_fields": {"names": ("--strict-fields/--no-strict-fields",)},
+            "drain_delay_s": {"names": ("--drain-delay",)},
+            "step_timeout_s": {"names": ("--step-timeout",)},
             "grace_s": {"names": ("--grace",)},
             "header_timeout_s": {"names": ("--header-timeout",)},
             "body_timeout_s": {"names": ("--body-timeout",)},
@@ -92,5 +95,5 @@ class SettingsOptions(
 
     def settings(self) -> Settings:
         """Checked: raises InvalidRequest naming the field that is out of range."""
-        given: dict[str, Any] = asdict(self) | {"api_key": self.api_key or None, "cors": tuple(self.cors or ())}
-        return Settings(**given)
+        several = {name: tuple(getattr(self, name) or ()) for name in ("cors", "allowed_hosts")}
+        return Settings(**(asdict(self) | {"api_key": self.api_key or None} | several))

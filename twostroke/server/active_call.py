@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
-from twostroke.server.errors import ApiError, DeadlineExceeded, to_api_error
+from twostroke.server.errors import ApiError, ClientGone, DeadlineExceeded, to_api_error
+from twostroke.server.observability.tracing import CallTrace
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,18 @@ class ActiveCall:
     """One HTTP call: its place in the queue, its requests (one per prompt), and what the engine reports of them.
 
     Every method belongs to the event loop's thread.
+
+    Attributes:
+        requests: the engine's, once it has started.
+        trace: what the spans of its requests belong to.
+        abort_reason: why it was ended from outside, if it was.
     """
 
     def __init__(self, choices: int, on_close: Callable[["ActiveCall"], None]) -> None:
         self.choices = choices
         self.requests: list[Request] = []
+        self.trace = CallTrace()
+        self.abort_reason: ApiError | None = None
         self._on_close = on_close
         self._thread: EngineThread | None = None
         self._reports: asyncio.Queue[Update | ApiError] = asyncio.Queue()
@@ -56,6 +64,7 @@ class ActiveCall:
 
     def abort(self, reason: ApiError) -> None:
         """End it from outside: `updates` raises the reason, and the engine cancels before its next step."""
+        self.abort_reason = reason
         self._reports.put_nowait(reason)
         self._cancel()
 
@@ -76,6 +85,7 @@ class ActiveCall:
         """Cancel what is not done, and give back the places in the queue. A second call does nothing."""
         if not self._closed:
             self._closed = True
+            self.abort_reason = self.abort_reason or ClientGone()
             self._cancel()
             self._on_close(self)
 

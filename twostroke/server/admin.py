@@ -15,9 +15,9 @@ router = APIRouter()
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(http: HttpRequest) -> Response:
-    """200 while requests are accepted; 503 once the server drains or the engine has failed."""
+    """200 while new calls should be sent here; 503 once the server is to end, a step hangs, or the engine failed."""
     engine: AsyncEngine = http.app.state.engine
-    return _health(engine, engine.alive and not engine.draining)
+    return _health(engine, engine.ready)
 
 
 @router.get("/health/live")
@@ -28,13 +28,15 @@ async def live(http: HttpRequest) -> Response:
 
 
 def _health(engine: AsyncEngine, fine: bool) -> Response:
-    facts = {
+    body = {
         "live": engine.alive,
-        "ready": engine.alive and not engine.draining,
+        "ready": engine.ready,
+        "draining": engine.leaving or engine.draining,
+        "step_age_s": round(engine.step_age_s, 3),
         "in_flight": engine.in_flight,
         "failure": None if engine.failure is None else engine.failure.message,
     }
-    return json_response(facts, 200 if fine else 503)
+    return json_response(body, 200 if fine else 503)
 
 
 @router.get("/version")
@@ -45,9 +47,10 @@ async def version() -> Response:
 
 @router.get("/metrics")
 async def metrics(http: HttpRequest) -> Response:
-    """All metrics, in Prometheus' text format."""
+    """All metrics, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
     engine: AsyncEngine = http.app.state.engine
-    return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4")
+    text, media_type = engine.metrics.exposition(http.headers.get("accept", ""))
+    return Response(text, headers={"content-type": media_type, "vary": "accept"})
 
 
 @router.post("/reset_prefix_cache")

@@ -26,6 +26,7 @@ class Answer(ABC):
     `whole` is the body.
     """
 
+    operation = "chat"  # as OpenTelemetry's conventions call it
     done_marker = True  # whether a stream ends with [DONE]
     media_type = "text/event-stream"
 

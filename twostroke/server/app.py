@@ -23,7 +23,9 @@ from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.http.middleware import CallMiddleware
+from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
+from twostroke.server.http.request_target import AbsoluteTargets
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
@@ -50,6 +52,7 @@ ROUTES = (
     page,
     attention,
 )
+DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
@@ -58,9 +61,13 @@ CORS: dict[str, Any] = {
 }
 
 
-def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
-    """An application that serves one model. Once it has started, only its own thread may use the model's engine."""
+def create_app(llm: LLM, settings: Settings | None = None, host: str | None = None) -> FastAPI:
+    """An application that serves one model. Once it has started, only its own thread may use the model's engine.
+
+    `host` is where it listens: it decides which calls of browsers a server without a key takes.
+    """
     settings = settings or Settings()
+    guard = None if host is None else OriginGuard.for_address(host, settings.allowed_hosts, settings.cors)
     load_installed()
     metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
     engine = AsyncEngine(llm, settings, metrics)
@@ -74,10 +81,17 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
     app = routes_app(engine, lifespan)
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(CallMiddleware, settings=settings, body_validator=engine.body_validator)
+    app.add_middleware(
+        CallMiddleware,
+        settings=settings,
+        body_validator=engine.body_validator,
+        guard=guard,
+        on_response=metrics.responded,
+    )
     app.add_middleware(AnyContentType)
     if settings.cors:  # outermost: a CORS preflight has no key, and a refusal must be readable too
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
+    app.add_middleware(AbsoluteTargets)
     return app
 
 
@@ -86,7 +100,8 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
     app.state.engine = engine
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
-    app.state.contexts = Contexts(engine.settings.max_context_bytes)
+    most = engine.settings.max_context_bytes
+    app.state.contexts = Contexts(DEFAULT_CONTEXT_BYTES if most is None else most)
     app.state.feed = EngineFeed(engine)
     app.state.paths = RouteTable(routes.router for routes in ROUTES)
     for routes in ROUTES:
@@ -113,7 +128,7 @@ def _refusal(http: HttpRequest, error: Exception) -> ApiError:
         case RequestValidationError():
             return from_validation(error.errors())
         case HTTPException(status_code=404 | 405):
-            return http.app.state.paths.missing(http.scope)
+            return http.app.state.paths.not_found(http.scope)
         case HTTPException(status_code=400):  # of FastAPI, for a body that Python's reader of JSON fails at
             return ApiError(400, "the body is not JSON in UTF-8, or is nested too deeply")
         case HTTPException():

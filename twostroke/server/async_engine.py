@@ -34,6 +34,7 @@ class AsyncEngine:
         name: what clients call the model.
         created: when serving began, in seconds since 1970.
         body_validator: validates long bodies in another process.
+        leaving: new work is still taken, but should be sent elsewhere: the server drains soon.
         draining: no new work is taken.
         output_tokens: how many were made so far.
     """
@@ -44,8 +45,9 @@ class AsyncEngine:
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.body_validator = BodyValidator(lambda: WorkerState.of(llm, settings, self.name, self.created))
-        self.draining, self.output_tokens = False, 0
-        self._tracer = Tracer()
+        self.leaving = self.draining = False
+        self.output_tokens = 0
+        self._tracer = Tracer(self.name)
         self._active_calls: set[ActiveCall] = set()
         self._choices_in_flight = 0  # choices in flight
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="server")
@@ -59,6 +61,7 @@ class AsyncEngine:
         """Called on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self.metrics.watch_steps(lambda: self.step_age_s)
 
     def warm_up(self) -> None:
         """Prepare what the first calls would wait for: the tokenizer's form for grammars and
@@ -95,6 +98,21 @@ class AsyncEngine:
     def lost(self) -> bool:
         """Whether a rank of the model is lost, so that only another process can serve it."""
         return isinstance(self._thread.failure, RankLost)
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the engine was last between two steps; an engine that rests looks about every second."""
+        return self._thread.step_age_s
+
+    @property
+    def hung(self) -> bool:
+        """Whether a step takes so long that no new work should be sent here."""
+        return self.alive and self.step_age_s > self.settings.step_timeout_s
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work should be sent here."""
+        return self.alive and not (self.leaving or self.draining or self.hung)
 
     @property
     def in_flight(self) -> int:
@@ -164,7 +182,7 @@ class AsyncEngine:
     def _finished(self, update: Update) -> None:
         request = update.request
         self.metrics.finished(request, update.error)
-        self._tracer.record(request, self.name, update.error)
+        self._tracer.record(request, update.owner.trace, update.error, update.owner.abort_reason)
         if update.error is None and not request.cancelled and request.timings.finished is not None:
             self._mean_request_s += 0.2 * (request.timings.finished - request.timings.arrival - self._mean_request_s)
 

@@ -4,8 +4,10 @@ Runs off the event loop, since templates and tokenization take time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from twostroke.api.conversation.fitting import LeftOut
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
@@ -19,14 +21,32 @@ from twostroke.server.errors import ApiError, invalid, to_api_error
 TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A body, ready for the engine.
+
+    Attributes:
+        requests: one for each prompt.
+        warnings: what will not be done as the body asks, a sentence each.
+        left_out: what the prompt is without.
+    """
+
+    requests: list[Request]
+    warnings: list[str] = field(default_factory=list)
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+
 def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:
     """The technique that a body names, by itself or by the model's alias `NAME:METHOD`.
+
+    Ollama's clients put the tag `:latest` behind every name, on the other APIs' routes too.
 
     Raises ApiError: 404 for another model, 400 for an unknown method or parameter.
     """
     alias = None
-    if model is not None and model != served:
-        name, _, alias = model.rpartition(":")
+    asked = served if model is None else model if model == served else model.removesuffix(":latest")
+    if asked != served:
+        name, _, alias = asked.rpartition(":")
         if name != served or alias not in METHODS:
             message = f"there is no model {model!r:.100}; there is {served!r}, alone or as {served}:METHOD"
             raise ApiError(404, message, param="model", code="model_not_found")

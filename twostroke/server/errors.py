@@ -62,6 +62,13 @@ class ShuttingDown(ApiError):
         super().__init__(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
 
 
+class ClientGone(ApiError):
+    """The client closed the connection. Nobody reads it: it is for logs and spans (nginx's status 499)."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection", code="client_closed_request")
+
+
 class ModelLoading(ApiError):
     """The model is not there yet."""
 

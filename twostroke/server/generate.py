@@ -55,6 +55,7 @@ async def generate(
         engine.submit(active_call, prepared.requests, options.timeout_s)
         answer, updates = answer_for(prepared, active_call), active_call.updates()
         log.model = answer.model
+        active_call.trace.operation, active_call.trace.response_id = answer.operation, answer.id or None
         if not options.stream:
             await cancel_on_disconnect(http.receive, _collect(answer, updates))
             return json_response(answer.body() | log.answer_fields)

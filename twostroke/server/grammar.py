@@ -16,8 +16,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
-from twostroke.server.json_schema import ANY_OBJECT, Guaranteed, guaranteed
-from twostroke.server.json_schema.patterns import Untranslatable, translate
+from twostroke.server.json_schema import ANY_OBJECT, EnforcedSchema, enforced_schema
+from twostroke.server.json_schema.patterns import LIMITS, Untranslatable, translate, without_anchors
 from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
 MAX_COMPILED = 64  # compiled grammars
@@ -32,8 +32,6 @@ JSON_OPTIONS = {
     "key_separator": ": ",
     "json_allowed_escapes": 'nrbtf\\"',
 }
-# A mask is made between two steps of the engine: what takes longer than some tens of milliseconds ends in an error.
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=300_000, step_lexer_fuel=100_000)
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Grammars:
             library, vocabulary = self._read_vocabulary()
             matcher = self._compiled.get(grammar.text)
             if matcher is None:
-                matcher = llguidance.LLMatcher(library, grammar.text, log_level=0, limits=_LIMITS)
+                matcher = llguidance.LLMatcher(library, grammar.text, log_level=0, limits=LIMITS)
                 first = matcher.deep_copy()
                 if not first.is_error():
                     first.compute_bitmask()  # a grammar without texts, or with too many states, fails here
@@ -171,12 +169,12 @@ def embedded_schema(
 
 def _read_schema(
     schema: Mapping[str, Any], strict: bool, warnings: list[str] | None, *, objects: bool = False
-) -> Guaranteed:
+) -> EnforcedSchema:
     """A schema that the grammar library compiles, see `json_schema` and `with_options`."""
-    read = guaranteed(schema, strict, objects=objects)
+    read = enforced_schema(schema, strict, objects=objects)
     if warnings is not None:
         warnings += read.warnings
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_of(read), limits=_LIMITS)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_of(read), limits=LIMITS)
     if not failed:
         return read
     why = _one_line(messages[0])
@@ -184,14 +182,14 @@ def _read_schema(
         raise InvalidRequest(f"the schema cannot be guaranteed: {why}")
     if warnings is not None:
         warnings.append(f"the schema is not enforced, only that the answer is an object: {why}")
-    return Guaranteed(ANY_OBJECT, (), open_objects=True)
+    return EnforcedSchema(ANY_OBJECT, (), open_objects=True)
 
 
-def _grammar_of(read: Guaranteed) -> str:
+def _grammar_of(read: EnforcedSchema) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_with_layout(read)))
 
 
-def _with_layout(read: Guaranteed) -> dict[str, Any]:
+def _with_layout(read: EnforcedSchema) -> dict[str, Any]:
     return {**read.schema, "x-guidance": JSON_OPTIONS}
 
 
@@ -207,7 +205,7 @@ def regex(pattern: str) -> str:
         raise InvalidRequest(f"a regular expression of more than {MAX_REGEX_CHARACTERS:,} characters is too large")
     if "[:" not in pattern:
         with contextlib.suppress(Untranslatable):
-            pattern = translate(rf"\A(?:{pattern})\Z").regex
+            pattern = translate(without_anchors(pattern))
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 

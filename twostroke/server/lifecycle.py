@@ -7,14 +7,16 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from twostroke.api.llm import LLM
+from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.errors import InvalidRequest
-from twostroke.server.app import create_app
+from twostroke.server.app import DEFAULT_CONTEXT_BYTES, create_app
 from twostroke.server.http.protocol import protocol_class
 from twostroke.server.settings import Settings
 
@@ -70,12 +72,15 @@ def _reason(error: OSError | UnicodeError) -> str:
 class HttpServer(uvicorn.Server):
     """On SIGTERM or SIGINT it accepts nothing new, and running requests may finish within the grace time.
 
-    A second signal ends the process at once, with the exit code 128 + its number.
+    With a drain delay it serves as before for that time, and only its readiness says 503: orchestrators and load
+    balancers go on sending calls for seconds after the signal. A second signal ends the process at once, with the exit
+    code 128 + its number.
     """
 
-    def __init__(self, config: uvicorn.Config, app: Any, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: Any, settings: Settings) -> None:
         super().__init__(config)
-        self._app, self._grace_s = app, grace_s
+        self._app, self._settings = app, settings
+        self._drain_at: float | None = None  # when it stops to accept, once a signal has come
         self.lost_at: float | None = None  # when a rank was found to be lost
 
     def warm_up(self) -> None:
@@ -90,18 +95,22 @@ class HttpServer(uvicorn.Server):
         ended, engine = await super().on_tick(counter), self._app.state.engine
         if engine.lost and self.lost_at is None:
             self.lost_at = time.monotonic()
+        if self._drain_at is not None:
+            engine.leaving = True
+            ended = ended or time.monotonic() >= self._drain_at
         return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + RANK_LOSS_GRACE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn on a signal."""
-        self._app.state.engine.drain(self._grace_s)
+        self._app.state.engine.drain(self._settings.grace_s)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called on a signal."""
-        if self.should_exit:
+        if self.should_exit or self._drain_at is not None:
             end_at_once(sig, frame)
-        self.should_exit = True
+        self._drain_at = time.monotonic() + self._settings.drain_delay_s
+        self.should_exit = self._settings.drain_delay_s == 0
 
 
 def end_at_once(sig: int, _: FrameType | None = None) -> None:
@@ -117,9 +126,18 @@ def end_at_signals() -> None:
         signal.signal(sig, end_at_once)
 
 
+def _context_bytes(memory: MemoryBudget, asked: int | None) -> int:
+    """The bytes that contexts may hold. Raises InvalidRequest if more were asked for than a control group leaves."""
+    chosen = max(0, min(DEFAULT_CONTEXT_BYTES, memory.left_bytes // 2)) if asked is None else asked
+    memory.add("contexts", chosen)
+    memory.require("give contexts less with --max-context-bytes, or the pool less with --kv-bytes")
+    return chosen
+
+
 def make_server(llm: LLM, settings: Settings, host: str, port: int) -> HttpServer:
     """A server for one model; `run` serves until a signal, at the host and port or at the sockets that it is given."""
-    app = create_app(llm, settings)
+    settings = replace(settings, max_context_bytes=_context_bytes(llm.memory, settings.max_context_bytes))
+    app = create_app(llm, settings, host)
     config = uvicorn.Config(
         app,
         host,
@@ -132,4 +150,4 @@ def make_server(llm: LLM, settings: Settings, host: str, port: int) -> HttpServe
         timeout_keep_alive=settings.keep_alive_s,  # pyright: ignore[reportArgumentType] (seconds of a timer)
         timeout_graceful_shutdown=int(settings.grace_s) + CLOSE_S,
     )
-    return HttpServer(config, app, settings.grace_s)
+    return HttpServer(config, app, settings)

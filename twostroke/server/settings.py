@@ -3,14 +3,23 @@
 import re
 from dataclasses import dataclass
 
-from twostroke.fields import Checked, Rule, declare, flag, integer, number, text
+from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
+from twostroke.server.http.api_keys import ApiKeys
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
+_HOST = re.compile(r"\*|\[[0-9a-fA-F:.]+\]|[\w.-]+", re.ASCII)
 _ORIGINS = Rule(
     tuple,
     "Origin whose pages may call from a browser, such as https://chat.example; * for all.",
     each=Rule(str, test=lambda text: bool(_ORIGIN.fullmatch(text))),
     words="origins such as https://chat.example, without a path, or *",
+)
+
+_HOSTS = Rule(
+    tuple,
+    "Name under which browsers may reach a server without a key, besides localhost; * for all.",
+    each=Rule(str, test=lambda text: bool(_HOST.fullmatch(text))),
+    words="names of hosts, without a scheme and a port, or *",
 )
 
 
@@ -22,8 +31,12 @@ class Settings(Checked):
     api_key: str | None = text(
         None, least=1, help="What clients must send as a bearer token; without one, everybody is let in."
     )
+    api_key_file: str | None = text(
+        None, least=1, help="File of accepted keys, `KEY` or `NAME KEY` on each line; it is read again when it changes."
+    )
+    allowed_hosts: tuple[str, ...] = declare((), _HOSTS)
     max_queued: int = integer(512, least=0, help="Most choices that wait besides those that run; beyond, 429.")
-    max_body_bytes: int = integer(8 << 20, least=1, help="Longest request body; a longer one is answered 413.")
+    max_body_bytes: int = size(8 << 20, least=1, help="Longest request body; a longer one is answered 413.")
     max_choices: int = integer(128, least=1, help="Most choices that one call may ask for, all its prompts together.")
     timeout_s: float | None = number(None, above=0, help="Seconds that a request may take if it names no timeout.")
     strict_fields: bool = flag(
@@ -36,10 +49,18 @@ class Settings(Checked):
         "a window.",
     )
     sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")
+    drain_delay_s: float = number(
+        0.0, least=0, help="Seconds after SIGTERM in which calls are still taken, while /health/ready says 503."
+    )
+    step_timeout_s: float = number(60.0, above=0, help="Seconds that a step may take until /health/ready says 503.")
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
-    max_stored_bytes: int = integer(64 << 20, least=0, help="Most bytes that kept responses take, as JSON.")
-    max_context_bytes: int = integer(1 << 30, least=0, help="Most bytes of ordinary memory that contexts may hold.")
+    max_stored_bytes: int = size(64 << 20, help="Most bytes that kept responses take, as JSON.")
+    max_context_bytes: int | None = size(
+        None,
+        unset="half of what is left, 1 GiB at most",
+        help="Most bytes of ordinary memory that contexts may hold.",
+    )
     cors: tuple[str, ...] = declare((), _ORIGINS)
     vllm_metrics: bool = flag(False, help="Give metrics under vLLM's names too, for dashboards made for it.")
     header_timeout_s: float = number(20.0, above=0, help="Seconds to send the headers of a request in; then 408.")
@@ -47,6 +68,14 @@ class Settings(Checked):
         20.0, above=0, help="Seconds to send a body in, and 1 s more for each 16 KiB that have come; then 408."
     )
     keep_alive_s: float = number(30.0, above=0, help="Seconds that a connection may be idle between requests.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.api_keys()  # a file that cannot be used is refused before a model is loaded
+
+    def api_keys(self) -> ApiKeys:
+        """The keys that are accepted. Raises InvalidRequest for a file that has none."""
+        return ApiKeys(self.api_key, self.api_key_file)
 
     @property
     def truncation(self) -> str:

@@ -10,9 +10,10 @@ from twostroke.server.anthropic.schemas import MessagesBody, PromptBody
 from twostroke.server.anthropic.translate import chat_from_anthropic
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.generate import generate
-from twostroke.server.http.responses import json_response, warn
+from twostroke.server.http.call_log import call_log
+from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import Conversation
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids
 
 router = APIRouter(prefix="/v1/messages")
 
@@ -23,14 +24,15 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     chat, warnings = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
-    warn(http.scope, warnings)
-    conversation = Conversation(engine, chat)
+    call_log(http.scope).warn(warnings)
 
-    def answer(active_call: ActiveCall) -> Answer:
-        warn(http.scope, conversation.warnings)
+    def prepare() -> PreparedChat:
+        return prepare_chat(engine, chat)
+
+    def answer(_: PreparedChat, active_call: ActiveCall) -> Answer:
         return MessageAnswer(body.model, active_call)
 
-    return await generate(http, chat.terms(), conversation.requests, answer)
+    return await generate(http, chat.call_options(), prepare, answer)
 
 
 @router.post("/count_tokens")
@@ -39,5 +41,5 @@ async def count_tokens(body: PromptBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     chat, _ = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
-    tokens = await engine.run_in_thread(Conversation(engine, chat).tokens)
+    tokens = await engine.run_in_thread(lambda: prompt_ids(engine, chat))
     return json_response({"input_tokens": len(tokens)})

@@ -28,8 +28,8 @@ from twostroke.server.body_validation.supervisor import HttpCall, HttpReply, Wor
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammars
+from twostroke.server.http.call_log import CallLog
 from twostroke.server.http.surrogates import refuse_lone_surrogates
-from twostroke.server.observability.metrics import Metrics
 
 T = TypeVar("T")
 NICENESS = 10  # running streams come first
@@ -52,9 +52,10 @@ class DryEngine(AsyncEngine):
         compiled = SimpleNamespace(config=facts.llm["config"])
         vars(self.llm.model).update(name=facts.llm["name"], pool=facts.llm["pool"], compiled=compiled)
         self.settings, self.name, self.created = facts.settings, facts.name, facts.created
-        self.metrics = Metrics(self.llm)
+        self.metrics: Any = SimpleNamespace(rejected=lambda reason: None)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
-        self.draining, self._choices_in_flight, self._active_calls = False, 0, set()
+        self.leaving = self.draining = False
+        self._choices_in_flight, self._active_calls = 0, set()
 
     @property
     def alive(self) -> bool:
@@ -133,7 +134,7 @@ async def answer(app: FastAPI, call: HttpCall) -> HttpReply | None:
             body.extend(message.get("body", b""))
 
     try:
-        await app({**call.scope, "facts": {}, "passed": passed}, receive, send)
+        await app({**call.scope, "call_log": CallLog("", ""), "passed": passed}, receive, send)
     except MemoryError:
         raise
     except Exception:

@@ -22,12 +22,12 @@ from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.engine_requests import check_length, check_size, choose_method
 from twostroke.server.errors import ApiError
+from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
     cancel_on_disconnect,
     json_response,
-    warnings_field,
 )
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import prompt_tokens
@@ -47,7 +47,7 @@ async def make(body: ContextBody, http: HttpRequest) -> Response:
     active_call = engine.reserve_call(1)
     try:
         request = await cancel_on_disconnect(http.receive, engine.run_in_thread(lambda: request_of(engine.llm, body)))
-        http.scope["facts"]["prompt_tokens"] = request.prompt_tokens
+        call_log(http.scope).requests = [request]
         engine.require_engine_process()
         context = contexts.known(name, body)
         if context is None:
@@ -62,7 +62,7 @@ async def make(body: ContextBody, http: HttpRequest) -> Response:
         active_call.close()
     context = replace(context, expires=time.time() + body.ttl)
     contexts.put(context)
-    return json_response(facts(engine, context) | warnings_field(http.scope))
+    return json_response(facts(engine, context) | call_log(http.scope).answer_fields)
 
 
 @router.get("")

@@ -1,4 +1,4 @@
-"""While the model is loaded: every call is answered 503, so that clients know to wait."""
+"""While the model is loaded: every call is answered 503, so that clients know to wait, and /health/live 200."""
 
 import asyncio
 import contextlib
@@ -43,13 +43,26 @@ class LoadingResponder:
         loop.close()
 
 
+LIVE = {"live": True, "ready": False, "draining": False, "loading": True}
+
+
+def _response(head: bytes) -> bytes:
+    """A process that loads is not ready, and a restart would only make it load again."""
+    method, _, rest = head.partition(b" ")
+    path, with_body = rest.split(b" ")[0].partition(b"?")[0], method != b"HEAD"
+    if path == b"/health/live" and method in (b"GET", b"HEAD"):
+        return raw_response(200, LIVE, with_body=with_body)
+    error = ModelLoading()
+    return raw_response(error.status, error.body(), error.headers, with_body=with_body)
+
+
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     # A task that ends as cancelled makes asyncio's streams log a traceback (Python 3.11).
     gone = OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError
     with contextlib.suppress(*gone):
         async with asyncio.timeout(CONNECTION_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(raw_response(ModelLoading(), with_body=not head.startswith(b"HEAD ")))
+            writer.write(_response(head))
             await writer.drain()
             writer.write_eof()
             while await reader.read(1 << 16):  # closed with bytes unread, a connection loses the answer

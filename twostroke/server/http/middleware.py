@@ -1,14 +1,12 @@
 """Around every call: its id, the API key, the reading of its body, and a line in the log."""
 
 import asyncio
-import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -17,9 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twostroke.server.body_validation.supervisor import HUGE_BODY_BYTES, LONG_BODY_BYTES, BodyValidator, HttpCall
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError
-from twostroke.server.http.responses import ClientDisconnected, cancel_on_disconnect, warning_header
+from twostroke.server.http.call_log import CallLog
+from twostroke.server.http.origin_guard import OriginGuard
+from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
 from twostroke.server.http.surrogates import refuse_lone_surrogates
 from twostroke.server.observability.logs import request_id
+from twostroke.server.observability.tracing import capture_parent
 from twostroke.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -50,11 +51,27 @@ def needs_no_key(path: str, headers: Headers) -> bool:
 
 
 class CallMiddleware:
-    """Puts `facts` into the ASGI scope: handlers add to them, and they are logged."""
+    """Puts a `CallLog` into the ASGI scope: handlers add to it, and it is logged at the end."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, body_validator: BodyValidator | None = None) -> None:
-        """Without `body_validator`, long bodies are not validated in another process first."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        body_validator: BodyValidator | None = None,
+        guard: OriginGuard | None = None,
+        on_response: Callable[[int], None] = lambda status: None,
+    ) -> None:
+        """Around `app`.
+
+        Args:
+            app: serves the calls.
+            settings: keys, and limits of bodies.
+            body_validator: long bodies are validated by it first.
+            guard: decides about calls where there is no key.
+            on_response: is told the status of every response.
+        """
         self._app, self._settings, self._body_validator = app, settings, body_validator
+        self._keys, self._guard, self._on_response = settings.api_keys(), guard, on_response
         self._huge = asyncio.Semaphore(MAX_HUGE_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,19 +84,19 @@ class CallMiddleware:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         name = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else f"req_{secrets.token_hex(12)}"
-        facts: dict[str, Any] = {"method": scope["method"], "path": scope["path"]}
-        scope["facts"] = facts
+        record = scope["call_log"] = CallLog(scope["method"], scope["path"])
         token, started = request_id.set(name), time.perf_counter()
+        capture_parent(headers)
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
-                facts["status"] = message["status"]
+                record.status = message["status"]
                 ids = [(b"x-request-id", name.encode()), (b"request-id", name.encode())]  # OpenAI's name, Anthropic's
-                message["headers"] = [*message.get("headers", ()), *ids, *warning_header(facts)]
+                message["headers"] = [*message.get("headers", ()), *ids, *record.header]
             await send(message)
 
         try:
-            refusal = self._refusal(scope["path"], headers)
+            refusal = self._refusal(scope, headers, record)
             if refusal is not None:
                 await error_response(scope["path"], refusal)(scope, receive, answered)
             else:
@@ -87,22 +104,28 @@ class CallMiddleware:
         except ApiError as error:
             await error_response(scope["path"], error)(scope, receive, answered)
         except ClientDisconnected:
-            facts["client"] = "gone"
+            record.client = "gone"
         finally:
-            facts["ms"] = round((time.perf_counter() - started) * 1e3, 1)
-            log.info("request", extra={"facts": facts})
+            record.ms = round((time.perf_counter() - started) * 1e3, 1)
+            self._on_response(record.status or CLIENT_CLOSED_REQUEST)
+            log.log(_level(record), "request", extra={"fields": record.fields})
             request_id.reset(token)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Scope, headers: Headers, record: CallLog) -> ApiError | None:
         """The error for a call that is refused before its body is read."""
-        key = self._settings.api_key
-        if key is not None and not needs_no_key(path, headers):
-            scheme, _, bearer = headers.get("authorization", "").partition(" ")
-            given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))  # Anthropic's way
-            # A comparison in constant time: otherwise the key could be guessed one character at a time.
-            if not any(hmac.compare_digest(one.strip().encode("latin-1"), key.encode()) for one in given):
+        if not self._keys.required:
+            guarded = None if self._guard is None else self._guard.refusal(scope["method"], scope["path"], headers)
+            if guarded is not None:
+                return guarded
+        elif not needs_no_key(scope["path"], headers):
+            key = self._keys.find(headers)
+            if key is None:
                 message = "the API key is missing or wrong: send it as a bearer token or as x-api-key"
                 return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            record.key = key.name or None
+        if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, 6.1: it may be smuggled
+            message = "the body has both a Content-Length and a Transfer-Encoding: send one of them"
+            return ApiError(400, message, code="ambiguous_length", headers={"connection": "close"})
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._settings.max_body_bytes:
             return self._too_long
@@ -167,3 +190,8 @@ class CallMiddleware:
 
 def _texts(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
     return ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+
+
+def _level(record: CallLog) -> int:
+    """Probes come every few seconds, so their lines are for debugging."""
+    return logging.DEBUG if record.path.startswith("/health") else logging.INFO

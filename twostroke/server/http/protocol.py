@@ -60,7 +60,8 @@ class _HeaderDeadline(Base):
         cycle: Any = self.cycle
         if self._begun and (cycle is None or not cycle.more_body):
             message = f"the headers did not come within {self.header_timeout_s:g} s"
-            self.transport.write(raw_response(ApiError(408, message, code="header_timeout")))
+            error = ApiError(408, message, code="header_timeout")
+            self.transport.write(raw_response(error.status, error.body()))
         self.transport.close()
 
 

@@ -2,55 +2,24 @@
 
 import asyncio
 import logging
-import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fastapi import Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from twostroke.api.conversation.fitting import LeftOut
 from twostroke.engine.engine_thread import Update
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError, to_api_error
+from twostroke.server.http.call_log import call_log
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-CLIENT_CLOSED_REQUEST = 499  # no client reads it; it is for the log
-
-
-def warn(scope: Scope, warnings: list[str]) -> None:
-    """Add warnings to a call. They appear in its answer, in a header, and in its line of the log."""
-    if warnings:
-        scope["facts"]["warnings"] = [*scope["facts"].get("warnings", ()), *warnings]
-
-
-def leave_out(scope: Scope, left_out: LeftOut) -> None:
-    """Tell what a call's prompt is without, as numbers: in its answer and in its line of the log."""
-    if left_out:
-        scope["facts"]["left_out"] = {name: count for name, count in asdict(left_out).items() if count}
-
-
-def warnings_field(scope: Scope) -> dict[str, Any]:
-    """The fields `warnings` and `left_out` of an answer, if there is something to tell."""
-    return {name: scope["facts"][name] for name in ("warnings", "left_out") if scope["facts"].get(name)}
-
-
-def warning_header(facts: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The header with a call's warnings: printable ASCII, at most 1,000 characters.
-
-    Warnings name fields as the client wrote them, and a header with a control character would break the answer.
-    """
-    if not (warnings := facts.get("warnings")):
-        return []
-    text = "; ".join(warnings).encode("ascii", "backslashreplace")
-    text = re.sub(rb"[^ -~]", lambda found: b"\\x%02x" % found[0][0], text)
-    return [(b"x-twostroke-warnings", text[:1000].strip())]
+CLIENT_CLOSED_REQUEST = 499  # as nginx has it: nobody reads it, it is for the log
 
 
 class ClientDisconnected(Exception):
@@ -97,7 +66,7 @@ class StreamedResponse(Response, ABC):
         try:
             await cancel_on_disconnect(receive, self._send(send))
         except ClientDisconnected:
-            scope["facts"]["client"] = "gone"
+            call_log(scope).client = "gone"
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -123,11 +92,10 @@ class EventStream(StreamedResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._told = warnings_field(scope)
+            self._told = call_log(scope).answer_fields
             await super().__call__(scope, receive, send)
         finally:
             self._active_call.close()
-            scope["facts"]["output_tokens"] = self._answer.output_tokens
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """One piece of data for each update, with all of its events."""

@@ -11,7 +11,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the request's id, and the record's `facts`."""
+    """One JSON object a line: time, level, logger, message, the request's id, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -22,7 +22,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (current := request_id.get()) is not None:
             line["request_id"] = current
-        line |= getattr(record, "facts", {})
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -35,8 +35,8 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = {"id": request_id.get(), **getattr(record, "facts", {})}
-        return " ".join([super().format(record), *(f"{key}={value}" for key, value in facts.items() if value)])
+        fields = {"id": request_id.get(), **getattr(record, "fields", {})}
+        return " ".join([super().format(record), *(f"{key}={value}" for key, value in fields.items() if value)])
 
 
 def configure(style: str) -> None:

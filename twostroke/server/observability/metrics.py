@@ -1,23 +1,122 @@
-"""What Prometheus sees. Times are in seconds, by the definitions of `engine/timings.py`."""
+"""What Prometheus sees. Times are in seconds, by the definitions of `engine/timings.py`.
+
+Each number has one place here. `vllm_names.py` gives the same numbers under vLLM's names.
+"""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from twostroke import errors
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
 from twostroke.kv.pages import TIERS
+from twostroke.server.observability.outcome import FINISH_REASONS, OUTCOMES, finish_reasons, outcome
 from twostroke.server.observability.tier_metrics import TierCollector
-from twostroke.server.observability.vllm_metrics import VllmMetrics
+from twostroke.server.observability.vllm_names import VllmNames
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+CHOICES = (1, 2, 5, 10, 20, 50, 100)
+STEP_KINDS = ("prefill", "decode", "mixed")
+# The statuses that routes and the middleware give, and 499 for a client that has gone.
+STATUSES = (200, 304, 307, 400, 401, 403, 404, 405, 408, 409, 413, 422, 429, 499, 500, 503, 504)
+FAILURES = tuple(sorted(name for name, kind in vars(errors).items() if isinstance(kind, type)))
+
+
+@dataclass(frozen=True)
+class RequestHistogram:
+    """What is observed of each request that has ended: its values, most often one."""
+
+    name: str
+    help: str
+    buckets: tuple[float, ...]
+    values: Callable[[Request], Iterable[float]]
+
+
+def _between(
+    start: Callable[[Request], float | None], stop: Callable[[Request], float | None]
+) -> Callable[..., list[float]]:
+    """The seconds between two events, where both have happened."""
+
+    def values(request: Request) -> list[float]:
+        first, last = start(request), stop(request)
+        return [] if first is None or last is None else [last - first]
+
+    return values
+
+
+def _arrival(request: Request) -> float:
+    return request.timings.arrival
+
+
+def _scheduled(request: Request) -> float | None:
+    return request.timings.scheduled
+
+
+def _first(request: Request) -> float | None:
+    return request.timings.tokens[0] if request.timings.tokens and request.timings.scheduled is not None else None
+
+
+def _last(request: Request) -> float | None:
+    return request.timings.tokens[-1] if request.timings.tokens and request.timings.scheduled is not None else None
+
+
+def _completed(request: Request) -> float | None:
+    return None if request.cancelled or request.error is not None else request.timings.finished
+
+
+def _gaps(request: Request) -> list[float]:
+    return [] if request.timings.in_bulk else request.timings.itls
+
+
+def _tpot(request: Request) -> list[float]:
+    tpot = request.timings.tpot
+    return [] if request.timings.in_bulk or tpot is None else [tpot]
+
+
+REQUEST_HISTOGRAMS = (
+    RequestHistogram("time_to_first_token_seconds", "First token - arrival", LONG, _between(_arrival, _first)),
+    RequestHistogram("inter_token_latency_seconds", "Every gap between consecutive tokens", SHORT, _gaps),
+    RequestHistogram("time_per_output_token_seconds", "(last - first) / (n - 1)", SHORT, _tpot),
+    RequestHistogram(
+        "request_seconds", "End - arrival, of requests that were completed", LONG, _between(_arrival, _completed)
+    ),
+    RequestHistogram("queue_seconds", "Start - arrival", LONG, _between(_arrival, _scheduled)),
+    RequestHistogram("prefill_seconds", "First token - start", LONG, _between(_scheduled, _first)),
+    RequestHistogram("decode_seconds", "Last token - first token", LONG, _between(_first, _last)),
+    RequestHistogram("inference_seconds", "Last token - start", LONG, _between(_scheduled, _last)),
+    RequestHistogram("request_prompt_tokens", "Tokens of each prompt", TOKENS, lambda request: [request.prompt_tokens]),
+    RequestHistogram(
+        "request_output_tokens",
+        "Tokens of each choice",
+        TOKENS,
+        lambda request: [len(choice.output.ids) for choice in request.choices],
+    ),
+    RequestHistogram(
+        "request_max_tokens",
+        "max_tokens of each prompt that has one",
+        TOKENS,
+        lambda request: [] if request.params.max_tokens is None else [request.params.max_tokens],
+    ),
+    RequestHistogram("request_choices", "Choices of each prompt", CHOICES, lambda request: [request.params.n]),
+)
 
 
 class EngineCollector(Collector):
@@ -44,6 +143,9 @@ class EngineCollector(Collector):
         requests.add_metric(["waiting"], engine.num_waiting)
         requests.add_metric(["arriving"], engine.num_arriving)
         yield requests
+        # Pages that only a prefix index holds can be freed for any request, and vLLM counts them as free.
+        used = max(0, pool.num_used - cached) / pool.num_pages
+        yield GaugeMetricFamily("twostroke_kv_usage_ratio", "KV pages held by requests / all pages", value=used)
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
         yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)
@@ -55,40 +157,72 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 
 class Metrics:
-    """Every metric of one server, in its own registry."""
+    """Every metric of one server, in its own registry.
+
+    A series that counts exists from the start, as 0: an alert on its increase sees the first event.
+    """
 
     def __init__(self, llm: LLM, vllm_name: str | None = None) -> None:
         """With `vllm_name`, what clients call the model, there are vLLM's names beside ours."""
-        self.registry = registry = CollectorRegistry()
-        registry.register(EngineCollector(llm))
-        registry.register(TierCollector(llm))
+        disable_created_metrics()  # they double the series, and nobody reads them
+        self.registry = own = CollectorRegistry()
+        own.register(EngineCollector(llm))
+        own.register(TierCollector(llm))
+        ProcessCollector(registry=own)
+        self._exported = own
+        if vllm_name is not None:
+            self._exported = CollectorRegistry()
+            self._exported.register(own)
+            self._exported.register(VllmNames(own, llm.pool, vllm_name))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"twostroke_{name}", text, labels, registry=registry, buckets=buckets)
+            return Histogram(f"twostroke_{name}", text, labels, registry=own, buckets=buckets)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"twostroke_{name}", text, labels, registry=registry)
+        def counter(name: str, text: str, label: str, values: Iterable[object]) -> Counter:
+            made = Counter(f"twostroke_{name}", text, (label,), registry=own)
+            for value in values:
+                made.labels(value)
+            return made
 
-        self._ttft = histogram("time_to_first_token_seconds", "First token - arrival", LONG)
-        self._itl = histogram("inter_token_latency_seconds", "Every gap between consecutive tokens", SHORT)
-        self._tpot = histogram("time_per_output_token_seconds", "(last - first) / (n - 1)", SHORT)
-        self._whole = histogram("request_seconds", "End - arrival", LONG)
-        self._queue = histogram("queue_seconds", "Start - arrival", LONG)
-        self._prefill = histogram("prefill_seconds", "First token - start", LONG)
-        self._decode = histogram("decode_seconds", "Last token - first token", LONG)
+        self._of_requests = [(histogram(one.name, one.help, one.buckets), one.values) for one in REQUEST_HISTOGRAMS]
         self._step = histogram("step_seconds", "A step of the engine", SHORT, "kind")
         self._predicted = histogram(
             "predicted_step_seconds", "What the same steps were expected to take (with --itl-ms)", SHORT, "kind"
         )
-        self._batch = histogram("step_tokens", "Tokens that a step computes", TOKENS, "kind")
-        self._tokens = counter("tokens", "Tokens of prompts, those of them computed, and tokens generated", "kind")
-        self._cached = counter("cached_tokens", "Tokens of prompts that were found and not computed", "tier")
-        self._requests = counter("finished_requests", "Prompts that are done, cancelled or failed", "outcome")
-        self._aborted = counter("aborted_requests", "Prompts cancelled before their end (client gone, deadline)")
-        self._rejected = counter("rejected_requests", "Requests refused because the queue is full", "reason")
-        self._errors = counter("errors", "Prompts that failed", "error")
-        self._vllm = None if vllm_name is None else VllmMetrics(llm, vllm_name, registry)
-        self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=registry)
+        self._batch = histogram("step_tokens", "Tokens that a step computes, by what they are for", TOKENS, "kind")
+        self._iteration = histogram("iteration_tokens", "Tokens that a step computes, all together", TOKENS)
+        for kind in STEP_KINDS:
+            self._step.labels(kind)
+        kinds, help = (
+            ("prompt", "computed", "output"),
+            "Tokens of prompts, those of them computed, and tokens generated",
+        )
+        self._tokens = counter("tokens", help, "kind", kinds)
+        self._cached = counter("cached_tokens", "Tokens of prompts that were found and not computed", "tier", TIERS)
+        self._requests = counter("finished_requests", "Prompts that are done, cancelled or failed", "outcome", OUTCOMES)
+        self._reasons = counter("finish_reasons", "Choices that ended, by why", "reason", FINISH_REASONS)
+        self._aborted = Counter(
+            "twostroke_aborted_requests", "Prompts cancelled before their end (client gone, deadline)", registry=own
+        )
+        self._rejected = counter(
+            "rejected_requests", "Requests refused because the queue is full", "reason", ["queue_full"]
+        )
+        self._errors = counter("errors", "Prompts that failed", "error", FAILURES)
+        self._responses = counter("http_responses", "HTTP responses", "status", STATUSES)
+        self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=own)
+        self._age = Gauge(
+            "twostroke_step_age_seconds", "Seconds since the engine was last between two steps", registry=own
+        )
+        self._age.set_function(lambda: 0.0)
+        build = ("version", "model", "backend", "identity")
+        facts = (version("twostroke"), llm.name, llm.backend.label, llm.model.id)
+        Gauge("twostroke_build_info", "What is served; equal identities give equal bits", build, registry=own).labels(
+            *facts
+        ).set(1)
+
+    def watch_steps(self, age_s: Callable[[], float]) -> None:
+        """Export the age of the last step, as this function tells it."""
+        self._age.set_function(age_s)
 
     def step(self, seconds: float, report: StepReport) -> None:
         """One step of the engine. Called by its thread."""
@@ -96,50 +230,44 @@ class Metrics:
         self._step.labels(kind).observe(seconds)
         if report.predicted_s is not None:
             self._predicted.labels(kind).observe(report.predicted_s)
-        if self._vllm is not None:
-            self._vllm.step(report)
+        self._iteration.observe(report.prefill + report.decode)
         for name, tokens in (("prefill", report.prefill), ("decode", report.decode)):
             if tokens:
                 self._batch.labels(name).observe(tokens)
 
     def output_tokens(self, count: int) -> None:
         self._tokens.labels("output").inc(count)
-        if self._vllm is not None:
-            self._vllm.output_tokens(count)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
 
+    def responded(self, status: int) -> None:
+        """Count an HTTP response."""
+        self._responses.labels(status).inc()
+
     def finished(self, request: Request, error: Exception | None) -> None:
         """Count a prompt that is done, cancelled or failed."""
-        timings = request.timings
-        if self._vllm is not None:
-            self._vllm.finished(request, error)
         self._tokens.labels("prompt").inc(request.prompt_tokens)
         self._tokens.labels("computed").inc(max(0, request.prefilled_tokens - request.cached_tokens))
         for tier in TIERS:
             self._cached.labels(tier).inc(request.cached_by_tier[tier])
-        outcome = "error" if error is not None else "aborted" if request.cancelled else "done"
-        self._requests.labels(outcome).inc()
+        ended = outcome(request, error)
+        self._requests.labels(ended).inc()
+        for reason in finish_reasons(request, error):
+            self._reasons.labels(reason).inc()
         if error is not None:
             self._errors.labels(type(error).__name__).inc()
-        if outcome == "aborted":
+        if ended == "aborted":
             self._aborted.inc()
-        if timings.scheduled is not None:
-            self._queue.observe(timings.scheduled - timings.arrival)
-        if timings.ttft is not None and timings.scheduled is not None:
-            self._ttft.observe(timings.ttft)
-            self._prefill.observe(timings.tokens[0] - timings.scheduled)
-            self._decode.observe(timings.tokens[-1] - timings.tokens[0])
-        if not timings.in_bulk:
-            for gap in timings.itls:
-                self._itl.observe(gap)
-            if timings.tpot is not None:
-                self._tpot.observe(timings.tpot)
-        if outcome == "done" and timings.finished is not None:
-            self._whole.observe(timings.finished - timings.arrival)
+        for histogram, values in self._of_requests:
+            for value in values(request):
+                histogram.observe(value)
 
-    def text(self) -> bytes:
-        """In Prometheus' text format. Called on the event loop."""
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics and their media type: Prometheus' text or OpenMetrics, as the header Accept asks.
+
+        Called on the event loop.
+        """
         self._tasks.set(len(asyncio.all_tasks()))
-        return generate_latest(self.registry)
+        encode, media_type = choose_encoder(accept)
+        return encode(self._exported), media_type

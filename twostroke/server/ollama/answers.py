@@ -36,6 +36,7 @@ class OllamaAnswer(Answer):
     ) -> None:
         """`chat`: texts are messages, not responses to a prompt. `prompt`: its tokens, if `context` is given back."""
         super().__init__("", model, active_call, 1)
+        self.operation = "chat" if chat else "text_completion"
         self._parser = ChoiceParser(active_call.requests[0])
         self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
         self._text = ""

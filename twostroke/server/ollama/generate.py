@@ -1,24 +1,26 @@
 """/api/chat and /api/generate."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.engine.request import Request
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.generate import generate
-from twostroke.server.http.responses import json_response, leave_out, warn
+from twostroke.server.http.responses import json_response
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import OllamaBody, OllamaChatBody, OllamaGenerateBody
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import Conversation
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids
 from twostroke.server.openai.routes.generate import refuse
+from twostroke.server.openai.schemas.chat import ChatBody
 
 router = APIRouter(prefix="/api")
 
@@ -30,7 +32,8 @@ async def chat(body: OllamaChatBody, http: HttpRequest) -> Response:
     warn_of_fields(http, body)
     if not body.messages:
         return _loaded(engine, body, {"message": {"role": "assistant", "content": ""}})
-    return await _answer(http, body, Conversation(engine, translate.chat(body, engine.name, engine.llm.generation)))
+    asked = translate.chat(body, engine.llm.generation)
+    return await _answer(http, body, asked, lambda: prepare_chat(engine, asked))
 
 
 @router.post("/generate")
@@ -41,28 +44,41 @@ async def generate_text(body: OllamaGenerateBody, http: HttpRequest) -> Response
     refuse(("suffix", bool(body.suffix)))
     if not body.prompt:
         return _loaded(engine, body, {"response": ""})
-    conversation = Conversation(engine, translate.prompt(body, engine.name, engine.llm.generation))
-    return await _answer(http, body, conversation)
+    asked = translate.prompt(body, engine.llm.generation)
+
+    def prepare() -> PreparedChat:
+        if body.raw:
+            return prepare_chat(engine, asked, prompt=body.prompt)
+        if not body.context:
+            return prepare_chat(engine, asked)
+        ids, bos = prompt_ids(engine, asked), engine.llm.tokenizer.bos_id
+        tokens = [*body.context, *(ids[1:] if ids[:1] == [bos] else ids)]
+        return replace(prepare_chat(engine, asked, prompt=tokens), tokens=tokens)
+
+    return await _answer(http, body, asked, prepare)
 
 
-async def _answer(http: HttpRequest, body: OllamaBody, conversation: Conversation) -> Response:
+async def _answer(
+    http: HttpRequest, body: OllamaBody, asked: ChatBody, prepare: Callable[[], PreparedChat]
+) -> Response:
     engine: AsyncEngine = http.app.state.engine
-    raw = body.prompt if isinstance(body, OllamaGenerateBody) and body.raw else None
 
-    def prepare() -> list[Request]:
-        return conversation.requests(raw)
+    def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
+        context = None if isinstance(body, OllamaChatBody) or not prepared.tokens else prepared.tokens
+        return OllamaAnswer(
+            body.model,
+            active_call,
+            engine.llm.tokenizer,
+            chat=isinstance(body, OllamaChatBody),
+            logprobs=body.logprobs,
+            prompt=context,
+        )
 
-    def answer(active_call: ActiveCall) -> Answer:
-        warn(http.scope, conversation.warnings)
-        leave_out(http.scope, conversation.left_out)
-        chat, logprobs = isinstance(body, OllamaChatBody), body.logprobs
-        return OllamaAnswer(body.model, active_call, engine.llm.tokenizer, chat=chat, logprobs=logprobs)
-
-    return await generate(http, conversation.body.terms(), prepare, answer)
+    return await generate(http, asked.call_options(), prepare, answer)
 
 
 def _loaded(engine: AsyncEngine, body: OllamaBody, empty: dict[str, Any]) -> Response:
     """The answer to a client that wants the model loaded, which it is, or unloaded, which it cannot be."""
-    choose_method(engine.name, translate.served_name(body.model, engine.name), None)
+    choose_method(engine.name, body.model, None)
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return json_response({"model": body.model, "created_at": now, **empty, "done": True, "done_reason": "load"})

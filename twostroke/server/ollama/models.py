@@ -15,7 +15,7 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError, NoEmbeddings
 from twostroke.server.http.responses import json_response
-from twostroke.server.ollama.translate import served_name
+from twostroke.server.ollama.translate import NAMES
 from twostroke.server.openai.schemas.base_model import LenientModel
 
 # Clients compare it with the version in which a feature came. The routes here are those of this version.
@@ -61,7 +61,7 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
     _check(engine, body)
     config, template = engine.llm.config, engine.llm.tokenizer.chat_template
     kind, attention = config.architecture, config.layers[0].attention
-    model = _model(engine)
+    model, names = _model(engine), {ours: theirs for theirs, ours in NAMES.items()}
     info: dict[str, Any] = {
         "general.architecture": kind,
         "general.basename": engine.name,
@@ -76,7 +76,9 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
     return json_response(
         {
             "modelfile": f"FROM {engine.name}",
-            "parameters": "\n".join(f"{name} {value:g}" for name, value in engine.llm.generation.items()),
+            "parameters": "\n".join(
+                f"{names.get(name, name)} {value:g}" for name, value in engine.llm.generation.items()
+            ),
             "template": template or "",
             "details": model["details"],
             "model_info": info,
@@ -114,7 +116,7 @@ async def embed(body: NamedBody, http: HttpRequest) -> Response:
 
 
 def _check(engine: AsyncEngine, body: NamedBody) -> None:
-    choose_method(engine.name, served_name(body.model, engine.name), None)
+    choose_method(engine.name, body.model, None)
 
 
 def _model(engine: AsyncEngine) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, whole_number
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -108,11 +108,23 @@ class OllamaChatBody(OllamaBody):
 
 
 class OllamaGenerateBody(OllamaBody):
-    """Answer a prompt, which goes through the chat template unless it is `raw`."""
+    """Answer a prompt, which goes through the chat template unless it is `raw`.
 
-    WITHOUT_EFFECT: ClassVar[Neutral] = {"template": ("",), "context": ([],)}
+    `context` is what an earlier answer gave back: the tokens that come before the prompt.
+    """
+
+    WITHOUT_EFFECT: ClassVar[Neutral] = {"template": ("",)}
+    context: list[TokenId] = Field(default_factory=list)
     prompt: str = ""
     system: str = ""
     suffix: str = ""
     raw: bool = False
     images: list[Any] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _raw_alone(self) -> "OllamaGenerateBody":
+        template = (self.model_extra or {}).get("template")
+        others = {"system": self.system, "template": template, "context": self.context}
+        if self.raw and (given := [name for name, value in others.items() if value]):
+            raise ValueError(f"raw: a raw prompt goes through no template: leave out {' and '.join(given)}")
+        return self

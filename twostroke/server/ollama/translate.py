@@ -11,29 +11,24 @@ from twostroke.server.openai.schemas.chat import ChatBody as Chat
 
 # Ollama's defaults, which the model's own come before.
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  # of options, and ours
 
 
-def served_name(name: str, served: str) -> str:
-    """The model's name without the tag that clients put behind it."""
-    return name if name == served else name.removesuffix(":latest")
-
-
-def chat(body: OllamaChatBody, served: str, generation: dict[str, float]) -> Chat:
+def chat(body: OllamaChatBody, generation: dict[str, float]) -> Chat:
     """The body as chat completions have it. Raises ApiError."""
-    fields = {"messages": list(_messages(body)), "tools": body.tools, **_common(body, served, generation)}
+    fields = {"messages": list(_messages(body)), "tools": body.tools, **_common(body, generation)}
     return conversation.chat_body(fields | {"truncation": "auto" if body.truncate else "disabled"})
 
 
-def prompt(body: OllamaGenerateBody, served: str, generation: dict[str, float]) -> Chat:
+def prompt(body: OllamaGenerateBody, generation: dict[str, float]) -> Chat:
     """The same for a prompt, as one turn of a conversation. Raises ApiError."""
     _refuse_images(body.images, "images")
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt})
-    return conversation.chat_body({"messages": messages, **_common(body, served, generation)})
+    return conversation.chat_body({"messages": messages, **_common(body, generation)})
 
 
-def _common(body: OllamaBody, served: str, generation: dict[str, float]) -> dict[str, Any]:
+def _common(body: OllamaBody, generation: dict[str, float]) -> dict[str, Any]:
     given = {
         name: value for name in type(body.options).model_fields if (value := getattr(body.options, name)) is not None
     }
@@ -46,10 +41,10 @@ def _common(body: OllamaBody, served: str, generation: dict[str, float]) -> dict
     if given.get("top_p") == 0:
         del given["top_p"]
         given["top_k"] = 1
-    sampling = {_NAMES.get(name, name): value for name, value in (_DEFAULTS | generation | given).items()}
+    sampling = {NAMES.get(name, name): value for name, value in (_DEFAULTS | generation | given).items()}
     fields: dict[str, Any] = {
         **sampling,
-        "model": served_name(body.model, served),
+        "model": body.model,
         "stream": body.stream,
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs if body.logprobs else 0,

@@ -3,7 +3,7 @@
 from fastapi import Request as HttpRequest
 
 from twostroke.server.errors import ApiError
-from twostroke.server.http.responses import warn
+from twostroke.server.http.call_log import call_log
 from twostroke.server.openai.schemas.base_model import LenientModel, undeclared_warnings
 
 
@@ -17,4 +17,4 @@ def warn_of_fields(http: HttpRequest, body: LenientModel, *more: str) -> None:
     told = [*undeclared_warnings(body, strict), *more]
     if strict and more:
         raise ApiError(400, more[0], param=more[0].split()[0])
-    warn(http.scope, told)
+    call_log(http.scope).warn(told)

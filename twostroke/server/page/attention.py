@@ -10,12 +10,12 @@ from twostroke.engine.strokes import Prefilled
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import check_length, choose_method
+from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
     cancel_on_disconnect,
     json_response,
-    warnings_field,
 )
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, whole_number
@@ -70,7 +70,7 @@ async def attention(body: AttentionBody, http: HttpRequest) -> Response:
         "num_layers": config.num_layers,
         "num_heads": config.num_heads,
     }
-    return json_response(facts | warnings_field(http.scope))
+    return json_response(facts | call_log(http.scope).answer_fields)
 
 
 async def _end(active_call: ActiveCall) -> None:

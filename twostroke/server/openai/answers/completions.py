@@ -26,6 +26,8 @@ class Echo:
 class CompletionAnswer(Answer):
     """One choice for each prompt and n."""
 
+    operation = "text_completion"
+
     def __init__(
         self, model: str, active_call: ActiveCall, body: CompletionBody, tokenizer: Tokenizer, echoes: Sequence[Echo]
     ) -> None:

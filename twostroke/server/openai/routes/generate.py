@@ -6,21 +6,26 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
-from twostroke.engine.request import Request
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.contexts import find_context
-from twostroke.server.engine_requests import check_length, check_size, choose_method, engine_requests, truncated
+from twostroke.server.engine_requests import (
+    Prepared,
+    check_length,
+    check_size,
+    choose_method,
+    engine_requests,
+    truncated,
+)
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
-from twostroke.server.http.responses import leave_out, warn
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import Conversation
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.completions import CompletionBody
 
@@ -41,22 +46,22 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     )
     tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
-    def prepare() -> list[Request]:
-        told: list[str] = []
-        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body, told))
-        warn(http.scope, told)
+    def prepare() -> Prepared:
+        warnings: list[str] = []
+        params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body, warnings))
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
         asked = body.prompt if context is None else [context.before_prompt(tokenizer, one) for one in body.prompt]
         prompts = [prompt_of(engine.llm, prompt, body) for prompt in asked]
         if body.echo:
             echoes.extend(prompts)
-        return engine_requests(engine.llm, [prompt.tokens for prompt in prompts], params, technique, context)
+        tokens = [prompt.tokens for prompt in prompts]
+        return Prepared(engine_requests(engine.llm, tokens, params, technique, context), warnings)
 
-    def answer(active_call: ActiveCall) -> Answer:
+    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
         return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes)
 
-    return await generate(http, body.terms(len(body.prompt)), prepare, answer)
+    return await generate(http, body.call_options(len(body.prompt)), prepare, answer)
 
 
 @router.post("/chat/completions")
@@ -65,18 +70,15 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
-    conversation = Conversation(engine, body, find_context(http, body.context))
+    context = find_context(http, body.context)
 
-    def prepare() -> list[Request]:
-        made = conversation.requests()
-        warn(http.scope, conversation.warnings)
-        leave_out(http.scope, conversation.left_out)
-        return made
+    def prepare() -> PreparedChat:
+        return prepare_chat(engine, body, context)
 
-    def answer(active_call: ActiveCall) -> Answer:
-        return ChatAnswer(body.model or engine.name, active_call, conversation.body, engine.llm.tokenizer)
+    def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
+        return ChatAnswer(body.model or engine.name, active_call, prepared.body, engine.llm.tokenizer)
 
-    return await generate(http, body.terms(), prepare, answer)
+    return await generate(http, body.call_options(), prepare, answer)
 
 
 def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:

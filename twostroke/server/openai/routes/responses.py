@@ -12,10 +12,11 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.contexts import find_context
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
-from twostroke.server.http.responses import json_response, leave_out, warn
+from twostroke.server.http.call_log import call_log
+from twostroke.server.http.responses import json_response
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import Conversation
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids
 from twostroke.server.openai.response_items import chat_from_items, offered_tools
 from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.responses import ResponsesBody
@@ -36,16 +37,17 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     offers = offered_tools(body.tools, warnings)
     chat = chat_from_items(body, items, [] if before is None else before.history, offers, warnings)
     warn_of_fields(http, body)
-    warn(http.scope, warnings)
-    conversation = Conversation(engine, chat, find_context(http, body.context))
+    call_log(http.scope).warn(warnings)
+    context = find_context(http, body.context)
+
+    def prepare() -> PreparedChat:
+        return prepare_chat(engine, chat, context)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
             stored.put(response, before, items)
 
-    def answer(active_call: ActiveCall) -> Answer:
-        warn(http.scope, conversation.warnings)
-        leave_out(http.scope, conversation.left_out)
+    def answer(_: PreparedChat, active_call: ActiveCall) -> Answer:
         return ResponsesAnswer(
             body.model or engine.name,
             active_call,
@@ -55,7 +57,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
             keep=keep,
         )
 
-    return await generate(http, chat.terms(), conversation.requests, answer)
+    return await generate(http, chat.call_options(), prepare, answer)
 
 
 @router.post("/input_tokens")
@@ -65,7 +67,8 @@ async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
     before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
     chat = chat_from_items(body, items, history, offered_tools(body.tools, []), [])
-    tokens = await engine.run_in_thread(Conversation(engine, chat, find_context(http, body.context)).tokens)
+    context = find_context(http, body.context)
+    tokens = await engine.run_in_thread(lambda: prompt_ids(engine, chat, context))
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 

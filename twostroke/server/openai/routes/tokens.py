@@ -6,7 +6,8 @@ from fastapi import Request as HttpRequest
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
-from twostroke.server.http.responses import json_response, warnings_field
+from twostroke.server.http.call_log import call_log
+from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
@@ -42,7 +43,9 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
 
     ids = await engine.run_in_thread(encode)
     facts = {"count": len(ids), "max_model_len": engine.llm.max_model_len, "tokens": ids}
-    return json_response(facts | {"token_strs": [tokenizer.token_text(id) for id in ids]} | warnings_field(http.scope))
+    return json_response(
+        facts | {"token_strs": [tokenizer.token_text(id) for id in ids]} | call_log(http.scope).answer_fields
+    )
 
 
 @router.post("/detokenize")
@@ -55,4 +58,4 @@ async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
         most = engine.llm.config.vocab_size - 1
         raise ApiError(400, f"tokens must be ids from 0 to {most}", param="tokens")
     text = await engine.run_in_thread(lambda: engine.llm.tokenizer.decode(body.tokens, skip_special=False))
-    return json_response({"prompt": text} | warnings_field(http.scope))
+    return json_response({"prompt": text} | call_log(http.scope).answer_fields)

@@ -253,6 +253,11 @@ class ChatBody(ChatPrompt, GenerateBody):
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
 
     @property
+    def max_answer_tokens(self) -> int | None:
+        """The most tokens of an answer, under either of its names."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
     def parallel(self) -> bool:
         """Whether an answer may have several calls: a function that must be called is called once."""
         return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedFunction)

@@ -100,7 +100,7 @@ class GenerateBody(_SamplingFields):
             return "and a constraint is not passed over"
         return None
 
-    def terms(self, prompts: int = 1) -> CallOptions:
+    def call_options(self, prompts: int = 1) -> CallOptions:
         """How the call is to be served."""
         return CallOptions(prompts * self.n, self.stream, self.priority, self.timeout)
 

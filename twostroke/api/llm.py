@@ -10,7 +10,9 @@ from typing import Any
 from twostroke.api.completion import Completion, Decoding, Output
 from twostroke.api.scoring import score, scored_request
 from twostroke.backends.choose import create_backend, require_device
+from twostroke.backends.page_memory import HostMemory
 from twostroke.engine.engine import Engine
+from twostroke.engine.memory_budget import PROCESS_BYTES, MemoryBudget, workspace_bytes
 from twostroke.engine.model_loader import ModelLoader
 from twostroke.engine.options import LLMOptions, companion_parts
 from twostroke.engine.output import Token
@@ -79,6 +81,7 @@ class LLM:
         tp: int = 1,
         kv_bytes: int | None = None,
         page_size: int = 16,
+        kv_reserve: bool = False,
         prefix_index: str = "radix",
         kv_host: int | None = None,
         kv_disk: str | Path | None = None,
@@ -109,9 +112,11 @@ class LLM:
             tp: tensor parallelism: the number of processes (ranks) that compute together, on this host or started by
                 `torchrun`. The bits of all results are those of one (docs/tensor-parallelism.md).
             kv_bytes: bytes for KV pages. None uses a quarter of the memory that is available to this process (up to
-                its container's limit; file cache counts as available), at most 4 GiB; on a GPU, 70% of what its
-                memory has free beside the weights.
+                its container's limit; file cache counts as available), at most 4 GiB, and no more than weights and the
+                process itself leave; on a GPU, 70% of what its memory has free beside the weights.
             page_size: entries per page.
+            kv_reserve: whether to take all of the pool's memory at start, so that a lack of memory shows then and not
+                at the peak. It has no effect on a GPU, where the pool is always taken at once.
             prefix_index: "radix", "hash", or "off" (tiers then serve values only).
             kv_host: bytes of ordinary memory for what the prefix index evicts from the pool. None: none.
             kv_disk: a directory for prefixes and values, which outlives the process. Several processes may share it.
@@ -147,13 +152,19 @@ class LLM:
             )
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-            opening = ModelLoader(chosen, prefix_index, tiers, progress)
+            self.memory = MemoryBudget.now()
+            self.memory.add("process", PROCESS_BYTES)
+            self.memory.add("a step", workspace_bytes(checkpoint.config, max_step_tokens))
+            self.memory.add("KV in the host", tiers.host_bytes)
+            opening = ModelLoader(chosen, prefix_index, tiers, self.memory, progress)
             self.model = opening.load_main(checkpoint, page_size, kv_bytes)
             self.tokenizer, self.pool, self.backend = self.model.tokenizer, self.model.pool, chosen
             models = {MAIN: self.model}
             for role, wanted in (("student", student), ("draft", draft)):
                 if wanted is not None:
                     models[role] = opening.load_companion(role, wanted, self.model, stored, threads, check)
+            if kv_reserve and isinstance(memory := self.pool.memory, HostMemory):
+                memory.populate()
             self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers
         except BaseException:
             tiers.close()

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Experts, GatedMLP, ModelConfig
 from twostroke.system.memory import available_memory, group_memory
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,14 @@ class MemoryBudget:
 
 def workspace_bytes(config: ModelConfig, max_step_tokens: int) -> int:
     """Bytes of activations and logits of one step, in float32. An upper bound for every backend on a CPU."""
-    attention = max(layer.attention.num_heads * config.head_dim for layer in config.layers)
-    inner = max(layer.mlp.intermediate_size for layer in config.layers)
-    row = 6 * config.hidden_size + 3 * inner + 3 * attention
+    inner = max(_inner(layer.feed_forward) for layer in config.layers)
+    row = 6 * config.hidden_size + 3 * inner + 3 * config.num_heads * config.head_dim
     return 4 * (max_step_tokens * row + LOGIT_ROWS * config.vocab_size)
+
+
+def _inner(feed_forward: GatedMLP | Experts) -> int:
+    chosen = feed_forward.chosen if isinstance(feed_forward, Experts) else 1
+    return chosen * feed_forward.intermediate_size
 
 
 def _mib(size: int) -> str:

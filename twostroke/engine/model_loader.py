@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from twostroke.backends.interface import Backend, Weights
+from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model import Model
 from twostroke.engine.options import companion_parts
 from twostroke.errors import GeometryMismatch, InvalidRequest
@@ -38,6 +39,7 @@ from twostroke.models.rope import frequencies
 
 log = logging.getLogger(__name__)
 
+MIN_PAGES = 8  # of a pool whose size is chosen here: fewer hold no useful prompt
 INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
@@ -47,6 +49,7 @@ class ModelLoader:
 
     Attributes:
         backend: computes them.
+        budget: what the process may take; every model that is opened adds its part.
         index: the kind of their prefix indexes, a key of `INDEXES`.
         tiers: where their pages may be besides the pools.
         progress: called with ("encoding weights", bytes done, total bytes) while weights are encoded.
@@ -55,6 +58,7 @@ class ModelLoader:
     backend: Backend
     index: str
     tiers: Tiers = field(default_factory=Tiers)
+    budget: MemoryBudget = field(default_factory=MemoryBudget.now)
     progress: Progress | None = None
 
     @cached_property
@@ -78,7 +82,13 @@ class ModelLoader:
             room = kv_bytes
             if room is None:
                 room = self.backend.kv_room(sum(weight_bytes(stored, self.backend).values()))
-            return new_pool(geometry, num_pages(geometry, page_size, room), page_size, self.backend)
+                if self._on_host:
+                    page_bytes = geometry.entry_bytes * page_size
+                    room = max(min(room, self.budget.left_bytes), min(room, page_bytes * MIN_PAGES))
+            pages = num_pages(geometry, page_size, room)
+            self._count("KV pool", pages * geometry.entry_bytes * page_size)
+            self.budget.require("give the pool less with kv_bytes, or raise the limit")
+            return new_pool(geometry, pages, page_size, self.backend)
 
         return self.load(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for)
 
@@ -91,7 +101,10 @@ class ModelLoader:
         checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
         geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
         _trim()  # what the tokenizer took is not to become the pool's zeros, nor to be there beside the weights
-        pool, weights = pool_for(geometry), weight_bytes(checkpoint, backend)
+        weights = weight_bytes(checkpoint, backend)
+        self._count("weights", sum(weights.values()))
+        self.budget.require("take a smaller model, fewer bits (weights=int4), or raise the limit")
+        pool = pool_for(geometry)
         identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
         checkpoint.release()
         compiled = backend.compile(checkpoint.config, _reported(checkpoint, self.progress))
@@ -110,6 +123,15 @@ class ModelLoader:
                 lower = BackingStores(self.tiers, prefixes, checkpoint.name)
         cost = CostModel(checkpoint.config, weights, geometry.entry_bytes)
         return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether weights and pages lie in the memory that the budget is about."""
+        return self.backend.device == "cpu"
+
+    def _count(self, what: str, size: int) -> None:
+        if self._on_host:
+            self.budget.add(what, size)
 
     def load_companion(
         self, role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, threads: int, check: bool = False
@@ -152,6 +174,8 @@ class ModelLoader:
                 shared.geometry.require(geometry, f"{checkpoint.name} cannot be the student of {main.name}")
             if geometry == shared.geometry:
                 return shared
+            self._count("KV pool", shared.num_pages * geometry.entry_bytes * shared.page_size)
+            self.budget.require("give the pool less with kv_bytes, or raise the limit")
             return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
         return self.load(checkpoint, tokenizer, pool_for)

@@ -70,6 +70,9 @@ class LLMOptions:
         unset="a quarter of what is free, 4 GiB at most",
         help="Memory for KV pages: 2GiB, 512MiB, or bytes.",
     )
+    kv_reserve: bool = flag(
+        False, help="Take all of the pool's memory at start, so that a lack of memory shows then and not at the peak."
+    )
     prefix_index: str = text("radix", choices=PREFIX_INDEXES, help="Share known prefixes.")
     kv_host: int | None = size(None, unset="none", help="Ordinary memory for prefixes that the pool has no room for.")
     kv_disk: str | None = declare(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from twostroke.system.cgroups import control_groups
 
+NO_LIMIT = 1 << 60  # a group of cgroup v1 without a limit has one near 2 ** 63
+
 
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that can be allocated without swapping, and within the limits of the process's control groups.
@@ -14,6 +16,15 @@ def available_memory(root: Path = Path("/")) -> int:
     The page cache counts as available: the system frees it when memory is needed.
     """
     return max(0, min([_of_machine(root), *_left_by_groups(root)]))
+
+
+def group_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that the process's control groups still let it take; None if no group limits it.
+
+    Beyond this the system ends the process, where a machine without memory only becomes slow at first.
+    """
+    left = min(_left_by_groups(root), default=NO_LIMIT)
+    return None if left >= NO_LIMIT else max(0, left)
 
 
 def _of_machine(root: Path) -> int:

@@ -1,4 +1,4 @@
-// Gumbel noise, with which sampling a token is an argmax over a row. See sampling/noise.py for the same in numpy.
+// Gumbel noise, with which sampling a token is an argmax over a row. See sampling/draw.py for the same in numpy.
 #pragma once
 #include <limits>
 

@@ -15,8 +15,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.formats.blocks import numpy_dtype
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import NO_NOISE
+from twostroke.sampling.draw import NO_NOISE, Draw
 from twostroke.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=None, ignore_eos=True)

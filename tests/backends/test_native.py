@@ -24,7 +24,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.sampling.noise import NO_NOISE, Noise, gumbel
+from twostroke.sampling.draw import NO_NOISE, Noise, gumbel
 from twostroke.sampling.statistics import MIN_LOGIT, draw, likeliest, log_softmax, summarize, weigh
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")

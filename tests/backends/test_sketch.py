@@ -18,7 +18,7 @@ from twostroke.backends.native import model as native_pass
 from twostroke.backends.native import weights as packed
 from twostroke.models.formats.encode import ENCODERS, Encoder
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.sampling.noise import NO_NOISE, Noise, gumbel
+from twostroke.sampling.draw import NO_NOISE, Noise, gumbel
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import sound
 

@@ -11,8 +11,7 @@ from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.native import library
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import NO_NOISE, Noise
+from twostroke.sampling.draw import NO_NOISE, Draw, Noise
 from twostroke.sampling.params import SamplingParams
 
 BACKENDS = ["reference", *(["native"] if library.unavailable() is None else [])]

@@ -18,8 +18,7 @@ from twostroke.engine.output import Token
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, OverFill, Plain, Speculative, method
 from twostroke.methods.speculative import lookup
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import distribution, sample
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.sampling.test_sampler import dense, draw, noise
-from twostroke.sampling import noise as kernels_noise
-from twostroke.sampling.noise import NO_NOISE, Noise, gumbel
+from twostroke.sampling import draw as kernels_noise
+from twostroke.sampling.draw import NO_NOISE, Noise, gumbel
 from twostroke.sampling.sampler import sample
 
 

@@ -21,8 +21,7 @@ from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
 from twostroke.sampling import sampler
 from twostroke.sampling import statistics as summary
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise, Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import distribution, sample
 from twostroke.sampling.statistics import NO_TOKEN, Statistics

@@ -12,8 +12,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.backends.triton import backend as gpu
 from twostroke.errors import InvalidRequest
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import NO_NOISE, Noise
+from twostroke.sampling.draw import NO_NOISE, Draw, Noise
 from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]

@@ -18,9 +18,9 @@ from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.kernels.sampling import gumbel
 from twostroke.backends.triton.sampling import SUPPORTED, DeviceSampler, supports, supports_report
 from twostroke.fields import number
-from twostroke.sampling import noise, statistics
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import Noise
+from twostroke.sampling import statistics
+from twostroke.sampling.draw import Draw, Noise, mix_bits
+from twostroke.sampling.draw import gumbel as gumbel_float64
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.sampler import distribution, sample
 from twostroke.sampling.statistics import NO_TOKEN
@@ -82,7 +82,7 @@ def log16(x: np.ndarray) -> np.ndarray:
 
 def cpu_noise(key: int, ids: np.ndarray) -> np.ndarray:
     """`gumbel` of native/noise.h."""
-    bits = noise._mixed(noise._mixed(ids.astype(np.uint32) ^ np.uint32(key & 0xFFFFFFFF)) ^ np.uint32(key >> 32))
+    bits = mix_bits(mix_bits(ids.astype(np.uint32) ^ np.uint32(key & 0xFFFFFFFF)) ^ np.uint32(key >> 32))
     low = (bits & np.uint32(0xFFFF)).astype(np.float32) + np.float32(0.5)
     u = ((bits >> np.uint32(16)).astype(np.float32) * np.float32(65536) + low) * np.float32(2.0**-32)
     u = np.minimum(u, np.float32(1 - 2.0**-24))
@@ -96,7 +96,7 @@ def test_noise_is_that_of_the_cpu(key: int, device: torch.device) -> None:
     noise_kernel[(4,)](torch.tensor([key - ((key >> 63) << 64)], device=device), out, 1 << 14)
     ids = np.arange(len(out))
     np.testing.assert_array_equal(out.cpu().numpy(), cpu_noise(key, ids))
-    exact = noise.gumbel(key, ids)
+    exact = gumbel_float64(key, ids)
     usual = exact > -2  # where u is near 1 single precision has few bits of it
     np.testing.assert_allclose(out.cpu().numpy()[usual], exact[usual], rtol=1e-5, atol=1e-5)
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits, RaggedBatch
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise, Sampled
 from twostroke.sampling.sampler import sample
 from twostroke.sampling.scores import TokenScore, score
 from twostroke.sampling.statistics import RowStatistics, Statistics

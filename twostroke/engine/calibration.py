@@ -10,8 +10,7 @@ from twostroke.backends.interface import RaggedBatch
 from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
 from twostroke.models.cost import SequenceRows, StepPredictor
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import NO_NOISE
+from twostroke.sampling.draw import NO_NOISE, Draw
 from twostroke.sampling.params import SamplingParams
 
 log = logging.getLogger(__name__)

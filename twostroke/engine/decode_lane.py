@@ -18,8 +18,7 @@ from twostroke.engine.prefix_match import match_prefix
 from twostroke.engine.strokes import Decode, Decoded
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.entries import Tail
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise, Sampled
 
 
 class DecodeLane(Lane[Decode]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,8 +28,10 @@ from twostroke.engine.step_in_flight import StepInFlight
 from twostroke.errors import EngineFailed, EngineStopped
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tiers.tiers import Tiers
+from twostroke.system.process_exit import call_at_exit, stay_until_exit
 
 CLOSED = "this model is closed: open it again"
+ENDS = "this process is ending: nothing is computed any more"
 CUT = "a step of this model was interrupted, so its requests have ended: ask again"
 
 
@@ -71,6 +74,7 @@ class Engine:
         self.on_arrival: Callable[[], None] | None = None
         self.observer: EngineObserver | None = None
         self._closed = False
+        self._ending_thread: int | None = None  # the thread that ends the process, once it does
         self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
         self.config = config or SchedulerConfig()
@@ -91,6 +95,7 @@ class Engine:
         if self.tiers.stores:
             measure_stores(self._calibrate(), self.config.max_step_tokens)
         self.report = StepReport()
+        call_at_exit(self._end_with_process)
 
     @property
     def config(self) -> SchedulerConfig:
@@ -189,6 +194,7 @@ class Engine:
                 self._requests.add(request)
             self._waiters.notify()
         except BaseException:  # also Ctrl-C, which comes when the lock is released
+            self._stay_if_process_ends()
             self.drop(request)
             raise
         return request
@@ -218,7 +224,7 @@ class Engine:
 
     def drop(self, request: Request) -> None:
         """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
-        if not request.done:
+        if not request.done and not request.is_garbage:
             self._lock.defer(lambda: self._requests.cancel(request))
 
     def close(self) -> None:
@@ -233,6 +239,19 @@ class Engine:
                 self._budget.close()
         finally:
             self._waiters.notify()
+
+    def _end_with_process(self) -> None:
+        """End every request once the step in flight is over: no kernel may run while Python frees what it reads.
+
+        Daemon threads that wait for a request, or submit another one, stay where they are until the process is gone.
+        """
+        with self._lock:
+            self._closed, self._ending_thread = True, threading.get_ident()
+            self._requests.fail(self._requests, EngineStopped(ENDS))
+
+    def _stay_if_process_ends(self) -> None:
+        if self._ending_thread is not None:
+            stay_until_exit(self._ending_thread)
 
     def tokens(self, request: Request) -> Iterator[Token]:
         """Yield the request's tokens as they are made, stepping the engine. Cancels if the caller stops early.
@@ -271,6 +290,7 @@ class Engine:
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
         self._waiters.wait(ready, self._step_unless, self._pause)
+        self._stay_if_process_ends()
 
     def _pause(self) -> float | None:
         """Seconds to wait after a step without work; None: until another thread brings something."""
@@ -300,6 +320,7 @@ class Engine:
                 return self._step()
         finally:
             self._waiters.notify()
+            self._stay_if_process_ends()
 
     def _step(self) -> bool:
         try:

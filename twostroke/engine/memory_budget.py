@@ -13,7 +13,7 @@ from twostroke.system.memory import available_memory, group_memory
 
 log = logging.getLogger(__name__)
 
-# Tokenizer, templates, grammars, responses and connections of a server under load (docs/production.md has measurements).
+# Tokenizer, templates, grammars and connections of a server under load, as measured (docs/production.md).
 PROCESS_BYTES = 96 << 20
 LOGIT_ROWS = 64  # rows whose logits a step holds at once, as float32
 MIB = 1 << 20

@@ -132,7 +132,7 @@ class Placement:
                 if (chunk := self._enter(choice, lane, count, chunks)) is not None:
                     chunks.append(chunk)
             except OutOfPages as error:
-                failed.append((choice, lane, error.with_traceback(None)))  # frames of a traceback would keep pages
+                failed.append((choice, lane, error.with_traceback(None)))
         self._prefill_blocked = blocked
         return [chunk for chunk in chunks if chunk.lane in chunk.choice.lanes], failed
 
@@ -150,6 +150,7 @@ class Placement:
                     self._refuse_if_hopeless(lane)
                 return Chunk(choice, lane, *lane.enter(count), *rows)
             except OutOfPages as error:
+                error.__traceback__ = None  # its frames hold values, whose pages would not come back
                 if lane.has_placeholder:  # nobody gives up a page for a token that may be the last
                     return None
                 if self._drop_shared_prefills() or self._preempt_youngest(choice, lane, error):
@@ -173,7 +174,9 @@ class Placement:
     def _refuse_if_hopeless(self, lane: PrefillLane) -> None:
         """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
         pool = lane.model.pool
-        if len(self._queues.active) == 1 and not self._budget.could_hold(pool, lane.min_pages):
+        if len(self._queues.active) > 1 or self._budget.could_hold(pool, lane.min_pages):
+            return
+        if not pool.collect_garbage() or not self._budget.could_hold(pool, lane.min_pages):
             raise OutOfPages(
                 f"the prompt needs {lane.min_pages} more KV pages and {pool.num_free} of {pool.num_pages} are free: "
                 f"drop values that are no longer used, or give the pool more memory (kv_bytes)",

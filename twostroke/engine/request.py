@@ -301,6 +301,11 @@ class Request:
         return all(choice.done for choice in self.choices)
 
     @property
+    def is_garbage(self) -> bool:
+        """Whether the garbage collector is freeing it. If it is not done, its engine is freed with it."""
+        return self.choices[0].request_if_kept is None
+
+    @property
     def cached_tokens(self) -> int:
         """Number of tokens of its prefills that were found and not computed."""
         return self.cached_by_tier.total()

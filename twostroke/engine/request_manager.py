@@ -117,10 +117,11 @@ class RequestManager:
         try:
             action(choice)
         except OutOfPages as error:
+            # Its frames hold values, whose pages would not come back; where a future has brought it, all of the step.
+            error.__traceback__ = None
             hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.preempt_for(choice, error)
             if hopeless and not self._programs.end_with_length(choice):
                 raise
-            error.__traceback__ = None  # where a future has brought it, a frame of it holds it, and all of the step
         for lane in choice.lanes:
             if lane.missing is not None and lane.on_close is None:
                 self._loads.add(choice, lane)

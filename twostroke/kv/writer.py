@@ -56,6 +56,7 @@ class KVWriter:
         """
         base = base.to(POOL)
         self.base, self.model = base, model
+        self._base_length = len(base)
         self.next_position = base.next_position
         self._table = np.concatenate([base.table, np.zeros((8, 4), np.int32)])
         self._num_spans = len(base.table)
@@ -70,7 +71,7 @@ class KVWriter:
             raise
 
     def __len__(self) -> int:
-        return len(self.base) + len(self._tokens)
+        return self._base_length + len(self._tokens)
 
     def __del__(self) -> None:
         self._close(lambda pages: self.base.pool.drop(pages, POOL))

@@ -4,7 +4,7 @@ Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decodin
 (arXiv:2302.01318). Prompt lookup: Saxena 2023. What is emitted is what the model says, with its log-probabilities;
 guesses only change how many tokens of it a step yields. A guess is accepted if it is the token sampled, so at any
 temperature the answer is the plain request's, token by token; a draft guesses with the noise of the tokens that it
-guesses (`sampling/noise.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
+guesses (`sampling/draw.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
 
 from collections.abc import Sequence

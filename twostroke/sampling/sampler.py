@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from twostroke.sampling import statistics as summary
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.noise import COLDEST, NO_NOISE, gumbel
+from twostroke.sampling.draw import COLDEST, NO_NOISE, Draw, Sampled, gumbel
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import MIN_LOGIT, NO_TOKEN, RowStatistics, Statistics, likeliest, picked, sound
 from twostroke.system.scratch import ScratchMemory

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from twostroke.sampling.noise import Noise, gumbel
+from twostroke.sampling.draw import Noise, gumbel
 
 MIN_LOGIT = float(np.finfo(np.float32).min)
 MAX_GROUP = 64

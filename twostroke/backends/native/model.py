@@ -18,8 +18,7 @@ from twostroke.backends.native.weights import PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
 from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
 from twostroke.models.rope import Rope, frequencies
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.scratch import ScratchMemory, address
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from twostroke.backends.native.library import ThreadTeam
 from twostroke.backends.native.weights import floats
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries
 from twostroke.system.scratch import ScratchMemory, address
 

@@ -23,8 +23,7 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling import statistics
-from twostroke.sampling.draw import Draw
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import Statistics
 
 

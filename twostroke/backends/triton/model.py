@@ -20,8 +20,7 @@ from twostroke.backends.triton.sampling import DeviceSampler, supports, supports
 from twostroke.errors import OutOfPages
 from twostroke.models.config import ModelConfig
 from twostroke.sampling import statistics
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.noise import Noise
+from twostroke.sampling.draw import Draw, Noise, Sampled
 from twostroke.sampling.statistics import Statistics
 
 DRAWN = 1024  # tokens of a step in flight, to begin with

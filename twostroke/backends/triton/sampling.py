@@ -12,8 +12,7 @@ import torch
 from twostroke.backends.triton.kernels import filters
 from twostroke.backends.triton.kernels import sampling as kernels
 from twostroke.backends.triton.pass_plan import power_of_two
-from twostroke.sampling.draw import Draw, Sampled
-from twostroke.sampling.noise import COLDEST, Noise
+from twostroke.sampling.draw import COLDEST, Draw, Noise, Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import NO_TOKEN
 

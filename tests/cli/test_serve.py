@@ -48,7 +48,7 @@ def test_serve(tiny: str, tmp_path: Path) -> None:
             assert plain["usage"]["prompt_tokens"] == 1
             doubled = httpx.post(f"{url}/v1/completions", json=body | {"method": DOUBLED}).json()
             assert doubled["choices"][0]["text"] != plain["choices"][0]["text"]
-            assert "tiny:twice" in [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]]
+            assert "twice" in [one["name"] for one in httpx.get(f"{url}/methods").json()["methods"]]
             for changes in ({"method": "twice"}, {"method": {"name": "twice"}}, {"model": "tiny:twice"}):
                 made = httpx.post(f"{url}/v1/completions", json=body | changes).json()
                 assert made["choices"][0]["text"] == doubled["choices"][0]["text"]

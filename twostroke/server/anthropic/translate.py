@@ -56,7 +56,8 @@ def _tools(body: PromptBody, warnings: list[str]) -> Iterator[dict[str, Any]]:
             warnings.append(f"the tool {tool.name} is left out: {tool.type} is not one that this server has")
             continue
         function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-        yield {"type": "function", "function": {**function, "strict": tool.strict}}
+        function |= {"strict": True} if tool.strict else {}
+        yield {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _choice(choice: AnthropicToolChoice) -> dict[str, Any]:

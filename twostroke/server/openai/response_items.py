@@ -87,7 +87,7 @@ def offered_tools(tools: Sequence[Item], warnings: list[str]) -> dict[str, Offer
             case "function":
                 offer = OfferedTool(_function(tool, f"tools[{index}]"))
             case "custom":
-                plain = {**tool, "parameters": _CUSTOM_TOOL_SCHEMA, "strict": False}
+                plain = {**tool, "parameters": _CUSTOM_TOOL_SCHEMA}
                 offer = OfferedTool(_function(plain, f"tools[{index}]"), custom=True)
             case "namespace" if isinstance(tool.get("tools"), list) and isinstance(tool.get("name"), str):
                 inner = offered_tools(tool["tools"], warnings)
@@ -108,7 +108,8 @@ def _function(tool: Item, where: str) -> dict[str, Any]:
     facts = inner if isinstance(inner, dict) else tool
     if not isinstance(facts.get("name"), str):
         raise ApiError(400, f"{where}.name: must be a text", param=f"{where}.name")
-    return {key: facts.get(key) for key in ("name", "description", "parameters", "strict")}
+    kept = ("name", "description", "parameters", "strict")
+    return {key: value for key, value in facts.items() if key in kept and value is not None}
 
 
 def _choice(choice: Any, offers: Mapping[str, OfferedTool], warnings: list[str]) -> tuple[list[str], Any]:

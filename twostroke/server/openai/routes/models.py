@@ -1,4 +1,4 @@
-"""/v1/models: the model, and the model with each technique. With Anthropic's fields beside OpenAI's."""
+"""/v1/models: the model. With Anthropic's fields beside OpenAI's."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.methods import METHODS
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.http.responses import json_response
@@ -16,18 +15,15 @@ router = APIRouter(prefix="/v1/models")
 
 @router.get("")
 async def models(http: HttpRequest) -> Response:
-    """All names that the field `model` may have."""
+    """The model, once: menus of clients show each entry. `/methods` lists the techniques for `NAME:METHOD`."""
     engine: AsyncEngine = http.app.state.engine
-    there = engine.llm.engine.models.keys()
-    methods = [name for name in sorted(METHODS) if there >= set(METHODS[name]().companions)]
-    names = [engine.name, *(f"{engine.name}:{method}" for method in methods)]
-    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-    return json_response({"object": "list", "data": [_model(engine, name) for name in names], **page})
+    page = {"has_more": False, "first_id": engine.name, "last_id": engine.name}
+    return json_response({"object": "list", "data": [_model(engine, engine.name)], **page})
 
 
 @router.get("/{name:path}")
 async def model(name: str, http: HttpRequest) -> Response:
-    """One of them. 404 for any other."""
+    """The model under any name that it has: `NAME`, `NAME:METHOD`, `NAME:latest`. 404 for any other."""
     engine: AsyncEngine = http.app.state.engine
     choose_method(engine.name, name, None)
     return json_response(_model(engine, name))

@@ -125,10 +125,18 @@ class FunctionDefinition(LenientModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
+        function = handler(data)
+        function._sent = dict(data) if isinstance(data, dict) else function.model_dump(exclude_unset=True)
+        return function
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
-        return self.model_dump(exclude_none=True, include=set(type(self).model_fields))
+        """The function as the client sent it: models know tools by the text that transformers' templates make."""
+        return self._sent
 
 
 class ChatTool(LenientModel):

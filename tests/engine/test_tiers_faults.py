@@ -77,7 +77,7 @@ def continued(llm: LLM, kv: KVCache) -> Request:
 
 def test_a_value_on_a_store_that_hangs(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request ends with one error, others never wait, and the value is usable when the store answers again."""
-    monkeypatch.setattr(load, "BRING_S", 1.0)
+    monkeypatch.setattr(load, "VALUE_PAGE_S", 1.0)
     store = MemoryStore("disk")
     llm = opener(Tiers(disk=store), index="off")
     kv = llm.prefill(tokens_of(1)).to("disk")
@@ -99,7 +99,7 @@ def test_a_value_on_a_store_that_hangs(opener: Opener, monkeypatch: pytest.Monke
 
 def test_a_store_that_hangs_is_left_alone(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """After two calls that do not return it is not asked, until they do: neither for values nor for prompts."""
-    monkeypatch.setattr(load, "BRING_S", 1.0)
+    monkeypatch.setattr(load, "VALUE_PAGE_S", 1.0)
     pages = written(opener, 1)
     store = MemoryStore("disk", pages)
     llm = opener(Tiers(disk=store))
@@ -134,7 +134,7 @@ def test_prompts_on_a_store_that_hangs_are_computed(opener: Opener, what: str) -
     for number in (1, 2, 3):
         assert ask(llm, number).cached_tokens == 0
     assert hanging.calls == 2
-    assert store.traffic.read().reasons.get("open", 0) > 0 or llm.tiers.speeds["disk"].closed
+    assert store.counters.read().reasons.get("open", 0) > 0 or llm.tiers.speeds["disk"].closed
     hanging.go.set()
 
 
@@ -207,7 +207,7 @@ def test_what_is_evicted_before_it_is_written_is_not_lost(opener: Opener) -> Non
     ask(llm, 3)
     hanging.go.set()
     assert llm.tiers.flush(LIMIT_S)
-    assert store.traffic.read().reasons.get("queue", 0) == 0
+    assert store.counters.read().reasons.get("queue", 0) == 0
     other = opener(over("disk", store.pages))
     for number in (1, 2, 3):
         assert ask(other, number).cached_by_tier == {"disk": 96}
@@ -223,7 +223,7 @@ def test_ten_times_as_many_conversations_as_the_pool_holds(opener: Opener) -> No
             found = request.cached_tokens
             assert found == (0 if not turn else (70 + 16 * (turn - 1)) // 16 * 16)
         assert llm.tiers.flush(LIMIT_S)
-    assert store.traffic.read().reasons.get("queue", 0) == 0
+    assert store.counters.read().reasons.get("queue", 0) == 0
 
 
 @pytest.mark.parametrize("host", [0, 200])
@@ -244,7 +244,7 @@ def test_a_preempted_choice_finds_its_entries(opener: Opener, host: int) -> None
     preempted = [request for request in requests if request.preemptions]
     assert all(request.cached_tokens > 0 for request in preempted)
     assert all(len(request.events) == 60 for request in requests)
-    traffic = llm.tiers.host_counters if host else store.traffic
+    traffic = llm.tiers.host_counters if host else store.counters
     assert traffic.read().pages_in > 0
 
 

@@ -81,7 +81,7 @@ def test_second_touch(opener: Opener) -> None:
     found(llm, 0)
     assert llm.tiers.flush()
     assert (len(disk.pages), len(remote.pages)) == (0, 8)
-    assert disk.traffic.read().reasons["second_touch"] > 0
+    assert disk.counters.read().reasons["second_touch"] > 0
     found(llm, 0)
     assert llm.tiers.flush()
     assert (len(disk.pages), len(remote.pages)) == (8, 8)
@@ -128,7 +128,7 @@ def test_identical_prompts_share_a_load(opener: Opener) -> None:
     disk = after_prompt(opener)
     llm = opener(Tiers(disk=disk))
     assert ask(llm, [0, 0, 0]) == [expected(0)] * 3
-    assert disk.traffic.read().pages_in == 8
+    assert disk.counters.read().pages_in == 8
 
 
 def test_steps_go_on_while_pages_come(opener: Opener) -> None:
@@ -219,7 +219,7 @@ def test_the_gate(opener: Opener) -> None:
     llm.tiers.speeds["disk"].latency_s = 0
     lower(llm).worth_asking = lambda context, count: True
     assert found(llm, 0) == {}
-    assert disk.traffic.read().reasons["slow"] == 8
+    assert disk.counters.read().reasons["slow"] == 8
 
 
 def test_other_weights_never_match(opener: Opener) -> None:

@@ -96,6 +96,6 @@ def test_nobody_gets_anothers_content(opener: Opener, index: str) -> None:
         wrong = [key for (_, key), page in store.pages.items() if pages.get(key, page) != page]
         assert not wrong
         assert len([key for _, key in store.pages if key in pages]) > 10
-    read = [store.traffic.read() for store in (disk, remote)]
+    read = [store.counters.read() for store in (disk, remote)]
     assert sum(one.pages_in for one in read) > 0
     assert llm.tiers.host_counters.read().pages_in > 0

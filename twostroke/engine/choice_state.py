@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class ChoiceState(Enum):
-    """Where a choice is between its request's arrival and its end."""
+    """The state of a choice between its request's arrival and its end."""
 
     NEW = "new"  # not queued yet
     WAITING = "waiting"  # queued, and never started

@@ -1,7 +1,4 @@
-"""Where the engine reads time.
-
-An engine has one clock. It is the system's, unless a simulation puts a virtual one in its place (`simulation`).
-"""
+"""The engine's source of time: the system's clock, or a virtual one in a simulation (`study/simulate`)."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How threads share one engine: a lock in order of arrival, and leader/follower stepping."""
+"""Threads that share one engine: a lock in order of arrival, and leader/follower stepping."""
 
 import threading
 from collections import deque
@@ -128,7 +128,7 @@ class LeaderFollower:
         self._changes = 0  # number of events that may give a step something to do
 
     def notify(self) -> None:
-        """Something has happened that may give a step something to do, or end a wait."""
+        """Wake the threads that wait: a step may have something to do, or a wait may be over."""
         with DeferredInterrupts(), self._news.lock:
             self._changes += 1
             self._news.notify_all()
@@ -147,7 +147,7 @@ class LeaderFollower:
                 self._news.wait_unless(lambda seen=seen: seen != self._changes or ready(), seconds)
 
     def _stepped(self, ready: Callable[[], bool], step: StepUnless) -> bool | None:
-        """Whether there was work; None if another of the waiting threads steps."""
+        """Step, and return whether there was work; None if another of the waiting threads steps."""
         with DeferredInterrupts() as postponed:
             mine = False
             try:

@@ -112,7 +112,7 @@ class DecodeLane(Lane[Decode]):
             self._finish()
 
     def take_draws(self) -> list[tuple[Model, LazyLogits, Draw]]:
-        """What to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
+        """Take what to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
         asked = self._draw()
         if len(self._rows) == 1:
             return [(*self._rows.popleft(), asked)]
@@ -127,7 +127,7 @@ class DecodeLane(Lane[Decode]):
         return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
 
     def _draw(self) -> Draw:
-        """How to sample the next token."""
+        """Describe the draw of the next token."""
         stroke, output = self.stroke, self.output
         banned = output.ending_ids if output.params.min_tokens else ()
         return Draw(

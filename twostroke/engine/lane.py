@@ -1,7 +1,8 @@
-"""A stroke in flight: the tokens it still has to enter, and what it does with their logits."""
+"""A lane, a stroke in flight: the tokens it has still to enter, and the rows that its result returns."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -21,8 +22,8 @@ from twostroke.models.dropout import Dropout
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
 
 
-class Lane(Generic[StrokeKind]):
-    """Catches up: in each step it may enter some of its known tokens, until none is left.
+class Lane(ABC, Generic[StrokeKind]):
+    """A stroke in flight: in each step it may enter some of its known tokens, until none is left.
 
     Attributes:
         slot: index of this stroke among its program's side-by-side strokes.
@@ -71,8 +72,8 @@ class Lane(Generic[StrokeKind]):
         self.writer = KVWriter(base.copy_to(self.model.pool), name)
         self.num_computed = len(self.writer)
 
-    def arrived(self, kv: KVCache, sources: Sequence[str] = ()) -> None:
-        """Go on after `kv`, which is in the pool: what the lane waited for, or as much of it as came.
+    def resume_from(self, kv: KVCache, sources: Sequence[str] = ()) -> None:
+        """Continue from `kv`, which is in the pool: what the lane waited for, or as much of it as came.
 
         `sources` are the tiers of its last pages. Raises OutOfPages if the pool has no room; the lane still waits then.
         """
@@ -98,9 +99,9 @@ class Lane(Generic[StrokeKind]):
         """Whether the next token is a placeholder: it is being drawn, and may prove to be the last."""
         return bool(self.todo) and self.todo[0] < 0
 
+    @abstractmethod
     def logit_rows(self, count: int) -> int:
         """Number of last rows that need logits when the next `count` tokens are entered."""
-        raise NotImplementedError
 
     def enter(self, count: int) -> tuple[list[int], SlotMapping]:
         """Take the next `count` tokens and allocate their slots. On OutOfPages nothing has changed."""
@@ -110,9 +111,9 @@ class Lane(Generic[StrokeKind]):
         self.started = True
         return tokens, places
 
+    @abstractmethod
     def computed(self, rows: LazyLogits) -> None:
         """Called when the last entered tokens are computed; `rows` are the logits that `logit_rows` asked for."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Release all pages. A plan or a traceback may still reference the lane; it must not keep KV alive."""

@@ -1,4 +1,4 @@
-"""Decides whether pages are loaded or computed again: what is predicted to be quicker."""
+"""Decides whether pages are loaded or computed again: whichever is predicted to be faster."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,20 +11,20 @@ SLACK = 1.1  # a load may take this many times as long as computing the same pag
 def pages_worth_loading(
     segments: Sequence[StoredRun],
     computing: Callable[[int], float],
-    links: Mapping[str, TransferSpeed],
+    speeds: Mapping[str, TransferSpeed],
     page_bytes: int,
 ) -> int:
-    """How many of the leading pages to load: as many as save the most time, in whole segments.
+    """Returns how many of the leading pages to load: as many as save the most time, in whole segments.
 
     Args:
         segments: where the pages are.
         computing: predicted seconds to compute the first n of them.
-        links: how quickly each store answers, by tier.
+        speeds: how fast each store answers, by tier.
         page_bytes: bytes of a page.
     """
     best, most_saved, loading = 0, 0.0, 0.0
     for segment in segments:
-        loading += links[segment.store.tier].seconds((segment.stop - segment.start) * page_bytes)
+        loading += speeds[segment.store.tier].seconds((segment.stop - segment.start) * page_bytes)
         saved = computing(segment.stop) - loading
         if saved > most_saved:
             best, most_saved = segment.stop, saved

@@ -24,22 +24,22 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
 from twostroke.kv.tiers.tiers import Tiers
 
-MAX_LOADS = 4  # that call stores at once
-RETURN_S = 5.0  # seconds in which a thread that was given up is expected back
+MAX_LOADS = 4  # loads that call stores at once
+RETURN_S = 5.0  # seconds in which the thread of an abandoned load is expected back
 
 
 class LoadQueue:
-    """Methods are called under the engine's lock.
+    """All loads that have not ended. Methods are called under the engine's lock.
 
     Attributes:
-        busy: whether a load has not ended. Asked at every step, so it is kept, not computed.
+        busy: whether there is any. It is read at every step, so it is stored, not computed.
     """
 
     def __init__(self, tiers: Tiers, wake: Callable[[], None], clock: Clock = SYSTEM) -> None:
         """`wake` is called by I/O threads when a load is over."""
         self._tiers, self._wake, self._clock = tiers, wake, clock
         self._loads: list[PageLoad] = []
-        self._given_up: list[PageLoad] = []  # with a thread still inside
+        self._abandoned: list[PageLoad] = []  # a thread still runs each
         self.busy = False
 
     def add(self, choice: Choice, lane: Lane) -> None:
@@ -59,9 +59,9 @@ class LoadQueue:
 
     def start(self, may_start: Callable[[Choice, Lane], bool]) -> None:
         """Start loads for which there is room, as far as enough threads are free."""
-        self._given_up += [load for load in self._loads if not load.waiting and load.running]
+        self._abandoned += [load for load in self._loads if not load.waiting and load.running]
         self._loads = [load for load in self._loads if load.waiting]
-        self.busy = bool(self._loads or self._given_up)
+        self.busy = bool(self._loads or self._abandoned)
         running = sum(load.running and not load.copies_only for load in self._loads)
         for load in sorted(self._loads, key=lambda load: min(choice.order for choice, _ in load.waiting)):
             if load.running or load.done:
@@ -73,8 +73,8 @@ class LoadQueue:
                 self._run(load)
 
     def _run(self, load: PageLoad) -> None:
-        link = self._tiers.speeds.get(load.known.tier)
-        if link is not None and link.closed:
+        speed = self._tiers.speeds.get(load.known.tier)
+        if speed is not None and speed.closed:
             load.error = PageLost(f"the {load.known.tier} tier does not answer: ask again, or compute the value again")
             load.done = True
             self._wake()
@@ -83,44 +83,44 @@ class LoadQueue:
         load.start()
 
     def pop_finished(self) -> list[PageLoad]:
-        """Loads that are done or too late, which are forgotten here."""
+        """Remove and return the loads that are done or overdue."""
         now = self._clock()
         over = [load for load in self._loads if load.done or load.deadline() < now]
         self._loads = [load for load in self._loads if load not in over]
-        self._given_up += [load for load in over if load.running]
-        self._given_up = [load for load in self._given_up if load.running]
-        for load in self._given_up:
+        self._abandoned += [load for load in over if load.running]
+        self._abandoned = [load for load in self._abandoned if load.running]
+        for load in self._abandoned:
             if load.deadline() < now:
                 load.mark_stuck()
         return over
 
     @property
     def frames_returning(self) -> bool:
-        """Whether frames will soon come back from reads that are under way."""
+        """Whether reads that are under way will soon free frames."""
         now = self._clock()
-        return any(now < load.deadline() + RETURN_S for load in (*self._loads, *self._given_up) if load.running)
+        return any(now < load.deadline() + RETURN_S for load in (*self._loads, *self._abandoned) if load.running)
 
     def next_deadline(self) -> float | None:
-        """Seconds until something must be looked at even if no load ends; None: nothing."""
+        """Seconds until a load becomes overdue; None if none will."""
         now = self._clock()
         times = [load.deadline() for load in self._loads]
-        times += [one for load in self._given_up for one in (load.deadline(), load.deadline() + RETURN_S) if one > now]
+        times += [one for load in self._abandoned for one in (load.deadline(), load.deadline() + RETURN_S) if one > now]
         soonest = min(times, default=math.inf)
         return None if soonest == math.inf else max(0.001, soonest - now)
 
 
 def measure_stores(forecast: Forecast, chunk: int) -> None:
-    """Measure the stores of each model, and let it choose what is quicker: to load pages or to compute them."""
+    """Time the stores of each model, so that loads choose what is faster: loading pages or computing them."""
     for model in forecast.models:
         if model.backing_stores is not None:
             model.backing_stores.probe()
             model.backing_stores.computing = forecast.prefill(model, chunk)
 
 
-def arrive(lane: Lane, load: PageLoad, kv: KVCache, choice: Choice) -> None:
-    """Let a lane of `choice` go on from what a load has brought.
+def resume_lane(lane: Lane, load: PageLoad, kv: KVCache, choice: Choice) -> None:
+    """Let a lane of `choice` continue from what a load has brought.
 
-    Raises what kept the value that the lane extends from coming.
+    Raises the load's error if the value that the lane extends could not be loaded.
     """
     if load.error is not None:
         raise load.error
@@ -128,14 +128,14 @@ def arrive(lane: Lane, load: PageLoad, kv: KVCache, choice: Choice) -> None:
     assert missing is not None
     request.timings.loading += load.clock() - load.began
     before = lane.cached.copy()
-    lane.arrived(kv, load.sources)
+    lane.resume_from(kv, load.sources)
     if isinstance(lane, PrefillLane):
         request.cached_by_tier += lane.cached - before
 
 
 def _serves(load: PageLoad, model: Model, missing: MissingPages) -> bool:
     """Whether a load brings what a lane misses: the same value, or the same prompt from the same page on."""
-    wanted = load.waiting and not load.done  # else it has been given up, or taken
+    wanted = load.waiting and not load.done  # else it was abandoned, or taken
     if not wanted or model is not load.model or not np.array_equal(load.tokens, missing.tokens):
         return False
     if not len(missing.tokens) or missing.known.tier != POOL:

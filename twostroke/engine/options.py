@@ -73,6 +73,7 @@ class LLMOptions:
     kv_reserve: bool = flag(
         False, help="Take all of the pool's memory at start, so that a lack of memory shows then and not at the peak."
     )
+    spare_bytes: int = size(0, help="Memory to leave free for what else the process or its container does.")
     prefix_index: str = text("radix", choices=PREFIX_INDEXES, help="Share known prefixes.")
     kv_host: int | None = size(None, unset="none", help="Ordinary memory for prefixes that the pool has no room for.")
     kv_disk: str | None = declare(

@@ -1,4 +1,4 @@
-"""How many pages of each pool are free, can be freed, or are held by requests and values."""
+"""Counts the pages of each pool: free, evictable, or held by requests and values."""
 
 from collections.abc import Iterable
 

@@ -1,12 +1,12 @@
-"""Pages on their way to lanes that wait for them.
+"""A page load brings pages from other tiers into the pool, for lanes that wait for them.
 
-A load brings pages into fresh frames that nobody else sees, on an I/O thread; the thread that steps takes what has
-come. So a load that is late, fails or is given up costs its lanes nothing but the time until then, and a thread that
-still reads for it writes into frames that belong to the load until it returns.
+It runs on an I/O thread and fills fresh frames that nobody else sees; the thread that steps takes what has come. So a
+load that is late, fails or is abandoned costs its lanes nothing but the time until then, and a thread that still reads
+for it writes into frames that belong to the load until it returns.
 
-It has two parts. First it *brings* a value that the lanes extend: pages of the index that are in the host, or a value
-that a program holds in another tier. Nothing else can stand for a value, so it may take long, as long as pages keep
-coming. Then it *asks* the stores for more pages of the prompt, which may take 1.1 times as long as computing them.
+It has two parts. First it loads the value that the lanes extend: pages of the index that are in the host, or a value
+that a program holds in another tier. Nothing can replace a value, so this may take long, as long as pages keep coming.
+Then it queries the stores for more pages of the prompt, which may take 1.1 times as long as computing them.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ from twostroke.kv.tiers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 0.25  # seconds after its time in which a load may still tell what it has
-BRING_S = 30.0  # seconds in which a tier must give the next page of a value
+GRACE_S = 0.25  # seconds after its time limit in which a load may still hand over what it has
+VALUE_PAGE_S = 30.0  # seconds in which a tier must deliver the next page of a value
 
 Computing = Callable[[int, int], float]  # predicted seconds to compute tokens: (entries before, tokens)
 
 
 @dataclass(eq=False)
 class PageLoad:
-    """Pages of one prompt, or of one value, on their way.
+    """Pages of one prompt, or of one value, on their way into the pool.
 
     Attributes:
-        model: for which.
-        known: what is brought into the pool first: a value in any tier.
+        model: the model whose pages they are.
+        tiers: where they come from.
+        known: what is loaded first: a value in any tier.
         tokens: the prompt in whole pages as far as it may be looked for in stores; empty for a value.
-        computing: predicts what computing takes; None: there are no stores.
-        wake: called when it is over.
-        clock: where it reads time.
+        computing: predicts how long computing takes; None: there are no stores.
+        wake: called when the load is over.
+        clock: the source of time.
         waiting: the lanes that wait for it, with their choices.
         absent: whether `known` is not in the pool.
         sources: the tiers of the pages after the `known` of its lanes that have come.
-        error: why `known` could not be brought.
+        error: why `known` could not be loaded.
         until: when the rest of the prompt is computed instead.
         running: a thread works on it; done: it has ended.
         calling: the tier whose store it is calling.
@@ -81,7 +82,7 @@ class PageLoad:
     calling: str | None = None
     _since: float = 0.0  # when the time to ask began
     _pages: list[int] = field(default_factory=list)
-    _closed: bool = False  # nobody wants what comes
+    _closed: bool = False  # nobody wants what still comes
     _ended: bool = False
     _arrival: SwapIn | None = None
     _moved: float = 0.0  # when `_arrival` had `_num_moved` pages
@@ -94,25 +95,25 @@ class PageLoad:
         here = kv.pool is pool and kv.tier == POOL
         self.absent = not here or any(pool.frame(page) == NOWHERE for page in kv.table[:, PAGE].tolist())
 
-    # By the thread that steps -----------------------------------------------------------------------------------
+    # Called by the thread that steps ----------------------------------------------------------------------------
 
     @property
     def searches_stores(self) -> bool:
-        """Whether it looks for pages in stores."""
+        """Whether the load looks for pages in stores."""
         return self.computing is not None and len(self.tokens) > len(self.known)
 
     @property
     def copies_only(self) -> bool:
-        """Whether it only copies memory."""
+        """Whether the load only copies memory."""
         return not self.searches_stores and self.known.tier not in self.tiers.speeds
 
     def admit(self) -> None:
-        """There is room for it: its time begins."""
+        """Start the time limit: there is room for the pages."""
         self.began = self.clock()
         self._limit(self.began)
 
     def refresh(self) -> None:
-        """Others may have computed or loaded some of its pages while it waited."""
+        """Use pages that others have computed or loaded while this load was queued."""
         index, before = self.model.index, len(self.known)
         if index is not None and len(self.tokens) and not self.absent:
             self.known, pool = index.extend_match(self.known, self.tokens), self.model.pool
@@ -121,31 +122,31 @@ class PageLoad:
             self.__post_init__()
 
     def start(self) -> None:
-        """Run it on an I/O thread."""
+        """Run the load on an I/O thread."""
         self.running, self._moved = True, self.clock()
         self.tiers.submit(self.run)
 
     def deadline(self) -> float:
-        """When it is overdue unless more comes."""
+        """The time after which the load is overdue, unless another page comes."""
         if self.running and self.absent:
             count = 0 if self._arrival is None else self._arrival.num_loaded
             if count != self._num_moved:
                 self._num_moved, self._moved = count, self.clock()
-            return self._moved + BRING_S
+            return self._moved + VALUE_PAGE_S
         return math.inf if self.absent else self.until  # what is not in the pool has to be brought in any case
 
     def abandon(self) -> None:
-        """Nobody waits for it any longer, although a thread may still be inside."""
+        """Stop waiting for the load, although a thread may still run it."""
         with self._lock:
             self._closed = True
             if self.absent and self.error is None:
                 self.error = PageLost(
-                    f"the {self.calling or HOST} tier gave no page of a value for {BRING_S:.0f} s: ask again, or "
+                    f"the {self.calling or HOST} tier gave no page of a value for {VALUE_PAGE_S:.0f} s: ask again, or "
                     f"compute the value again"
                 )
 
     def mark_stuck(self) -> None:
-        """Note that its thread should have returned from a store."""
+        """Mark the store as stuck: the thread should have returned from it."""
         with self._lock:
             if self.running and self._stuck is None and self.calling is not None:
                 self._stuck = self.tiers.speeds[self.calling]
@@ -153,7 +154,7 @@ class PageLoad:
                 log.warning("the %s tier does not answer", self.calling)
 
     def take(self) -> KVCache:
-        """What has come so far; the load is over."""
+        """End the load, and return the value that has come so far."""
         known, model = self.known, self.model
         with self._lock:
             self._closed = True
@@ -169,19 +170,19 @@ class PageLoad:
                 model.pool.release(np.array(pages))
 
     def add(self, choice: Choice, lane: Lane) -> None:
-        """Let a lane wait for it, until it comes or the lane is closed."""
+        """Let a lane wait for the load, until the pages come or the lane is closed."""
         self.waiting.append((choice, lane))
         lane.on_close = lambda: self._remove(lane)
 
     def _remove(self, lane: Lane) -> None:
-        """A lane no longer waits. Without lanes nobody wants the pages."""
+        """Remove a lane that no longer waits. Without lanes nobody wants the pages."""
         self.waiting = [one for one in self.waiting if one[1] is not lane]
         if not self.waiting:
             self.take()
             self.close()
 
     def close(self) -> None:
-        """Let go of all pages. The frames that a thread reads into come back when it returns."""
+        """Release all pages. Frames that a thread still fills are freed when it returns."""
         with self._lock:
             self._ended = True
             arrival, self._arrival = self._arrival, None
@@ -190,10 +191,10 @@ class PageLoad:
         if arrival is not None:
             arrival.close()
 
-    # By an I/O thread -------------------------------------------------------------------------------------------
+    # Called by an I/O thread ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Bring and ask."""
+        """Load the value, then query the stores. Called on an I/O thread."""
         try:
             in_time = self.clock() < self.until
             if self.absent:
@@ -245,7 +246,7 @@ class PageLoad:
             self.tiers.host_counters.moved("in", 0, 0, self.clock() - began)
 
     def _query_stores(self) -> None:
-        """Look for the prompt's pages. Whatever goes wrong, what has come stays, and the rest is computed."""
+        """Look for the prompt's pages. After an error, what has come stays, and the rest is computed."""
         if self.computing is not None and not self._closed:
             try:
                 self._search(self.computing)
@@ -253,11 +254,11 @@ class PageLoad:
                 log.exception("a tier failed")
 
     def _search(self, computing: Computing) -> None:
-        lower, size = self.model.backing_stores, self.model.pool.page_size
-        assert lower is not None
+        stores, size = self.model.backing_stores, self.model.pool.page_size
+        assert stores is not None
         known, began = len(self.known), self._since
-        names = lower.names(self.tokens)[known // size :]
-        segments = lower.find(names, self._enter)
+        names = stores.names(self.tokens)[known // size :]
+        segments = stores.find(names, self._set_calling)
 
         def pages_cost(count: int) -> float:
             return computing(known, count * size)
@@ -274,23 +275,23 @@ class PageLoad:
         self.until = began + SLACK * pages_cost(count) + GRACE_S
         slack = (SLACK - 1) * pages_cost(count)
         for segment in segments:
-            for start in range(segment.start, min(segment.stop, count), lower.group):
-                stop = min(start + lower.group, segment.stop, count)
+            for start in range(segment.start, min(segment.stop, count), stores.group):
+                stop = min(start + stores.group, segment.stop, count)
                 limit = pages_cost(stop) + slack - (self.clock() - began)
                 if limit <= 0 or not self._read(segment, names[start:stop], limit):
-                    self._late(segment, count - start, limit <= 0)
+                    self._count_late(segment, count - start, limit <= 0)
                     return
 
-    def _enter(self, tier: str) -> None:
+    def _set_calling(self, tier: str) -> None:
         self.calling = tier
 
     def _read(self, segment: StoredRun, names: list[PageName], limit_s: float) -> bool:
         """Read some pages. Returns whether all have come, and are wanted."""
-        lower = self.model.backing_stores
-        assert lower is not None
-        self._enter(segment.store.tier)
+        stores = self.model.backing_stores
+        assert stores is not None
+        self._set_calling(segment.store.tier)
         try:
-            pages = lower.read(segment.store, names, limit_s)
+            pages = stores.read(segment.store, names, limit_s)
         except OutOfPages:  # others took the frames: the rest is computed when there is room
             return False
         with self._lock:
@@ -298,10 +299,10 @@ class PageLoad:
                 self._pages += pages
                 self.sources += [segment.store.tier] * len(pages)
         if not wanted and pages:
-            lower.pool.release(np.array(pages))
+            stores.pool.release(np.array(pages))
         return wanted and len(pages) == len(names)
 
-    def _late(self, segment: StoredRun, pages: int, late: bool) -> None:
+    def _count_late(self, segment: StoredRun, pages: int, late: bool) -> None:
         if late:
             segment.store.counters.skipped("late", pages)
             log.info("%d pages of %s had not come in time: they are computed", pages, segment.store.where)

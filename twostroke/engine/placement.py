@@ -1,4 +1,4 @@
-"""Which choices hold pages: finds slots for the tokens of a step, admits choices, and preempts them when pages run out.
+"""Placement finds slots for the tokens of a step, admits choices, and preempts them when pages run out.
 
 Pages are taken in this order: free pages; unused prefix pages (least recently used first); prompts kept for choices
 that have not started; the pages of the youngest choice, which is preempted and starts again later. The oldest choice

@@ -1,4 +1,4 @@
-"""What a stroke need not compute: the entries of its prompt that a prefix index, or a store, has."""
+"""Finds the entries of a prompt that a stroke need not compute: those in the prefix index, or in a store."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MAX_PAGES_AT_ONCE = 8  # pages of the host that are copied at once, in the step
 
 @dataclass(frozen=True, eq=False)
 class MissingPages:
-    """What a lane waits for: `known` is to be brought into the pool, and `tokens` to be looked for in stores.
+    """Pages that a lane waits for: `known` is to be loaded into the pool, and `tokens` to be looked for in stores.
 
     `tokens` is [n] int32, a prompt from position 0 in whole pages; empty if there is nothing to look for.
     """
@@ -26,7 +26,7 @@ class MissingPages:
 
 
 def missing_in_pool(model: Model, base: KVCache) -> MissingPages | None:
-    """What keeps a lane from extending a value at once: more than a few of its pages are elsewhere."""
+    """The pages that a lane must wait for before it extends `base`; None if at most a few are outside of the pool."""
     if base.tier == POOL and base.pool is model.pool:
         absent = np.count_nonzero(model.pool.frames_of(base.table[:, PAGE]) == NOWHERE)
         return MissingPages(base, NOTHING) if absent > MAX_PAGES_AT_ONCE else None
@@ -35,7 +35,7 @@ def missing_in_pool(model: Model, base: KVCache) -> MissingPages | None:
 
 
 def tokens_by_tier(kv: KVCache, start: int) -> Counter[str]:
-    """The tokens of a value from `start` on, by the tier that their pages are in now."""
+    """Count the tokens of a value from `start` on by the tier that their pages are in now."""
     tokens: Counter[str] = Counter()
     if len(kv) > start:
         size = kv.pool.page_size

@@ -1,4 +1,4 @@
-"""Drives programs: opens the strokes that they yield and sends them the results."""
+"""Runs programs: opens the strokes that they yield and sends them the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twostroke.kv.cache import KVCache
 
 
 class ProgramRunner:
-    """Handles strokes and programs; knows nothing about steps, batches or memory."""
+    """Runs the programs of choices. It knows nothing about steps, batches or memory."""
 
     def __init__(
         self, models: Mapping[str, Model], default: str, wake: Callable[[], None], clock: Clock = SYSTEM
@@ -79,7 +79,7 @@ class ProgramRunner:
             raise InvalidRequest(f"a program yields Prefill, Decode, Emit and Await, not {type(stroke).__name__}")
 
     def collect_futures(self, choice: Choice) -> bool:
-        """Take what has come that a choice waits for. The next `resume` hands it to its program."""
+        """Take the results of finished futures that a choice waits for. The next `resume` hands them to its program."""
         done = [pending for pending in choice.futures if pending.future.done()]
         for pending in done:
             choice.futures.remove(pending)
@@ -152,7 +152,7 @@ class ProgramRunner:
         return choice.output.finish_reason is not None
 
     def end_with_length(self, choice: Choice, lane: Lane | None = None) -> bool:
-        """End with "length" what finds no page even alone: `lane`, or what the choice's program does.
+        """End with "length" whatever finds no page even alone: `lane`, or the choice's program.
 
         A draft or a candidate ends as a stroke, and its program continues. Anything else ends the choice; its tokens
         are kept. Returns False if it has none, or if the caller has already taken the last.
@@ -178,7 +178,7 @@ class ProgramRunner:
             if lane.kv is not None and choice.index == 0:
                 choice.request.kv_bytes = lane.kv.nbytes
             if (shared := choice.sharing.pop(lane.slot, None)) is not None:
-                shared.arrived(lane.result)
+                shared.publish(lane.result)
             lane.close()
 
     def _index(self, lane: Lane, kv: KVCache, again: bool = False) -> None:

@@ -34,7 +34,7 @@ PRIORITY_S = 10.0  # seconds that each unit of priority adds to the arrival time
 
 @dataclass(frozen=True)
 class PendingFuture:
-    """What a choice waits for besides lanes: the stroke `Await` in place `slot`, since `began`."""
+    """The future of an `Await` stroke in place `slot`, for which a choice waits since `began`."""
 
     slot: int
     future: Future[Any]
@@ -336,7 +336,7 @@ class SharedPrefill:
     value: Any = PENDING
     waiting: list[tuple[Choice, int]] = field(default_factory=list)
 
-    def arrived(self, value: Any) -> None:
+    def publish(self, value: Any) -> None:
         self.value = value
         for choice, slot in self.waiting:
             choice.results[slot] = value

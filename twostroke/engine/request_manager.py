@@ -1,4 +1,4 @@
-"""All requests of an engine: whose choices are admitted, whose programs go on, and how each ends.
+"""All requests of an engine: admits their choices, resumes their programs, and ends them.
 
 What a program or a kernel raises ends the requests on whose behalf it ran, and no others.
 """
@@ -15,7 +15,7 @@ from twostroke.engine.choice_state import ARRIVING, DONE, RUNNING, WAITING
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
-from twostroke.engine.load_queue import LoadQueue, arrive
+from twostroke.engine.load_queue import LoadQueue, resume_lane
 from twostroke.engine.placement import Placement
 from twostroke.engine.program_runner import ProgramRunner
 from twostroke.engine.queues import Queues
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 
 
 class RequestManager:
-    """Those that have not ended. Methods are called under the engine's lock."""
+    """The requests that have not ended. Methods are called under the engine's lock."""
 
     def __init__(
         self,
         queues: Queues,
-        driver: ProgramRunner,
+        programs: ProgramRunner,
         placement: Placement,
         loads: LoadQueue,
         idle: Callable[[], None],
         clock: Clock = SYSTEM,
     ) -> None:
         """`idle` is called when the last request has ended."""
-        self._queues, self._programs, self._placement, self._loads = queues, driver, placement, loads
+        self._queues, self._programs, self._placement, self._loads = queues, programs, placement, loads
         self._idle, self._clock = idle, clock
         self._open: set[Request] = set()  # keeps them alive: choices hold weak references
 
@@ -50,7 +50,7 @@ class RequestManager:
 
     @property
     def awaiting_threads(self) -> bool:
-        """Whether other threads bring something that one of them waits for."""
+        """Whether a request waits for something that another thread brings."""
         return self._loads.busy or any(choice.futures for choice in self._queues.active)
 
     @property
@@ -78,13 +78,13 @@ class RequestManager:
             self._continue(choice, self._programs.start)
 
     def collect_arrivals(self) -> bool:
-        """Take what has come from other tiers and from other threads. Returns whether there was anything."""
+        """Take what other tiers and other threads have brought. Returns whether there was anything."""
         loaded = self._loads.busy and self._take_loads()
         brought = [self._programs.collect_futures(choice) for choice in self._queues.active if choice.futures]
         return loaded or any(brought)
 
     def _take_loads(self) -> bool:
-        """Let lanes go on whose loads are over. Returns whether there were any."""
+        """Resume the lanes whose loads are over. Returns whether there were any."""
         over = self._loads.pop_finished()
         for load in over:
             if not load.done:
@@ -94,7 +94,7 @@ class RequestManager:
                 load.model.index.insert(kv)
             for choice, lane in waiting:
                 if lane.on_close is not None:  # else closed meanwhile
-                    self._continue(choice, partial(arrive, lane, load, kv))
+                    self._continue(choice, partial(resume_lane, lane, load, kv))
             load.close()
         return bool(over)
 
@@ -106,7 +106,7 @@ class RequestManager:
                     self._continue(choice, self._programs.resume)
 
     def _continue(self, choice: Choice, action: Callable[[Choice], None]) -> None:
-        """Let a choice go on by `action`. It leaves the running if all of its strokes wait, or if it is done."""
+        """Advance a choice by `action`. It leaves the running if all of its strokes wait, or if it is done."""
         self.guarded({choice.request}, self._drive, action, choice)
         if choice.state is RUNNING and choice.arriving:
             self._queues.move(choice, ARRIVING)
@@ -143,7 +143,7 @@ class RequestManager:
             self.fail(requests, error)
 
     def end_without_pages(self, failed: Iterable[tuple[Choice, Lane, OutOfPages]]) -> None:
-        """End what finds no page even alone."""
+        """End the choices that found no page even alone."""
         for choice, lane, error in failed:
             if lane in choice.lanes:
                 if not self._programs.end_with_length(choice, lane):

@@ -26,12 +26,12 @@ from twostroke.errors import NotFinite
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.statistics import NO_TOKEN
 
-Guarded = Callable[..., None]  # Requests.guarded: calls an action on behalf of requests, which an exception ends
-PAUSE = 0.1  # part of a step's time that may pass between two calls, if the step's time is to be counted
+Guarded = Callable[..., None]  # RequestManager.guarded: an exception of the action ends only these requests
+PAUSE = 0.1  # part of a step's time that may pass between two calls; after a longer pause the time does not count
 
 
 class PendingDraws:
-    """Tokens that one model draws: the i-th is for `lanes[i]`. Without lanes it only waits for the model's step."""
+    """Tokens that one model draws: the i-th is for `lanes[i]`. Without lanes only the step is waited for."""
 
     def __init__(self, lanes: Sequence[tuple[Choice, DecodeLane]], drawn: DrawnTokens) -> None:
         self.lanes, self.drawn = lanes, drawn
@@ -46,17 +46,17 @@ class StepInFlight:
     """The step whose tokens are not read yet, if there is one.
 
     Attributes:
-        step: the step that `launch` was called for last; None if its tokens are read.
+        step: the step that was sampled last; None if its tokens are read.
     """
 
     def __init__(self, placement: Placement, clock: Clock = SYSTEM) -> None:
         self._placement, self._clock = placement, clock
         self._pending: dict[Model, PendingDraws] = {}
         self.step: ScheduledStep | None = None
-        self._launched_at = self._collected_at = 0.0  # when `launch` was over, and when tokens were read last
+        self._launched_at = self._collected_at = 0.0  # when a step was sampled, and its tokens read, last
 
     def clear(self) -> None:
-        """Nobody waits for the tokens any more."""
+        """Forget the step: nobody waits for its tokens any more."""
         self._pending, self.step = {}, None
 
     def launch_forward(self, chunks: Sequence[Chunk], guarded: Guarded) -> list[Model]:
@@ -86,7 +86,7 @@ class StepInFlight:
             ready: lanes with rows to sample from, with their choices.
             guarded: calls an action on behalf of requests.
             ahead: whether lanes may enter their tokens before these are read.
-            computing: models with rows in this step; each gets a pending, also if nothing is drawn, to wait for.
+            computing: models with rows in this step; for each there is something to wait for, even if nothing is drawn.
         """
         asked: dict[Model, list[tuple[Choice, DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
 

@@ -27,7 +27,7 @@ MAX_KEEP_TEXTS = 64  # texts to keep: a limit for requests over HTTP
 
 @dataclass(frozen=True)
 class Compression:
-    """What was dropped.
+    """A summary of what was dropped.
 
     Attributes:
         dropped_tokens: of the prompt, those of dropped passages included.
@@ -190,7 +190,7 @@ class Compress(Method, name="compress"):
         return whole
 
     def kept_texts(self, data: bytes) -> list[tuple[int, int]]:
-        """Where the texts to keep are."""
+        """The byte ranges (start, stop) of the texts to keep."""
         return [m.span() for one in self.keep for m in re.finditer(re.escape(one.encode()), data)]
 
 
@@ -224,7 +224,7 @@ def surprises(made: Prefilled) -> np.ndarray:
 
 
 def perplexity(surprise: np.ndarray) -> float:
-    """That of a text read alone, whose first token has no probability."""
+    """The perplexity of a text read alone, whose first token has no probability."""
     known = surprise[np.isfinite(surprise)]
     return float(np.exp(known.mean())) if len(known) else 0.0
 

@@ -1,4 +1,4 @@
-"""What a technique is: parameters, a citation, and a program."""
+"""The base class of techniques (parameters, a citation, a program), and the table of those that are known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Prompt(list[int]):
 
 
 def method_facts(result: object) -> dict[str, Any]:
-    """What a technique counted: the dataclass that its program returned, as a dictionary; empty for anything else."""
+    """The dataclass that a technique's program returned, as a dictionary of its counts; empty for anything else."""
     return dataclasses.asdict(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else {}
 
 
@@ -77,7 +77,7 @@ class Method(Checked, ABC):
         return ()
 
     def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache | None:
-        """What the first decode will need of a prefill from position 0 that has come so far; None: not known yet."""
+        """The part of an unfinished prefill from position 0 that the first decode will need; None: not known yet."""
         return None
 
     @abstractmethod

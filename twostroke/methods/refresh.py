@@ -28,7 +28,7 @@ MAX_PASSES = 64
 
 @dataclass(frozen=True)
 class Refreshes:
-    """What the refreshes of an answer cost.
+    """The cost of an answer's refreshes.
 
     Attributes:
         at: after how many tokens each refresh came.
@@ -134,7 +134,7 @@ def divergence(teacher: KVCache, student: KVCache) -> float:
 
 
 def variance(passes: Sequence[KVCache]) -> float:
-    """Of each logit of the next token over at least two passes (divided by n - 1), the mean over the vocabulary."""
+    """The variance of each next-token logit over at least two passes (n - 1 below), averaged over the vocabulary."""
     logits = [logits for value in passes if value.tail and (logits := value.tail.logits) is not None]
     return _finite(float(np.stack(logits).astype(np.float64).var(0, ddof=1).mean()))
 

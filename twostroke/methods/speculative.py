@@ -23,7 +23,7 @@ MAX_GUESSES = 32  # guesses a round
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a speculative answer was made."""
+    """Counts of a speculative answer: rounds, guessed tokens, accepted tokens."""
 
     rounds: int
     guessed: int

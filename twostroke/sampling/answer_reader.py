@@ -1,4 +1,4 @@
-"""What reads an answer's text while it is made, to tell where stop strings do not apply, such as in calls of tools."""
+"""Readers of an answer's text while it is made. They tell where stop strings do not apply, such as in tool calls."""
 
 from collections.abc import Sequence
 from typing import Protocol

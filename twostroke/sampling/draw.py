@@ -1,4 +1,4 @@
-"""How one row of logits is sampled: its noise, what else a draw depends on, and the token that came of it.
+"""The draw of one token from a row of logits: its noise, what else it depends on, and the sampled token.
 
 Sampling is by the Gumbel-max trick: a draw is an arg-max (Gumbel 1954; Maddison et al. 2014, "A* Sampling",
 section 2).
@@ -60,7 +60,7 @@ def mix_bits(x: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)  # not frozen: one is made for every token, and a frozen one takes four times as long
 class Draw:
-    """How to sample one row.
+    """Everything that the draw from one row depends on, besides its logits.
 
     Attributes:
         params: the request's sampling parameters.

@@ -1,4 +1,4 @@
-"""How likely given tokens are: log-probabilities under rows of logits, without sampling."""
+"""Scores of given tokens: log-probabilities under rows of logits, without sampling."""
 
 import math
 from collections.abc import Sequence

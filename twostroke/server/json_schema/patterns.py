@@ -1,220 +1,180 @@
-"""Python's regular expressions in the syntax of the grammar library.
+"""Regular expressions and formats of strings, in the grammar library's syntax.
 
-A validator searches with its own language's regular expressions; here that is Python's, whose own parser reads the
-pattern. What is written accepts a text only if Python does, and if ECMA 262 (which JSON Schema recommends) does, too:
-`.` is no end of a line, `\\d` and `\\w` are ASCII, `$` is the end of the text.
+A validator searches with the regular expressions of its own language. What is written here accepts a text only if
+Python's `re` does, and if ECMA 262 does, which JSON Schema recommends: `.` is no end of a line, `\\d` and `\\w` are
+ASCII, `$` is the end of the text.
 """
 
 import functools
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from re import _constants as constants  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-from re import _parser as parser  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 from typing import Any
 
 import llguidance
 
-MOST_CHARACTERS, MOST_REPEATS, MOST_BRANCHES = 5000, 20_000, 64
-MOST_REPEATED = 50  # times that a group may repeat which repeats something itself
-_INSIDE = {  # of a class: a part of what each means in Python and in ECMA 262
-    "CATEGORY_DIGIT": "0-9",
-    "CATEGORY_NOT_DIGIT": r"\P{Nd}",
-    "CATEGORY_WORD": "0-9A-Za-z_",
-    "CATEGORY_SPACE": r"\t\n\x0b\x0c\r\x20",
+MAX_CHARACTERS = 5000
+# A mask is made between two steps of the engine: what takes longer than some tens of milliseconds ends in an error.
+LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=300_000, step_lexer_fuel=100_000)
+_PART_OF = {"d": "0-9", "D": r"\P{Nd}", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}  # a part of what each means
+_SPACE = r"\p{White_Space}\x1c-\x1f\x{180e}\x{200b}\x{feff}"
+_ALL_OF = {"d": r"\p{Nd}", "w": r"\p{L}\p{M}\p{N}_", "s": _SPACE}  # all that each means anywhere
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+_SIGN = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]"
+_TOKENS = re.compile(
+    r"(?P<bar>\|)|(?P<open>\((?:\?:|\?P<\w+>|(?!\?)))|(?P<close>\))|(?P<start>\^|\\A)|(?P<end>\$|\\Z)|(?P<any>\.)"
+    r"|(?P<repeat>(?:[*+?]|\{(?=[\d,]*\d)\d*(?:,\d*)?\})[?+]?)"
+    r"|(?P<class>\[\^?(?:\\.|[^\]\\])+\])|(?P<special>\(\?|\{,\})"
+    rf"|(?P<sign>{_SIGN})",
+    re.DOTALL,
+)
+_MEMBERS = re.compile(rf"(?P<low>{_SIGN})(?:-(?P<high>{_SIGN}))?", re.DOTALL)
+
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+\-]{_CLOCK})"
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DAY = f"(?:{_YEAR}-(?:(?:0[13-9]|1[0-2])-[0-3][0-9]|02-(?:[01][0-9]|2[0-8]))|{_LEAP}-02-29)"
+_EMAIL = r"^[A-Za-z0-9_+]{1,20}(?:[.\-][A-Za-z0-9_+]{1,20}){0,2}@(?:[A-Za-z][A-Za-z0-9]{0,30}\.){1,2}[A-Za-z]{2,10}$"
+# A part of what each format allows: schemas of the grammar library, on which validators agree.
+FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"format": "date", "pattern": f"^{_DAY}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "date-time": {"format": "date-time", "pattern": f"^{_DAY}T{_TIME}$"},
+    "email": {"pattern": _EMAIL},
+    "idn-email": {"pattern": _EMAIL},
+    **{name: {"format": name} for name in ("duration", "hostname", "ipv4", "ipv6", "uuid", "uri")},
+    "iri": {"format": "uri"},
+    "uri-reference": {"format": "uri"},
+    "iri-reference": {"format": "uri"},
+    "json-pointer": {"pattern": "^(?:/(?:[^/~]|~[01])*)*$"},
 }
-_ALONE = {
-    "CATEGORY_NOT_WORD": r"[^\p{L}\p{M}\p{N}_]",
-    "CATEGORY_NOT_SPACE": r"[^\p{White_Space}\x1c-\x1f\x{180e}\x{200b}\x{feff}]",
+# Formats that validators check, and nothing here covers. Any other name is an annotation.
+UNSUPPORTED_FORMATS = {
+    "regex",
+    "uri-template",
+    "relative-json-pointer",
+    "idn-hostname",
+    "color",
+    "ip-address",
+    "host-name",
 }
-_EXCLUDED = {  # from a class: all that each means in either
-    "CATEGORY_DIGIT": r"\p{Nd}",
-    "CATEGORY_WORD": r"\p{L}\p{M}\p{N}_",
-    "CATEGORY_SPACE": r"\p{White_Space}\x1c-\x1f\x{180e}\x{200b}\x{feff}",
+# Patterns with lookarounds that zod writes beside a format, and a part of what they allow.
+KNOWN = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": _EMAIL,
 }
 
 
 class Untranslatable(Exception):
-    """A pattern that Python does not know, or whose meaning the grammar library cannot express."""
+    """Why a pattern cannot be translated. `foreign`: Python does not know it, though the grammar library may."""
 
-
-class Foreign(Untranslatable):
-    """A pattern in another language than Python's, which the grammar library may know."""
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A pattern that was translated."""
-
-    regex: str  # of the whole text
-    exact: bool  # accepts all that Python accepts
-    endless: bool  # every beginning of a text that it accepts has endlessly many ends
-
-    def matches(self, text: str) -> bool:
-        """Whether a text matches, in time that is linear in its length."""
-        matcher = llguidance.LLMatcher(_bytes(), llguidance.LLMatcher.grammar_from_regex(self.regex), log_level=0)
-        read = list(text.encode("utf-8", "surrogatepass"))
-        return matcher.try_consume_tokens(read) == len(read) and matcher.is_accepting()
-
-
-@functools.cache
-def _bytes() -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer("byte")
+    def __init__(self, why: str, *, foreign: bool = False) -> None:
+        super().__init__(why)
+        self.foreign = foreign
 
 
 @functools.lru_cache(256)
-def translate(pattern: str) -> Pattern:
-    """The pattern of texts in which Python's `re.search` finds `pattern`.
+def translate(pattern: str) -> str:
+    """A regular expression for the grammar library. Where it finds something, Python's `re.search` finds `pattern`.
 
-    Raises:
-        Untranslatable: with a reason.
+    Raises Untranslatable, with a reason.
     """
-    if len(pattern) > MOST_CHARACTERS:
-        raise Untranslatable(f"it has more than {MOST_CHARACTERS} characters")
+    if len(pattern) > MAX_CHARACTERS:
+        raise Untranslatable(f"it has more than {MAX_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what Python may read otherwise in the future
-            parsed = parser.parse(pattern)
+            flags = re.compile(pattern).flags
     except (re.error, RecursionError, OverflowError) as error:
-        raise Foreign(f"it is no regular expression ({error})") from None
-    if parsed.state.flags != re.UNICODE.value:
-        raise Foreign("flags are not supported")
-    writer = _Writer()
-    branches = [writer.whole(branch) for branch in _branches(list(parsed))]
-    regex = "|".join(f"(?:{text})" for text, _ in branches)
-    return Pattern(f"(?:{regex})", writer.exact, all(endless for _, endless in branches))
+        raise Untranslatable(f"it is no regular expression ({error})", foreign=True) from None
+    if flags != re.UNICODE.value:
+        raise Untranslatable("flags are not supported", foreign=True)
+    return _TOKENS.sub(_token, KNOWN.get(pattern, pattern))
 
 
-def _has_anchor(items: Sequence[Any]) -> bool:
-    def within(value: Any) -> bool:
-        if isinstance(value, parser.SubPattern | list | tuple):
-            return any(within(one) for one in value)
-        return value is constants.AT
-
-    return within(list(items))
-
-
-def _branches(items: list[Any]) -> list[list[Any]]:
-    """Alternatives in which anchors are at the top."""
-    for place, (op, value) in enumerate(items):
-        inner: list[list[Any]] | None = None
-        if op is constants.SUBPATTERN and _has_anchor(value[3]) and not value[1] and not value[2]:
-            inner = [list(value[3])]
-        elif op is constants.BRANCH and _has_anchor(value[1]):
-            inner = [list(branch) for branch in value[1]]
-        if inner is not None:
-            found = [branch for one in inner for branch in _branches([*items[:place], *one, *items[place + 1 :]])]
-            if len(found) > MOST_BRANCHES:
-                raise Untranslatable("it has too many anchored alternatives")
-            return found
-    return [items]
+def without_anchors(pattern: str) -> str:
+    """A pattern for texts that it must match as a whole: anchors at the ends of its alternatives say nothing."""
+    alternatives, depth = [""], 0
+    for token in _TOKENS.finditer(pattern):
+        depth += (token.lastgroup == "open") - (token.lastgroup == "close")
+        if token[0] == "|" and depth == 0:
+            alternatives.append("")
+        else:
+            alternatives[-1] += token[0]
+    return "|".join(re.sub(r"^(?:\^|\\A)+|(?:(?<!\\)\$|\\Z)+$", "", one) for one in alternatives)
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.exact = True
-        self._repeats = 1
-
-    def whole(self, items: list[Any]) -> tuple[str, bool]:
-        """The expression of a whole text that contains the items, and whether it is endless."""
-        start, end = "(?s:.*)", "(?s:.*)"
-        items = list(items)
-        while items and items[0][0] is constants.AT and items[0][1].name in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
-            start, items = "", items[1:]
-        while items and items[-1][0] is constants.AT and items[-1][1].name in ("AT_END", "AT_END_STRING"):
-            self.exact &= items[-1][1].name == "AT_END_STRING"
-            end, items = "", items[:-1]
-        return start + self.sequence(items) + end, bool(end) or (bool(items) and _is_endless(items[-1]))
-
-    def sequence(self, items: Sequence[Any]) -> str:
-        return "".join(self._item(op, value) for op, value in items)
-
-    def _item(self, op: Any, value: Any) -> str:
-        match op.name:
-            case "LITERAL":
-                return _character(value)
-            case "NOT_LITERAL":
-                return f"[^{_character(value)}]"
-            case "ANY":
-                self.exact = False
-                return r"[^\n\r\x{2028}\x{2029}]"
-            case "IN":
-                return self._class(value)
-            case "BRANCH":
-                return "(?:" + "|".join(self.sequence(branch) for branch in value[1]) + ")"
-            case "SUBPATTERN":
-                if value[1] or value[2]:
-                    raise Untranslatable("flags are not supported")
-                return f"(?:{self.sequence(value[3])})"
-            case "MAX_REPEAT" | "MIN_REPEAT":
-                return self._repeat(*value)
-            case "AT":
-                raise Untranslatable("an anchor or a word boundary inside of it is not supported")
-            case "ASSERT" | "ASSERT_NOT":
-                raise Untranslatable("lookarounds are not supported")
-            case "GROUPREF" | "GROUPREF_EXISTS":
-                raise Untranslatable("backreferences are not supported")
-            case name:
-                raise Untranslatable(f"{name.lower().replace('_', ' ')} is not supported")
-
-    def _repeat(self, least: int, most: Any, items: Any) -> str:
-        before = self._repeats
-        bound = int(least if most is constants.MAXREPEAT else most)
-        self._repeats *= max(1, bound)
-        if self._repeats > MOST_REPEATS:
-            raise Untranslatable(f"it repeats more than {MOST_REPEATS:,} times")
-        if most is not constants.MAXREPEAT and most > MOST_REPEATED and _repeats(items):
-            raise Untranslatable(f"it repeats a repeat more than {MOST_REPEATED} times")
-        inner = self.sequence(items)
-        self._repeats = before
-        return f"(?:{inner}){{{least},{'' if most is constants.MAXREPEAT else int(most)}}}"
-
-    def _class(self, members: Sequence[Any]) -> str:
-        negated = members[0][0] is constants.NEGATE
-        inside, alone = "", list[str]()
-        for op, value in members[1:] if negated else members:
-            match op.name:
-                case "LITERAL":
-                    inside += _character(value)
-                case "RANGE":
-                    inside += f"{_character(value[0])}-{_character(value[1])}"
-                case _:
-                    self.exact = False
-                    inside += self._category(value.name, negated, alone)
-        if negated:
-            return f"[^{inside}]"
-        options = [*([f"[{inside}]"] if inside else []), *alone]
-        return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
-
-    def _category(self, name: str, negated: bool, alone: list[str]) -> str:
-        known = _EXCLUDED if negated else _INSIDE
-        if name in known:
-            return known[name]
-        if not negated and name in _ALONE:
-            alone.append(_ALONE[name])
-            return ""
-        raise Untranslatable("a class of all but a class is not supported")
+def is_exact(pattern: str) -> bool:
+    """Whether the translation certainly finds all that Python finds."""
+    return not re.search(r"\\[a-zA-Z]|[.$]", pattern)
 
 
-def _repeats(value: Any) -> bool:
-    """Whether something within has a length that varies."""
-    if isinstance(value, parser.SubPattern | list | tuple):
-        varies = len(value) == 2 and value[0] in (constants.MAX_REPEAT, constants.MIN_REPEAT)
-        return (varies and value[1][0] != value[1][1]) or any(_repeats(one) for one in value)
-    return False
+def is_endless(pattern: str) -> bool:
+    """Whether every beginning of a text in which the pattern is found certainly has endlessly many ends."""
+    return not re.search(r"\$|\\Z", pattern) or bool(re.fullmatch(r"[^|$]*(?:[*+]|\{\d*,\})\$", pattern))
 
 
-def _is_endless(item: Any) -> bool:
-    op, value = item
-    if op.name not in ("MAX_REPEAT", "MIN_REPEAT"):
-        return False
-    _, most, inner = value
-    single = len(inner) == 1 and inner[0][0].name in ("LITERAL", "NOT_LITERAL", "ANY", "IN")
-    return most is constants.MAXREPEAT and single
+def _token(token: re.Match[str]) -> str:
+    text = token[0]
+    match token.lastgroup:
+        case "start" | "end":
+            return text.replace(r"\A", "^").replace(r"\Z", "$")
+        case "special":
+            raise Untranslatable("lookarounds, flags and conditions are not supported")
+        case "repeat" if len(text) > 1 and text[-1] == "+":
+            raise Untranslatable("possessive repeats are not supported")
+        case "repeat":
+            return re.sub(r"^\{,", "{0,", text.rstrip("?") or "?")
+        case "class":
+            return _class(text[1:-1])
+        case "any":
+            return r"[^\n\r\x{2028}\x{2029}]"
+        case "sign":
+            if text == "[":
+                raise Untranslatable("a class that begins with a bracket is not supported")
+            return _class(text) if text[1:] in ("d", "D", "w", "W", "s", "S") else _character(text)
+        case "open":
+            return "(?:"
+        case _:
+            return text
 
 
-def _character(code: int) -> str:
+def _class(text: str) -> str:
+    """A class by what is between its brackets, which may also be a single character."""
+    negated = len(text) > 1 and text[0] == "^"
+    inside, outside = "", list[str]()
+    for member in _MEMBERS.finditer(text[negated:]):
+        name, high = member["low"][1:], member["high"]
+        if name in _ALL_OF and negated:
+            inside += _ALL_OF[name]
+        elif name in _PART_OF and not negated:
+            inside += _PART_OF[name]
+        elif name in ("W", "S") and not negated:
+            outside.append(f"[^{_ALL_OF[name.lower()]}]")
+        else:
+            inside += _character(member["low"]) + (f"-{_character(high)}" if high else "")
+    if not inside and not outside:
+        raise Untranslatable("a class that begins with a bracket is not supported")
+    if negated:
+        return f"[^{inside}]"
+    options = [*([f"[{inside}]"] if inside else []), *outside]
+    return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
+
+
+def _character(sign: str) -> str:
+    """A character in the library's syntax."""
+    code = ord(_CONTROLS.get(sign[1:], sign[-1]))
+    if sign[0] == "\\" and len(sign) > 2:
+        code = int(sign[2:], 16)
+    elif sign[0] == "\\" and sign[1].isalnum() and sign[1] not in _CONTROLS:
+        what = "backreferences are" if sign[1].isdigit() else f"{sign} is"
+        raise Untranslatable(f"{what} not supported")
     if 0xD800 <= code < 0xE000:
         raise Untranslatable("half of a surrogate pair is no character")
     return f"\\x{{{code:x}}}"
+
+
+def refusal(schema: str) -> str:
+    """Why the grammar library finds no text for a schema; empty if it finds one."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    return messages[0] if failed else ""

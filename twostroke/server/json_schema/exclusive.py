@@ -1,0 +1,78 @@
+"""Whether at most one of several schemas holds, as `oneOf` demands."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from twostroke.server.json_schema.document import resolve
+from twostroke.server.json_schema.patterns import refusal
+
+MAX_OPTIONS = 64
+_APPLICATORS = ("allOf", "anyOf", "oneOf")
+_SAFE = (  # keywords that the library reads as validators do
+    *("type", "enum", "const", "required", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "minItems", "maxItems", "$ref"),
+)
+
+
+def exclude_each_other(root: Mapping[str, Any], base: dict[str, Any], options: Sequence[Any], *, closed: bool) -> bool:
+    """Whether the grammar library proves of each two options that no value satisfies both.
+
+    Args:
+        root: the whole schema.
+        base: what holds besides.
+        options: the schemas of a `oneOf`.
+        closed: whether objects are generated without properties that their option does not name.
+    """
+    definitions = {key: outline(root[key], named=True) for key in ("$defs", "definitions") if key in root}
+
+    def apart(one: Any, two: Any) -> bool:
+        both = {**definitions, "allOf": [outline(base), outline(one), outline(two)]}
+        return refusal(json.dumps(both)).startswith("Unsatisfiable schema")
+
+    def as_generated(one: Any) -> Any:
+        if isinstance(one, dict) and "$ref" in one and not {"properties", *_APPLICATORS} & one.keys():
+            one = (resolve(root, one["$ref"]) or (one,))[0]
+        if not closed or not isinstance(one, dict) or "properties" not in one or {"$ref", *_APPLICATORS} & one.keys():
+            return one
+        required = one["required"] if isinstance(one.get("required"), list) else []
+        named = {**{name: True for name in required if isinstance(name, str)}, **one["properties"]}
+        return {"additionalProperties": False, **one, "properties": named}
+
+    return len(options) <= MAX_OPTIONS and all(
+        apart(one, two) or (apart(as_generated(one), two) and apart(one, as_generated(two)))
+        for one, two in combinations(options, 2)
+    )
+
+
+def outline(schema: Any, *, named: bool = False) -> Any:
+    """A schema that all instances of a schema satisfy, in keywords that the grammar library reads as validators do.
+
+    `named`: these are schemas by name.
+    """
+    if named and isinstance(schema, dict):
+        return {name: outline(one) for name, one in schema.items()}
+    if not isinstance(schema, dict):
+        return schema is not False
+    if schema.get("not") == {}:
+        return False
+    found = {key: whole_numbers(schema[key]) for key in _SAFE if key in schema}
+    if "properties" in schema:
+        found["properties"] = outline(schema["properties"], named=True)
+    if "additionalProperties" in schema and "patternProperties" not in schema:
+        found["additionalProperties"] = outline(schema["additionalProperties"])
+    for key in _APPLICATORS:
+        if isinstance(schema.get(key), list):
+            options = [outline(one) for one in schema[key]]
+            found.setdefault("allOf", []).append({key.replace("one", "any"): options})
+    return found
+
+
+def whole_numbers(value: Any) -> Any:
+    """A JSON value with whole numbers as integers: 1 and 1.0 are the same to validators, and not to the library."""
+    if isinstance(value, list):
+        return [whole_numbers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: whole_numbers(one) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value

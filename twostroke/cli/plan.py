@@ -144,7 +144,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
 
 
 def _facts(made: _Made) -> dict[str, Any]:
-    """Everything that is told."""
+    """The account of a plan, and of its load and engine if there are any."""
     from twostroke.study.plan.account import account
     from twostroke.study.plan.load_account import load_facts
 

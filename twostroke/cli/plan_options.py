@@ -24,7 +24,7 @@ def _here(*names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class ConfigurationOptions:
-    """What runs, on what, and what advice may change of it."""
+    """The model, the machine, and what advice may change."""
 
     on: Annotated[
         str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
@@ -52,7 +52,7 @@ class ConfigurationOptions:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What users ask, how many of them, and what they are promised."""
+    """Requests, their number, and objectives."""
 
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128
@@ -89,7 +89,7 @@ class WorkloadOptions:
         )
 
     def objectives(self) -> "Objectives":
-        """In seconds. Raises InvalidRequest."""
+        """The objectives, in seconds. Raises InvalidRequest."""
         from twostroke.study.traffic.objectives import Objectives
 
         ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (self.ttft_ms, self.itl_ms))
@@ -139,7 +139,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True)
 class HereOptions:
-    """What is measured on this machine in place of a plan."""
+    """Measurements of this machine in place of a plan."""
 
     measure: Annotated[
         bool, _here("--measure", help="Instead: measure this machine, in 40 s, for plans --on here.")

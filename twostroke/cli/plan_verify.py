@@ -25,7 +25,7 @@ DEFINITIONS = {
     "measured_s": "median of raw_s, one value a round; of an ITL, each value is a median over gaps (mixed: a mean)",
     "error": "predicted / measured - 1",
     "ttft_error, itl_error": "means of the absolute errors of a model's cells; both must be at most `limit`",
-    "unsteadiness": "of a decode step that is timed once a round: (slowest - quickest) / median",
+    "unsteadiness": "of a decode step that is timed once a round: (slowest - fastest) / median",
     "others_cpu": "processor time of other processes while it ran, in cores",
 }
 

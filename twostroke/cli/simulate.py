@@ -39,7 +39,7 @@ def _declared(name: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What one engine is, and on what it runs."""
+    """One engine and the machine that it runs on."""
 
     on: Annotated[str, _engine(help="A named machine, such as h100, a file of one, or here: measured for seconds.")]
     weights: Annotated[
@@ -114,7 +114,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """How many workers there are, who gets a request, and what goes wrong."""
+    """Workers, their router and links, and faults."""
 
     workers: Annotated[int | None, _fleet(min=1, help="Engines of both strokes.", show_default="1")] = None
     prefill_workers: Annotated[int, _fleet(min=0, help="Engines that prefill only.")] = 0
@@ -230,7 +230,7 @@ def print_report(facts: dict[str, Any]) -> None:
 
 
 def _over_time(rows: list[dict[str, Any]], most: int = 16) -> Any:
-    """At most `most` rows: means of neighbours."""
+    """A table of at most `most` rows, each the mean of neighbouring intervals."""
     from rich.table import Table
 
     table = Table(title="over time", box=None, header_style="bold", title_justify="left")

@@ -1,4 +1,4 @@
-"""Everything that a plan tells, as plain values: for JSON, tables and the page. Milliseconds, bytes, FLOPs."""
+"""The account of a plan: all its figures as plain values, for JSON and reports. Milliseconds, bytes, FLOPs."""
 
 from dataclasses import replace
 from typing import Any

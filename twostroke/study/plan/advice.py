@@ -57,7 +57,7 @@ class Advice:
 
 
 def problems(plan: Plan) -> list[str]:
-    """What is wrong, in the order in which it is tackled: "memory", "TTFT", "ITL", "both together"."""
+    """The problems of a plan in the order in which they are tackled: "memory", "TTFT", "ITL", "both together"."""
     return [*([] if plan.fits else ["memory"]), *plan.missed()]
 
 
@@ -71,7 +71,7 @@ def binds(plan: Plan, problem: str) -> str:
 
 
 def amount(plan: Plan, problem: str) -> float:
-    """How bad a problem is; smaller is better: bytes that are needed for each that there is, or milliseconds."""
+    """The size of a problem, where less is better: bytes needed for each byte that there is, or milliseconds."""
     if problem == "memory":
         memory = plan.memory
         return (memory.weights + memory.passing + plan.workload.concurrency * memory.kv_per_user) / plan.capacity
@@ -89,7 +89,7 @@ def advise(plan: Plan, limits: ChangeLimits, leave_out: Sequence[ChangeFamily] =
 
 
 def without_more_devices(plan: Plan, limits: ChangeLimits) -> Advice:
-    """The same where no device can be added."""
+    """Advice that adds no device."""
     return advise(plan, limits, (tensor_parallelism, prefill_workers))
 
 

@@ -40,7 +40,7 @@ class ChangeLimits:
     """What may be changed.
 
     Attributes:
-        tp: most devices for tensor parallelism.
+        tp: maximum devices for tensor parallelism.
         formats: formats that weights may be in.
         techniques: by the names of `--method`.
         apart: whether prefill and decode may have workers of their own.
@@ -56,7 +56,7 @@ ChangeFamily = Callable[[Plan, ChangeLimits], Iterator[PlanChange[Plan]]]
 
 
 def tensor_parallelism(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """More devices."""
+    """Divide each product among more devices."""
     for tp in DEGREES:
         divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
         if plan.tp < tp <= limits.tp and plan.machine.link is not None and divided:
@@ -80,7 +80,7 @@ def prefill_workers(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Pla
 
 
 def quantized_weights(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """Fewer bytes a weight."""
+    """Store weights in fewer bytes."""
     size = plan.weights.total(plan.model)
     made = [FORMATS[name] for name in limits.formats if name != "mxfp4" or plan.model.weights == "mxfp4"]
     smaller = [one for one in made if one.total(plan.model) < 0.95 * size]
@@ -89,14 +89,14 @@ def quantized_weights(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[P
 
 
 def speculation(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """The same answers in fewer steps."""
+    """Make the same answers in fewer steps, by guesses."""
     for name in ("lookup", "speculative-draft", "speculative-student"):
         if (technique := limits.techniques.get(name)) is not None and not plan.technique.method:
             yield PlanChange("technique", technique.name, replace(plan, technique=technique), f"if {technique.assumed}")
 
 
 def students(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """Decode with fewer bytes of weights."""
+    """Let a student decode, which has fewer bytes of weights."""
     for name in ("refresh", "overfill"):
         technique = limits.techniques[name]
         assert technique.companion is not None
@@ -106,28 +106,28 @@ def students(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
 
 
 def half_of_the_kv(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """PTDO in place of full repetition."""
+    """Keep one copy of a repeated prompt (PTDO) in place of all."""
     if plan.technique == limits.techniques["repeat"]:
         technique = limits.techniques["ptdo"]
         yield PlanChange("technique", technique.name, replace(plan, technique=technique), "decodes from the last copy")
 
 
 def dropping(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """Fewer entries to decode from."""
+    """Decode from fewer entries."""
     technique = limits.techniques["drop"]
     if not plan.technique.method and technique.kept(plan.workload.prompt) < plan.workload.prompt:
         yield PlanChange("technique", technique.name, replace(plan, technique=technique), "forgets the middle")
 
 
 def compression(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """Fewer tokens of the same prompt."""
+    """Prefill fewer tokens of the same prompt."""
     technique = limits.techniques.get("compress")
     if technique is not None and not plan.technique.method:
         yield PlanChange("technique", technique.name, replace(plan, technique=technique), "half of the tokens are gone")
 
 
 def prefix_caching(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """Prompts that begin alike."""
+    """Let prompts begin alike, so that the prefix index has half of each."""
     load = plan.workload
     if load.shared < load.prompt // 2:
         shared = replace(load, shared=load.prompt // 2)
@@ -136,7 +136,7 @@ def prefix_caching(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan
 
 
 def shorter_prompts(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """Source 002's last step."""
+    """Halve the prompts, the last step of source 002's framework."""
     load = plan.workload
     if load.prompt > 1:
         shorter = replace(load, prompt=ceil(load.prompt / 2), shared=load.shared // 2)
@@ -144,7 +144,7 @@ def shorter_prompts(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Pla
 
 
 def fewer_sequences(plan: Plan, limits: ChangeLimits) -> Iterator[PlanChange[Plan]]:
-    """A smaller batch; the others wait."""
+    """Run fewer sequences at once; the others wait."""
     count = plan.workload.concurrency
     while count > 1:
         count = count // 2

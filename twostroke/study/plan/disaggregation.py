@@ -7,14 +7,14 @@ from twostroke.study.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Disaggregation:
-    """What it would take.
+    """The verdict on prefill and decode on separate workers.
 
     Attributes:
         pays: whether it is advised.
-        why: one clause.
-        kv_bytes: of a prompt, which cross the link once.
-        transfer_s: seconds that they take; None if the link is unknown.
-        prefill_s, decode_s: seconds of workers that a request takes of each kind.
+        why: the reason, in one clause.
+        kv_bytes: bytes of a prompt's KV, which cross the link once.
+        transfer_s: seconds of that transfer; None if the link is unknown.
+        prefill_s, decode_s: seconds of a prefill worker and of a decode worker that a request takes.
     """
 
     pays: bool
@@ -31,7 +31,7 @@ class Disaggregation:
 
 
 def assess_disaggregation(plan: Plan) -> Disaggregation:
-    """Whether to disaggregate. No queueing is counted."""
+    """Judge whether to disaggregate a plan. No queueing is counted."""
     load = plan.workload
     size = plan.model.kv_bytes(plan.technique.kept(load.prompt))
     decode = load.output * plan.decode().seconds / load.concurrency
@@ -58,4 +58,4 @@ def _decided(plan: Plan) -> tuple[bool, str]:
         return False, "the link takes longer than the prefill"
     if replace(plan, disaggregated=True).missed():
         return False, "TTFT would be missed with the transfer"
-    return True, "no chunk keeps TTFT and ITL together, and the link is quicker than the prefill"
+    return True, "no chunk keeps TTFT and ITL together, and the link is faster than the prefill"

@@ -47,7 +47,7 @@ class PlannedLoad:
     """A plan under a traffic. What it needs of the queue is counted when it is asked for.
 
     Attributes:
-        budget: most tokens of a step, the engine's `--max-step-tokens`: a prompt's chunk is what others leave of it.
+        budget: maximum tokens of a step, the engine's `--max-step-tokens`: a prompt's chunk is what others leave of it.
         replicas: workers like the plan's, each with its part of the requests.
     """
 
@@ -192,13 +192,13 @@ class PlannedLoad:
 
     @property
     def sequences(self) -> int:
-        """That decode at once, rounded up; what memory allows where the rate cannot be served."""
+        """Sequences that decode at once, rounded up; as many as memory allows where the rate cannot be served."""
         found = self.served or self.closed
         return max(1, self.plan.memory.users if found is None else ceil(found.sequences))
 
     @property
     def peak(self) -> int:
-        """Sequences that decode or are prefilled at once, hardly ever exceeded; at most what memory allows.
+        """Sequences that decode or prefill at once, a bound that is rarely exceeded; at most as many as memory allows.
 
         Three deviations of a Poisson number above the mean, and the one that is prefilled.
         """

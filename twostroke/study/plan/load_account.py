@@ -1,4 +1,4 @@
-"""Everything that a load tells, as plain values: for JSON and tables. Milliseconds, bytes, requests a second."""
+"""The account of a load: all its figures as plain values, for JSON and reports. Milliseconds, bytes, requests/s."""
 
 from dataclasses import asdict
 from math import ceil
@@ -120,7 +120,7 @@ def _used(plan: Plan, step: StepTime) -> dict[str, float]:
 
 
 def _tiers(plan: Plan) -> list[dict[str, Any]]:
-    """For each place whose bandwidth is known: whether reading a prompt's KV is quicker than computing it."""
+    """For each place whose bandwidth is known: whether reading a prompt's KV is faster than computing it."""
     machine, needed = plan.machine, plan.break_even_bandwidth
     places = (
         ("host memory", machine.host, machine.link_share),

@@ -44,7 +44,7 @@ class LoadAdvice:
 
 
 def load_changes(load: PlannedLoad, limits: ChangeLimits) -> Iterator[PlanChange[PlannedLoad]]:
-    """From what asks nothing of anybody to what asks users: chunks, workers, devices, weights, prompts, the rate."""
+    """All changes, from what costs nothing to what users notice: chunks, workers, devices, weights, prompts, rate."""
     yield from _chunks(load)
     yield from _workers(load)
     for family in (tensor_parallelism, quantized_weights):
@@ -110,7 +110,7 @@ def _ratios(load: PlannedLoad) -> dict[str, float]:
 
 
 def _worst(load: PlannedLoad) -> str:
-    """What binds that is wrong."""
+    """What the worst objective, or the rate, is bound by."""
     if not load.parts:
         return load.binds["rate"]
     ratios = _ratios(load)
@@ -118,14 +118,14 @@ def _worst(load: PlannedLoad) -> str:
 
 
 def _chunks(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
-    """Larger chunks read the weights less often; smaller ones keep others waiting less."""
+    """Change the chunk: larger ones read weights less often, smaller ones keep others waiting less."""
     for budget in BUDGETS:
         name = f"steps of {budget:,} tokens"
         yield PlanChange("chunks", name, replace(load, budget=budget), f"{load.budget:,} now")
 
 
 def _workers(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
-    """As few more workers as keep the objectives; where no number is enough, twice as many."""
+    """Add as few workers as keep the objectives; twice as many where no number is enough."""
     rate, within = load.rate, load.max_rate_within
     enough = ceil(rate / within) if rate is not None and within > 0 else 2 * load.replicas
     count = max(load.replicas + 1, enough)
@@ -135,7 +135,7 @@ def _workers(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
 
 
 def _prefix_caching(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
-    """Prompts that begin alike, for half of the mean prompt."""
+    """Let prompts begin alike, for half of the mean prompt."""
     common = int(np.mean(load.traffic.prompts)) // 2
     if common and float(np.mean(load.traffic.shared)) < 0.9 * common:
         name = f"prefix caching of {common:,} tokens"
@@ -143,7 +143,7 @@ def _prefix_caching(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
 
 
 def _lower_rate(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:
-    """What these workers carry; of users, half as many."""
+    """Lower the rate to what these workers carry; halve the number of users."""
     rate, users = load.rate, load.traffic.concurrency
     if users is not None and users > 1:
         fewer = Traffic(load.traffic.arrivals, ClosedLoop(users // 2), load.traffic.seed)

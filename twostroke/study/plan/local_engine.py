@@ -115,7 +115,7 @@ def serve_command(
         model, weights: as for `LLM`.
         memory: of this model with these weights.
         companion: the companion's name, for `--draft`; a student is "int4".
-        budget: most tokens of a step.
+        budget: maximum tokens of a step.
     """
     load, technique = plan.workload, plan.technique
     chunk = min(budget, max(16, plan.largest_chunk() or 16))

@@ -46,7 +46,7 @@ class LatencyModel:
     request_s: float = 0.0
 
     def seconds(self, step: Sequence[SequenceRows]) -> float:
-        """A step of the engine."""
+        """Seconds of a step of the engine."""
         made = sum(one.logits for one in step)
         entered = sum(one.count for one in step) - made
         return self.predictor.seconds(step) + self.step_s + made * self.token_s + entered * self.entered_s
@@ -61,11 +61,11 @@ class LatencyModel:
         return taken
 
     def ttft(self, prompt: int, budget: int, others: Sequence[SequenceRows] = ()) -> float:
-        """From arrival to first token where nobody waits before it."""
+        """Seconds from arrival to first token of an uncontended request."""
         return self.request_s + sum(self.prefill(prompt, budget, others))
 
     def itl(self, batch: int, context: int) -> float:
-        """Between two tokens of each of `batch` sequences with `context` entries."""
+        """Seconds between two tokens of each of `batch` sequences with `context` entries."""
         return self.seconds([SequenceRows(1, context, 1)] * batch)
 
 
@@ -122,12 +122,12 @@ class ModelTimer:
 
     @property
     def unsteadiness(self) -> float:
-        """By how much a decode step differed between rounds: (slowest - quickest) / median."""
+        """Relative spread of decode-step times over rounds: (slowest - fastest) / median."""
         times = self._gaps[DECODES[0]]
         return (max(times) - min(times)) / median(times)
 
     def result(self) -> LatencyModel:
-        """What all rounds so far say. At least one has to be over."""
+        """The model fitted to all rounds so far. There must be one at least."""
         return self._with_engine(self.kernels(self.rounds))
 
     def kernels(self, last: int) -> StepPredictor:

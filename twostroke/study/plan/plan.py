@@ -186,14 +186,14 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all sequences, where nothing but decode runs."""
+        """Decoded tokens a second of all sequences, where only decode runs."""
         return self.workload.concurrency / self.decode().seconds
 
     @property
     def break_even_bandwidth(self) -> float:
         """Bytes/s at which reading the KV of the prompt takes as long as computing it.
 
-        Above it, a hit in a tier is quicker than a prefill, and a transfer from a prefill worker can hide behind the
+        Above it, a hit in a tier is faster than a prefill, and a transfer from a prefill worker can hide behind the
         prefill that makes it.
         """
         load = replace(self.workload, shared=0)

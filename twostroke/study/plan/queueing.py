@@ -8,7 +8,7 @@ Four models, each from its source, are put together. Arrivals are those of the t
 - Decode goes on in both kinds of steps, with a chunk and without: a chain of two states says how many gaps of an answer
   are of each kind. The number of sequences is rate x seconds of an answer (Little 1961), whose seconds depend on the
   number of sequences: the least fixed point.
-- A sequence finds a Poisson number of others beside it, as in a system where nobody waits (M/G/infinity).
+- A sequence finds a Poisson number of others beside it, as in a system without queueing (M/G/infinity).
 - With a fixed number of users, mean value analysis (Reiser and Lavenberg 1980): an arrival finds what one user fewer
   leaves behind.
 
@@ -211,7 +211,7 @@ class Queueing:
             queued, sequences = rate * ttft, rate * self._decoded * itl
             yield ClosedLoopService(users, rate, sequences, waiting, decode, ttft + self.server.request_s, itl)
 
-    # The most that can be carried -----------------------------------------------------------------------------
+    # The highest rate -------------------------------------------------------------------------------------------
 
     def max_rate(self, objectives: Objectives | None = None, longer_s: float = 0.0) -> float:
         """The highest rate that can be served, within the objectives if there are any; 0 if none can.

@@ -78,7 +78,7 @@ def _answer(facts: dict[str, Any]) -> Iterator[Block]:
         limit = "" if limit is None else f"{limit:,g} ms"
         rows.append([Cell(name), Cell(f"{one['ms']:,.1f} ms"), Cell(limit), Cell(one["bound"]), answer])
     yield Section("")
-    yield Grid(("", "predicted", "limit", "bound by", ""), rows, left=("", "bound by"))
+    yield Grid(("", "predicted", "limit", "bound by", ""), rows, left=("", "bound by"), tiles=True)
     verdicts, text = [facts["verdict"]], of_verdict(facts)
     text += "" if fits else "; times are those that it would have if it did"
     if "load" in facts:
@@ -140,7 +140,7 @@ def _also(facts: dict[str, Any]) -> Iterator[str]:
         if crossover
         else "attention scores never take more FLOPs than the matrices"
     )
-    yield f"KV from a tier is quicker than computing it above {facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s"
+    yield f"KV from a tier is faster than computing it above {facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s"
     if chunk is not None:
         ttft = facts["ttft_in_chunks_ms"]
         yield f"chunks of at most {chunk:,} tokens keep ITL beside a prefill; TTFT is then {ttft:,.1f} ms"

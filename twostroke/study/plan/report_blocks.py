@@ -49,11 +49,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. Columns whose names are in `left` have words, the others have numbers."""
+    """A table. Columns whose names are in `left` have words, the others have numbers.
+
+    `tiles`: whether a page shows each row as a tile: a name, a figure, notes on it, and the answer.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     left: Sequence[str] = ("", "change")
+    tiles: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,11 @@ class StepTime:
     link_s: float
 
     def __add__(self, other: "StepTime") -> "StepTime":
-        """Both, one after the other."""
+        """The time of both, one after the other."""
         return StepTime((*self.parts, *other.parts), self.link_s + other.link_s)
 
     def __mul__(self, times: float) -> "StepTime":
-        """As many of them, or a part of one."""
+        """The time of so many such steps, or of a fraction of one."""
         return StepTime(tuple(part * times for part in self.parts), self.link_s * times)
 
     @property
@@ -67,7 +67,7 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """What takes most of the time: "compute", "bandwidth" or "link"."""
+        """The resource that takes the largest part of the time: "compute", "bandwidth" or "link"."""
         spent = {"compute": 0.0, "bandwidth": 0.0, "link": self.link_s}
         for part in self.parts:
             spent["compute" if part.compute_s >= part.memory_s else "bandwidth"] += part.seconds
@@ -139,7 +139,7 @@ class Roofline:
 
     @property
     def all_reduces(self) -> int:
-        """Of a step: two a layer, after attention and after the feed-forward."""
+        """All-reduces of a step: two a layer, after attention and after the feed-forward."""
         return 2 * self.model.num_layers if self.tp > 1 else 0
 
     def _link(self, rows: int) -> float:

@@ -34,7 +34,7 @@ class ServerModel:
 
 
 class ServiceTimes:
-    """Of one server and the requests of one traffic.
+    """Service times of one server under the requests of one traffic.
 
     `context` is the mean of the entries before a decoded token, where not all of a prompt's are kept.
     """

@@ -33,7 +33,7 @@ class Companion:
     weights: WeightFormat
 
     def roofline(self, beside: Roofline) -> Roofline:
-        """On the same devices, or on one of them if its heads cannot be divided."""
+        """Its roofline on the same devices, or on one of them if its heads cannot be divided."""
         divided = all(kind.heads % beside.tp == 0 for kind in self.model.layers)
         return Roofline(self.model, beside.machine, self.weights, beside.tp if divided else 1)
 
@@ -77,7 +77,7 @@ class Technique:
         return False
 
     def prefill(self, roofline: Roofline, prompt: int, shared: int) -> StepTime:
-        """Everything before the first token; `shared` first tokens are in the prefix index."""
+        """The time of everything before the first token; `shared` first tokens are in the prefix index."""
         return roofline.step([SequenceRows(self.entered(prompt) - shared, shared, 1)])
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
@@ -180,7 +180,7 @@ class StudentDecode(Technique):
     every: int | None = None
 
     def held(self, prompt: int, output: int) -> int:
-        """Between refreshes the student's entries are there besides the teacher's."""
+        """Entries of a sequence at its end, and the student's since the last refresh."""
         return prompt + output + (self.every or 0)
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:

@@ -182,7 +182,7 @@ def _rounds(
     seconds: float,
     progress: Callable[[str], None],
 ) -> None:
-    """Measure cells in turn, the quickest first, while there is time: a cell that would end too late is left out.
+    """Measure cells in turn, the shortest first, while there is time: a cell that would end too late is left out.
 
     The first round may take half of the time again, so that a slow machine has results too.
     """

@@ -23,7 +23,7 @@ class WeightFormat:
 
     Attributes:
         layer, expert, head, embedding: bytes per weight.
-        arithmetic: dtypes that products may be computed in, the quickest first; a machine takes the first it has.
+        arithmetic: dtypes that products may be computed in, the fastest first; a machine takes the first it has.
         help: one sentence.
     """
 

@@ -1,12 +1,14 @@
 """The engine on a virtual clock, with a cost model in place of kernels. The scheduler is the engine's own.
 
-clock, events    virtual time, and what happens when
-blank, device    memory, tokenizer and compiled pass: they take time and compute nothing
-costs            how long a step takes: by a roofline of peaks, or at measured prices
-opening          the engine itself over these
-prompts          tokens of prompts whose pieces have names
-call, worker     a request as its user sees it; one engine on its own clock
-router, names    which worker gets a call; what its index holds
-fleet, service   workers, links and faults; traffic on them
-audit            every used page has a holder
+clock, event_queue           virtual time, and planned events
+null_objects                 memory, pool and tokenizer without contents
+simulated_model, step_costs  a compiled pass that takes time and computes nothing; how long a step takes
+engine_setup                 the engine over these; `machine_setup` and `local_setup` make it for a machine
+prompts                      token ids of prompts whose pieces have names
+simulated_request, worker    a request as its user sees it; one engine on its own clock
+router, kv_events            which worker gets a request; what its prefix index holds
+fleet, kv_transfers          workers, links and faults; KV on its way between workers
+simulation, figures          a fleet under traffic; percentiles, rates, and a timeline
+http_overhead                what a server adds on the way in and out
+page_audit                   every used page has a holder
 """

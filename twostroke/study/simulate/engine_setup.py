@@ -79,7 +79,7 @@ class EngineSetup:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a prompt and its answer."""
+        """Maximum tokens of a prompt and its answer together."""
         return min(self.config.max_position, self.pages * self.page_size)
 
     def open(self, clock: VirtualClock, watch: PassObserver | None = None) -> Engine:

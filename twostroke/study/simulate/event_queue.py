@@ -1,4 +1,4 @@
-"""The future: what happens when. One thread runs it, so a simulation with the same seed is the same."""
+"""Planned events in order of time. One thread runs them, so a simulation with the same seed is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From calls to figures. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
+"""Figures of a simulation. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class QuantileSketch:
     The quantile sketch DDSketch (Masson et al. 2019) with a fixed range, from a nanosecond to a year.
     """
 
-    LEAST, GROWTH = 1e-9, 1.001
+    MIN_S, GROWTH = 1e-9, 1.001
     BATCH = 1 << 14  # numbers that are counted together, since array operations cost the same for one and for many
 
     def __init__(self) -> None:
-        self._counts = np.zeros(2 + int(np.log(3.2e7 / self.LEAST) / np.log(self.GROWTH)), np.int64)
+        self._counts = np.zeros(2 + int(np.log(3.2e7 / self.MIN_S) / np.log(self.GROWTH)), np.int64)
         self._sum = 0.0
         self._waiting: list[np.ndarray] = []  # numbers that are not counted yet
         self._num_waiting = 0
@@ -57,7 +57,7 @@ class QuantileSketch:
     def _count(self) -> None:
         values = np.concatenate([*self._waiting, np.zeros(0)])
         self._waiting, self._num_waiting = [], 0
-        places = np.rint(np.log(np.maximum(values, self.LEAST) / self.LEAST) / np.log(self.GROWTH)).astype(np.int64)
+        places = np.rint(np.log(np.maximum(values, self.MIN_S) / self.MIN_S) / np.log(self.GROWTH)).astype(np.int64)
         last = len(self._counts) - 1
         self._counts += np.bincount(np.minimum(places, last), minlength=last + 1)
 
@@ -69,7 +69,7 @@ class QuantileSketch:
         found: dict[str, float | None] = {"mean": self._sum / count if count else None}
         for percent in PERCENTS:
             place = int(np.searchsorted(ranks, max(1, np.ceil(count * percent / 100))))
-            found[f"p{percent}"] = self.LEAST * self.GROWTH**place if count else None
+            found[f"p{percent}"] = self.MIN_S * self.GROWTH**place if count else None
         return found
 
 
@@ -89,11 +89,11 @@ class SimulationFigures:
         self._first, self._last = math.inf, 0.0
 
     def watch(self, worker: SimulatedWorker, began: float, ended: float, what: TimelineInterval) -> None:
-        """A step of a worker."""
+        """Count a step of a worker."""
         self.timeline.add(began, ended, what)
 
     def ended(self, call: SimulatedRequest) -> None:
-        """A call that has all its tokens."""
+        """Count a request that has all its tokens."""
         timings, columns = call.timings, self._columns
         columns["ttft_s"].append(timings.tokens[0] - call.arrival)
         columns["e2e_s"].append(timings.tokens[-1] - call.arrival)

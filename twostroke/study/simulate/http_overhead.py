@@ -24,7 +24,7 @@ class HttpOverhead:
     late_s: Sequence[float] = ()
 
     def request_delay(self, prompt: int) -> float:
-        """From the arrival of a request with so many tokens until the engine has it."""
+        """Seconds from the arrival of a request with so many prompt tokens until the engine has it."""
         return self.request_s + prompt * self.prompt_s
 
     def delivery_times(self, number: int, made: Sequence[float]) -> list[float]:

@@ -32,7 +32,7 @@ class KvTransfer:
 
 
 class KvTransfers:
-    """Those that are under way, and those that wait for room at their receivers.
+    """Transfers under way, and transfers that wait for room at their receivers.
 
     Attributes:
         moved_bytes: bytes of KV that arrived.
@@ -54,7 +54,7 @@ class KvTransfers:
         self.moved_bytes = 0
 
     def join(self, worker: SimulatedWorker) -> None:
-        """A worker that may receive."""
+        """Add a worker that may receive."""
         self._inboxes[worker] = deque()
 
     def leave(self, worker: SimulatedWorker) -> list[SimulatedRequest]:
@@ -98,7 +98,7 @@ class KvTransfers:
             self._events.at(free_at + link.latency_s, partial(self._deliver, transfer, size))
 
     def _deliver(self, transfer: KvTransfer, size: int) -> None:
-        """All of it has come: the receiver's pages may be read, and the sender's are free."""
+        """Complete a transfer: the receiver's pages may be read, and the sender's are free."""
         kv, target = transfer.arriving, transfer.target
         if kv is None:  # one of the workers died
             return
@@ -107,13 +107,13 @@ class KvTransfers:
         target.decode(transfer.call, [kv])
 
     def _lose(self, transfer: KvTransfer) -> None:
-        """It has not come for too long."""
+        """Give up a transfer that has not arrived in time."""
         if transfer.arriving is not None:
             self._forget(transfer)
             self._lost(transfer.call)
 
     def _forget(self, transfer: KvTransfer, delivered: bool = False) -> None:
-        """A transfer is over, or will never be: neither side holds pages for it."""
+        """Release the pages of a transfer on both sides."""
         target, call, began = transfer.target, transfer.call, transfer.arriving is not None
         del self._transfers[call]
         transfer.arriving = None

@@ -35,7 +35,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Each in turn."""
+    """Sends a request to each worker in turn."""
 
     def __init__(self) -> None:
         self._workers: list[SimulatedWorker] = []
@@ -60,7 +60,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The worker with the fewest pages of prompts and answers that it still has to serve; of equal ones the first."""
+    """Chooses the worker with the fewest pages of prompts and answers still to serve; of equal ones the first."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -74,7 +74,7 @@ class LeastLoaded:
         return worker
 
     def least(self) -> SimulatedWorker | None:
-        """The worker with the least load."""
+        """The least loaded worker; None if there is none."""
         while self._order:
             load, _, worker = self._order[0]
             if self.loads.get(worker) == load:
@@ -109,7 +109,7 @@ class LeastLoaded:
 
 
 class KvAware(LeastLoaded):
-    """The worker with the least load and the fewest pages to compute, both counted in pages.
+    """Chooses the worker with the least load and the fewest pages to compute, both counted in pages.
 
     This is the cost of Dynamo's KV router at its default weights: pages of the prompt that the worker does not hold,
     plus pages of what it serves. What workers hold is known from the events of their prefix indexes.

@@ -149,7 +149,7 @@ def rows_of(batch: RaggedBatch[np.ndarray]) -> list[SequenceRows]:
     """Each sequence's share of a step. Without tables, its entries are at positions 0, 1, 2, ..., as those of plain
     requests are."""
     starts, wanted, positions = batch.row_starts, batch.wanted.tolist(), batch.positions
-    below = [bisect_left(wanted, start) for start in starts]  # steps have few rows: quicker than array operations
+    below = [bisect_left(wanted, start) for start in starts]  # steps have few rows: faster than array operations
     counts = [stop - start for start, stop in pairwise(starts)]
     if batch.tables:
         held = [int((table[:, STOP] - table[:, START]).sum()) for table in batch.tables]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from twostroke.engine.timings import Timings
 from twostroke.study.traffic.requests import TrafficRequest
-
-if TYPE_CHECKING:
-    from twostroke.study.simulate.worker import SimulatedWorker
 
 
 @dataclass(eq=False)
@@ -23,7 +19,6 @@ class SimulatedRequest:
         tokens: when its tokens were handed to the user, by workers that it has left.
         scheduled: when it was first computed on; None before.
         ended: when its last token came; None before.
-        worker: who is responsible for it now; None while it waits for one.
         cached, entered: prompt tokens that were found in a prefix index, and those that were not.
         moves: how often it began again, since a worker died or a transfer was lost.
         deaths: how often a worker died that was responsible for it.
@@ -36,7 +31,6 @@ class SimulatedRequest:
     tokens: list[float] = field(default_factory=list[float])
     scheduled: float | None = None
     ended: float | None = None
-    worker: SimulatedWorker | None = None
     cached: int = 0
     entered: int = 0
     moves: int = 0

@@ -26,7 +26,7 @@ FAULTS = (
     "death", "death of a busy worker", "death of a sender", "death of a receiver", "sent to a dead worker", "no worker",
     "no room", "cut answer", "lost transfer",
 )  # fmt: skip
-MAX_DEATHS = 1000  # of workers under a call, beyond the tokens that it has got
+MAX_DEATHS = 1000  # of workers that serve one request, beyond the tokens that it has
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
 
 
@@ -94,7 +94,7 @@ class Simulation:
     # Running ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until every call has all its tokens.
+        """Run until every request has all its tokens.
 
         Raises InvalidRequest: workers die too soon for any to get them.
         """
@@ -108,7 +108,7 @@ class Simulation:
 
     @property
     def left(self) -> int:
-        """Calls that have not ended, those that have not come included."""
+        """Number of requests that have not ended, those that have not come included."""
         return len(self.traffic.arrivals) - self.came + self._open
 
     @property
@@ -127,7 +127,7 @@ class Simulation:
     # Workers ----------------------------------------------------------------------------------------------------
 
     def _begin(self, router: Router) -> None:
-        """A worker joins."""
+        """Start a worker."""
         worker = SimulatedWorker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
         self._numbers += 1
         self.workers.append(worker)
@@ -145,7 +145,7 @@ class Simulation:
             go_on()
 
     def _die(self, worker: SimulatedWorker) -> None:
-        """A worker dies. What its users have got stays theirs; the rest is computed elsewhere."""
+        """Kill a worker. Its users keep the tokens that they have; the rest is computed elsewhere."""
         now, faults = self.events.now, self.fleet.faults
         self.happened["death"] += 1
         self.happened["death of a busy worker"] += bool(worker.calls)
@@ -162,7 +162,7 @@ class Simulation:
         self.events.at(now + faults.notice_s, partial(self._notice, worker))
 
     def _notice(self, worker: SimulatedWorker) -> None:
-        """The router learns of a death, and gives the worker's calls to others."""
+        """Tell the router of a death, and give the worker's requests to others."""
         router = self._routers.pop(worker)
         router.leave(worker)
         self.events.at(self.events.now + self.fleet.faults.down_s, partial(self._begin, router))
@@ -208,7 +208,7 @@ class Simulation:
             worker.answer(call)
 
     def _again(self, call: SimulatedRequest) -> None:
-        """What was done for a call is lost, but for the tokens that its user has."""
+        """Start a request again after its work was lost; its user keeps the tokens made so far."""
         if call.left:
             call.moves += 1
             self._place(call)
@@ -216,7 +216,7 @@ class Simulation:
             self._end(call)
 
     def _over(self, worker: SimulatedWorker, call: SimulatedRequest, request: Request) -> None:
-        """A request of a call has ended."""
+        """Take the result of an engine's request that has ended."""
         prefilled = isinstance(request.result, KVCache)
         self._take_tokens(call, request, self.events.now)
         worker.leave(call)
@@ -234,7 +234,7 @@ class Simulation:
         self._transfers.pump(worker)
 
     def _drop(self, worker: SimulatedWorker, call: SimulatedRequest) -> None:
-        """A worker will not get the KV of a call."""
+        """Tell the router that a worker will not get the KV of a request."""
         self._routers[worker].done(worker, call)
 
     def _send(self, source: SimulatedWorker, call: SimulatedRequest, kv: KVCache) -> None:

@@ -68,7 +68,7 @@ class MeasuredCosts:
 
 
 class RooflineCosts:
-    """Costs by a roofline: those of `Roofline.step`, counted quicker.
+    """Costs by a roofline: those of `Roofline.step`, counted faster.
 
     Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
     """

@@ -22,8 +22,8 @@ from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.simulate.step_costs import StepCost
 from twostroke.study.simulate.timeline import TimelineInterval
 
-IDLE_S = 0.01  # pause after a step that found nothing to do although requests are there
-MAX_IDLE_STEPS = 10_000  # such steps in a row, which must not be: somebody waits for what never comes
+IDLE_S = 0.01  # pause after a step without work while there are requests
+MAX_IDLE_STEPS = 10_000  # such steps in a row: more mean that a request waits for what never comes
 NO_TEXT = NullTokenizer()
 
 Over = Callable[["SimulatedWorker", SimulatedRequest, Request], None]
@@ -116,14 +116,14 @@ class SimulatedWorker:
         self.wake()
 
     def leave(self, call: SimulatedRequest) -> None:
-        """The call's request has ended, and was seen."""
+        """Forget a request that has ended."""
         del self.calls[call]
         self._arrived.pop(call, None)
 
     # Time -------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Plan a step, unless one is planned."""
         if not self._awake:
             self._awake = True
             self._events.at(self.clock.now, self._step, STEP_RANK + self.number)
@@ -159,7 +159,7 @@ class SimulatedWorker:
             self._over(self, call, self.calls[call])
 
     def _see(self, began: float, ended: float, rows: Sequence[SequenceRows], taken: StepCost) -> None:
-        """A step of the engine."""
+        """Observe a step of the engine."""
         if self._watch is None:
             return
         decode = sum(one.count for one in rows if one.logits == one.count)  # guesses included
@@ -201,11 +201,11 @@ class SimulatedWorker:
         return fits and len(self.calls) + self.expected < self.setup.scheduler.max_running
 
     def arrived(self) -> list[KVCache]:
-        """Values that have arrived and that no stroke has taken yet."""
+        """Values that have arrived and are not yet decoded from."""
         return [kv for values in self._arrived.values() for kv in values]
 
     def die(self) -> None:
-        """Let go of all that it held. It is no longer `alive`, and its steps and news no longer count."""
+        """Release everything that it holds. `alive` is False by then, so its planned events have no effect."""
         self.calls.clear()
         self._arrived.clear()
         self.engine.close()
@@ -213,7 +213,7 @@ class SimulatedWorker:
 
 @lru_cache(maxsize=1 << 14)
 def params_of(tokens: int) -> SamplingParams:
-    """Of an answer of exactly so many tokens. Checking them takes longer than most of a simulated request."""
+    """Parameters of an answer of exactly so many tokens. Cached: validating them is a large part of a request."""
     return SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
 
 

@@ -1,7 +1,7 @@
 """The page of a plan: its report with plots, one file that loads nothing."""
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -62,9 +62,11 @@ def _block(block: Block, made: Mapping[str, Iterable[Plot]]) -> str:
             return f"<pre>{_e(text)}</pre>"
         case Line(text, style):
             return f"<p class='line {style}'>{_e(text)}</p>"
-        case Grid(columns, rows, _):
-            body = _row("th", map(Cell, columns)) + "".join(_row("td", row) for row in rows)
-            return f"<div class=table><table>{body}</table></div>"
+        case Grid(columns, rows, tiles=True):
+            return f"<div class=tiles>{''.join(_tile(columns, row) for row in rows)}</div>"
+        case Grid(columns, rows):
+            body = "".join(_row("td", row, block) for row in rows)
+            return f"<div class=table><table>{_row('th', map(Cell, columns), block)}{body}</table></div>"
         case Plots(of):
             figures = (
                 f"<figure><h3>{_e(title)}</h3>{svg}<figcaption>{_e(caption)}</figcaption></figure>"
@@ -73,9 +75,22 @@ def _block(block: Block, made: Mapping[str, Iterable[Plot]]) -> str:
             return f"<div class=plots>{''.join(figures)}</div>"
 
 
-def _row(tag: str, cells: Iterable[Cell]) -> str:
-    shown = (f"<{tag} class='{cell.style}'>{_e(cell.text)}<span>{_e(cell.faint)}</span></{tag}>" for cell in cells)
+def _row(tag: str, cells: Iterable[Cell], grid: Grid) -> str:
+    shown = (
+        f"<{tag} class='{cell.style} {'words' if name in grid.left else ''}'>{_e(cell.text)}"
+        f"<span>{_e(cell.faint)}</span></{tag}>"
+        for name, cell in zip(grid.columns, cells, strict=True)
+    )
     return f"<tr>{''.join(shown)}</tr>"
+
+
+def _tile(columns: Sequence[str], row: Sequence[Cell]) -> str:
+    (name, value, *notes), answer = row[:-1], row[-1]
+    texts = [f"{column} {note.text}" for column, note in zip(columns[2:], notes, strict=False) if note.text]
+    return (
+        f"<div class='tile {answer.style}'><h3>{_e(name.text)}</h3><p class=value>{_e(value.text)}</p>"
+        f"<p>{_e('; '.join([*texts, answer.text] if answer.text else texts))}</p></div>"
+    )
 
 
 def _e(text: str) -> str:

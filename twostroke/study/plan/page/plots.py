@@ -28,7 +28,7 @@ def plots(plan: Plan, advised: Plan | None) -> Iterator[Plot]:
 
 
 def roofline(plan: Plan) -> str:
-    """Peak, expected roof, the parts of both strokes, and decode by batch."""
+    """The peak, the expected roof, and where prefill and decode by batch lie."""
     machine, dtype = plan.machine, plan.roofline.dtype
     peak, bandwidth = machine.flops[dtype], machine.bandwidth
     prefill, *decodes = [_reached(step) for step in (plan.prefill, *(plan.decode(batch) for batch in BATCHES))]
@@ -54,7 +54,7 @@ def _reached(step: StepTime) -> Point:
 
 
 def ttft(plan: Plan, advised: Plan | None) -> str:
-    """By prompts from 32 tokens to all that the model can hold; the shared prefix keeps its share."""
+    """TTFT by prompts from 32 tokens to all that the model can hold; the shared prefix keeps its share."""
     longest, load = plan.model.max_position - plan.workload.output, plan.workload
 
     def points(one: Plan) -> list[Point]:
@@ -68,7 +68,7 @@ def ttft(plan: Plan, advised: Plan | None) -> str:
 
 
 def itl(plan: Plan, advised: Plan | None) -> str:
-    """By sequences at once, as many as fit, or up to 256 where none does."""
+    """ITL by sequences at once, as many as fit, or up to 256 where none does."""
 
     def points(one: Plan) -> list[Point]:
         most = one.memory.users if one.fits else BATCHES[-1]
@@ -82,7 +82,7 @@ def itl(plan: Plan, advised: Plan | None) -> str:
 
 
 def memory(plan: Plan, advised: Plan | None) -> str:
-    """Against what there is without the reserve."""
+    """Memory by users, and what there is without the reserve."""
     plans = [one for one in (plan, advised) if one is not None]
     most = max(8, 2 * plan.workload.concurrency, min(256, 2 * max(one.memory.users for one in plans)))
     users = sorted({round(most * i / 8) for i in range(9)})

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Self
 import numpy as np
 
 from twostroke.errors import CheckpointError
+from twostroke.system.process_exit import free_with
 
 AROUND = 64 << 10  # bytes that Linux maps around one that is read (fault_around_bytes), and a multiple of a page
 
@@ -29,7 +29,7 @@ class MappedFile(mmap.mmap):
             os.close(fd)
             raise
         self.path, self.fd = path, fd
-        weakref.finalize(self, os.close, fd)
+        free_with(self, os.close, fd)
         return self
 
 
@@ -61,7 +61,7 @@ class FileRows:
     def __init__(self, file: MappedFile, offset: int, data: np.ndarray, source: str) -> None:
         self.offset, self.row_bytes, self.source = offset, data.shape[1], source
         self.fd = os.dup(file.fd)
-        weakref.finalize(self, os.close, self.fd)
+        free_with(self, os.close, self.fd)
         self.opened = self._version()
         with suppress(OSError):  # not every file system supports hints
             if hasattr(os, "posix_fadvise"):  # Linux

@@ -30,6 +30,7 @@ from twostroke.backends.ranks.shared_memory import SharedMemory
 from twostroke.backends.sharded_memory import PageShards, ShardedMemory, act_on_shard
 from twostroke.errors import InvalidRequest, OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
+from twostroke.system.process_exit import free_with
 from twostroke.system.scratch import address
 
 
@@ -71,7 +72,7 @@ class DistributedRank:
         )
         self._calls = EXCHANGE(self._exchange), TELL(self._tell)
         self.library.twostroke_part(self.handle, memory + PASS_BYTES, *self._calls)
-        weakref.finalize(self, self.library.twostroke_ranks_free, self.handle)
+        free_with(self, self.library.twostroke_ranks_free, self.handle)
 
     def _exchange(self, changes: int, size: int) -> int:
         def exchange() -> None:

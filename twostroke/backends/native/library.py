@@ -7,13 +7,13 @@ import hashlib
 import logging
 import platform
 import re
-import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
+from twostroke.system.process_exit import call_at_exit, free_with
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,8 @@ class ThreadTeam:
         self.handle: int = self.library.twostroke_team(size)
         if not self.handle:
             raise InvalidRequest(f"the system cannot start {size} threads and as many in reserve: ask for fewer")
-        weakref.finalize(self, self.library.twostroke_team_free, self.handle)
+        free_with(self, self.library.twostroke_team_free, self.handle)
+        call_at_exit(self.settle)  # Python may free pools then
 
     def settle(self) -> None:
         """Wait until no thread is in a pass."""
@@ -204,13 +205,13 @@ class ThreadTeam:
 
     def free_with(self, owner: object, free: Callable[[int], None], handle: int, *kept: object) -> None:
         """Free `handle`, which threads may read, when `owner` is gone and they have settled; keep `kept` as long."""
-        weakref.finalize(owner, _free_settled, self, free, handle, *kept)
+        free_with(owner, _free_settled, self, free, handle, *kept)
 
     @cached_property
     def bare(self) -> int:
         """A model without blocks, for single matrix products."""
         made = self.library.twostroke_model(self.handle, ctypes.byref(NativeConfig()), None, None, None)
-        weakref.finalize(self, self.library.twostroke_model_free, made)
+        free_with(self, self.library.twostroke_model_free, made)
         return made
 
 

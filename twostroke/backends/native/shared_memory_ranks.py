@@ -33,6 +33,7 @@ from twostroke.backends.ranks.shared_memory import SharedMemory
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.system.process_exit import free_with
 from twostroke.system.scratch import address
 
 PASS_BYTES = 64 << 30  # addresses for activations, of which a step touches some MB
@@ -84,7 +85,7 @@ class SharedMemoryRanks:
         self._lost: RankLost | None = None
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self.followers = Followers(MODULE, facts, [fd], lambda rank: lose(handle, rank))
-        weakref.finalize(self, _free, self.followers, self.library.twostroke_ranks_free, handle, self._segment)
+        free_with(self, _free, self.followers, self.library.twostroke_ranks_free, handle, self._segment)
         self.followers.receive_all()
 
     def call(self, function: Callable[..., int], *args: Any) -> None:

@@ -2,9 +2,10 @@
 
 import mmap
 import os
-import weakref
 
 import numpy as np
+
+from twostroke.system.process_exit import free_with
 
 
 class SharedMemory:
@@ -25,7 +26,7 @@ class SharedMemory:
         except BaseException:
             os.close(self.fd)
             raise
-        weakref.finalize(self, os.close, self.fd)
+        free_with(self, os.close, self.fd)
         if hasattr(mmap, "MADV_HUGEPAGE"):  # has an effect where the system allows it for shared memory
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.data = np.frombuffer(self._map, np.uint8)

@@ -1,0 +1,51 @@
+"""What has to end before Python frees memory at the end of the process.
+
+Daemon threads go on while the main thread ends: Python frees objects under a kernel that still reads them, and the C
+library destroys its static objects. So whoever lets other threads compute ends that in a method that is called here.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+_methods: list[weakref.WeakMethod[Callable[[], None]]] = []  # in order of registration
+os.register_at_fork(after_in_child=_methods.clear)  # threads of the parent do not compute here
+
+
+def call_at_exit(method: Callable[[], None]) -> None:
+    """Call a bound method when the process ends, unless its object is gone by then.
+
+    The last one registered is called first, and all of them before functions of `atexit` and finalizers of `weakref`
+    that exist by now. Non-daemon threads have ended by then.
+    """
+    _methods.append(weakref.WeakMethod(method, _methods.remove))
+    atexit.unregister(_call_all)
+    atexit.register(_call_all)
+
+
+def _call_all() -> None:
+    for reference in reversed(_methods[:]):
+        if (method := reference()) is not None:
+            try:
+                method()
+            except Exception:
+                log.exception("the process ends while a model is in use")
+
+
+def stay_until_exit(ending: int) -> None:
+    """Never return, except in the thread of the identifier `ending`, which ends the process.
+
+    For daemon threads that would otherwise compute, or raise an error that nobody can handle any more.
+    """
+    while threading.get_ident() != ending:
+        time.sleep(3600)
+
+
+def free_with(owner: object, free: Callable[..., object], *args: object) -> None:
+    """Call `free(*args)` when `owner` is gone, but not at the end of the process: a daemon thread may use it then."""
+    weakref.finalize(owner, free, *args).atexit = False

@@ -12,7 +12,9 @@ from twostroke.sampling.draw import Draw, Noise, Sampled
 from twostroke.sampling.sampler import sample
 from twostroke.sampling.scores import TokenScore, score
 from twostroke.sampling.statistics import RowStatistics, Statistics
+from twostroke.system.process_exit import ExitLock
 
+_READING = ExitLock()  # any thread may read the logits of a value, also while the process ends
 SCORED_ROWS = 64  # rows whose logits exist at once while given tokens are scored
 
 
@@ -49,9 +51,11 @@ class SharedLogits:
 
     def logits(self) -> tuple[np.ndarray, RowStatistics | None]:
         """Logits of all rows: the head is computed once for them."""
-        found = self.head.logits(self.hidden) if self.found is None else self.found
-        if self._keeps:
-            self.found = found
+        if (found := self.found) is None:
+            with _READING:
+                found = self.head.logits(self.hidden)
+            if self._keeps:
+                self.found = found
         return found
 
 

@@ -49,3 +49,17 @@ def stay_until_exit(ending: int) -> None:
 def free_with(owner: object, free: Callable[..., object], *args: object) -> None:
     """Call `free(*args)` when `owner` is gone, but not at the end of the process: a daemon thread may use it then."""
     weakref.finalize(owner, free, *args).atexit = False
+
+
+class ExitLock:
+    """A lock for what other threads compute outside of an engine's steps. The end of the process keeps it for good."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # the thread that ends the process may still compute
+        call_at_exit(self.__enter__)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -5,7 +5,7 @@ family (`models.families`) makes the description from a checkpoint's metadata. L
 pruning and backends read only the description and know no family by name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -22,6 +22,7 @@ class Attention:
         scale: factor of query-key products.
         window: a query at position p attends to keys at positions > p - window; None for all keys.
         bias: whether q, k and v have biases (Qwen2).
+        output_bias: whether the output projection has a bias (Llama and others with `attention_bias`).
         qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3).
     """
 
@@ -33,14 +34,19 @@ class Attention:
     window: int | None = None
     bias: bool = False
     qk_norm: bool = False
+    output_bias: bool = field(default=False, repr=False)  # identities contain the repr of older versions
 
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """down(activation(gate x) * (up x)), as in SwiGLU and GeGLU (Shazeer 2020, arXiv:2002.05202)."""
+    """down(activation(gate x) * (up x)), as in SwiGLU and GeGLU (Shazeer 2020, arXiv:2002.05202).
+
+    `bias`: whether gate, up and down have biases (Llama with `mlp_bias`).
+    """
 
     intermediate_size: int
     activation: Activation = "silu"
+    bias: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,15 @@ class ModelConfig:
         return tuple(attention.window for attention in self.attentions)
 
     @property
+    def unusual_biases(self) -> str | None:
+        """The biases, in words, that few models have and some backends cannot add; None if there are none."""
+        if any(isinstance(layer.feed_forward, GatedMLP) and layer.feed_forward.bias for layer in self.layers):
+            return "biases of MLPs"
+        if any(attention.output_bias for attention in self.attentions):
+            return "biases behind attention"
+        return None
+
+    @property
     def head_tensor(self) -> str:
         """The Twostroke name of the head's matrix."""
         return "embed" if self.tied else "head"
@@ -172,6 +187,10 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
         shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
     else:
         shapes |= mlp
+        if feed_forward.bias:
+            shapes |= {f"{part}_bias": shape[:1] for part, shape in mlp.items()}
+    if attention.output_bias:
+        shapes["o_bias"] = (hidden,)
     if attention.bias:
         shapes |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
     if attention.qk_norm:

@@ -36,7 +36,8 @@ WINDOW = 512  # tokens of calibration text in one context
 MULTIPLE = 32  # widths are multiples of this, which every backend and weight format supports
 # The axes of a tensor that are hidden (h) and intermediate (i) channels; q, k and v biases and head norms have none.
 AXES = {"embed": " h", "head": " h", "norm": "h", "attn_norm": "h", "mlp_norm": "h", "q": " h", "k": " h", "v": " h",
-        "o": "h ", "gate": "ih", "up": "ih", "down": "hi"}  # fmt: skip
+        "o": "h ", "gate": "ih", "up": "ih", "down": "hi",
+        "o_bias": "h", "gate_bias": "i", "up_bias": "i", "down_bias": "h"}  # fmt: skip
 
 
 class Observer(Operations):
@@ -179,6 +180,8 @@ def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer
         "rope_theta": kept.ropes[0].base,
         "tie_word_embeddings": kept.tied,
         "hidden_act": "silu",
+        "attention_bias": kept.layers[0].attention.output_bias,
+        "mlp_bias": mlp_of(kept).bias,
         "sliding_window": kept.windows[0],
         "eos_token_id": sorted(tokenizer.eos_ids),
     }

@@ -221,9 +221,6 @@ def test_defaults_are_the_families(tmp_path: Path) -> None:
     ("family", "changes", "message"),
     [
         ("llama", {"model_type": "phi3"}, "model_type 'phi3' is not supported, only llama"),
-        ("llama", {"attention_bias": True}, "attention_bias"),
-        ("llama", {"mlp_bias": True}, "mlp_bias"),
-        ("qwen3", {"attention_bias": True}, "attention_bias"),
         ("llama", {"hidden_act": "relu"}, "activation 'relu'"),
         ("llama", {"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "rope_type 'axial'"),
         ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quantized by 'aqlm' are not supported"),

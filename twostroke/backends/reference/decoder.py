@@ -24,7 +24,7 @@ class ReferenceLayer:
         self.attention, self.feed_forward = layer.attention, layer.feed_forward
         self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
         self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if layer.attention.bias else ())
-        self.o = pack("o")
+        self.o = pack("o", bias=("o_bias",) if layer.attention.output_bias else ())
         self.heads = operations.heads(config)
         self.qk_norms = (pack("q_norm"), pack("k_norm"), self.eps) if layer.attention.qk_norm else None
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else None
@@ -35,7 +35,9 @@ class ReferenceLayer:
                 for e in range(layer.feed_forward.count)
             ]
         else:
-            self.gate_up, self.down = pack("gate", "up"), pack("down")
+            biased = layer.feed_forward.bias
+            self.gate_up = pack("gate", "up", bias=("gate_bias", "up_bias") if biased else ())
+            self.down = pack("down", bias=("down_bias",) if biased else ())
 
     def __call__(
         self, x: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, queries: list[torch.Tensor]

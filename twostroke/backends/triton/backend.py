@@ -110,6 +110,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
         return f"it wants as many query heads for each KV head, not {config.num_heads} for {config.num_kv_heads}"
     if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
         return f"it wants at most {most} query heads for a KV head"
+    if reason := config.unusual_biases:
+        return f"it has no kernel for {reason}"
     for name, tensor in matrices.items():
         if tensor.shape[1] % COPIED:
             return f"it wants multiples of {COPIED} columns, not {tensor.shape[1]} ({name})"

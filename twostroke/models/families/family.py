@@ -40,6 +40,11 @@ class ConfigSource(Protocol):
     def num_layers(self) -> int: ...
 
     @property
+    def biases(self) -> frozenset[str]:
+        """The matrices of a layer that have biases, if the family lets a checkpoint choose: of q, k, v, o and MLPs."""
+        ...
+
+    @property
     def num_matrices(self) -> int:
         """Matrices in the checkpoint's tensors, or more. No model has more: a damaged count must not be believed."""
         ...
@@ -95,12 +100,16 @@ GGUF_PARTS = {
     "q_bias": "attn_q.bias",
     "k_bias": "attn_k.bias",
     "v_bias": "attn_v.bias",
+    "o_bias": "attn_output.bias",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
     "mlp_norm": "ffn_norm.weight",
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    "gate_bias": "ffn_gate.bias",
+    "up_bias": "ffn_up.bias",
+    "down_bias": "ffn_down.bias",
 }
 HUGGINGFACE_PARTS = {
     "attn_norm": "input_layernorm.weight",
@@ -111,12 +120,16 @@ HUGGINGFACE_PARTS = {
     "q_bias": "self_attn.q_proj.bias",
     "k_bias": "self_attn.k_proj.bias",
     "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
 }
 
 # Defaults of most families' configuration classes for absent keys.
@@ -130,7 +143,15 @@ DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+# The names in transformers' `activations.py`, several of which stand for one function.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+}
 MAX_HEAD_DIM = 1 << 14
 
 
@@ -191,7 +212,11 @@ def model_of(
 
 
 def attention_of(source: ConfigSource, kind: str | None = None, **switches: Any) -> Attention:
-    """Attention with the usual scale and the RoPE of one kind of layers; `switches` are further fields."""
+    """Attention with the usual scale and the RoPE of one kind of layers; `switches` are further fields.
+
+    Biases are those that the checkpoint chooses, unless `switches` say otherwise.
+    """
+    switches = {"bias": source.biases >= {"q", "k", "v"}, "output_bias": "o" in source.biases} | switches
     heads = source.integer("num_attention_heads")
     kv_heads = source.integer("num_key_value_heads", default=heads)
     head_dim = source.integer("head_dim", default=source.integer("hidden_size") // heads or None, limit=MAX_HEAD_DIM)
@@ -200,16 +225,22 @@ def attention_of(source: ConfigSource, kind: str | None = None, **switches: Any)
     return Attention(heads, kv_heads, head_dim, head_dim**-0.5, source.rope(head_dim, kind), **switches)
 
 
-def mlp_of(source: ConfigSource) -> GatedMLP:
+def mlp_of(source: ConfigSource, bias: bool = False) -> GatedMLP:
     """The gated MLP with SiLU that most families have."""
-    return GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_act", "silu"))
+    return GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_act", "silu"), bias)
 
 
-def activation_of(source: ConfigSource, key: str, expected: Activation) -> Activation:
-    """The family's activation. Raises UnsupportedArchitecture if config.json differs; GGUF files do not name it."""
-    if source.format == "huggingface" and ACTIVATIONS.get(found := str(source.get(key))) != expected:
+def activation_of(source: ConfigSource, key: str, usual: Activation) -> Activation:
+    """The activation that config.json names, or the family's usual one: GGUF files do not name it.
+
+    Raises UnsupportedArchitecture for one that no backend computes.
+    """
+    if source.format == "gguf":
+        return usual
+    found = str(source.get(key))
+    if found not in ACTIVATIONS:
         raise source.unsupported(f"activation {found!r}")
-    return expected
+    return ACTIVATIONS[found]
 
 
 def windows_by_type(source: ConfigSource, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:

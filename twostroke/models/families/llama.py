@@ -17,7 +17,8 @@ class Llama(Family):
         # Only GGUF files of Mistral 7B v0.1 have a window: Hugging Face's Llama has none.
         slides = source.format == "gguf" and source.get("sliding_window")
         window = source.integer("sliding_window") if slides else None
-        layer = Layer(attention_of(source, window=window), mlp_of(source))
+        mlp = mlp_of(source, bias=source.biases >= {"gate", "up", "down"})
+        layer = Layer(attention_of(source, window=window), mlp)
         return model_of(source, self, [layer] * source.num_layers)
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
@@ -29,4 +30,5 @@ class Llama(Family):
             rows = np.arange(tensor.shape[0]).reshape(-1, config.head_dim // 2, 2)
             return tensor.permute_rows(rows.swapaxes(1, 2).reshape(-1))
 
-        return {f"layers.{i}.{part}": split_halves for i in range(config.num_layers) for part in ("q", "k")}
+        parts = ("q", "k", "q_bias", "k_bias") if config.layers[0].attention.bias else ("q", "k")
+        return {f"layers.{i}.{part}": split_halves for i in range(config.num_layers) for part in parts}

@@ -19,5 +19,5 @@ class Mistral(Family):
         if source.get("layer_types") is not None:
             raise source.unsupported("layer_types")
         window = None if source.get("sliding_window") is None else source.integer("sliding_window")
-        layer = Layer(attention_of(source, window=window), mlp_of(source))
+        layer = Layer(attention_of(source, window=window, bias=False, output_bias=False), mlp_of(source))
         return model_of(source, self, [layer] * source.num_layers)

@@ -1,5 +1,7 @@
 """Qwen3: a norm over each head of Q and K, and no biases (Yang et al. 2025, arXiv:2505.09388)."""
 
+from typing import ClassVar
+
 from twostroke.models.families.qwen2 import QWEN_DEFAULTS, Qwen2
 
 
@@ -8,4 +10,4 @@ class Qwen3(Qwen2):
     model_types = ("qwen3",)
     transformers = "Qwen3ForCausalLM"
     defaults = QWEN_DEFAULTS | {"head_dim": 128}
-    bias, qk_norm = False, True
+    switches: ClassVar = {"qk_norm": True}

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP
 from twostroke.models.families.family import GGUF_PARTS, HUGGINGFACE_PARTS, ConfigSource, activation_of, mlp_of
-from twostroke.models.families.qwen2 import QWEN_DEFAULTS
+from twostroke.models.families.qwen2 import QWEN_DEFAULTS, uses_windows
 from twostroke.models.families.qwen3 import Qwen3
 
 
@@ -42,6 +42,11 @@ class Qwen3MoE(Qwen3):
         "experts.up": "mlp.experts.{}.up_proj.weight",
         "experts.down": "mlp.experts.{}.down_proj.weight",
     }
+
+    def windows(self, source: ConfigSource) -> tuple[int | None, ...]:
+        """A window in every layer if config.json enables windows: transformers looks at no other key here."""
+        window = source.integer("sliding_window") if uses_windows(source) else None
+        return (window,) * source.num_layers
 
     def feed_forward(self, source: ConfigSource, layer: int) -> GatedMLP | Experts:
         """Experts in every `decoder_sparse_step`-th layer, except `mlp_only_layers`; an MLP in the others."""

@@ -76,8 +76,10 @@ class RawTensor:
         return replace(self, shape=self.shape[1:], data=part, source=f"{self.source}[{index}]")
 
     def permute_rows(self, order: Sequence[int] | np.ndarray) -> RawTensor:
-        """A copy whose row i is row order[i]. The stored bytes are copied, so nothing is rounded."""
+        """A copy whose row i is row order[i]; of a vector, number i. Stored bytes are copied: nothing is rounded."""
         index = np.asarray(order)
+        if len(self.shape) == 1 and FORMATS[self.format].block_size == 1:
+            return replace(self, data=self.data.reshape(self.shape[0], -1)[index].reshape(1, -1))
         if len(self.shape) != 2 or not np.array_equal(np.sort(index), np.arange(self.shape[0])):
             raise ValueError(f"{self.source}: not an order of the rows of shape {self.shape}")
         return replace(self, data=self.data[index])

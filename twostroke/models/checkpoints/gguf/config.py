@@ -46,6 +46,8 @@ class GgufSource:
             raise CheckpointError(f"{path}: there is no matrix {GGUF_OUTER['embed']}")
         self.vocab_size = embedding.shape[0]
         self.tied = GGUF_OUTER["head"] not in tensors
+        parts = {ours: theirs for ours, theirs in family.gguf_parts.items() if ours.endswith("_bias")}
+        self.biases = frozenset(ours.removesuffix("_bias") for ours in parts if f"blk.0.{parts[ours]}" in tensors)
         self.num_matrices = sum(prod(tensor.shape[:-2]) for tensor in tensors.values() if len(tensor.shape) > 1)
         # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
         self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)

@@ -20,8 +20,6 @@ from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_ampli
 log = logging.getLogger(__name__)
 
 UNSUPPORTED_KEYS = (
-    "attention_bias",
-    "mlp_bias",
     "final_logit_softcapping",
     "attn_logit_softcapping",
     "use_bidirectional_attention",
@@ -51,6 +49,11 @@ class HuggingFaceSource:
     @property
     def num_layers(self) -> int:
         return self.integer("num_hidden_layers", limit=self._num_tensors + 1)
+
+    @property
+    def biases(self) -> frozenset[str]:
+        keys = {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
+        return frozenset(part for key, parts in keys.items() if self.get(key) for part in parts)
 
     @property
     def num_matrices(self) -> int:

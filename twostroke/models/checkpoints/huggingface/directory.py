@@ -17,7 +17,8 @@ from twostroke.models.families.tensor_names import stored_names
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
-PREFIXES = ("model.language_model.", "language_model.model.", "model.")  # the first two: Gemma 3 with vision
+# Gemma 3 with vision has a longer prefix. A model that was saved without its head (transformers' AutoModel) has none.
+PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
 UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*|.*\.rotary_emb\.inv_freq")
@@ -58,7 +59,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     config = read_config(config_path, len(tensors))
     tensors = unpacked(directory, tensors)
     packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
-    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[-1])
+    prefix = next((p for p in PREFIXES if f"{p}norm.weight" in tensors), PREFIXES[0])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
     names = tensor_names(config, prefix, head)
     config, names = resolve_conflicts(config, names, head, tensors, directory)

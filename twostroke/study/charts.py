@@ -68,9 +68,9 @@ class Axis:
 
     def place(self, value: float, ends: Point) -> float:
         """Where a value is between both ends, from 0 to 1."""
-        if self.logarithmic:
-            value, *ends = (math.log10(max(one, ends[0])) for one in (value, *ends))
         low, high = ends
+        if self.logarithmic:
+            value, low, high = (math.log10(max(one, ends[0])) for one in (value, low, high))
         return (value - low) / (high - low)
 
     def ticks(self, ends: Point) -> list[float]:

@@ -61,7 +61,7 @@ class Log:
         def placing(planned: Any) -> Any:
             chunks, failed = place(planned)
             rows = [
-                (self._number(one.choice.request), len(one.tokens), one.logit_rows, one.places.rows.tolist())
+                (self._number(one.choice.request), len(one.tokens), one.logit_rows, one.slot_mapping.rows.tolist())
                 for one in chunks
             ]
             self.lines.append((worker.number, worker.clock.now, rows, len(failed), self.state(engine, worker)))

@@ -77,17 +77,13 @@ def record_grid(rows: Sequence[dict[str, Any]]) -> Grid:
 
 def change_grid(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Grid:
     """A row for each change: its figures (`columns` by their fields), and whether it is enough."""
-    return Grid(
-        ["change", *columns.values(), ""],
-        [
-            [
-                Cell(one["lever"], faint=f" ({one['needs']})"),
-                *(Cell(shown(one[name])) for name in columns),
-                Cell(SHORT.get(one["verdict"], one["verdict"]), KINDS[one["verdict"]]),
-            ]
-            for one in rows
-        ],
-    )
+
+    def row(one: dict[str, Any]) -> list[Cell]:
+        verdict: str = one["verdict"]
+        answer = Cell(SHORT.get(verdict, verdict), KINDS[verdict])
+        return [Cell(one["lever"], faint=f" ({one['needs']})"), *(Cell(shown(one[name])) for name in columns), answer]
+
+    return Grid(["change", *columns.values(), ""], [row(one) for one in rows])
 
 
 def title(name: str) -> str:

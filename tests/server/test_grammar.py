@@ -12,6 +12,7 @@ from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.server.grammar import Grammars, choice, json_schema, lark, regex
 from twostroke.server.tools import grammar
+from twostroke.server.tools.grammars import MAX_CALLS
 
 FUNCTIONS: list[dict[str, Any]] = [
     {"name": "now"},
@@ -104,6 +105,15 @@ def test_tool_grammar(required: bool, parallel: bool, open_tiny: Callable[..., L
     fenced = '```json\n{\n  "name": "weather",\n  "arguments": {"unit": "c"}\n}\n```'
     assert takes(fenced) is not required
     assert not takes(fenced.replace('"c"', '"k"'))
+
+
+@pytest.mark.parametrize("answer", [None, {"type": "integer"}])
+def test_an_answer_that_must_call_ends(answer: dict[str, Any] | None) -> None:
+    """Though a model may never take its end token."""
+    text = grammar(FUNCTIONS, required=answer is None, parallel=True, answer=answer)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert accepts(text, "\n".join([call] * MAX_CALLS))
+    assert not accepts(text, "\n".join([call] * MAX_CALLS) + "\n", whole=False)
 
 
 def test_a_tag_begins_a_call_of_an_offered_function(open_tiny: Callable[..., LLM]) -> None:

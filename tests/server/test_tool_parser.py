@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF001 - DeepSeek's marks have fullwidth bars
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -223,6 +224,74 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [],
     ),
 ]
+
+# What stands behind a call's arguments and is no part of it, and what the text of the answer is then.
+BEHIND: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ('{"name": "weather", "arguments": {"city": "Paris"}, "response": "sunny"}', "", [PARIS]),
+    ('```json\n{"name": "weather", "arguments": {"city": "Paris"},\n "response": "sunny"\n}\n```', "", [PARIS]),
+    ('```json\n{"name": "weather", "arguments": {"city": "Paris"}, "x": [{"a": "}"}]}\n```\nSo.', "So.", [PARIS]),
+    ('{{"name": "weather", "arguments": {"city": "Paris"}, "response": {"a": [1, "]"]}}}', "", [PARIS]),
+    ('{{"name": "weather", "arguments": {"city": "Paris"}}, "response": "sunny"}', "", [PARIS]),
+    ('{{"name": "weather", "arguments": {"city": "Paris"}}} It is.', " It is.", [PARIS]),
+    (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}, "result": null, "b": 2}\n</tool_call>',
+        "",
+        [PARIS],
+    ),
+    ('<tool_call>\n{{"name": "weather", "arguments": {"city": "Paris"}, "a": "b"}}\n</tool_call>', "", [PARIS]),
+    ('<tools>{"name": "weather", "arguments": {"city": "Paris"}, "a": sunny today}</tools> Yes', " Yes", [PARIS]),
+    ('{"name": "weather", "arguments": {"city": "Paris"}, }', "", [PARIS]),
+    ('{"name": "weather", "arguments": {"city": "Paris"}, "a": "cut o', "", [PARIS]),
+    ('{"name": "weather", "arguments": {"city": "Paris"}, "a', "", [PARIS]),
+    ('{"name": "weather", "arguments": {"city": "Paris"},', "", [PARIS]),
+    ('{"name": "weather", "arguments": {"city": "Paris"}, "a": {"b": [1, ', "", [PARIS]),
+    ('{"name": "weather", "arguments": {"city": "Paris"}}, "quoted": text', ', "quoted": text', [PARIS]),
+    ('{"arguments": {"city": "Paris"}, "name": "weather", "response": "sunny"}', "", [PARIS]),
+    ('{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}", "response": "sunny"}', "", [PARIS]),
+    (
+        '{"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}, "x": 1}, "y": [2]}',
+        "",
+        [PARIS],
+    ),
+    (
+        '[{"name": "weather", "arguments": {"city": "Paris"}, "a": 1}, {"name": "now", "arguments": {}, "b": {}}]',
+        "",
+        [PARIS, ("now", "{}")],
+    ),
+    (
+        '[{"name": "weather", "arguments": {"city": "Paris"}}, {"celsius": 21}, {"name": "now", "arguments": {}}] So',
+        " So",
+        [PARIS, ("now", "{}")],
+    ),
+    ('[{"name": "weather", "arguments": {"city": "Paris"}}, "text", 3, {"a": "cut', "", [PARIS]),
+    (f'{OBJECT[:-1]}, "a": 1}}\n{OBJECT[:-1]}, "a": 1}}\nDone', "Done", [PARIS, PARIS]),
+]
+
+
+@pytest.mark.parametrize(("text", "told", "calls"), BEHIND)
+def test_what_stands_behind_the_arguments_is_no_text(text: str, told: str, calls: list[tuple[str, str]]) -> None:
+    for cut in (False, True):
+        for cuts in ((), range(len(text))):
+            said, made = read(text, cuts, cut=cut)
+            assert (said.strip(), made) == (told.strip(), calls)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+    st.data(),
+)
+def test_any_member_behind_the_arguments_is_dropped(value: Any, data: st.DataObject) -> None:
+    inner = f'{{"name": "weather", "arguments": {{"city": "Paris"}}, "more": {json.dumps(value)}}}'
+    opening, closing = data.draw(
+        st.sampled_from([("", ""), ("{", "}"), ("[", "]"), ("```json\n", "\n```"), ("<tool_call>", "</tool_call>")])
+    )
+    text = opening + inner + closing
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    assert read(text, cuts) == ("", [PARIS])
+
 
 PLAIN = [
     "Hello {name}, [1, 2] and `code`.",

@@ -9,6 +9,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.server.grammar import embedded_schema
 from twostroke.server.tools.dialects import CLOSE, OPEN
 
+MAX_CALLS = 16  # of an answer that must call: a small model may go on where it could end
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -29,7 +30,7 @@ def grammar(
 
     Args:
         functions: OpenAI's function objects, those that may be called.
-        required: nothing but calls; otherwise text, and calls within it.
+        required: nothing but calls, `MAX_CALLS` at most; otherwise text, and calls within it.
         parallel: more than one call.
         marks: ids of special tokens that may stand in the text.
         tagged: `<tool_call>` in the text begins a call in JSON, of one of the functions.
@@ -43,7 +44,9 @@ def grammar(
     schemas = [f"f{place}: %json {json.dumps(_parameters(function, told))}" for place, function in enumerate(functions)]
     heads = [f"h{place}: {_literal(_head(function['name']))} f{place}" for place, function in enumerate(functions)]
     call = f"call: ({' | '.join(f'h{place}' for place in range(len(functions)))}) " + _literal("}\n" + CLOSE)
-    calls = f"calls: {_literal(OPEN)} call" + (f' ("\\n" {_literal(OPEN)} call)*' if parallel else "")
+    calls = f"calls: {_literal(OPEN)} call" + (
+        f' ("\\n" {_literal(OPEN)} call){{0,{MAX_CALLS - 1}}}' if parallel else ""
+    )
     if required:
         return "\n".join(["%llguidance {}", "start: calls", calls, call, *heads, *schemas])
     if answer is not None:

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from twostroke.server.tools.text_buffer import (
     ArgumentsText,
@@ -21,16 +22,25 @@ from twostroke.server.tools.text_buffer import (
 NAMES, ARGUMENTS = ("name", "tool_name", "function", "tool"), ("arguments", "parameters")
 BESIDE = ("type", "id", "tool_call_id", "index")
 _WORD = re.compile(r"[\w.+-]+")
+_WORDS = re.compile(r"[^,\]}\n]+")
 FENCE = "```"
 _LANGUAGE = re.compile(r"\w*")
 
 
 @dataclass(frozen=True)
 class CallHead:
-    """Where a call's arguments begin. `known`: the arguments, where they came before the name or are none."""
+    """A call up to its arguments.
+
+    Attributes:
+        name: of the function.
+        start: where its arguments begin, or what follows them if they are `known`.
+        open: the brackets that are open there, such as "[{".
+        known: the arguments, where they came before the name, are a text, or are none.
+    """
 
     name: str
     start: int
+    open: str
     known: str | None = None
 
 
@@ -52,6 +62,7 @@ class JsonCalls:
 
     def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         head = yield from source.when_certain(lambda text: self._first(text, offered))
+        unclosed = ""
         while True:
             yield FunctionName(head.name)
             source.take(head.start)
@@ -59,12 +70,16 @@ class JsonCalls:
                 yield ArgumentsText(head.known, last=True)
             elif not (yield from object_arguments(source)):
                 return
-            yield from self._close(source)
-            try:
-                head = yield from source.when_certain(lambda text: self._next(text, offered))
-            except NotACall:
-                break
-        yield from source.close(self.closers)
+            unclosed = yield from _close(source, unclosed + head.open)
+            while True:
+                try:
+                    head = yield from source.when_certain(lambda text: self._next(text, offered))
+                    break
+                except NotACall:
+                    if not (yield from _skip_element(source, unclosed)):
+                        yield from source.close(self.closers)
+                        return
+                    unclosed = yield from _close(source, unclosed)
 
     def _first(self, text: str, offered: Offered) -> CallHead:
         """The beginning of the first object, after the opener and the marks. Raises Incomplete or NotACall."""
@@ -81,20 +96,20 @@ class JsonCalls:
 
     def _head(self, text: str, at: int, offered: Offered, *, listed: bool) -> CallHead:
         """The beginning of an object. Raises Incomplete or NotACall."""
-        at = after_space(text, at)
+        at, unclosed = after_space(text, at), ""
         if listed and text[at] == "[":
-            at = after_space(text, at + 1)
+            at, unclosed = after_space(text, at + 1), "["
         if text.startswith("{{", at):  # Qwen2.5-Coder-1.5B's template shows calls with two braces
-            at += 1
-        return self._members(text, at, offered)
+            at, unclosed = at + 1, unclosed + "{"
+        return self._members(text, at, offered, unclosed + "{")
 
-    def _members(self, text: str, at: int, offered: Offered) -> CallHead:
+    def _members(self, text: str, at: int, offered: Offered, unclosed: str) -> CallHead:
+        """The members up to the arguments and the name. `unclosed`: the brackets that are open within the object."""
         name = known = None
         while True:
+            if name is not None and (known is not None or (text[at] == "}" and not self.loose)):
+                return CallHead(name, at, unclosed, known or "{}")
             if text[at] not in "{,":
-                # The object ends, or is none.
-                if text[at] == "}" and name is not None and (known is not None or not self.loose):
-                    return CallHead(name, at, known or "{}")
                 raise NotACall
             at = after_space(text, at + 1)
             key, at = self._key(text, at, offered)
@@ -106,7 +121,7 @@ class JsonCalls:
             if key in ARGUMENTS or keyed:
                 name = key if keyed else name
                 if name is not None and text[at] == "{":
-                    return CallHead(name, at)
+                    return CallHead(name, at, unclosed)
                 known, at = _value(text, at)
             elif key in NAMES and text[at] == '"':
                 name, at = string_at(text, at)
@@ -114,7 +129,7 @@ class JsonCalls:
                 if name not in offered:
                     raise NotACall
             elif key == "function" and text[at] == "{":
-                return self._members(text, at, offered)
+                return self._members(text, at, offered, unclosed + "{")
             else:
                 at = _scalar(text, at)
             at = after_space(text, at)
@@ -125,14 +140,6 @@ class JsonCalls:
         if not any(f'"{key}"'.startswith(text[at : at + len(key) + 2]) for key in keys):
             raise NotACall
         return string_at(text, at)
-
-    def _close(self, source: TextBuffer) -> Reading[None]:
-        """Take the rest of a call's object, and of its list."""
-        try:
-            while True:
-                source.take((yield from source.when_certain(_rest)))
-        except NotACall:
-            return
 
     def _next(self, text: str, offered: Offered) -> CallHead:
         """A further call, after a comma or a semicolon or neither. Raises Incomplete or NotACall."""
@@ -153,19 +160,72 @@ def _scalar(text: str, at: int) -> int:
     return match.end()
 
 
-def _rest(text: str) -> int:
-    """The length of a closing bracket, or of a member that follows the arguments. Raises Incomplete or NotACall."""
+def _close(source: TextBuffer, unclosed: str) -> Reading[str]:
+    """Take what follows a call's arguments up to the end of its brackets, further members as well.
+
+    Returns the brackets that are still open.
+    """
+    while True:
+        try:
+            size, unclosed = yield from source.when_certain(partial(_rest, unclosed=unclosed))
+        except NotACall:
+            return unclosed
+        source.take(size)
+
+
+def _rest(text: str, unclosed: str) -> tuple[int, str]:
+    """The length of a closing bracket or of a member, and what is open then. Raises Incomplete or NotACall."""
     at = after_space(text, 0)
     if text[at] in "}]":
-        return at + 1
-    if text[at] != "," or text[at := after_space(text, at + 1)] != '"':
+        return at + 1, unclosed[:-1]
+    if text[at] != "," or unclosed[-1:] != "{":
         raise NotACall
-    key, at = string_at(text, at)
-    if key not in BESIDE or text[at := after_space(text, at)] != ":":
+    at = after_space(text, at + 1)
+    if text[at] == "}":
+        return at, unclosed
+    at = after_space(text, string_at(text, at)[1])
+    if text[at] != ":":
         raise NotACall
-    at = _scalar(text, after_space(text, at + 1))
-    after_space(text, at)
-    return at
+    return _end_of_value(text, after_space(text, at + 1)), unclosed
+
+
+def _skip_element(source: TextBuffer, unclosed: str) -> Reading[bool]:
+    """Take an element of an open list that is no call. Returns whether there was one.
+
+    What was cut off within an open bracket is taken, too.
+    """
+
+    def element(text: str) -> int:
+        at = after_space(text, 0)
+        if text[at] != "," or unclosed[-1:] != "[":
+            raise NotACall
+        return _end_of_value(text, after_space(text, at + 1))
+
+    try:
+        source.take((yield from source.when_certain(element)))
+    except NotACall:
+        if source.ended and unclosed and source.text.lstrip().startswith(","):
+            source.take(len(source.text))
+        return False
+    return True
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Where a JSON value ends, or what stands in its place. Raises Incomplete or NotACall."""
+    if text[at] == '"':
+        return string_at(text, at)[1]
+    if text[at] in "{[":
+        value = ValueEnd()
+        end = at + value.find(text[at:])
+        if value.open:
+            raise Incomplete
+        return end
+    match = _WORDS.match(text, at)
+    if match is None:
+        raise NotACall
+    if match.end() == len(text):
+        raise Incomplete
+    return match.end()
 
 
 def _value(text: str, at: int) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 from twostroke.errors import InvalidRequest
 
@@ -38,6 +38,9 @@ class Rule:
         keys, each: rules of a dict's keys, and of its values or a tuple's items.
         test: a condition besides; it is called with a value of the right kind.
         words: completes "NAME must be ..."; None derives it from the other attributes.
+        unit: "bytes" for sizes and "directory" for paths, which are also written as texts ("2GiB", "~/kv").
+        unset: what None stands for, in words.
+        or_object: Python code may pass an object in place of the text, such as a Path.
     """
 
     kind: type
@@ -52,11 +55,16 @@ class Rule:
     each: Rule | None = None
     test: Callable[[Any], bool] | None = None
     words: str | None = None
+    unit: Literal["", "bytes", "directory"] = ""
+    unset: str = ""
+    or_object: bool = False
 
     def accepts(self, value: Any) -> bool:
         """Whether a value keeps the rule. Numbers of numpy are numbers; True and False are not."""
         if value is None:
             return self.optional
+        if self.or_object and not isinstance(value, str):
+            return not isinstance(value, bool | int | float | bytes)
         return self._is_of_kind(value) and self._in_range(value) and (self.test is None or self.test(value))
 
     def _is_of_kind(self, value: Any) -> bool:
@@ -180,11 +188,29 @@ def like(declaring: type, name: str, default: Any = ..., help: str | None = None
     return declare(default, dataclasses.replace(rule, help=rule.help if help is None else help))
 
 
+def check_arguments(declaring: type, arguments: Mapping[str, Any]) -> None:
+    """Check a function's arguments by the rules of a dataclass. Raises InvalidRequest naming the first that breaks one."""
+    for name, rule in rules(declaring).items():
+        if not rule.accepts(arguments[name]):
+            raise InvalidRequest(f"{name} must be {rule.wanted}, not {_shown(arguments[name])}")
+
+
 def integer(
-    default: int | None, *, least: int | None = None, most: int | None = None, optional: bool = False, help: str = ""
+    default: int | None,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    optional: bool = False,
+    unset: str = "",
+    help: str = "",
 ) -> Any:
-    """A field that is an int; a default of None makes it optional."""
-    return declare(default, Rule(int, help, least, most, optional=optional or default is None))
+    """A field that is an int; a default of None makes it optional, and `unset` says what None stands for."""
+    return declare(default, Rule(int, help, least, most, optional=optional or default is None, unset=unset))
+
+
+def size(default: int | None, *, least: int = 0, unset: str = "", help: str = "") -> Any:
+    """A field that is a number of bytes."""
+    return declare(default, Rule(int, help, least, optional=default is None, unit="bytes", unset=unset))
 
 
 def number(
@@ -218,4 +244,17 @@ def _shown(value: object) -> str:
         return "so huge a number"
 
 
-__all__ = ["LARGE", "Checked", "Rule", "declare", "flag", "integer", "like", "number", "rules", "text"]
+__all__ = [
+    "LARGE",
+    "Checked",
+    "Rule",
+    "check_arguments",
+    "declare",
+    "flag",
+    "integer",
+    "like",
+    "number",
+    "rules",
+    "size",
+    "text",
+]

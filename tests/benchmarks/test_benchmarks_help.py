@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.system.extras import install_command
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     [
@@ -50,5 +52,5 @@ def test_a_missing_extra_is_named_before_anything_is_measured(program: str, name
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: this benchmark needs ")
-    assert done.stderr.endswith(f": pip install 'twostroke[{name}]'\n")
+    assert done.stderr.endswith(f": {install_command(name)}\n")
     assert done.stderr.count("\n") == 1

@@ -14,6 +14,7 @@ from typer.testing import Result
 
 from tests.server.conftest import Serving, eventually, serving
 from twostroke.api.llm import LLM
+from twostroke.system.extras import install_command
 
 SMALL = ("--requests", 6, "--warmup", 2, "--input-tokens", "20-40", "--output-tokens", "5")
 
@@ -144,7 +145,7 @@ def test_files_are_not_replaced_and_what_is_missing_is_named(
 ) -> None:
     monkeypatch.setattr("twostroke.study.bench.serving.files.find_spec", lambda _: None)
     arguments = bench("--url", "http://127.0.0.1:9", "--rate", 1, "--output", tmp_path)
-    assert "pip install 'twostroke[bench]'" in run(*arguments).stderr
+    assert install_command("bench") in run(*arguments).stderr
     monkeypatch.setattr("twostroke.study.bench.serving.files.find_spec", lambda _: object())
     (tmp_path / "summary.json").write_text("{}")
     assert "has a summary.json already" in run(*arguments).stderr

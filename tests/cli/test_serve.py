@@ -57,7 +57,8 @@ def test_serve(tiny: str, tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 0
     assert f"127.0.0.1:{port}" in errors
-    lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in errors.splitlines()]  # each, the first ones too
+    assert lines[0]["message"].startswith("loading ")
     line, *_ = [line for line in lines if line.get("path") == "/v1/completions"]
     assert (line["status"], line["prompt_tokens"], line["level"]) == (200, 1, "info")
     assert "Traceback" not in errors
@@ -188,3 +189,62 @@ def test_an_itl_objective_is_chosen(tiny: str) -> None:
         assert "ITL objective 100 ms (chosen; --itl-ms changes it)" in read_line(process, "objective")
     with serving(tiny, "--itl-ms", "250") as (process, _):
         assert "ITL objective 250 ms\n" in read_line(process, "objective")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "/nowhere/at/all"), "nowhere"),
+        (("--api-key-file", "/nowhere/keys"), "/nowhere/keys, cannot be read"),
+        (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
+        (("--grace", "-1"), "grace_s must be"),
+    ],
+)
+def test_errors_of_the_start_are_json_too(options: tuple[str, str], message: str, tiny: str) -> None:
+    command = [sys.executable, "-m", "twostroke", "serve", "--model", tiny, "--log-format", "json", "--port", "0"]
+    ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=60)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert ended.returncode == 1
+    assert lines[-1]["level"] == "error"
+    assert message in lines[-1]["message"]
+
+
+def test_it_lives_while_it_loads(tiny: str, tmp_path: Path) -> None:
+    """Alive and not ready: a restart would only make it load again."""
+    (tmp_path / "slow.py").write_text(SLOW.format(path=str(tmp_path / "go")) + TECHNIQUE)
+    with serving(tiny, "--method-module", str(tmp_path / "slow.py"), "--itl-ms", "off") as (process, url):
+        wait_for(process, url, 503)
+        live = httpx.get(f"{url}/health/live")
+        assert (live.status_code, live.json()["live"], live.json()["ready"]) == (200, True, False)
+        for path in ("/health", "/health/ready", "/health/liveX", "/v1/models", "/x/health/live"):
+            assert httpx.get(url + path).status_code == 503
+        assert httpx.post(f"{url}/health/live").status_code == 503
+        head = httpx.head(f"{url}/health/live")
+        assert (head.status_code, head.content) == (200, b"")
+        (tmp_path / "go").touch()
+        wait_for(process, url, 200, "/health/ready")
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_on_while_endpoints_are_taken_away(sig: signal.Signals, tiny: str) -> None:
+    """For the drain delay readiness is 503, and calls are answered; then it ends with 0."""
+    with serving(tiny, "--itl-ms", "off", "--drain-delay", "5") as (process, url):
+        wait_for(process, url, 200)
+        with httpx.Client(base_url=url) as kept:
+            kept.get("/health")
+            process.send_signal(sig)
+            answer = wait_for(process, url, 503, "/health/ready")
+            assert answer.json()["draining"] is True
+            assert httpx.get(f"{url}/health/live").status_code == 200
+            body = {"prompt": "the", "max_tokens": 2}
+            for http in (kept, httpx):
+                assert http.post(("" if http is kept else url) + "/v1/completions", json=body).status_code == 200
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+    with serving(tiny, "--itl-ms", "off", "--drain-delay", "100") as (process, url):
+        wait_for(process, url, 200)
+        process.send_signal(sig)
+        wait_for(process, url, 503, "/health/ready")
+        process.send_signal(sig)
+        process.communicate(timeout=10)
+        assert process.returncode == 128 + sig

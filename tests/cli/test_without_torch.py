@@ -8,6 +8,7 @@ import pytest
 from typer.testing import Result
 
 from twostroke.backends.native import library
+from twostroke.system.extras import install_command
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def no_torch(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:  # transformer
 def test_the_reference(run: Callable[..., Result], tiny: str) -> None:
     failed = run("generate", "--model", tiny, "--prompt", "a", "--backend", "reference")
     assert failed.exit_code == 1
-    assert failed.stderr == "error: the reference needs torch: pip install 'twostroke[torch]'\n"
+    assert failed.stderr == f"error: the reference needs torch: {install_command('torch')}\n"
 
 
 def test_no_kernels(run: Callable[..., Result], tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,11 +31,22 @@ def test_no_kernels(run: Callable[..., Result], tiny: str, monkeypatch: pytest.M
     assert failed.exit_code == 1
     assert failed.stderr.endswith(
         "error: the native backend cannot run this, since it was not compiled, and the reference needs torch: "
-        "pip install 'twostroke[torch]'\n"
+        f"{install_command('torch')}\n"
     )
 
 
 def test_prune(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None:
     failed = run("prune", tiny, tmp_path / "student", "--calibration", __file__)
     assert failed.exit_code == 1
-    assert failed.stderr == "error: pruning needs torch: pip install 'twostroke[torch]'\n"
+    assert failed.stderr == f"error: pruning needs torch: {install_command('torch')}\n"
+
+
+def test_a_gpu_without_torch_is_one_line_before_anything_is_fetched(run: Callable[..., Result]) -> None:
+    failed = run("generate", "--model", "gemma3-270m", "--prompt", "a", "--device", "cuda")
+    assert failed.exit_code == 1
+    assert failed.stderr == f"error: device 'cuda' needs torch: {install_command('gpu')}\n"
+
+
+def test_the_command_that_installs_an_extra_names_this_interpreter_and_this_checkout() -> None:
+    root = Path(__file__).parents[2]
+    assert install_command("gpu") == f"{sys.executable} -m pip install -e '{root}[gpu]'"

@@ -6,13 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from twostroke.cli import app
+from twostroke.system.extras import install_command
 
 
 @pytest.mark.skipif(find_spec("dynamo") is not None, reason="NVIDIA Dynamo is installed")
 def test_without_dynamo_it_says_what_to_install() -> None:
     done = CliRunner().invoke(app.app, ["worker"])
     assert done.exit_code == 1
-    assert "pip install 'twostroke[dynamo]'" in done.output
+    assert install_command("dynamo") in done.output
 
 
 @pytest.mark.skipif(find_spec("dynamo") is None, reason="needs NVIDIA Dynamo: make test-cluster")

@@ -82,6 +82,7 @@ class LLM:
         kv_bytes: int | None = None,
         page_size: int = 16,
         kv_reserve: bool = False,
+        spare_bytes: int = 0,
         prefix_index: str = "radix",
         kv_host: int | None = None,
         kv_disk: str | Path | None = None,
@@ -117,6 +118,8 @@ class LLM:
             page_size: entries per page.
             kv_reserve: whether to take all of the pool's memory at start, so that a lack of memory shows then and not
                 at the peak. It has no effect on a GPU, where the pool is always taken at once.
+            spare_bytes: memory to leave free for what else the process or its container does, when it is added up what
+                the engine will take.
             prefix_index: "radix", "hash", or "off" (tiers then serve values only).
             kv_host: bytes of ordinary memory for what the prefix index evicts from the pool. None: none.
             kv_disk: a directory for prefixes and values, which outlives the process. Several processes may share it.
@@ -154,6 +157,7 @@ class LLM:
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
             self.memory = MemoryBudget.now()
             self.memory.add("process", PROCESS_BYTES)
+            self.memory.add("spare", spare_bytes)
             self.memory.add("a step", workspace_bytes(checkpoint.config, max_step_tokens))
             self.memory.add("KV in the host", tiers.host_bytes)
             opening = ModelLoader(chosen, prefix_index, tiers, self.memory, progress)

@@ -22,6 +22,7 @@ from twostroke.cli import (
     simulate,
     worker,
 )
+from twostroke.cli.config import name_variables
 from twostroke.errors import TwostrokeError
 
 
@@ -30,6 +31,10 @@ class ErrorHandlingGroup(TyperGroup):
 
     Wrong options (exit 2), Ctrl-C (130) and closed pipes are typer's to handle.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        name_variables(self)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,7 +55,6 @@ app = typer.Typer(
     cls=ErrorHandlingGroup,
     help="An LLM inference engine of two strokes, prefill and decode, whose KV cache is a value you hold.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

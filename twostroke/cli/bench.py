@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli import bench_serve
-from twostroke.cli.options import JsonFlag, ModelOptions, spread
+from twostroke.cli.options import JsonFlag, PositionalModelOptions, spread
 from twostroke.cli.report import print_json, size, stderr_console
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def latency(
         int, typer.Option(min=0, help="How many first tokens are always the same; the prefix index is then on.")
     ] = 0,
     as_json: JsonFlag = False,
-    model_options: ModelOptions,
+    model_options: PositionalModelOptions,
 ) -> None:
     """TTFT, ITL, tokens per second of both strokes, and memory. Several lengths are run in turn, round by round."""
     # A prefix index would skip the prefill that is measured, so it is on only where shared prefixes are measured.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from twostroke.cli.options import ChatSamplingOptions, JsonFlag, ModelOptions, spread
+from twostroke.cli.options import ChatSamplingOptions, JsonFlag, PositionalModelOptions, choice_settings, spread
 from twostroke.cli.report import note, pace_text, print_json, size
-from twostroke.errors import TwostrokeError
+from twostroke.errors import InvalidRequest, TwostrokeError
+from twostroke.models.checkpoints.catalog import CATALOG
 
 if TYPE_CHECKING:
     from twostroke.api.conversation import Conversation, Reply
@@ -41,12 +42,13 @@ def chat(
     when_full: Annotated[
         str,
         typer.Option(
-            help="A turn that the context has no room for: drop the oldest turns, keep the KV of a window, or refuse."
+            help="A turn that the context has no room for: drop the oldest turns, keep the KV of a window, or refuse.",
+            **choice_settings(("drop", "window", "refuse")),
         ),
     ] = "drop",
     sinks: Annotated[int, typer.Option(help="First KV entries that a window keeps besides the last ones.")] = 4,
     as_json: JsonFlag = False,
-    model_options: ModelOptions,
+    model_options: PositionalModelOptions,
     sampling: ChatSamplingOptions,
 ) -> None:
     """Talk with a model, line by line; /help lists commands. Lines may also be piped in.
@@ -58,6 +60,9 @@ def chat(
 
     sampling.params()  # wrong ones are reported before the model is loaded
     overflow = Overflow(when_full, sinks)
+    if load is not None and not load.is_file():
+        raise InvalidRequest(f"{load} cannot be read: there is no such file")
+    require_chat(model_options.model)
     with model_options.open() as llm:
         own = llm.generation or UNSTATED
         fields = own | sampling.fields()
@@ -73,6 +78,13 @@ def chat(
         session.run()
         if as_json:
             print_json(session.facts())
+
+
+def require_chat(model: str) -> None:
+    """Raise InvalidRequest, before it is fetched, for a model of the catalog that has no chat template."""
+    entry = CATALOG.get(model)
+    if entry is not None and not entry.chat:
+        raise InvalidRequest(f"{model} has no chat template: use generate, or another model (`twostroke models list`)")
 
 
 class Session:

@@ -1,7 +1,7 @@
 """Options that commands share: dataclasses whose fields are options, and a decorator that spreads them out."""
 
 import inspect
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import wraps
 from types import MappingProxyType
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from twostroke.cli.parsers import parse_id, parse_pair, parse_remote, parse_size
+from twostroke.cli.config import ConfigOption, source_of
+from twostroke.cli.parsers import exact_size, parse_directory, parse_id, parse_pair, parse_remote, parse_size
+from twostroke.engine.options import LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule, rules
-from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
+from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.generation import FIELDS as DEFAULTS
 from twostroke.sampling.params import SamplingParams
 
@@ -21,122 +23,31 @@ if TYPE_CHECKING:
     from twostroke.methods import Method
 
 
-def _model(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Model", **settings)
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Options: which model, and how it is run."""
-
-    model: Annotated[
-        str, _model("--model", "-m", help="A catalog name, a GGUF file, a Hugging Face directory, or a hub id.")
-    ] = DEFAULT_MODEL
-    threads: Annotated[int | None, _model(help="CPU threads of each process.", show_default="one for each core")] = None
-    tp: Annotated[
-        int, _model(min=1, help="Tensor parallelism: processes on this host that compute together, with equal results.")
-    ] = 1
-    dtype: Annotated[str, _model(help="Of activations and KV: float32, bfloat16 or auto.")] = "auto"
-    weights: Annotated[
-        str,
-        _model(help="Matrices as stored, or re-encoded on load: bf16, int8, int4; int3 and int2 are kept in 4 bits."),
-    ] = "stored"
-    student: Annotated[
-        str | None, _model(help="For techniques that hand over KV: int4, MODEL or MODEL@int4, of equal KV geometry.")
-    ] = None
-    draft: Annotated[str | None, _model(help="For speculation: a model with the same tokenizer, named as above.")] = (
-        None
-    )
-    device: Annotated[str, _model(help="Any torch device: cpu, cuda, cuda:1.")] = "cpu"
-    backend: Annotated[
-        str, _model(help="Kernels: native (or a variant of it, as native-avx512), reference (PyTorch), or auto.")
-    ] = "auto"
-    kv_bytes: Annotated[
-        Any,
-        _model(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Memory for KV pages: 2GiB, 512MiB, or bytes.",
-            show_default="a quarter of what is free, 4 GiB at most",
-        ),
-    ] = None
-    prefix_index: Annotated[str, _model(help="Share known prefixes: radix, hash or off.")] = "radix"
-    kv_host: Annotated[
-        Any,
-        _model(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Ordinary memory for prefixes that the pool has no room for.",
-            show_default="none",
-        ),
-    ] = None
-    kv_disk: Annotated[
-        str | None,
-        _model(
-            metavar="DIR",
-            help="A directory for KV, which outlives the process; several processes may share it.",
-            show_default="none",
-        ),
-    ] = None
-    kv_disk_bytes: Annotated[
-        Any,
-        _model(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Most that the directory may take.",
-            show_default="a tenth of what is free there, 50 GiB at most",
-        ),
-    ] = None
-    kv_remote: Annotated[
-        Any,
-        _model(
-            parser=parse_remote,
-            metavar="URL",
-            envvar="TWOSTROKE_KV_REMOTE",
-            help="A server for KV that speaks Redis' protocol: redis://HOST:PORT/DB, or rediss:// with TLS.",
-            show_default="none",
-        ),
-    ] = None
-    max_step_tokens: Annotated[int, _model(min=1, help="Token budget of a step; longer prompts go in chunks.")] = 512
-    page_size: Annotated[int, _model(min=1, help="KV entries per page.")] = 16
-    check: Annotated[
-        bool, _model("--check", help="Check the weights first: their values, and digests where they are known.")
-    ] = False
-
-    def check_companions(self, method: "Method") -> None:
-        """Raise InvalidRequest if the technique lacks a companion, and note unused ones. Call it before loading."""
-        from twostroke.cli.report import note
-
-        for role in ("student", "draft"):
-            if role in method.companions and getattr(self, role) is None:
-                raise InvalidRequest(f"method {method.name} needs a {role}: give one with --{role} int4, or MODEL")
-            if role not in method.companions and getattr(self, role) is not None:
-                chooses = next((name for name, rule in rules(type(method)).items() if role in rule.choices), None)
-                hint = f"; with --method-option {chooses}={role} it does" if chooses else ""
-                note(f"method {method.name} does not use --{role}{hint}")
-
-    def open(self, **changes: Any) -> "LLM":
-        """Open the model; progress of downloads and loading is shown on stderr.
-
-        Close it at the end: then what waits to be written to a tier is written.
-        """
-        from twostroke.api.llm import LLM
-        from twostroke.cli.report import ProgressDisplay, note
-
-        settings = asdict(self) | changes
-        name = settings.pop("model")
-        with ProgressDisplay(f"loading {name}") as progress:
-            llm = LLM(name, progress=progress, **settings)
-        if llm.verified is not None:
-            note(llm.verified.text)
-        return llm
-
-
 def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -> Any:
     """A command's option, described by a field's rule."""
     upper = (rule.most or LARGE) < LARGE or rule.above is not None  # that a count begins at 0 or 1 goes without saying
     text = f"{rule.help} {rule.bounds.capitalize()}." if upper and rule.bounds and rule.words is None else rule.help
+    if rule.choices:
+        settings = choice_settings(rule.choices) | settings
+    elif rule.unit == "bytes":
+        settings = {"parser": parse_size, "metavar": "SIZE"} | settings
+    elif rule.unit == "directory":
+        settings = {"parser": parse_directory, "metavar": "DIR"} | settings
+    if rule.unset:
+        settings = {"show_default": rule.unset} | settings
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+def choice_settings(choices: Collection[str]) -> dict[str, Any]:
+    """Settings of an option that has choices: help and shell completion name them. They are checked with the rules."""
+    return {"metavar": "|".join(choices), "autocompletion": _completer(choices)}
+
+
+def _completer(words: Collection[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
 
 
 def checked(rule: Rule) -> Callable[[Any], Any]:
@@ -168,6 +79,8 @@ def options_of(
         kind, default = rule.kind, getattr(declaring, name, None)
         settings = dict(changes.get(name, {}))
         names, default = settings.pop("names", ()), settings.pop("default", default)
+        if rule.unit == "bytes" and isinstance(default, int):
+            default = exact_size(default)
         if kind in (tuple, dict):
             name = name.removesuffix("s") if kind is tuple and name.endswith("ids") else name
             kind = list[str] if rule.each is None or kind is dict else list[rule.each.kind]
@@ -177,7 +90,80 @@ def options_of(
             names = (f"{flag}/--no-{flag.removeprefix('--')}",) if default else (flag,)
         shown = kind | None if rule.optional or default is None else kind
         made.append((name, Annotated[shown, option(rule, *names, panel=panel, **settings)], field(default=default)))
-    return make_dataclass(f"{declaring.__name__}Options", made, frozen=True)
+    return make_dataclass(f"{declaring.__name__.removesuffix('Options')}Options", made, frozen=True)
+
+
+@dataclass(frozen=True)
+class ModelOptions(
+    options_of(
+        LLMOptions,
+        "Model",
+        leave_out=("max_running", "itl_ms"),
+        changes={
+            "model": {"names": ("--model", "-m"), "autocompletion": _completer(CATALOG)},
+            "kv_remote": {"parser": parse_remote, "metavar": "URL"},
+        },
+    )
+):
+    """Options: which model, and how it is run."""
+
+    def check_companions(self, method: "Method") -> None:
+        """Raise InvalidRequest if the technique lacks a companion, and note unused ones. Call it before loading."""
+        from twostroke.cli.report import note
+
+        for role in ("student", "draft"):
+            if role in method.companions and getattr(self, role) is None:
+                raise InvalidRequest(f"method {method.name} needs a {role}: give one with --{role} int4, or MODEL")
+            if role not in method.companions and getattr(self, role) is not None:
+                chooses = next((name for name, rule in rules(type(method)).items() if role in rule.choices), None)
+                hint = f"; with --method-option {chooses}={role} it does" if chooses else ""
+                note(f"method {method.name} does not use --{role}{hint}")
+
+    def validate(self) -> None:
+        """Raise InvalidRequest for options that cannot be, as far as this is possible without the model."""
+        from twostroke.api.llm import require_options
+
+        require_options(vars(LLMOptions()) | self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name in rules(LLMOptions)}
+
+    def open(self, *, announced: bool = False, **changes: Any) -> "LLM":
+        """Open the model; progress of downloads and loading is shown on stderr, its title only if not `announced`.
+
+        Close it at the end: then what waits to be written to a tier is written.
+        """
+        from twostroke.api.llm import LLM
+        from twostroke.cli.report import ProgressDisplay, note
+
+        settings = self._settings() | changes
+        name = settings.pop("model")
+        with ProgressDisplay(f"loading {name}", announced=announced) as progress:
+            llm = LLM(name, progress=progress, **settings)
+        if llm.verified is not None:
+            note(llm.verified.text)
+        return llm
+
+
+@dataclass(frozen=True)
+class PositionalModelOptions(ModelOptions):
+    """The same options for commands whose first argument may name the model, as in `twostroke serve MODEL`."""
+
+    model_argument: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="The model, in place of --model.",
+            show_default=False,
+            autocompletion=_completer(CATALOG),
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.model_argument is not None:
+            if source_of("model") == "option":
+                raise typer.BadParameter("name the model once: MODEL or --model", param_hint="MODEL / --model")
+            object.__setattr__(self, "model", self.model_argument)
 
 
 @dataclass(frozen=True)
@@ -278,9 +264,11 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             parameters += [(one.name, _default(one), own[one.name]) for one in fields(kind)]
         else:
             parameters.append((parameter.name, parameter.default, kind))
+    parameters.append(("config", None, ConfigOption))
 
     @wraps(command)
     def run(**values: Any) -> None:
+        del values["config"]  # read when it was parsed
         made = {name: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
         command(**values, **made)
 

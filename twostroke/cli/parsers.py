@@ -1,23 +1,38 @@
 """Texts of the command line as values."""
 
+import os
 import re
 from typing import Any
 
 import typer
 
+# As GNU's tools have it: 2G and 2GiB are 2 x 1024^3 bytes, 2GB are 2 x 1000^3.
 UNITS = {
     "": 1,
-    **{f"{u}ib": 1 << 10 * i for i, u in enumerate("kmgt", 1)},
-    **{f"{u}b": 10 ** (3 * i) for i, u in enumerate("kmgt", 1)},
+    **{unit: 1 << 10 * i for i, letter in enumerate("kmgt", 1) for unit in (letter, f"{letter}ib")},
+    **{f"{letter}b": 10 ** (3 * i) for i, letter in enumerate("kmgt", 1)},
 }
 
 
 def parse_size(text: str) -> int:
-    """`2GiB`, `512MiB`, `1.5GB` or plain bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    """Bytes: `2GiB` or `2G`, `512MiB`, `1.5GB`, or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
     if match is None or match[2] not in UNITS:
         raise typer.BadParameter(f"{text!r} is no size: write 2GiB, 512MiB or a number of bytes")
     return int(match[1]) * UNITS[match[2]] if match[1].isdigit() else int(float(match[1]) * UNITS[match[2]])
+
+
+def exact_size(count: int) -> str:
+    """A number of bytes in the largest unit that divides it, as `parse_size` reads it."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if count and count % UNITS[unit.lower()] == 0:
+            return f"{count // UNITS[unit.lower()]}{unit}"
+    return str(count)
+
+
+def parse_directory(text: str) -> str:
+    """A path whose ~ is the home directory: shells leave it in --option=~/path, and files and services have none."""
+    return os.path.expanduser(str(text))
 
 
 def parse_remote(text: str) -> str:

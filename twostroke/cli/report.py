@@ -108,17 +108,18 @@ def pace_text(pace: "Pace") -> str:
 class ProgressDisplay:
     """While it is open: a spinner on a terminal; once called with progress in bytes, a bar.
 
-    Without a terminal it writes a line after `FIRST_LINE_S`, and then one every `LINE_INTERVAL_S`, so no wait is
-    silent.
+    Without a terminal it writes a line after `FIRST_LINE_S`, and more while something changes, at intervals that double
+    from `LINE_INTERVAL_S` on: no wait is silent, and a log of a long one stays short. `announced`: the title is known.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, announced: bool = False) -> None:
         self._title = title
         self._console = stderr_console()
         self._status = self._console.status(title) if self._console.is_terminal else None
         self._progress: Progress | None = None
         self._stage: str | None = None
         self._line = f"{title} ..."
+        self._written = self._line if announced else ""
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_lines, daemon=True)
 
@@ -138,10 +139,13 @@ class ProgressDisplay:
                 display.stop()
 
     def _write_lines(self) -> None:
-        wait = FIRST_LINE_S
+        wait, interval = FIRST_LINE_S, LINE_INTERVAL_S
         while not self._ended.wait(wait):
-            self._console.print(self._line, markup=False, soft_wrap=True)
             wait = LINE_INTERVAL_S
+            if self._line != self._written:
+                self._written = self._line
+                self._console.print(self._line, markup=False, soft_wrap=True)
+                wait, interval = interval, 2 * interval
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Report how far a download or the loading is, in bytes. Any thread may call it."""

@@ -9,6 +9,7 @@ from twostroke.cli.config import print_sources
 from twostroke.cli.options import MethodModule, PositionalModelOptions, load_method_modules, spread
 from twostroke.cli.report import note, tiers_text
 from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
+from twostroke.server.observability.logs import configure
 from twostroke.system.extras import requires_extra
 
 if TYPE_CHECKING:
@@ -29,15 +30,16 @@ def serve(
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
     listening.check()
+    if listening.log_format == "json":
+        configure("json")
     from twostroke.backends.choose import follow_torchrun
 
     with requires_extra("serve", "serving"):
         from twostroke.server.http.loading import LoadingResponder
-        from twostroke.server.lifecycle import address_text, end_at_signals, listen, make_server
-        from twostroke.server.observability.logs import configure
+        from twostroke.server.lifecycle import SERVER_BYTES, address_text, end_at_signals, listen, make_server
 
     settings = settings_options.settings()
-    model_options.check()
+    model_options.validate()
     if check_config:
         load_method_modules(method_module)
         print_sources()
@@ -51,10 +53,14 @@ def serve(
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
     with LoadingResponder(sockets):
         load_method_modules(method_module)
-        llm = model_options.open(announced=True, max_running=steps.max_running, itl_ms=steps.objective)
+        spare = model_options.spare_bytes + SERVER_BYTES
+        llm = model_options.open(
+            announced=True, max_running=steps.max_running, itl_ms=steps.objective, spare_bytes=spare
+        )
         if steps.itl_ms == "auto":
             llm.engine.choose_itl()
-        configure(listening.log_format)
+        if listening.log_format == "text":
+            configure("text")  # from here on: until now people read notes
         server = make_server(llm, settings, listening.host, listening.port)
         server.warm_up()
     note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, steps)}")

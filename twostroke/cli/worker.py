@@ -60,7 +60,7 @@ def worker(
     model_options: PositionalModelOptions,
 ) -> None:
     """Serve a model as a worker of an NVIDIA Dynamo cluster, until SIGTERM."""
-    model_options.check()
+    model_options.validate()
     from twostroke.cluster.local_cluster import set_environment
     from twostroke.cluster.wire.choose_transport import Choice, open_transport
 
@@ -81,10 +81,18 @@ def worker(
     pages = None if role == "both" else open_transport(cast("Choice", transport), llm.pool)
     note(f"{llm!r} in namespace {namespace} (process {os.getpid()})")
 
+    address = WorkerAddress(namespace, discovery, events, host, served_name, cards)
+    made = DynamoWorker(llm, role, address, student=as_student, transport=pages)
+
     async def make(_: list[str] | None) -> Any:
-        address = WorkerAddress(namespace, discovery, events, host, served_name, cards)
-        made = DynamoWorker(llm, role, address, student=as_student, transport=pages)
         return made, made.config()
 
     with llm:
-        run(DynamoWorker, engine_factory=make)
+        try:
+            run(DynamoWorker, engine_factory=make)
+        except Exception:  # Dynamo's, around one of ours
+            if made.refused is not None:
+                raise made.refused from None
+            raise
+    if made.failed:
+        raise typer.Exit(1)

@@ -67,7 +67,7 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
 
 
 def largest_fitting(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest count up to `most` that fits, by bisection; never below min(LEAST_CHUNK, most)."""
+    """The largest count up to `most` that fits, by bisection; never below min(MIN_CHUNK, most)."""
     low, high = min(MIN_CHUNK, most), most + 1
     while high - low > 1:
         middle = (low + high) // 2

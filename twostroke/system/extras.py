@@ -4,8 +4,9 @@ import json
 import shlex
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from twostroke.errors import InvalidRequest
@@ -28,11 +29,13 @@ def requires_extra(name: str, what: str) -> Generator[None]:
 
 def install_command(name: str) -> str:
     """The command that installs an extra for this interpreter, from where Twostroke came: a checkout or an index."""
-    try:
-        origin = json.loads(distribution("twostroke").read_text("direct_url.json") or "{}")  # PEP 610
-    except PackageNotFoundError:
-        origin = {}
-    url = urlsplit(origin.get("url", ""))
-    editable = ["-e"] if origin.get("dir_info", {}).get("editable") else []
-    source = unquote(url.path) if "dir_info" in origin else "twostroke"
-    return shlex.join([sys.executable, "-m", "pip", "install", *editable, f"{source}[{name}]"])
+    root = Path(__file__).parents[2]
+    if (root / "setup.py").is_file():  # this is a checkout
+        source = ["-e", f"{root}[{name}]"]
+    else:
+        with suppress(PackageNotFoundError):  # a directory that it was installed from (PEP 610)
+            origin = json.loads(distribution("twostroke").read_text("direct_url.json") or "{}")
+            if "dir_info" in origin:
+                root = Path(unquote(urlsplit(origin["url"]).path))
+        source = [f"{root}[{name}]" if (root / "setup.py").is_file() else f"twostroke[{name}]"]
+    return shlex.join([sys.executable, "-m", "pip", "install", *source])

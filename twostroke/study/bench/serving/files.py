@@ -12,6 +12,7 @@ from twostroke.study.bench.serving.client import Outcome
 from twostroke.study.bench.serving.figures import describe
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.system import strict_json
+from twostroke.system.extras import install_command
 
 REQUESTS, SUMMARY, PLOT = "requests.jsonl", "summary.json", "latency.svg"
 
@@ -19,7 +20,7 @@ REQUESTS, SUMMARY, PLOT = "requests.jsonl", "summary.json", "latency.svg"
 def check(directory: Path) -> None:
     """Raise InvalidRequest if a run's files cannot be kept there, or would replace another's."""
     if find_spec("matplotlib") is None:
-        raise InvalidRequest("--output draws a plot by matplotlib: pip install 'twostroke[bench]'")
+        raise InvalidRequest(f"--output draws a plot by matplotlib: {install_command('bench')}")
     if taken := [name for name in (REQUESTS, SUMMARY, PLOT) if (directory / name).exists()]:
         raise InvalidRequest(f"{directory} has a {taken[0]} already: name another directory by --output")
     try:

@@ -21,6 +21,7 @@ from twostroke.server.http.protocol import protocol_class
 from twostroke.server.settings import Settings
 
 RANK_LOSS_GRACE_S = 3  # /health is still answered this long after a rank is lost
+SERVER_BYTES = 128 << 20  # of connections, and of the worker that validates bodies (docs/production.md)
 CLOSE_S = 5  # for sending errors to open connections once the grace time is over
 SWITCH_INTERVAL_S = (
     0.001  # that the engine's thread waits for the interpreter while the event loop is busy; 0.005 is Python's
@@ -86,7 +87,7 @@ class HttpServer(uvicorn.Server):
     def warm_up(self) -> None:
         """Prepare what the first calls would wait for, and the process for being a server."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._app.state.engine.warm()
+        self._app.state.engine.warm_up()
         gc.collect()
         gc.freeze()  # what is loaded stays: a collection that visited it would stop streams for 100 ms
 

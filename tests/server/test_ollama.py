@@ -231,3 +231,50 @@ def test_a_format_is_followed_as_far_as_it_can_be(server: Serving) -> None:
         made = http.post("/api/generate", json=body).json()
     assert all(isinstance(one, int) for one in json.loads(made["response"]))
     assert "'contains' at #/contains is skipped" in made["warnings"][0]
+
+
+def test_a_talk_goes_on_from_its_context(server: Serving) -> None:
+    """/api/generate gives back the tokens so far, in the last line of a stream too, and goes on from them."""
+    ask: dict[str, Any] = {"model": "tiny", "options": {"num_predict": 3, "temperature": 0}}
+    with server.http() as http:
+        first = http.post("/api/generate", json={**ask, "prompt": "the fox " * 12, "stream": False}).json()
+        assert len(first["context"]) == first["prompt_eval_count"] + first["eval_count"]
+        lines = http.post("/api/generate", json={**ask, "prompt": "the fox " * 12}).text.splitlines()
+        assert json.loads(lines[-1])["context"] == first["context"]
+        assert all("context" not in json.loads(line) for line in lines[:-1])
+        alone = http.post("/api/generate", json={**ask, "prompt": "and then", "stream": False}).json()
+        more = {**ask, "prompt": "and then", "stream": False, "context": first["context"]}
+        second = http.post("/api/generate", json=more).json()
+        assert second["context"][: len(first["context"])] == first["context"]
+        bos = int(alone["context"][0] == server.llm.tokenizer.bos_id)
+        assert second["prompt_eval_count"] == len(first["context"]) + alone["prompt_eval_count"] - bos
+        assert sum(second["cached_tokens_by_tier"].values()) >= len(first["context"]) // 16 * 16 - 16
+        chat = http.post("/api/chat", json={**ask, "messages": MESSAGES, "stream": False}).json()
+        assert "context" not in chat
+        for context in ([10**6], [-1], ["a"], "abc"):
+            answer = http.post("/api/generate", json={**more, "context": context})
+            assert answer.status_code == 400, answer.text
+
+
+def test_a_raw_prompt_goes_through_no_template(server: Serving) -> None:
+    """What would be passed over beside it is refused, as Ollama does."""
+    ask: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": "the",
+        "raw": True,
+        "stream": False,
+        "options": {"num_predict": 2},
+    }
+    with server.http() as http:
+        made = http.post("/api/generate", json=ask | {"system": "", "template": "", "context": []})
+        assert made.status_code == 200, made.text
+        assert "context" not in made.json()
+        for field, value in (("system", "be kind"), ("template", "{{ .Prompt }}"), ("context", [5])):
+            answer = http.post("/api/generate", json=ask | {field: value})
+            assert (answer.status_code, field in answer.json()["error"]) == (400, True)
+
+
+def test_a_models_parameters_have_ollamas_names(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.llm, "generation", {"repetition_penalty": 1.05, "top_p": 0.9})
+    with server.http() as http:
+        assert http.post("/api/show", json={"model": "tiny"}).json()["parameters"] == "repeat_penalty 1.05\ntop_p 0.9"

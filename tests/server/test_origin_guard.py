@@ -139,7 +139,7 @@ def status(guard: OriginGuard, method: str = "GET", **headers: str) -> int:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1"])
 def test_other_addresses(address: str) -> None:
-    """Which names lead there is not known: they are checked if some are given. Other sites' posts are refused always."""
+    """Which names lead there is not known: they are checked if some are given. Other sites' posts are refused."""
     open, named = OriginGuard.for_address(address, (), ()), OriginGuard.for_address(address, ("llm.lan",), ())
     assert status(open, host="any.name") == 200
     assert status(open, "POST", host="any.name", origin="https://evil.example") == 403

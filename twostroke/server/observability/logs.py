@@ -1,5 +1,6 @@
 """Structured logs: one line per record, as JSON or for people, with the request's id."""
 
+import io
 import json
 import logging
 import sys
@@ -7,6 +8,7 @@ import time
 from contextvars import ContextVar
 from typing import Any
 
+stderr_log = logging.getLogger("twostroke.stderr")
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
@@ -39,9 +41,30 @@ class TextFormatter(logging.Formatter):
         return " ".join([super().format(record), *(f"{key}={value}" for key, value in fields.items() if value)])
 
 
+class JsonStderr(io.TextIOBase):
+    """In place of `sys.stderr`: each line that is written, by whomever, becomes a record of the log."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in filter(None, map(str.strip, lines)):
+            error = line.startswith("error: ")
+            stderr_log.log(logging.ERROR if error else logging.INFO, "%s", line.removeprefix("error: "))
+        return len(text)
+
+
 def configure(style: str) -> None:
-    """Send everything to stderr; `style` is "json" or "text"."""
+    """Send everything to stderr; `style` is "json" or "text". As JSON, other lines on stderr are records as well."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(style == "json")
     logging.getLogger("uvicorn.access").disabled = True  # the middleware logs a line for each request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request of a download
+    if style == "json":
+        sys.stderr = JsonStderr()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.models.checkpoints.gguf.file import open_gguf, read_gguf
-from twostroke.models.config import tensor_shapes
+from twostroke.models.config import GatedMLP, tensor_shapes
 
 HIDDEN, FFN, VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 40, 2, 4, 2, 16
 Weights = dict[str, np.ndarray]
@@ -87,7 +87,7 @@ def write(
     writer.add_license("mit")
     alter(writer)
     for name, values in weights.items():
-        if arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+        if arch == "llama" and ("attn_q." in name or "attn_k." in name):
             values = interleaved(values, HEADS if "attn_q" in name else KV_HEADS)
         kind = gguf.GGMLQuantizationType[formats(name) if values.ndim == 2 else "F32"]
         writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
@@ -124,6 +124,25 @@ def test_llama_rows_of_q_and_k_are_put_back(tmp_path: Path) -> None:
     assert checkpoint.config.layers[0].attention.scale == HEAD_DIM**-0.5
     assert checkpoint.config.ropes[0].base == 1e4
     assert checkpoint.config.ropes[0].factors is None
+
+
+def test_biases_of_llama_are_read(tmp_path: Path) -> None:
+    weights = make_weights("llama")
+    rng = np.random.default_rng(0)
+    sizes = {name: len(weights[f"blk.0.{name}.weight"]) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+    own = [f"blk.{i}.{name}.bias" for i in range(LAYERS) for name in sizes]
+    biased = weights | {name: rng.standard_normal(sizes[name.split(".")[2]]).astype(np.float32) for name in own}
+    checkpoint = open_gguf(write(tmp_path / "all.gguf", weights=biased))
+    attention, mlp = checkpoint.config.layers[0].attention, checkpoint.config.layers[0].feed_forward
+    assert (attention.bias, attention.output_bias, mlp) == (True, True, GatedMLP(FFN))
+    for ours, theirs in {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}.items():
+        assert np.array_equal(values(checkpoint, f"layers.1.{ours}_bias"), biased[f"blk.1.{theirs}.bias"])
+    some = {name: array for name, array in biased.items() if "output.bias" not in name}
+    attention = open_gguf(write(tmp_path / "qkv.gguf", weights=some)).config.layers[0].attention
+    assert (attention.bias, attention.output_bias) == (True, False)
+    del some["blk.0.attn_k.bias"]
+    with pytest.raises(UnsupportedArchitecture, match=r"the tensor blk\.0\.attn_q\.bias"):
+        open_gguf(write(tmp_path / "some.gguf", weights=some))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q5_1", "Q4_0"])

@@ -14,8 +14,9 @@ from twostroke.system.cores import count_threads
 
 ENCODING = 1  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
 CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
-MAX_VALUE = 65504.0  # of a float16, which scales are: no weight of a sound model comes near
 GROUP = 32
+# The largest magnitudes that formats hold: bfloat16's own, and those whose scale and minimum are finite in float16.
+MAX_VALUES = {"BF16": 3.3895313892515355e38, "Q8_0": 127 * 65504.0, "Q4_1": 65504.0}
 
 # Candidate codes of the least and the greatest value of a group. The 4-bit codes are 0 to 15; values outside are
 # clipped, which allows finer steps. The list was chosen greedily: on normal weights these three leave 81% of the
@@ -37,7 +38,7 @@ class Encoder:
         return RawTensor(tensor.name, self.format, tensor.shape, data, tensor.source)
 
     def __call__(self, tensor: RawTensor) -> RawTensor:
-        """The same values, rounded. Raises CheckpointError if one is not finite, or larger than `MAX_VALUE`."""
+        """The same values, rounded. Raises CheckpointError if one is not finite, or too large for the format."""
         source, target = FORMATS[tensor.format], FORMATS[self.format]
         direct = transcoder(tensor.format, self.format)
         encode = None if direct else ENCODERS[self.format]
@@ -53,10 +54,9 @@ class Encoder:
                 if direct:
                     out[:] = direct(part)
                 elif encode:
-                    encode(_finite(source.decode(part).reshape(-1)), out)
-            except OverflowError:
-                text = f"{tensor.source}: damaged: some values are NaN, or beyond {MAX_VALUE:.0f}"
-                raise CheckpointError(text) from None
+                    encode(_within(source.decode(part).reshape(-1), self.format), out)
+            except OverflowError as error:
+                raise CheckpointError(f"{tensor.source}: {error}") from None
 
         with ThreadPoolExecutor(count_threads(self.threads)) as pool:
             list(pool.map(convert, range(0, tensor.num_elements, CHUNK_ELEMENTS)))
@@ -64,9 +64,13 @@ class Encoder:
         return replace(tensor, format=self.format, data=data)
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
-    if not (values.min() >= -MAX_VALUE and values.max() <= MAX_VALUE):  # false for NaN
-        raise OverflowError
+def _within(values: np.ndarray, format: str) -> np.ndarray:
+    """The values. Raises OverflowError, which says why, if some are not finite or too large for a format."""
+    low, high, most = float(values.min()), float(values.max()), MAX_VALUES[format]
+    if not np.isfinite(low) or not np.isfinite(high):  # a NaN makes both NaN
+        raise OverflowError("damaged: some values are NaN or infinite")
+    if max(-low, high) > most:
+        raise OverflowError(f"values up to {max(-low, high):.3g} are too large for {format}: use weights='bf16'")
     return values
 
 

@@ -69,7 +69,7 @@ def _half(scales: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         halves = scales.astype("<f2")
     if not np.isfinite(halves).all():
-        raise OverflowError("a scale is NaN, or beyond float16")
+        raise OverflowError("damaged: a scale is NaN, or beyond float16")
     return halves.view(np.uint8)
 
 
@@ -153,7 +153,7 @@ def _q2_k(blocks: Blocks) -> Blocks:
     values = low_bit_blocks.q2_k(blocks).reshape(-1, 16, 16)
     largest = np.maximum(values.max(-1), -values.min(-1))
     if not np.isfinite(largest).all():
-        raise OverflowError("a scale is NaN or infinite")
+        raise OverflowError("damaged: a scale is NaN or infinite")
     d = largest.max(-1, keepdims=True) / np.float32(31 * 127)
     inverse = np.divide(1, d, out=np.zeros_like(d), where=d > 0)
     scales = np.ceil(largest * inverse / 31).clip(0, 127)

@@ -106,10 +106,10 @@ class Lane(ABC, Generic[StrokeKind]):
     def enter(self, count: int) -> tuple[list[int], SlotMapping]:
         """Take the next `count` tokens and allocate their slots. On OutOfPages nothing has changed."""
         tokens = self.todo[:count]
-        places = self.writer.append(tokens)
+        slot_mapping = self.writer.append(tokens)
         del self.todo[:count]
         self.started = True
-        return tokens, places
+        return tokens, slot_mapping
 
     @abstractmethod
     def computed(self, rows: LazyLogits) -> None:

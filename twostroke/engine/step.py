@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
     choice: Choice
     lane: Lane
     tokens: list[int]  # negative: a placeholder, see `RaggedBatch.drawn`
-    places: SlotMapping
+    slot_mapping: SlotMapping
     logit_rows: int  # number of last rows that return logits
     query_rows: int = 0  # number of last rows that return queries
     state_rows: int = 0  # number of last rows that return hidden states
@@ -75,7 +75,7 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         return np.array([row for end, count in ends for row in range(end - count, end)], np.int64)
 
     token_ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, starts[-1])
-    positions, frames, slots = np.concatenate([chunk.places.rows for chunk in chunks], 1)
+    positions, frames, slots = np.concatenate([chunk.slot_mapping.rows for chunk in chunks], 1)
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,
@@ -111,7 +111,7 @@ def _dropout(model: Model, chunks: Sequence[Chunk]) -> np.ndarray | None:
     parts = [
         np.ones((blocks, len(chunk.tokens), columns), np.float32)
         if chunk.lane.dropout is None
-        else chunk.lane.dropout.factors(chunk.places.positions, blocks, columns)
+        else chunk.lane.dropout.factors(chunk.slot_mapping.positions, blocks, columns)
         for chunk in chunks
     ]
     return np.concatenate(parts, 1)

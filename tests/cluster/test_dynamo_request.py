@@ -108,7 +108,7 @@ def test_a_grammar_comes_by_the_field_or_by_the_annotation(
     assert 0 < masks[0].sum() < len(masks[0])
 
 
-LINK = MigrationState(len(PROMPT), 10, 5)
+LINK = MigrationState(len(PROMPT), 10, 5, "89abcdef")
 
 
 def test_a_retry_goes_on_where_the_answer_was(ask: Callable[..., DynamoRequest]) -> None:
@@ -116,9 +116,11 @@ def test_a_retry_goes_on_where_the_answer_was(ask: Callable[..., DynamoRequest])
     asked = ask([*PROMPT, 20, 21, 22], max_tokens=7, min_tokens=2, migration_link=LINK.pointer(PROMPT))
     assert (asked.prompt, asked.given) == (PROMPT, [20, 21, 22])
     assert (asked.params.max_tokens, asked.params.min_tokens) == (10, 5)
-    assert asked.migration_pointer == LINK.pointer(PROMPT)
+    assert asked.identity == "89abcdef"
+    assert asked.migration_pointer("89abcdef") == LINK.pointer(PROMPT)
     asked = ask(PROMPT, max_tokens=7, min_tokens=2, migration_link=LINK.pointer(PROMPT))
     assert (asked.params.max_tokens, asked.params.min_tokens) == (7, 2)
+    assert asked.identity is None, "nothing is taken over"
     asked = ask([*PROMPT, 20], max_tokens=None, migration_link=MigrationState(len(PROMPT)).pointer(PROMPT))
     assert (asked.params.max_tokens, asked.params.min_tokens) == (None, 0)
 

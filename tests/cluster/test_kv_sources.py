@@ -124,6 +124,8 @@ def test_metrics_tell_what_was_chosen(open_llm: Callable[..., LLM]) -> None:
 
     registry = CollectorRegistry()
     with closing(DecodeRole(open_llm(), computing=slow)) as role:
-        WorkerMetrics(None, role, registry)
+        WorkerMetrics(None, role, lambda: {"migration": 3}, registry)
         role.taken_over["disk"] += 2
         assert b'twostroke_taken_over_total{source="disk"} 2.0' in generate_latest(registry)
+        assert b'twostroke_identity_mismatches_total{what="migration"} 3.0' in generate_latest(registry)
+        assert b'twostroke_identity_mismatches_total{what="value_received"} 0.0' in generate_latest(registry)

@@ -13,7 +13,7 @@ from twostroke.api.llm import LLM
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 
-from dynamo.llm.exceptions import EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
+from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument  # pyright: ignore[reportMissingImports]
 from dynamo.runtime import Context  # pyright: ignore[reportMissingImports]
 
 from twostroke.cluster.migration import BROKEN
@@ -24,7 +24,7 @@ PROMPT = [7, 9, 11] * 9
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "presence_penalty": 1.5, "ignore_eos": True}
 
 
-def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM, Path], None]:
+def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM, Path, pytest.MonkeyPatch], None]:
     """A test that is given a worker which runs, and its model."""
 
     @asynccontextmanager
@@ -36,7 +36,9 @@ def running(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[TinyLLM
         finally:
             await worker.cleanup()
 
-    def run(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    def run(tiny_llm: TinyLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "discovery"))
+
         async def inside() -> None:
             llm = tiny_llm("qwen3", weights="bf16")
             async with opened(llm, tmp_path) as worker:
@@ -77,6 +79,17 @@ async def test_a_retry_continues(worker: DynamoWorker, llm: LLM) -> None:
         assert rest[:-1] == whole[cut:-1]
         assert rest[-1]["token_ids"] == whole[-1]["token_ids"]
         assert rest[-1]["completion_usage"]["completion_tokens"] == 20
+
+
+@running
+async def test_an_answer_of_another_identity_is_not_continued(worker: DynamoWorker, llm: LLM) -> None:
+    whole = await chunks(worker, message(PROMPT, max_tokens=20, **SAMPLED))
+    pointer = whole[4]["worker_trace_link"]
+    for identity in ("0" * 8, "f" * 8):  # of an older version, and of other weights
+        other = pointer | {"span_id": identity + pointer["span_id"][8:]}
+        retry = message([*PROMPT, *ids(whole[:5])], max_tokens=15, **SAMPLED)
+        with pytest.raises(Disconnected):
+            await chunks(worker, retry | {"migration_link": other})
 
 
 @running
@@ -148,7 +161,7 @@ async def test_dynamos_look_whether_it_lives_needs_no_other_worker(worker: Dynam
     probe = await worker.health_check_payload()
     assert probe is not None
     for role in ("prefill", "decode"):
-        other = DynamoWorker(llm, role, WorkerAddress(cards=worker.place.cards), student=role == "decode")
+        other = DynamoWorker(llm, role, WorkerAddress(cards=worker.address.cards), student=role == "decode")
         await other.start(2)
         try:
             made = await chunks(other, probe, role)

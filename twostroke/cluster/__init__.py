@@ -1,16 +1,20 @@
 """A worker of NVIDIA Dynamo: requests come from its front end as token ids, and tokens go back.
 
-Discovery, routing, the front end and retries are Dynamo's. The files that import it are `worker` and `local`:
+Discovery, routing, the front end and retries are Dynamo's. Only `worker` and `registration`
+import Dynamo.
 
-    asked.py     what the front end asks for, as a request of the engine
-    link.py      how many of a retry's tokens belong to the answer
-    turns.py     whose tokens they are, of several choices
-    sources.py   where the prompt's KV comes from then
-    chunks.py    tokens as the front end takes them
-    events.py    what enters and leaves the prefix index, for the router
-    stored.py    what comes to a disk and leaves it
-    feed.py      the way of both to Dynamo
-    card.py      the directory by which the front end knows the model
-    worker.py    the worker's life: start, requests, end
-    local.py     a cluster on one machine
+    dynamo_request.py   a front end's request, parsed into a request of the engine
+    migration.py        how many of a migrated request's tokens belong to the answer
+    interleaving.py     which choice each of them belongs to
+    kv_sources.py       where the prompt's KV comes from after a migration
+    registration.py     whether this worker is still found, and others are like it
+    chunks.py           tokens in the form that the front end takes
+    index_events.py     KV events of the prefix index, for the router
+    disk_events.py      KV events of the disk tier
+    event_socket.py     the socket at which Dynamo reads both
+    model_card.py       the directory by which the front end knows the model
+    roles.py            prefill, decode, or both
+    worker.py           the worker's life: start, requests, end
+    worker_metrics.py   its own Prometheus metrics
+    local_cluster.py    a cluster on one machine
 """

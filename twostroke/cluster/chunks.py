@@ -12,7 +12,7 @@ from twostroke.models.checkpoints.tokenizer import Tokenizer
 
 
 def chunk(token: Token, tokenizer: Tokenizer, pointer: Mapping[str, str]) -> dict[str, Any]:
-    """The chunk of one token; `link` is the answer's pointer (`link.py`)."""
+    """The chunk of one token; `link` is the answer's pointer (`migration.py`)."""
     made: dict[str, Any] = {
         "token_ids": [token.id],
         "tokens": [tokenizer.token_text(token.id)],

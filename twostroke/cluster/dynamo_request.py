@@ -90,10 +90,11 @@ class DynamoRequest:
 
     Attributes:
         prompt: its token ids.
-        given: the tokens that another worker has made and delivered, of all choices in turn (`turns.py`).
+        given: the tokens that another worker has made and delivered, of all choices in turn (`interleaving.py`).
         params: how tokens are chosen, and when the answer ends, counted from its first token.
         method: the technique.
         priority: lower is sooner.
+        identity: that of the models which have made what is given (`migration.py`); None where nothing is.
     """
 
     prompt: Sequence[int]
@@ -101,6 +102,7 @@ class DynamoRequest:
     params: SamplingParams
     method: Method
     priority: int = 0
+    identity: str | None = None
 
     def request(self, llm: LLM) -> Request:
         """For the engine. Raises InvalidRequest for a prompt or parameters that the model cannot take."""
@@ -115,10 +117,9 @@ class DynamoRequest:
             request.take_over(*answers)
         return interleaver
 
-    @property
-    def migration_pointer(self) -> dict[str, str]:
-        """What goes along with each token (`link.py`)."""
-        own = MigrationState(len(self.prompt), self.params.max_tokens, self.params.min_tokens)
+    def migration_pointer(self, identity: str) -> dict[str, str]:
+        """What goes along with each token (`migration.py`). `identity`: that of the models here."""
+        own = MigrationState(len(self.prompt), self.params.max_tokens, self.params.min_tokens, identity)
         return own.pointer(self.prompt)
 
 
@@ -155,6 +156,7 @@ def parse_request(
         params,
         method(str(stated.pop("name", "plain")), **stated),
         -int(routing.get("priority") or 0),  # Dynamo's is higher for what is sooner
+        None if state is None or length == len(tokens) else state.identity,
     )
 
 

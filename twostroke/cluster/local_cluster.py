@@ -194,7 +194,7 @@ class LocalCluster:
 
     def _answers(self, forgotten: bool) -> bool:
         try:
-            instances, models = self._get("/health")["instances"], self._get("/v1/models")["data"]
+            instances, models = self.health()["instances"], self._get("/v1/models")["data"]
         except OSError:
             return False
         addresses = [instance["transport"]["tcp"] for instance in instances if instance["endpoint"] == "generate"]
@@ -202,6 +202,10 @@ class LocalCluster:
         if forgotten and known < len(addresses):
             return False
         return known >= len(self.running) and any(model["id"] == self.model for model in models)
+
+    def health(self) -> Any:
+        """The front end's own report: which workers it knows. Raises OSError."""
+        return self._get("/health")
 
     def _get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=5) as answer:

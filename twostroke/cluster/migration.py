@@ -4,7 +4,8 @@ Dynamo's front end sends a request whose worker has died to another worker, with
 prompt, and the most tokens of the answer lowered by their number. It does not say where the prompt ends. But it does
 hand on one thing that the dead worker had sent with its tokens: a pointer to that worker's span, for tracing. So a
 worker sends what else there is to know: the prompt's length, a digest of the prompt, by which the next worker knows
-that the pointer is one of these and that it is this prompt's, and the request's limits as they were stated.
+that the pointer is one of these and that it is this prompt's, the request's limits as they were stated, and the
+identity of its models, since another's tokens would be others.
 
 A trace viewer finds no span behind such a pointer.
 """
@@ -19,28 +20,31 @@ import numpy as np
 from twostroke.errors import InvalidRequest
 
 NO_LIMIT = 0xFFFFFFFF
+UNKNOWN = "0" * 8  # identity of a worker of an older version
 CANNOT = "this answer was begun by a worker that is not Twostroke's, or was cut short, so it cannot be continued"
 
 
 @dataclass(frozen=True)
 class MigrationState:
-    """Of one answer.
+    """What a worker that takes over an answer has to know.
 
     Attributes:
         length: of its prompt, in tokens.
         max_tokens, min_tokens: limits of each choice, counted from its first token.
+        identity: 8 hex digits for the models that have made the answer (`model_card.identity`).
     """
 
     length: int
     max_tokens: int | None = None
     min_tokens: int = 0
+    identity: str = UNKNOWN
 
     def pointer(self, prompt: Sequence[int]) -> dict[str, str]:
         """The pointer that is sent with the tokens of an answer to this prompt."""
         most = NO_LIMIT if self.max_tokens is None else min(self.max_tokens, NO_LIMIT - 1)
         return {
             "trace_id": f"{_digest(prompt)}{most:08x}{min(self.min_tokens, NO_LIMIT):08x}",
-            "span_id": f"{self.length:016x}",
+            "span_id": f"{self.identity}{self.length:08x}",
         }
 
 
@@ -55,13 +59,14 @@ def read_pointer(tokens: Sequence[int], received: Mapping[str, Any] | None) -> M
     if received is None:
         return None
     try:
-        trace, length = str(received["trace_id"]), int(received["span_id"], 16)
+        trace, span = str(received["trace_id"]), str(received["span_id"])
+        identity, length = span[:8], int(span[8:], 16)
         digest, most, least = trace[:16], int(trace[16:24], 16), int(trace[24:], 16)
     except (KeyError, TypeError, ValueError):
         raise InvalidRequest(CANNOT) from None
     if not 0 < length <= len(tokens) or _digest(tokens[:length]) != digest:
         raise InvalidRequest(CANNOT)
-    return MigrationState(length, None if most == NO_LIMIT else most, least)
+    return MigrationState(length, None if most == NO_LIMIT else most, least, identity)
 
 
 def _digest(prompt: Sequence[int]) -> str:

@@ -42,8 +42,20 @@ def write_card(llm: LLM, folder: Path | None = None) -> Path:
     return card
 
 
+def identity(llm: LLM) -> str:
+    """Hex digest of all that an answer's tokens depend on: weights, kernels' variant, KV dtype, page size, companions.
+
+    A draft is left out: it only guesses tokens.
+    """
+    parts = sorted((role, model.id) for role, model in llm.engine.models.items() if role != "draft")
+    return hashlib.blake2b(repr((parts, llm.max_model_len)).encode(), digest_size=16).hexdigest()
+
+
 def _config(llm: LLM) -> dict[str, object]:
-    """What the front end reads of config.json. It says nothing of sizes: a student has the card of its teacher."""
+    """What the front end reads of config.json, and the identity: it refuses workers with another card than the first.
+
+    It compares prefill workers with each other, and decode workers with each other: a student has a card of its own.
+    """
     config, family = llm.config, BY_NAME[llm.config.architecture]
     return {
         "architectures": [family.transformers],
@@ -52,4 +64,5 @@ def _config(llm: LLM) -> dict[str, object]:
         "max_position_embeddings": config.max_position,
         "bos_token_id": llm.tokenizer.bos_id,
         "eos_token_id": sorted(llm.tokenizer.eos_ids),
+        "twostroke_identity": identity(llm),
     }

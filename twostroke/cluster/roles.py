@@ -121,9 +121,10 @@ class PrefillRole:
 class DecodeRole:
     """The second stroke, after a value that a prefill worker has computed.
 
-    Where the value does not come, the prompt is prefilled here, unless the model is a student: then the request fails
-    with WireError, and Dynamo sends it to a prefill worker again. An answer that another worker has begun takes the
-    value from there, or makes it here, whichever is predicted to be quicker (`sources.py`).
+    Where the value does not come, or comes from a model with another identity, the prompt is prefilled here, unless the
+    model is a student: then the request fails with WireError, and Dynamo sends it to a prefill worker again. An answer
+    that another worker has begun takes the value from there, or makes it here, whichever is predicted to be sooner
+    (`kv_sources.py`).
 
     Attributes:
         wire: how quickly values come.
@@ -147,7 +148,9 @@ class DecodeRole:
         if isinstance(memory := llm.pool.memory, HostMemory):
             memory.populate()  # else the first values that come delay the streams that decode
         self.wire, self.taken_over = TransferSpeed(WIRE_LATENCY_S, WIRE_BYTES_PER_S), Counter[str]()
-        self.receiver = Receiver(llm.pool, llm.model.id, transport=transport, runtime=runtime)
+        self.receiver = Receiver(
+            llm.pool, llm.model.id, transport=transport, same_identity=not student, runtime=runtime
+        )
         self._releasing = runtime.workers("release", 4)
 
     def request(self, parsed: DynamoRequest, handed: Mapping[str, Any] | None) -> Request:

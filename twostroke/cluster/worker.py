@@ -18,17 +18,18 @@ from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
 
 from twostroke.api.async_llm import publish, updates
 from twostroke.api.llm import LLM
-from twostroke.cluster.chunks import chunk, ending, usage
-from twostroke.cluster.dynamo_request import Asked, read
-from twostroke.cluster.interleaving import Turns
+from twostroke.cluster.chunks import chunk, final_chunk, usage
+from twostroke.cluster.dynamo_request import DynamoRequest, parse_request
+from twostroke.cluster.interleaving import ChoiceInterleaver
 from twostroke.cluster.migration import BROKEN
-from twostroke.cluster.model_card import write_card
-from twostroke.cluster.roles import Both, Decoding, Prefilling, Role
-from twostroke.cluster.router_events import Told
+from twostroke.cluster.model_card import identity, write_card
+from twostroke.cluster.registration import Registration, WorkerRefused
+from twostroke.cluster.roles import AggregatedRole, DecodeRole, PrefillRole, Role
+from twostroke.cluster.router_events import RouterEvents
 from twostroke.cluster.wire.channel import WireError
 from twostroke.cluster.wire.sender import LOOPBACK
 from twostroke.cluster.wire.transport import Transport
-from twostroke.cluster.worker_metrics import Measures
+from twostroke.cluster.worker_metrics import WorkerMetrics
 from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
@@ -38,6 +39,7 @@ from twostroke.server.grammar import Grammars
 from twostroke.server.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
+ENDPOINT = "generate"
 MODES = {
     "both": DisaggregationMode.AGGREGATED,
     "prefill": DisaggregationMode.PREFILL,
@@ -70,23 +72,32 @@ class DynamoWorker(LLMEngine):
     """An engine of Dynamo's (`dynamo.common.backend`). All methods belong to its event loop.
 
     Who opened the model closes it, once the worker has ended.
+
+    Attributes:
+        failed: whether it has ended of itself, so that it is to be started again.
+        refused: why it may not join the workers that are there; None: it may.
     """
 
     def __init__(
-        self, llm: LLM, role: str, place: WorkerAddress, *, student: bool = False, transport: Transport | None = None
+        self, llm: LLM, role: str, address: WorkerAddress, *, student: bool = False, transport: Transport | None = None
     ) -> None:
         """`role`: one of MODES. `student`, `transport`: see `roles`."""
-        self.llm, self.role, self.place = llm, role, place
-        self._prefilling = Prefilling(llm, place.host, transport) if role == "prefill" else None
-        self._answering = Decoding(llm, student, transport) if role == "decode" else Both(llm)
-        self.name = place.served_name or llm.name
-        self._card = write_card(llm, place.cards)
+        self.llm, self.role, self.address = llm, role, address
+        self._prefilling = PrefillRole(llm, address.host, transport) if role == "prefill" else None
+        self._answering = DecodeRole(llm, student, transport) if role == "decode" else AggregatedRole(llm)
+        self.name = address.served_name or llm.name
+        self._card, self._identity = write_card(llm, address.cards), identity(llm)[:8]
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
-        Measures(self._prefilling, self._answering, self._metrics.registry)
+        endpoint, card = f"{address.namespace}.{_component(role)}.{ENDPOINT}", f"{self._card.name} {student}"
+        self._registration = Registration(endpoint, address.discovery, self.name, card)
+        self._num_mismatched = 0  # answers that were begun by a model of another identity
+        WorkerMetrics(self._prefilling, self._answering, self._mismatches, self._metrics.registry)
+        self.failed = False
+        self.refused: WorkerRefused | None = None
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
-        self._router_events: Told | None = None
+        self._router_events: RouterEvents | None = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
@@ -94,13 +105,14 @@ class DynamoWorker(LLMEngine):
 
     def config(self) -> WorkerConfig:
         return WorkerConfig(
-            namespace=self.place.namespace,
-            component="prefill" if self.role == "prefill" else "backend",
+            namespace=self.address.namespace,
+            component=_component(self.role),
+            endpoint=ENDPOINT,
             model_name=str(self._card),
             served_model_name=self.name,
-            discovery_backend=self.place.discovery,
-            event_plane=self.place.events,
-            enable_kv_routing=self.place.events is not None,
+            discovery_backend=self.address.discovery,
+            event_plane=self.address.events,
+            enable_kv_routing=self.address.events is not None,
             disaggregation_mode=MODES[self.role],
         )
 
@@ -108,10 +120,17 @@ class DynamoWorker(LLMEngine):
 
     async def start(self, worker_id: int) -> EngineConfig:
         llm = self.llm
+        try:
+            await self._registration.open()
+        except WorkerRefused as refused:
+            self.refused = refused
+            raise
         self._thread.start()
+        self._registration.watch(worker_id, self._fail)
         return EngineConfig(
             model=str(self._card),
             served_model_name=self.name,
+            runtime_data=self._registration.data,
             llm=LlmRegistration(
                 context_length=llm.max_model_len,
                 kv_cache_block_size=llm.pool.page_size,
@@ -121,7 +140,13 @@ class DynamoWorker(LLMEngine):
             ),
         )
 
+    def _fail(self) -> None:
+        """End, as at SIGTERM, with exit status 1: a supervisor starts this worker again."""
+        self.failed = True
+        signal.raise_signal(signal.SIGTERM)
+
     async def cleanup(self) -> None:
+        await self._registration.close()
         router_events, self._router_events = self._router_events, None
         if router_events is not None:
             await asyncio.to_thread(router_events.close)
@@ -144,9 +169,9 @@ class DynamoWorker(LLMEngine):
         outside of the event loop, so nothing here may wait while it ends.
         """
         try:
-            parsed = await asyncio.to_thread(read, request, context.id(), self.llm.generation, self._grammars)
+            parsed = await asyncio.to_thread(parse_request, request, context.id(), self.llm.generation, self._grammars)
             if is_probe(request):  # Dynamo looks whether this worker lives
-                made = self._answer(Both(self.llm), parsed, None)
+                made = self._answer(AggregatedRole(self.llm), parsed, None)
             elif self._prefilling is not None:
                 made = self._prefill(self._prefilling, parsed)
             else:
@@ -160,16 +185,20 @@ class DynamoWorker(LLMEngine):
             raise InvalidArgument(str(error)) from error
         except EngineStopped as error:
             if self._thread.failure is not None:
-                signal.raise_signal(signal.SIGTERM)  # a worker whose engine has failed is of no use
+                self._fail()  # a worker whose engine has failed is of no use
             raise EngineShutdown(str(error)) from error  # another worker takes over
         except WireError as error:  # a student's value did not come: another prefill worker may send it
             raise Disconnected(str(error)) from error
 
     async def _answer(
-        self, role: Role, parsed: Asked, handed: Mapping[str, Any] | None
+        self, role: Role, parsed: DynamoRequest, handed: Mapping[str, Any] | None
     ) -> AsyncGenerator[dict[str, Any]]:
+        if parsed.identity not in (None, self._identity):
+            self._num_mismatched += 1
+            log.warning("an answer was not continued: its worker's model has another identity (weights, or kernels)")
+            raise Disconnected("this answer was begun by a model of another identity")  # another worker may have it
         request, interleaver = await asyncio.to_thread(_begun, role, parsed, handed)
-        generated, pointer = len(parsed.given), parsed.link
+        generated, pointer = len(parsed.given), parsed.migration_pointer(self._identity)
 
         def made(token: Token, pointer: dict[str, str]) -> dict[str, Any]:
             one = chunk(token, self.llm.tokenizer, pointer)
@@ -184,7 +213,7 @@ class DynamoWorker(LLMEngine):
             async with aclosing(self._updates(request)) as news:
                 async for update in news:
                     for token in update.tokens:
-                        for due in interleaver.put(token):
+                        for due in interleaver.push(token):
                             generated += 1
                             finished = not interleaver.left
                             yield made(due, pointer)
@@ -196,16 +225,16 @@ class DynamoWorker(LLMEngine):
         finally:
             role.ended(handed)
         if not finished:  # as where the last token was delivered by a worker that died
-            yield ending(request.choices[0].track.finish_reason or "stop")
+            yield final_chunk(request.choices[0].output.finish_reason or "stop")
 
-    async def _prefill(self, role: Prefilling, parsed: Asked) -> AsyncGenerator[dict[str, Any]]:
+    async def _prefill(self, role: PrefillRole, parsed: DynamoRequest) -> AsyncGenerator[dict[str, Any]]:
         request, offer = await asyncio.to_thread(role.request, parsed)
         handed = await asyncio.to_thread(role.handed, parsed, offer)
         try:
             # At once: the decode worker takes what is computed while the rest is. The token is its to sample.
-            yield ending("length") | {
+            yield final_chunk("length") | {
                 "disaggregated_params": handed,
-                "worker_trace_link": parsed.link,
+                "worker_trace_link": parsed.migration_pointer(self._identity),
             }
             async with aclosing(self._updates(request)) as news:
                 async for _ in news:
@@ -228,8 +257,11 @@ class DynamoWorker(LLMEngine):
     async def kv_event_sources(self) -> list[KvEventSource]:
         if self.llm.model.index is None:
             return []
-        self._router_events = Told(self.llm)
+        self._router_events = RouterEvents(self.llm)
         return [ZmqSource(self._router_events.endpoint)]
+
+    def _mismatches(self) -> dict[str, int]:
+        return {"migration": self._num_mismatched, "discovery": self._registration.num_mismatched}
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry)
@@ -250,7 +282,11 @@ class DynamoWorker(LLMEngine):
             self._snapshots.publish(0, ComponentSnapshot(pool.num_used, pool.num_pages, used, 0, rate))
 
 
-def _begun(role: Role, parsed: Asked, handed: Mapping[str, Any] | None) -> tuple[Request, Turns]:
+def _component(role: str) -> str:
+    return "prefill" if role == "prefill" else "backend"
+
+
+def _begun(role: Role, parsed: DynamoRequest, handed: Mapping[str, Any] | None) -> tuple[Request, ChoiceInterleaver]:
     """The request for the engine, behind what another worker has made of it; and whose turn it is to send a token."""
     request = role.request(parsed, handed)
     return request, parsed.continued(request)

@@ -175,13 +175,13 @@ class PagePool:
             )
         return frames.take(count)
 
-    def collect_garbage(self) -> bool:
+    def collect_garbage(self, even_if_recent: bool = False) -> bool:
         """Free the pages of values in garbage reference cycles. Returns whether frames became free.
 
         For callers that would otherwise preempt a choice, or fail. It does nothing where it could not help: if all
-        pages in frames are held by open writers, or soon after a collection that found nothing.
+        pages in frames are held by open writers, or soon after a collection that found nothing (`kv.garbage`).
         """
-        if not self._garbage.due:
+        if not self._garbage.due and (self._garbage.running or not even_if_recent):
             return False
         with self.lock:
             pinned = np.fromiter(self.pins.pages(), np.int64)
@@ -193,11 +193,17 @@ class PagePool:
                 self._garbage.freed_some()
             return freed
 
-    def make_room(self, count: int) -> None:
+    def make_room(self, count: int, collect: bool = False) -> None:
         """Let up to `count` frames become free before they are taken, for callers that do not hold the lock.
 
-        Evicted pages may have to be copied. So a few go at a time, and others get the lock in between.
+        Evicted pages may have to be copied. So a few go at a time, and others get the lock in between. `collect`: if
+        that is not enough, also collect garbage, since there is nobody to wait for more pages.
         """
+        self._evict_slowly(count)
+        if collect and self.num_free < count:
+            self.collect_garbage(even_if_recent=True)
+
+    def _evict_slowly(self, count: int) -> None:
         few = max(1, LOCKED_BYTES // self.page_bytes)
         while (missing := count - self.num_free) > 0 and (reclaim := self.reclaim) is not None:
             with self.lock:

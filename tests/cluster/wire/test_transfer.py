@@ -12,6 +12,7 @@ from tests.cluster.wire.small import Ends, arrives, nothing_is_held, same, soon
 from tests.kv.values import GEOMETRY, make_pool, prefill
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.cluster.wire import outgoing_transfer, value_format
+from twostroke.cluster.wire.channel import IdentityMismatch
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
@@ -159,8 +160,9 @@ def test_another_identity_is_told_or_refused(ends: Ends) -> None:
     received = ends.new_receiver(ends.here, identity="n").receive(ends.offered(kv).handle).result(SOON_S)
     assert (received.identity, received.canonical, received.kv.canonical_length("n")) == ("m", False, 0)
     strict = ends.new_receiver(ends.here, identity="n", same_identity=True)
-    with pytest.raises(KVError, match="identity differs"):
+    with pytest.raises(IdentityMismatch, match="identity differs"):
         arrives(strict, ends.offered(kv))
+    assert (strict.num_mismatched, ends.sender.num_mismatched) == (1, 1)
 
 
 def test_handles_are_checked() -> None:

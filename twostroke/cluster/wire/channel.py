@@ -33,6 +33,8 @@ LIFE = (  # a machine that is gone, or cut off, is noticed in 25 s
 )
 _LENGTH = struct.Struct("<I")
 
+MISMATCH = "the value is of a model with other weights, or of another kernels' variant: its identity differs"
+
 Message = dict[str, Any]
 
 
@@ -40,12 +42,16 @@ class WireError(KVError):
     """A transfer failed: the other side is gone, does not answer, or says something that is not right."""
 
 
+class IdentityMismatch(WireError):
+    """The value is of a model with another identity: other weights, or another kernels' variant."""
+
+
 class Channel:
     """Messages in both directions, for one thread. Any other may only end it: `shut`.
 
     Attributes:
         peer: the other side's address, for messages.
-        machine: the machine's name (`Surroundings`) if the other side has the same address, so that nothing leaves it.
+        machine: the machine's name (`Runtime`) if the other side has the same address, so that nothing leaves it.
     """
 
     def __init__(self, connection: socket.socket, keys: secrets.ChannelKeys, runtime: Runtime = SYSTEM) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.cluster.wire.channel import CONNECT_S, Channel, WireError
+from twostroke.cluster.wire.channel import CONNECT_S, Channel, IdentityMismatch, WireError
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.page_digests import DigestThreads
@@ -60,8 +60,14 @@ class IncomingValue(Future[ReceivedValue]):
         self._transfer: IncomingTransfer | None = None
         self._cancelled = False
 
+    def begin(self, transfer: IncomingTransfer) -> None:
+        """Name the transfer that `cancel` ends. Raises WireError: it was cancelled before."""
+        self._transfer = transfer
+        if self._cancelled:
+            raise WireError("nobody wants it any more")
+
     def cancel(self) -> bool:
-        """Nobody wants it any more: its pages are freed as soon as nothing is under way to them."""
+        """Give it up. Its pages are freed as soon as nothing is under way to them."""
         self._cancelled = True
         if (transfer := self._transfer) is not None:
             transfer.cancel()
@@ -98,7 +104,11 @@ class ExtendedValue(Future[KVCache]):
 
 
 class Receiver:
-    """Claims values and brings them into a pool, on threads of its own. Any thread may call its methods."""
+    """Claims values and brings them into a pool, on threads of its own. Any thread may call its methods.
+
+    Attributes:
+        num_mismatched: values that were refused, since a model with another identity has computed them.
+    """
 
     def __init__(
         self,
@@ -118,16 +128,17 @@ class Receiver:
             identity: `Model.id` of the model that continues them.
             secret: what senders know too, at least 16 characters; None: as for `Sender`.
             transport: how pages move (`open_transport`); None: TCP.
-            same_identity: refuse values of models with another identity. Otherwise they are usable, not canonical.
+            same_identity: refuse values of models with another identity (IdentityMismatch). Otherwise they are usable,
+                not canonical.
             convert: accept another KV dtype, page size or layout; their entries are placed anew, and those of another
                 dtype are canonical for no model. Otherwise such values are refused.
-            around: time, threads and connections; a simulation has its own.
+            runtime: time, threads and connections; a simulation has its own.
 
         Raises KVError: there is no secret.
         """
         self.pool, self.identity, self._secret = pool, identity, shared_secret(secret)
         self._transport, self._runtime = transport or Tcp(), runtime
-        self._same_identity, self._convert = same_identity, convert
+        self._same_identity, self._convert, self.num_mismatched = same_identity, convert, 0
         self._workers = runtime.workers("wire receiver", MAX_VALUES)
         self._transfers: dict[IncomingTransfer, None] = {}
         self._digesting = DigestThreads("wire checks", runtime.cores)
@@ -220,6 +231,7 @@ class Receiver:
         try:
             outcome = self._receive(transfer, incoming, handle, release, extend)
         except TwostrokeError as error:
+            self.num_mismatched += isinstance(error, IdentityMismatch)
             outcome = error.with_traceback(None)  # it would keep pages
         except Exception as error:
             log.exception("a value could not be received")
@@ -239,11 +251,10 @@ class Receiver:
         extend: dict[str, Any] | None,
     ) -> ReceivedValue:
         began = self._runtime.now()
-        incoming._transfer = transfer
-        if incoming._cancelled:
-            raise WireError("nobody wants it any more")
-        transfer.open(handle, self._secret, extend)
-        transfer.accept_terms(self.identity if self._same_identity else None, self._convert)
+        incoming.begin(transfer)
+        demanded = self.identity if self._same_identity else None
+        transfer.open(handle, self._secret, extend, demanded)
+        transfer.accept_terms(demanded, self._convert)
         kv, queries, state = transfer.take(release)
         identity, seconds = transfer.identity, self._runtime.now() - began
         canonical, took = identity == self.identity, (transfer.bytes_received, seconds, transfer.moving_s)

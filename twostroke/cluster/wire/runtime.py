@@ -30,7 +30,7 @@ class ConditionLike(Protocol):
 
 
 class JobThreads(Protocol):
-    """The part of `Workers` that the wire uses."""
+    """The part of `DaemonThreads` that the wire uses."""
 
     def submit(self, job: Callable[[], object]) -> None: ...
 
@@ -84,7 +84,7 @@ class Runtime(Protocol):
 
 
 class SystemRuntime:
-    """This machine; implements `Surroundings`."""
+    """This machine; implements `Runtime`."""
 
     cores: int | None = None
 

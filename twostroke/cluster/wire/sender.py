@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from twostroke.cluster.wire.channel import Channel, Message, WireError
+from twostroke.cluster.wire.channel import MISMATCH, Channel, Message, WireError
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.lease import TTL_S
 from twostroke.cluster.wire.offer import ValueOffer
@@ -40,6 +40,7 @@ class Sender:
     Attributes:
         host, port: where it listens.
         incarnation: a random number, new with every sender.
+        num_mismatched: claims that were refused, since the receiver's model has another identity.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Sender:
             transport: how pages move (`open_transport`); None: TCP.
             compute: prefills tokens after a value that a receiver holds too, and asks to extend (`Receiver.extend`).
                 It is called on threads of its own, a few at a time. None: nothing is computed for receivers.
-            around: time, threads and connections; a simulation has its own.
+            runtime: time, threads and connections; a simulation has its own.
 
         Raises:
             WireError: the address cannot be used. KVError: there is no secret.
@@ -79,7 +80,7 @@ class Sender:
         except OSError as error:
             raise WireError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
         self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation, self.num_mismatched = secrets.token_hex(8), 0
         self._offers: dict[str, ValueOffer] = {}
         self._ended: dict[str, str] = {}  # why values are not there any more
         self._channels: dict[Channel, None] = {}
@@ -185,6 +186,11 @@ class Sender:
         if not own or (offer := self._offers.get(lease)) is None:
             why = self._ended.get(lease) if own else "it was offered by a process that has ended"
             channel.send("gone", why=why or "there is no such value")
+            return
+        if asked.get("identity") not in (None, self.identity):
+            self.num_mismatched += 1
+            log.warning("%s was refused a value: its model has another identity (weights, or kernels)", channel.peer)
+            channel.send("gone", why=MISMATCH, mismatch=True)
             return
         offer.renew()
         answers: dict[str, Any] = {

@@ -90,7 +90,7 @@ def or_recompute(program: Program, method: Method, prompt: Prompt) -> Program:
 def student_program(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> Program:
     """A technique's strokes in an engine that has the student only, as its own model.
 
-    Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`prefilled_by`).
+    Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`remote_prefill`).
     """
 
     def here(stroke: Stroke) -> Stroke:

@@ -267,7 +267,7 @@ class KVCache:
         if self.pool.page_size != pool.page_size:
             raise KVError(f"this value has pages of {self.pool.page_size} entries, and the pool has {pool.page_size}")
         pages, stops = self.entry_table.pages_and_stops()
-        pool.make_room(len(pages))
+        pool.make_room(len(pages), collect=True)
         fresh = np.array(pool.allocate(len(pages)), np.int64)
         try:
             copy_pages(self.pool, pages, stops, pool, fresh)

@@ -12,24 +12,28 @@ MAX_PAUSE_S = 1.0  # and after this at the latest: what it found alive may be ga
 
 
 class GarbageCollection:
-    """Collections on behalf of one pool: at most a twentieth of the time of a pool that stays full."""
+    """Collections on behalf of one pool: at most a twentieth of the time of a pool that stays full.
+
+    Attributes:
+        running: whether one is under way.
+    """
 
     def __init__(self) -> None:
         self._next = 0.0  # when the next one may run
+        self.running = False
 
     @property
     def due(self) -> bool:
-        """Whether a collection may find what the last one did not."""
-        return time.monotonic() >= self._next
+        """Whether the last collection freed pages, or is so long ago that another one costs little."""
+        return not self.running and time.monotonic() >= self._next
 
     def run(self) -> None:
-        """Collect garbage; objects that hold values are dropped by it, which `freed_some` has to be told."""
-        began = time.monotonic()
-        self._next = float("inf")  # a finalizer may allocate pages: one collection at a time
+        """Collect garbage. If that frees pages, `freed_some` has to be called."""
+        began, self.running = time.monotonic(), True  # a finalizer may allocate pages: one collection at a time
         try:
             gc.collect()
         finally:
-            ended = time.monotonic()
+            ended, self.running = time.monotonic(), False
             self._next = ended + min(PAUSE_FACTOR * (ended - began), MAX_PAUSE_S)
 
     def freed_some(self) -> None:

@@ -25,9 +25,9 @@ class HashIndex(PrefixIndex):
         self._digests: dict[int, bytes] = {}  # of each page
         self._seed = model.encode()
 
-    def _keys(self, tokens: np.ndarray) -> list[bytes]:
+    def _keys(self, tokens: np.ndarray, salt: bytes = b"") -> list[bytes]:
         digests, digest = list[bytes](), self._seed
-        for key in super()._keys(tokens):
+        for key in super()._keys(tokens, salt):
             digest = hashlib.blake2b(digest + key, digest_size=16).digest()
             digests.append(digest)
         return digests

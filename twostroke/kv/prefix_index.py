@@ -11,6 +11,7 @@ are spilled to the host, where they stay indexed, as far as its budget goes; pag
 the longest time make room. Without room there, they leave the index.
 """
 
+import hashlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -72,10 +73,13 @@ class PrefixIndex(ABC):
         self._in_pool: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
         self._in_host: dict[int, None] = {}  # those that were spilled and may be in the host, in the same order
 
-    def match(self, tokens: Sequence[int] | np.ndarray) -> KVCache:
-        """The longest indexed prefix of `tokens`, in whole pages, as a value."""
+    def match(self, tokens: Sequence[int] | np.ndarray, salt: bytes = b"") -> KVCache:
+        """The longest indexed prefix of `tokens`, in whole pages, as a value.
+
+        Only pages that were indexed with the same salt are found, so those with different salts share nothing.
+        """
         array, size = np.array(tokens, np.int32), self.pool.page_size
-        keys = self._keys(array)
+        keys = self._keys(array, salt)
         with self.pool.lock:
             pages = self._find(keys)
             self._touch(pages)
@@ -96,10 +100,11 @@ class PrefixIndex(ABC):
             self._touch(pages)
             return value_of_pages(self.pool, self.model, tokens[: len(pages) * size], pages)
 
-    def insert(self, kv: KVCache) -> list[int]:
+    def insert(self, kv: KVCache, salt: bytes = b"") -> list[int]:
         """Index the whole pages of the value's canonical prefix, and return the index's pages of it.
 
-        Pages that are already known are kept.
+        Pages that are already known are kept. Pages with a salt stay here: `on_insert` is not called for them, so
+        neither stores nor routers learn of them.
         """
         if kv.pool is not self.pool or kv.tier != POOL:
             raise KVError("a prefix index takes only values in its pool: use copy_to")
@@ -109,11 +114,11 @@ class PrefixIndex(ABC):
         table = kv.table[:count]
         cut = np.flatnonzero(table[:, STOP] - table[:, START] != size)
         count = int(cut[0]) if len(cut) else len(table)
-        keys = self._keys(kv.token_array[: count * size])
+        keys = self._keys(kv.token_array[: count * size], salt)
         with self.pool.lock:
             pages = self._add(keys, table[:count, PAGE].tolist())
             self._touch(pages)
-            for enter in self.on_insert:
+            for enter in () if salt else self.on_insert:
                 enter(kv.token_array, pages)
             return pages
 
@@ -190,10 +195,13 @@ class PrefixIndex(ABC):
     def _remove(self, page: int) -> list[int]:
         """Forget a page and all after it, and return them."""
 
-    def _keys(self, tokens: np.ndarray) -> list[bytes]:
-        """What stands for each whole page of `tokens`. Needs no lock."""
+    def _keys(self, tokens: np.ndarray, salt: bytes = b"") -> list[bytes]:
+        """What stands for each whole page of `tokens`: the first has the salt, and the others follow it. Needs no lock."""
         data, size = tokens.tobytes(), tokens.itemsize * self.pool.page_size
-        return [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
+        keys = [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
+        if salt and keys:
+            keys[0] += hashlib.blake2b(salt, digest_size=16).digest()
+        return keys
 
     def _retain(self, pages: list[int]) -> None:
         self.pool.retain(np.array(pages, np.int64))

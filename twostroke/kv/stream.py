@@ -183,7 +183,7 @@ def read(source: StreamReader, pool: PagePool) -> EntryTable:
     without_seal = header.num_pages * (pool.page_bytes + DIGEST_BYTES) + rest
     if source.remaining not in (without_seal, without_seal + DIGEST_BYTES):
         raise source.corrupt("its size is not what its header says")
-    pool.make_room(header.num_pages)
+    pool.make_room(header.num_pages, collect=True)
     pages = np.array(pool.allocate(header.num_pages), np.int64)
     try:
         contents = _read_pages(source, pool, header, pages, [digest])

@@ -38,6 +38,7 @@ def retain_in_tier(pool: PagePool, pages: np.ndarray, stops: np.ndarray, tier: s
     """
     require_tier(pool, tier)
     if tier == POOL:
+        pool.make_room(int(np.count_nonzero(pool.frames.absent(pages))), collect=True)
         with SwapIn(pool, pages) as bringing:
             bringing.load()
             bringing.publish()

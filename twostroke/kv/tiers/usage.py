@@ -12,6 +12,8 @@ class StoreUsage:
         pages: pages of prompts; private: pages of values that some process holds.
         bytes: what all of these take in the store.
         damaged: pages that were not what they said, and were deleted; only a check finds them.
+        unchecked: pages that a check could not judge: they are under another key, or cannot be read.
+        left: pages that were to be deleted, and could not be.
     """
 
     model: str
@@ -19,3 +21,5 @@ class StoreUsage:
     private: int
     bytes: int
     damaged: int = 0
+    unchecked: int = 0
+    left: int = 0

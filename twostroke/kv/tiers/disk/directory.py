@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -41,15 +42,17 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A page's file.
+    """A page's file, or what else has a page's name.
 
     Attributes:
         size: bytes that it takes; used: when it was used last, in ns since 1970.
+        regular: whether it is a file; what is not (a directory, a pipe, a link) holds no page.
     """
 
     path: str
     size: int
     used: int
+    regular: bool
 
 
 class Directory:
@@ -72,6 +75,19 @@ class Directory:
             return cls(root, Ledger(root / "ledger", lambda: _count(root), writable), writable)
         except OSError as error:
             raise KVError(f"{root} cannot be used as a disk tier: {error.strerror}") from None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody has deleted it, or put something else in its place."""
+        return self.ledger.current and self.pages.is_dir() and self.owners.is_dir()
+
+    def restore(self) -> bool:
+        """Make what is missing again. Returns whether anything was. Raises KVError or OSError."""
+        if self.whole:
+            return False
+        _prepare(self.root, make=True)
+        self.ledger.reopen()
+        return True
 
     def path(self, page_format: PageFormat, key: bytes) -> str:
         """The file of a page of a prompt."""
@@ -144,7 +160,8 @@ class Directory:
                 if _PAGE.fullmatch(item.name):
                     with suppress(FileNotFoundError):  # another process was quicker
                         status = item.stat(follow_symlinks=False)
-                        found.append(PageFile(item.path, disk_bytes(status), status.st_mtime_ns))
+                        regular = stat.S_ISREG(status.st_mode)
+                        found.append(PageFile(item.path, disk_bytes(status), status.st_mtime_ns, regular))
         return found
 
     def count(self) -> int:
@@ -152,10 +169,14 @@ class Directory:
         return _count(self.root)
 
     def delete(self, path: str, account: Account) -> bool:
-        """Delete a file, and count it; the account is held. Returns whether it was there. Raises OSError."""
+        """Delete a file, or an empty directory in its place, and count it; the account is held.
+
+        Returns whether it was there. Raises OSError.
+        """
         try:
-            size = disk_bytes(os.lstat(path))
-            os.unlink(path)
+            status = os.lstat(path)
+            size = disk_bytes(status)
+            (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
         except FileNotFoundError:
             return False
         account.used -= size

@@ -6,6 +6,7 @@
 The seal covers all of it. A file is written under another name, and gets its own when it is whole.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Generator, Sequence
@@ -64,12 +65,17 @@ def read_page(path: str, page_format: PageFormat, name: PageName, into: memoryvi
     """Read a file, and say whether it is this page. `into` may hold anything if it is not. Raises OSError."""
     head = _head(page_format, name)
     own = bytearray(len(head) + SEAL_BYTES)
-    with opened(path) as file:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != len(own) + len(into):
+    try:
+        with opened(path) as file:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != len(own) + len(into):
+                return False
+            if not _whole(file, [memoryview(own), into]):
+                return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link in its place
             return False
-        if not _whole(file, [memoryview(own), into]):
-            return False
+        raise
     return bytes(own) == head + page_format.seal(head, into)
 
 

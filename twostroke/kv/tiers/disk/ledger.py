@@ -4,6 +4,7 @@ Whoever changes what the directory takes holds the file's lock while doing so. T
 that dies. If it dies between two steps the file may be wrong: the next process that opens the directory counts again.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -43,11 +44,11 @@ class Account:
         """Count bytes that are written now."""
         self.used += size
         self.written = self.written_today + size
-        self.day = _today()
+        self.day = today()
 
     @property
     def written_today(self) -> int:
-        return self.written if self.day == _today() else 0
+        return self.written if self.day == today() else 0
 
 
 class Ledger:
@@ -55,15 +56,38 @@ class Ledger:
 
     def __init__(self, path: Path, count: Callable[[], int], writable: bool = True) -> None:
         """`count` gives what the directory takes, for a file that is new or damaged. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        self._file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._count = count
+        self._path, self._count, self._writable = path, count, writable
+        self._file = self._open()
         self._lock = threading.Lock()
         self._doubted = False
 
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT if self._writable else os.O_RDONLY
+        return os.open(self._path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    @property
+    def current(self) -> bool:
+        """Whether the file that is open is still the one at its path."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except OSError:
+            return False
+
+    def reopen(self) -> None:
+        """Open what is at the path now, and make it if nothing is. Raises OSError."""
+        with DeferredInterrupts(), self._lock:
+            if self._file != -1:
+                before, self._file = self._file, self._open()
+                os.close(before)
+
     @contextmanager
     def locked(self) -> Generator[Account]:
-        """The account, for reading and changing; what was changed is written at the end. Ctrl-C waits. Raises Busy."""
+        """The account, for reading and changing; what was changed is written at the end. Ctrl-C waits.
+
+        Raises OSError: LedgerBusy, or the directory can only be read.
+        """
+        if not self._writable:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         with DeferredInterrupts(), self._held() as account:
             yield account
 
@@ -139,5 +163,6 @@ class Ledger:
         return Account(*numbers) if magic == _MAGIC else None
 
 
-def _today() -> int:
+def today() -> int:
+    """Days since 1970, in UTC."""
     return int(time.time()) // DAY_S

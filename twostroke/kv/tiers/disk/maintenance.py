@@ -9,97 +9,133 @@ from pathlib import Path
 from twostroke.errors import KVError
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory, PageFile
+from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import private_files, sweep
 from twostroke.kv.tiers.page_format import scope
 from twostroke.kv.tiers.usage import StoreUsage
 from twostroke.system.user_key import user_key
 
-UNKNOWN = "(written with another key)"
+FOREIGN = "(written with another key)"
+UNNAMED = "(a model whose about.json is missing)"
 
 
 @dataclass(frozen=True)
 class _DiskPages:
-    """The pages of one model."""
+    """The pages of one model.
 
-    name: str
+    Attributes:
+        own: whether they are under this user's key.
+        values: bytes of each page that belongs to a value.
+    """
+
+    scope: str
     model: str
     own: bool
     entries: list[PageFile]
-    private: list[int]
+    values: list[int]
 
-    def holding(self, gone: list[PageFile]) -> StoreUsage:
-        """What is left without the damaged pages `gone`."""
-        size = sum(entry.size for entry in self.entries) + sum(self.private) - sum(entry.size for entry in gone)
-        return StoreUsage(self.model, len(self.entries) - len(gone), len(self.private), size, len(gone))
+    def usage(self, gone: list[PageFile], *, damaged: int = 0, unchecked: int = 0) -> StoreUsage:
+        """What is there without the pages `gone`."""
+        size = sum(entry.size for entry in self.entries) + sum(self.values) - sum(entry.size for entry in gone)
+        pages = len(self.entries) - len(gone)
+        return StoreUsage(self.model, pages, len(self.values), size, damaged, unchecked, damaged - len(gone))
 
 
 def inspect(path: Path) -> list[StoreUsage]:
     """What is there, by model. Raises KVError."""
     with _opened(path) as (directory, key):
-        return [one.holding([]) for one in _scopes(directory, key)]
+        return [one.usage([]) for one in _by_model(directory, key)]
 
 
 def verify(path: Path) -> list[StoreUsage]:
     """Check every page, delete those that are wrong, and return what is there then. Raises KVError.
 
-    Pages under another key cannot be checked, and stay.
+    Pages under another key, and those that cannot be read, are not checked, and stay.
     """
     with _opened(path) as (directory, key):
-        return [one.holding(_damaged(directory, one, key)) for one in _scopes(directory, key)]
+        return [_verified(directory, one, key) for one in _by_model(directory, key)]
 
 
 def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
     """Delete the pages of prompts of one model, or of all, and return what was deleted. Raises KVError.
 
-    Pages of values that running processes hold stay.
+    Pages of values that running processes hold stay, and so does what cannot be deleted.
     """
     cleared = list[StoreUsage]()
     with _opened(path) as (directory, key), directory.ledger.locked() as account:
         directory.ledger.invalidate()
         sweep(directory, account)
-        for one in _scopes(directory, key):
-            if model not in (None, one.model):
-                continue
-            for entry in sorted(one.entries, key=lambda entry: entry.used):
-                directory.delete(entry.path, account)
-            cleared.append(StoreUsage(one.model, len(one.entries), 0, sum(entry.size for entry in one.entries)))
+        for one in _by_model(directory, key):
+            if model in (None, one.model):
+                entries = sorted(one.entries, key=lambda entry: entry.used)
+                gone = [entry for entry in entries if _deleted(directory, entry, account)]
+                size, left = sum(entry.size for entry in gone), len(entries) - len(gone)
+                cleared.append(StoreUsage(one.model, len(gone), 0, size, left=left))
         account.used = directory.count()
     return cleared
 
 
-def _scopes(directory: Directory, key: bytes) -> list[_DiskPages]:
-    private = private_files(directory)
-    found = list[_DiskPages]()
+def _by_model(directory: Directory, key: bytes) -> list[_DiskPages]:
+    private, found = private_files(directory), list[_DiskPages]()
     for name, facts in directory.scopes():
-        try:
-            own = scope(bytes.fromhex(facts["namespace"]), key) == name
-            model = "".join(filter(str.isprintable, str(facts["model"]))) if own else UNKNOWN
-        except (KeyError, ValueError, TypeError):
-            own, model = False, UNKNOWN
         entries, values = directory.entries(name), [size for owner, size in private if owner == name]
-        if entries or values:
-            found.append(_DiskPages(name, model, own, entries, values))
+        if not entries and not values:
+            continue
+        try:
+            own, model = scope(bytes.fromhex(facts["namespace"]), key) == name, str(facts["model"])
+        except (KeyError, ValueError, TypeError):
+            own, model = any(_is_own(entry, name, key) for entry in entries), UNNAMED
+        shown = "".join(filter(str.isprintable, model)) if own else FOREIGN
+        found.append(_DiskPages(name, shown, own, entries, values))
     return sorted(found, key=lambda one: one.model)
 
 
-def _damaged(directory: Directory, one: _DiskPages, key: bytes) -> list[PageFile]:
-    """The pages that are not what their names say. They are deleted."""
-    wrong = list[PageFile]()
+def _is_own(entry: PageFile, name: str, key: bytes) -> bool:
+    """Whether a page says that it is of a namespace which has this scope under the user's key."""
+    with suppress(OSError):
+        stated = files.peek(entry.path) if entry.regular else None
+        return stated is not None and scope(stated.namespace, key) == name
+    return False
+
+
+def _verified(directory: Directory, one: _DiskPages, key: bytes) -> StoreUsage:
     if not one.own:
-        return wrong
+        return one.usage([], unchecked=len(one.entries))
+    gone, damaged, unchecked = list[PageFile](), 0, 0
     for entry in one.entries:
-        with suppress(OSError):  # deleted meanwhile, or it cannot be read now
-            with files.opened(entry.path) as file:
-                found = files.verify_file(file, key)
-            named = found is not None and (scope(found.namespace, key), found.name.key.hex()) == (
-                one.name,
-                os.path.basename(entry.path),
-            )
-            if found is None or not named or not found.name.right:
-                with directory.ledger.locked() as account:
-                    directory.delete(entry.path, account)
-                wrong.append(entry)
-    return wrong
+        try:
+            if _is_right(entry, one.scope, key):
+                continue
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        except OSError:
+            unchecked += 1
+            continue
+        damaged += 1
+        with suppress(OSError), directory.ledger.locked() as account:
+            if _deleted(directory, entry, account):
+                gone.append(entry)
+    return one.usage(gone, damaged=damaged, unchecked=unchecked)
+
+
+def _is_right(entry: PageFile, name: str, key: bytes) -> bool:
+    """Whether a page is what its name says. Raises OSError: it cannot be read."""
+    if not entry.regular:
+        return False
+    with files.opened(entry.path) as file:
+        found = files.verify_file(file, key)
+    if found is None or not found.name.right:
+        return False
+    return (scope(found.namespace, key), found.name.key.hex()) == (name, os.path.basename(entry.path))
+
+
+def _deleted(directory: Directory, entry: PageFile, account: Account) -> bool:
+    """Whether a page is gone now; the account is held."""
+    try:
+        directory.delete(entry.path, account)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -42,7 +42,11 @@ class Owner:
         try:
             _delete(self._directory, self.path, account)
         finally:
-            os.close(self._lock)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of its directory as it is: somebody else has deleted it."""
+        os.close(self._lock)
 
 
 def sweep(directory: Directory, account: Account) -> bool:

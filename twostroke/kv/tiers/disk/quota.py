@@ -1,14 +1,19 @@
 """Room for new files: the quota of all processes together, the day's budget, and what goes to make room."""
 
 import errno
+import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from twostroke.errors import KVError
 from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
-from twostroke.kv.tiers.disk.ledger import Account
+from twostroke.kv.tiers.disk.ledger import Account, today
+
+log = logging.getLogger(__name__)
 
 KEPT = 0.9  # share of the quota that is left after an eviction, so that there is not one for every page
 FREE_BYTES = 256 << 20  # left free for others on the file system
@@ -19,6 +24,26 @@ class QuotaExceeded(Exception):
     """A file is not written: "full" or "budget"."""
 
 
+def check_room(root: Path, used: int) -> None:
+    """Warn if nothing can be stored in a directory now. `used`: bytes of pages that are there, and may go.
+
+    Raises KVError: nothing ever can, since the file system is too small.
+    """
+    system = os.statvfs(root)
+    whole, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
+    if whole <= FREE_BYTES:
+        raise KVError(
+            f"{root} is on a file system of {whole >> 20} MiB, of which {FREE_BYTES >> 20} MiB are left free for others: "
+            "nothing could ever be stored there, so choose another directory"
+        )
+    if free + used <= FREE_BYTES:
+        log.warning(
+            "%s: %d MiB are free on its file system, and %d MiB are left free for others: nothing is stored until "
+            "there is more",
+            *(root, free >> 20, FREE_BYTES >> 20),
+        )
+
+
 class Quota:
     """What may be written into a directory."""
 
@@ -26,6 +51,12 @@ class Quota:
         """`most_bytes`: of the whole directory; `day_bytes`: written in a day; `counters` counts what is evicted."""
         self._directory, self._counters = directory, counters
         self._most_bytes, self._day_bytes = most_bytes, day_bytes
+        self._spent = -1  # the day whose budget is used up
+
+    @property
+    def spent(self) -> bool:
+        """Whether the day's budget is used up, as far as this process knows."""
+        return self._spent == today()
 
     @contextmanager
     def reserved(self, path: str, size: int, budgeted: bool = False) -> Generator[int]:
@@ -35,6 +66,7 @@ class Quota:
         """
         with self._directory.ledger.locked() as account:
             if budgeted and account.written_today + size > self._day_bytes:
+                self._spent = today()
                 raise QuotaExceeded("budget")
             self._make_room(account, -(-size // files.BLOCK) * files.BLOCK)
             account.wrote(size)
@@ -73,7 +105,8 @@ class Quota:
 
         Raises Refused or OSError.
         """
-        entries = [entry for scope, _ in self._directory.scopes() for entry in self._directory.entries(scope)]
+        scopes = [scope for scope, _ in self._directory.scopes()]
+        entries = [entry for scope in scopes for entry in self._directory.entries(scope) if entry.regular]
         if sum(entry.size for entry in entries) < least:
             raise QuotaExceeded("full")
         freed = count = 0

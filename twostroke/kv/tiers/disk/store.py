@@ -22,7 +22,7 @@ from twostroke.kv.tiers.disk.directory import Directory
 from twostroke.kv.tiers.disk.directory_watch import DirectoryWatch
 from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import Owner, sweep
-from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded
+from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded, check_room
 from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import PageFormat
 from twostroke.system.daemon_threads import DaemonThreads
@@ -39,7 +39,6 @@ class DiskStore:
     """The disk tier of one process; see `tiers.store.Store`."""
 
     tier = "disk"
-    answering = True
 
     def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
         self.where, self.counters, self.most_bytes = str(directory.root), TierCounters(), most_bytes
@@ -50,6 +49,7 @@ class DiskStore:
         self._readers = DaemonThreads("disk tier", READERS)
         self._left: list[str] = []  # files that could not be deleted when they should have been
         self._rest_until = 0.0  # when prompts' pages are written again, after a failure
+        self._failing = False  # since the last thing that was written or read
         self._warned: set[str] = set()
 
     @classmethod
@@ -76,6 +76,11 @@ class DiskStore:
         account = self._directory.ledger.peek()
         return account.used if account else None
 
+    @property
+    def answering(self) -> bool:
+        """Whether pages can go there: it is whole, may be written to, and has not failed since it last worked."""
+        return self._owner is not None and not self._failing and self._directory.whole
+
     # Pages of prompts -----------------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
@@ -97,17 +102,20 @@ class DiskStore:
 
     def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
         page_format, count = self._page_format(namespace), 0
+        if self._quota.spent:
+            self.counters.skipped("budget", len(names))
+            return 0
         if time.monotonic() < self._rest_until:
             self.counters.skipped("open", len(names))
             return 0
         try:
+            self._restore()
             for name, page in zip(names, pages, strict=True):
                 if not self._put(page_format, name, page):
                     break
                 count += 1
         except QuotaExceeded as refused:
-            self._rest_until = time.monotonic() + REST_S
-            self.counters.skipped(str(refused), len(names) - count)
+            self._refused(str(refused), len(names) - count)
         except OSError as error:
             self._rest_until = time.monotonic() + REST_S
             self._failed(error, len(names) - count)
@@ -125,6 +133,8 @@ class DiskStore:
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
         page_format, began = self._page_format(namespace), time.perf_counter()
         try:
+            if time.monotonic() >= self._rest_until:
+                self._restore()
             owner = self._owner
             if owner is None:
                 raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
@@ -138,6 +148,7 @@ class DiskStore:
         except OSError as error:
             self._failed(error, 1)
             raise OutOfPages(f"{self.where} takes no value: {error.strerror or error}") from None
+        self._failing = False
         self.counters.moved("out", 1, len(page), time.perf_counter() - began)
 
     def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
@@ -179,10 +190,24 @@ class DiskStore:
 
     # ----------------------------------------------------------------------------------------------------------
 
+    def _restore(self) -> None:
+        """After a failure: make what somebody has deleted again. Raises OSError."""
+        owner = self._owner
+        if not self._failing or owner is None:
+            return
+        try:
+            if self._directory.restore():
+                log.warning("%s had been deleted, or a part of it: it was made again", self.where)
+                owner.abandon()
+                self._enter()
+        except KVError as error:
+            raise OSError(errno.EIO, str(error)) from None
+
     def _enter(self) -> None:
-        """Become one of those who write here, if that is possible now."""
+        """Become one of those who write here, if that is possible now. Raises KVError: it never will be."""
         why = "it can only be read"
         if self._directory.writable:
+            check_room(self._directory.root, self.used_bytes or 0)
             try:
                 with self._directory.ledger.locked() as account:
                     if sweep(self._directory, account):  # they may have died between two steps
@@ -219,6 +244,7 @@ class DiskStore:
         path = self._directory.path(page_format, name.key)
         try:
             if files.read_page(path, page_format, name, into):
+                self._failing = False
                 return True
             self.counters.skipped("corrupt")
             log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
@@ -245,6 +271,7 @@ class DiskStore:
             with self._directory.ledger.locked() as account:
                 self._tidy(account)
                 if self._directory.commit(partial, page_format, name, account):
+                    self._failing = False
                     self.counters.moved("out", 1, len(page), time.perf_counter() - began)
         except OSError:
             self._left.append(partial)
@@ -261,10 +288,26 @@ class DiskStore:
                 self._left.append(path)
                 raise
 
+    def _refused(self, reason: str, pages: int) -> None:
+        """Count pages for which there is no room, and say so: once for each day's budget, and once for a full disk."""
+        self.counters.skipped(reason, pages)
+        if reason == "budget":
+            log.info(
+                "%s: the day's budget of writes is used up: nothing more goes there until midnight (UTC)", self.where
+            )
+            return
+        self._rest_until = time.monotonic() + REST_S
+        self._failing = True
+        self._warn("is full, and has too few pages that may go: nothing is written there for now")
+
     def _failed(self, error: OSError, pages: int) -> None:
         """Count a failure of the disk, and say each kind once."""
         self.counters.skipped("error", pages)
-        text = error.strerror or str(error)
+        self._failing = True
+        if self._owner is not None:  # else it was said when it was opened
+            self._warn(f"does not work: {error.strerror or error}; pages are computed instead")
+
+    def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            log.warning("%s does not work: %s; pages are computed instead", self.where, text)
+            log.warning("%s %s", self.where, text)

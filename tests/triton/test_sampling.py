@@ -263,8 +263,7 @@ class WithTopA(SamplingParams):
 
 
 def test_a_filter_that_is_new_is_not_ignored_on_the_device() -> None:
-    for filters in ({"top_a": 0.5}, {"top_a": 0.5, "top_k": 3}):
-        params = WithTopA(temperature=1.0, **filters)
+    for params in (WithTopA(temperature=1.0, top_a=0.5), WithTopA(temperature=1.0, top_a=0.5, top_k=3)):
         draw = Draw(params, Noise.of(1.0, b"key", 0), 0, np.arange(0), ())
         assert params.filters
         assert not supports_report(draw)

@@ -32,7 +32,7 @@ NAMES = {"amx": "AMX", "avx512bf16": "AVX-512 with bfloat16", "avx512": "AVX-512
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 EXCHANGE = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64)  # native/ranks.h
 TELL = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64, _POINTER, ctypes.c_int64)
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "usable": (_INT, ()),
     "team": (_POINTER, (_INT,)),
     "team_free": (None, (_POINTER,)),
@@ -79,7 +79,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 class NativeConfig(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "ropes")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "num_ropes")
+        ),
         ("vocab", ctypes.c_int32),
         *((name, ctypes.c_int32) for name in ("embedding_format", "first_kv_head", "last_kv_head", "any_head")),
         *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
@@ -88,8 +91,8 @@ class NativeConfig(ctypes.Structure):
 
 class NativeBatch(ctypes.Structure):
     _fields_ = [
-        ("rows", ctypes.c_int32),
-        ("sequences", ctypes.c_int32),
+        ("num_rows", ctypes.c_int32),
+        ("num_sequences", ctypes.c_int32),
         *((name, _POINTER) for name in ("tokens", "pages", "slots", "positions")),
         *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
         ("turns", ctypes.c_int64),
@@ -178,7 +181,7 @@ def digest(variant: str) -> str:
 def load(variant: str) -> ctypes.CDLL:
     """Load a compiled variant and declare its functions."""
     library = ctypes.CDLL(str(library_path(variant)))
-    for name, (result, arguments) in _SIGNATURES.items():
+    for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, f"twostroke_{name}")
         function.restype, function.argtypes = result, arguments
     return library

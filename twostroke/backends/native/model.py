@@ -58,7 +58,7 @@ class NativeModel:
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
             gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
-            ropes=len(self.ropes),
+            num_ropes=len(self.ropes),
             vocab=self.head.shape[0],
             embedding_format=0 if config.tied else weights.table_format(self.table),
             first_kv_head=heads.start,

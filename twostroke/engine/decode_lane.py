@@ -37,6 +37,7 @@ class DecodeLane(Lane[Decode]):
         seed: bytes,
         record: DecodeRecord,
         models: Mapping[str, Model],
+        salt: bytes = b"",
     ) -> None:
         """`models` are the engine's models by identity: any of them may have computed the logits in the tail."""
         base, tail = stroke.kv, stroke.kv.tail
@@ -68,7 +69,7 @@ class DecodeLane(Lane[Decode]):
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
         missing = None
         if known and not self.guesses and model.index is not None and len(todo) > 1:  # after a preemption
-            longer, todo, missing = match_prefix(model, base, todo, max(1, stroke.queries, stroke.states))
+            longer, todo, missing = match_prefix(model, base, todo, max(1, stroke.queries, stroke.states), salt)
             base = longer
         super().__init__(slot, model, stroke, base, todo, missing=missing)
         if self.guesses:

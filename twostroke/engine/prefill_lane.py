@@ -18,7 +18,7 @@ from twostroke.sampling.scores import TokenScore
 class PrefillLane(Lane[Prefill]):
     """Done when all tokens are entered."""
 
-    def __init__(self, slot: int, model: Model, stroke: Prefill) -> None:
+    def __init__(self, slot: int, model: Model, stroke: Prefill, salt: bytes = b"") -> None:
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
         todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
         has_logits = base.tail is not None and base.tail.row is not None
@@ -41,7 +41,7 @@ class PrefillLane(Lane[Prefill]):
         found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
         if model.index is not None and found_before and todo:
             needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
-            known, todo, missing = match_prefix(model, base, todo, needed)
+            known, todo, missing = match_prefix(model, base, todo, needed, salt)
         found = tokens_by_tier(known, len(base))
         super().__init__(slot, model, stroke, known, todo, stroke.dropout, missing)
         self.cached = found

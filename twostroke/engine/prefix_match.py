@@ -47,25 +47,26 @@ def tokens_by_tier(kv: KVCache, start: int) -> Counter[str]:
 
 
 def match_prefix(
-    model: Model, base: KVCache, todo: list[int], last: int
+    model: Model, base: KVCache, todo: list[int], last: int, salt: bytes = b""
 ) -> tuple[KVCache, list[int], MissingPages | None]:
     """Extend `base` from the prefix index, without the last `last` tokens: their logits or queries are needed.
 
-    Returns the longer value, the tokens that are left, and what to wait for: pages in other tiers.
+    With a salt, only pages of requests with the same salt are found, and stores are not asked. Returns the longer
+    value, the tokens that are left, and what to wait for: pages in other tiers.
     """
     assert model.index is not None
     whole = base.next_position == len(base) == base.canonical_length(model.id)
     if base.pool is not model.pool or not whole:
         return base, todo, None
     tokens = np.concatenate([base.token_array, np.fromiter(todo, np.int32, len(todo))])
-    known = model.index.match(tokens[:-last])
+    known = model.index.match(tokens[:-last], salt)
     if len(known) > len(base):
         todo = tokens[len(known) :].tolist()
     else:
         known = base
     size = model.pool.page_size
     end = (len(tokens) - last) // size * size
-    if model.backing_stores is None or len(known) % size or end <= len(known) or not _in_pages(known):
+    if salt or model.backing_stores is None or len(known) % size or end <= len(known) or not _in_pages(known):
         return known, todo, None
     if not model.backing_stores.worth_asking(len(known), end - len(known)):
         return known, todo, None

@@ -102,7 +102,9 @@ class ProgramRunner:
             return
         model = self._model(stroke.model)
         seed = choice.seed(stroke.stream)
-        choice.lanes.append(DecodeLane(slot, model, stroke, output, seed, record, self._by_identity))
+        choice.lanes.append(
+            DecodeLane(slot, model, stroke, output, seed, record, self._by_identity, choice.request.cache_salt)
+        )
 
     def _draft_output(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
         """An output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""
@@ -132,7 +134,7 @@ class ProgramRunner:
                 return
             if not request.preemptions:
                 request.shared_prefills[key] = shared = SharedPrefill(len(request.choices) - 1)
-        lane = PrefillLane(slot, self._model(stroke.model), stroke)
+        lane = PrefillLane(slot, self._model(stroke.model), stroke, request.cache_salt)
         if shared is not None:
             choice.sharing[slot] = shared
         request.prefilled_tokens += lane.cached.total() + len(lane.todo)
@@ -174,17 +176,19 @@ class ProgramRunner:
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
             if lane.kv is not None:
-                self._index(lane, lane.kv)
+                self._index(choice, lane, lane.kv)
             if lane.kv is not None and choice.index == 0:
                 choice.request.kv_bytes = lane.kv.nbytes
             if (shared := choice.sharing.pop(lane.slot, None)) is not None:
                 shared.publish(lane.result)
             lane.close()
 
-    def _index(self, lane: Lane, kv: KVCache, again: bool = False) -> None:
+    def _index(self, choice: Choice, lane: Lane, kv: KVCache, again: bool = False) -> None:
         """Index a lane's canonical entries, and offer them to the stores."""
-        model, stroke = lane.model, lane.stroke
-        if model.backing_stores is not None:
+        model, stroke, salt = lane.model, lane.stroke, choice.request.cache_salt
+        if salt and model.index is not None:
+            model.index.insert(kv, salt)
+        elif model.backing_stores is not None:
             before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
             start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
             model.backing_stores.insert(kv, start, again)
@@ -195,7 +199,7 @@ class ProgramRunner:
         """Index what a choice has computed before it loses its pages, so that it is found again."""
         for lane in choice.lanes:
             if lane.started and lane.dropout is None:
-                self._index(lane, lane.writer.freeze()[: lane.num_computed], again=True)
+                self._index(choice, lane, lane.writer.freeze()[: lane.num_computed], again=True)
 
     def _model(self, name: str | None) -> Model:
         model = self.models.get(name or self.default)

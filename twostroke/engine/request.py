@@ -253,6 +253,8 @@ class Request:
         events: tokens in the order in which they were made, for the caller to take.
         name: what its caller calls it; "" without a name.
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
+        cache_salt: the prefix index shares its entries with requests of the same salt alone; b"" is everybody's. Set it
+            before the request is submitted.
         error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
         prefilled_tokens: total tokens of its prefills; a repeated prompt counts each time.
@@ -272,7 +274,7 @@ class Request:
         self.prompt_tokens = prompt_tokens
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(_arrivals)
-        self.priority, self.name = 0, ""
+        self.priority, self.name, self.cache_salt = 0, "", b""
         self.timings = Timings()
         self.events: deque[Token] = deque()
         self.error: Exception | None = None

@@ -196,7 +196,7 @@ class PrefixIndex(ABC):
         """Forget a page and all after it, and return them."""
 
     def _keys(self, tokens: np.ndarray, salt: bytes = b"") -> list[bytes]:
-        """What stands for each whole page of `tokens`: the first has the salt, and the others follow it. Needs no lock."""
+        """What stands for each whole page of `tokens`; the first has the salt, on which all others depend. No lock."""
         data, size = tokens.tobytes(), tokens.itemsize * self.pool.page_size
         keys = [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
         if salt and keys:

@@ -82,8 +82,12 @@ def engine_requests(
     params: SamplingParams,
     technique: Method,
     context: Context | None = None,
+    salt: bytes = b"",
 ) -> list[Request]:
-    """A request for each prompt, which may begin with a context. Raises ApiError or InvalidRequest."""
+    """A request for each prompt, which may begin with a context. Raises ApiError or InvalidRequest.
+
+    With a salt they share KV with requests of the same salt alone.
+    """
     made: list[Request] = []
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -91,8 +95,9 @@ def engine_requests(
         tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         check_length(llm, len(tokens))
         request = llm.request(tokens, params, technique)
+        request.cache_salt = salt
         if context is not None and llm.model.index is not None:
-            request.make_program = context.with_context(llm.model.index, tokens, request.make_program)
+            request.make_program = context.with_context(llm.model.index, tokens, request.make_program, salt)
         made.append(request)
     return made
 

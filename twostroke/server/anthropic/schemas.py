@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, UndeclaredField, whole_number
+from twostroke.server.openai.schemas.common import CacheSalt
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
 
@@ -96,7 +97,10 @@ class PromptBody(LenientModel):
 
 
 class MessagesBody(PromptBody):
-    """Answer a conversation. Beyond Anthropic's: min_p, seed, method, priority, timeout, as in chat completions."""
+    """Answer a conversation.
+
+    Beyond Anthropic's: min_p, seed, method, priority, timeout, cache_salt, as in chat completions.
+    """
 
     max_tokens: Annotated[Whole, Field(ge=1)]
     stream: bool = False
@@ -109,3 +113,4 @@ class MessagesBody(PromptBody):
     method: str | dict[str, Any] | None = None
     priority: Annotated[Whole, Field(ge=-100, le=100)] = 0
     timeout: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    cache_salt: CacheSalt = None

@@ -79,7 +79,7 @@ class Context:
         return [*ids, *(tokenizer.encode(prompt, add_bos=False) if isinstance(prompt, str) else prompt)]
 
     def with_context(
-        self, index: PrefixIndex, prompt: Sequence[int], program: Callable[[], Program]
+        self, index: PrefixIndex, prompt: Sequence[int], program: Callable[[], Program], salt: bytes = b""
     ) -> Callable[[], Program]:
         """`program`, for which the context is in the prefix index as far as `prompt` begins with it.
 
@@ -91,7 +91,7 @@ class Context:
 
         def whole() -> Program:
             with suppress(OutOfPages):
-                index.insert(kv.to(POOL))
+                index.insert(kv.to(POOL), salt)
             return (yield from program())
 
         return whole

@@ -31,6 +31,7 @@ from twostroke.server.http.responses import (
 )
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import prompt_tokens
+from twostroke.server.openai.schemas.common import salt_bytes
 
 router = APIRouter(prefix="/v1/contexts")
 
@@ -126,7 +127,9 @@ def request_of(llm: LLM, body: ContextBody) -> Request:
         except OutOfPages:
             return None
 
-    return Request(program, SamplingParams(), llm.tokenizer, len(ids))
+    request = Request(program, SamplingParams(), llm.tokenizer, len(ids))
+    request.cache_salt = salt_bytes(body.cache_salt)
+    return request
 
 
 def size_of(llm: LLM, body: ContextBody, tokens: int) -> int:

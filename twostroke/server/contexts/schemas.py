@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas.chat import ChatMessage, ChatPrompt
+from twostroke.server.openai.schemas.common import CacheSalt
 from twostroke.server.openai.schemas.completions import is_id
 
 TTL_S = 3600.0  # seconds that a context lives if nothing is said
@@ -29,6 +30,7 @@ class ContextBody(ChatPrompt):
     name: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")] = None
     ttl: Annotated[float, Field(gt=0, le=MAX_TTL_S, allow_inf_nan=False)] = TTL_S
     messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(default_factory=list)
+    cache_salt: CacheSalt = None
     prompt: Annotated[Any, BeforeValidator(_prompt)] = None
     add_generation_prompt: bool = False
 

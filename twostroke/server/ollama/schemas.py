@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, whole_number
+from twostroke.server.openai.schemas.common import CacheSalt
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -65,6 +66,7 @@ class OllamaBody(LenientModel):
     logprobs: bool = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] = 0
     method: str | dict[str, Any] | None = None
+    cache_salt: CacheSalt = None
 
 
 class OllamaCalledFunction(LenientModel):

@@ -49,6 +49,7 @@ def _common(body: OllamaBody, generation: dict[str, float]) -> dict[str, Any]:
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs if body.logprobs else 0,
         "method": body.method,
+        "cache_salt": body.cache_salt,
     }
     match body.format:
         case None | "":

@@ -23,6 +23,7 @@ from twostroke.server.engine_requests import Prepared, chat_tokens, choose_metho
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
+from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.tools.parser import parser_factory
 
 NO_ROOM = "the last message and the system message leave no room for an answer: shorten them"
@@ -58,7 +59,7 @@ def prepare_chat(
         ApiError or InvalidRequest: what the body asks for cannot be done.
     """
     body, technique = _checked(engine, body, context)
-    llm, warnings = engine.llm, list[str]()
+    llm, warnings, salt = engine.llm, list[str](), salt_bytes(body.cache_salt)
     functions = [function.for_template() for function in body.callable_functions]
     reader = (
         parser_factory(llm.tokenizer, functions, parallel=body.parallel, required=body.must_call) if functions else None
@@ -67,20 +68,22 @@ def prepare_chat(
     params = body.sampling(body.max_answer_tokens, body.top_logprobs if body.logprobs else None, follow)
     params = replace(params, reader=reader)
     if prompt is not None:
-        return PreparedChat(engine_requests(llm, [prompt], params, technique, context), warnings, body=body)
+        requests = engine_requests(llm, [prompt], params, technique, context, salt)
+        return PreparedChat(requests, warnings, body=body)
     fitted = _fit(engine, body)
     if fitted.left_out:
         body = body.model_copy(update={"messages": list(fitted.messages)})
         warnings.append(f"not all of the conversation is in the prompt: {fitted.left_out.text}")
     if fitted.window is None:
         tokens = _prompt(llm, body)
-        requests = engine_requests(llm, [tokens], params, technique, context)
+        requests = engine_requests(llm, [tokens], params, technique, context, salt)
     else:
         _require_plain(technique)
         if params.prompt_logprobs is not None:
             raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
         tokens = [id for part in fitted.window.parts for id in part]
         requests = [fitted.window.request(llm, params)]
+        requests[0].cache_salt = salt
     return PreparedChat(requests, warnings, fitted.left_out, body=body, tokens=tokens)
 
 

@@ -27,6 +27,7 @@ from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat
 from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import CompletionBody
 
 router = APIRouter(prefix="/v1")
@@ -56,7 +57,8 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         if body.echo:
             echoes.extend(prompts)
         tokens = [prompt.tokens for prompt in prompts]
-        return Prepared(engine_requests(engine.llm, tokens, params, technique, context), warnings)
+        salt = salt_bytes(body.cache_salt)
+        return Prepared(engine_requests(engine.llm, tokens, params, technique, context, salt), warnings)
 
     def answer(_: Prepared, active_call: ActiveCall) -> Answer:
         return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes)

@@ -17,6 +17,15 @@ from twostroke.server.openai.schemas.sampling import declared
 __all__ = ["GenerateBody", "JsonSchema", "LenientModel", "ResponseFormat", "StreamOptions", "TokenId"]
 
 
+# KV is found again only by requests with the same salt (vLLM's field). It never leaves the pool and the host.
+CacheSalt = Annotated[str | None, Field(min_length=1, max_length=1024)]
+
+
+def salt_bytes(salt: str | None) -> bytes:
+    """The salt as the engine takes it: empty for none."""
+    return (salt or "").encode()
+
+
 class StreamOptions(LenientModel):
     """Whether a stream gives usage in a last chunk, or in every one."""
 
@@ -65,7 +74,7 @@ class GenerateBody(_SamplingFields):
     """Sampling, the technique, and how the call is to be served.
 
     Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, prompt_logprobs, regex,
-    choice, grammar, method, context, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
+    choice, grammar, method, context, cache_salt, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES
@@ -84,6 +93,7 @@ class GenerateBody(_SamplingFields):
     grammar: str | None = None
     method: str | dict[str, Any] | None = None
     context: str | None = None
+    cache_salt: CacheSalt = None
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole_number)] = None
     priority: Annotated[int, Field(ge=-100, le=100), BeforeValidator(whole_number)] = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -39,7 +39,6 @@ HARMLESS = frozenset(
 
 # They change no answer here, though a client may count on it: a warning, unless the value asks for nothing.
 WITHOUT_EFFECT: Neutral = {
-    "cache_salt": (),
     "early_stopping": (False,),
     "guided_whitespace_pattern": (),
     "length_penalty": (1, 0),

@@ -14,6 +14,9 @@ from twostroke.errors import InvalidRequest
 if TYPE_CHECKING:
     from twostroke.kv.tiers.usage import StoreUsage
 
+UNCHECKED = 3  # exit status: nothing is known to be damaged, and not all could be checked
+COUNTS = ("pages", "private_pages", "bytes", "damaged_pages", "unchecked_pages", "left_pages")
+
 app = typer.Typer(help="Show, check and clear KV on disk or in a remote store.", no_args_is_help=True)
 Where = Annotated[
     str,
@@ -40,18 +43,26 @@ def show(where: Where, *, as_json: JsonFlag = False) -> None:
 @app.command()
 @spread
 def verify(where: Where, *, as_json: JsonFlag = False) -> None:
-    """Check every page and delete those that are damaged. Exits with 1 if there were any."""
+    """Check every page and delete those that are damaged.
+
+    Exits with 1 if there were any, else with 3 if some could not be checked.
+    """
     tier, place = _place(where)
     found: list[StoreUsage] = tier.verify(place)
-    damaged = sum(one.damaged for one in found)
+    damaged, left, unchecked = (sum(getattr(one, name) for one in found) for name in ("damaged", "left", "unchecked"))
     if as_json:
         print_json(facts(where, found))
     else:
-        print_table(found, f"nothing is stored in {without_password(where)}", damaged=True)
-        if found:
-            typer.echo(f"damaged pages, deleted: {damaged:,}" if damaged else "all pages are right")
-    if damaged:
-        raise typer.Exit(1)
+        print_table(found, f"nothing is stored in {without_password(where)}", checked=True)
+        if damaged > left:
+            typer.echo(f"damaged pages, deleted: {damaged - left:,}")
+        _tell_left(left)
+        if unchecked:
+            typer.echo(f"pages that could not be checked: {unchecked:,} (of another key, or unreadable)")
+        elif found and not damaged:
+            typer.echo("all pages are right")
+    if damaged or unchecked:
+        raise typer.Exit(1 if damaged else UNCHECKED)
 
 
 @app.command()
@@ -64,34 +75,43 @@ def clear(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete the pages of prompts, of one model or of all.
+    """Delete the pages of prompts, of one model or of all. Exits with 1 if some could not be deleted.
 
     Running processes may use the same place: what is deleted is then computed again. Pages of values that they hold
     stay.
     """
     tier, place = _place(where)
     gone: list[StoreUsage] = tier.clear(place, model)
+    left = sum(one.left for one in gone)
     if as_json:
         print_json(facts(where, gone))
-        return
-    what = "nothing" if model is None else f"nothing of model {model}"
-    print_table(gone, f"{what} is stored in {without_password(where)}")
-    if gone:
-        typer.echo(f"deleted: {sum(one.pages for one in gone):,} pages, {size(sum(one.bytes for one in gone))}")
+    else:
+        what = "nothing" if model is None else f"nothing of model {model}"
+        print_table(gone, f"{what} is stored in {without_password(where)}")
+        if gone:
+            typer.echo(f"deleted: {sum(one.pages for one in gone):,} pages, {size(sum(one.bytes for one in gone))}")
+        _tell_left(left)
+    if left:
+        raise typer.Exit(1)
+
+
+def _tell_left(left: int) -> None:
+    if left:
+        typer.echo(f"could not be deleted, and are still there: {left:,}")
 
 
 def facts(where: str, holdings: "Sequence[StoreUsage]") -> dict[str, Any]:
     """All of it, for JSON."""
     models: list[dict[str, Any]] = [
         {"model": one.model, "pages": one.pages, "private_pages": one.private, "bytes": one.bytes}
-        | {"damaged_pages": one.damaged}
+        | {"damaged_pages": one.damaged, "unchecked_pages": one.unchecked, "left_pages": one.left}
         for one in holdings
     ]
-    totals = {name: sum(one[name] for one in models) for name in ("pages", "private_pages", "bytes", "damaged_pages")}
+    totals = {name: sum(one[name] for one in models) for name in COUNTS}
     return {"where": without_password(where), "models": models, **totals}
 
 
-def print_table(holdings: "Sequence[StoreUsage]", nothing: str, *, damaged: bool = False) -> None:
+def print_table(holdings: "Sequence[StoreUsage]", nothing: str, *, checked: bool = False) -> None:
     """A row for each model; the line `nothing` if there is none."""
     if not holdings:
         typer.echo(nothing)
@@ -102,11 +122,11 @@ def print_table(holdings: "Sequence[StoreUsage]", nothing: str, *, damaged: bool
 
     table = Table(box=None, header_style="bold")
     table.add_column("model", overflow="fold")
-    for name in ("pages", "of values", "size", *(("damaged",) if damaged else ())):
+    for name in ("pages", "of values", "size", *(("damaged", "unchecked") if checked else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for one in holdings:
         row = [escape(one.model), f"{one.pages:,}", f"{one.private:,}", size(one.bytes)]
-        table.add_row(*row, *((f"{one.damaged:,}",) if damaged else ()))
+        table.add_row(*row, *((f"{one.damaged:,}", f"{one.unchecked:,}") if checked else ()))
     Console().print(table)
 
 

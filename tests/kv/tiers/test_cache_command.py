@@ -1,6 +1,8 @@
 """`twostroke cache`: what is in a tier, by model; checked, and deleted."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,3 +154,71 @@ def test_a_directory_that_is_no_tier(tmp_path: Path) -> None:
         assert (told.exit_code, told.stdout, told.stderr.count("\n")) == (1, "", 1)
         assert told.stderr.startswith("error: ")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.fixture
+def on_disk(open_disk: Callable[..., DiskStore], disk: Path) -> tuple[str, Prompt, list[Path]]:
+    """A directory with six pages, and their files."""
+    one = prompt(6)
+    assert write(open_disk(), one) == 6
+    return str(disk), one, sorted(file for file in disk.glob("pages/*/*") if len(file.name) == 64)
+
+
+def test_verify_says_what_it_could_not_check(
+    on_disk: tuple[str, Prompt, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, *_ = on_disk
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "another"))
+    told = run("verify", where)
+    assert told.exit_code == 3
+    assert "pages that could not be checked: 6" in told.stdout
+    assert "all pages are right" not in told.stdout
+    assert json.loads(run("verify", where, "--json").stdout)["unchecked_pages"] == 6
+
+
+@pytest.mark.parametrize("text", [None, "", "{}"])
+def test_pages_are_checked_without_their_models_name(text: str | None, on_disk: tuple[str, Prompt, list[Path]]) -> None:
+    where, _, (first, *_) = on_disk
+    about = first.parent / "about.json"
+    about.unlink()
+    if text is not None:
+        about.write_text(text)
+    assert run("verify", where).stdout.endswith("all pages are right\n")
+    with first.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"x")
+    assert run_json("show", where)["pages"] == 6
+    told = run("verify", where)
+    assert (told.exit_code, first.exists()) == (1, False)
+    assert "damaged pages, deleted: 1" in told.stdout
+
+
+def test_what_is_no_file_is_damage_and_the_rest_is_cleared(on_disk: tuple[str, Prompt, list[Path]]) -> None:
+    where, _, paths = on_disk
+    for path, make in zip(
+        paths, (os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir), strict=False
+    ):
+        path.unlink()
+        make(path)
+    (paths[3] / "file").write_text("not ours")
+    told = run("verify", where)
+    assert told.exit_code == 1
+    assert "damaged pages, deleted: 3" in told.stdout
+    assert "could not be deleted, and are still there: 1" in told.stdout
+    told = run("clear", where)
+    assert told.exit_code == 1
+    assert "deleted: 2 pages" in told.stdout
+    assert "could not be deleted, and are still there: 1" in told.stdout
+    assert [path.exists() for path in paths] == [False, False, False, True, False, False]
+
+
+def test_a_directory_that_can_only_be_read_says_so(
+    on_disk: tuple[str, Prompt, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, _, paths = on_disk
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert run("verify", where).stdout.endswith("all pages are right\n")
+    told = run("clear", where)
+    assert told.exit_code == 1
+    assert "Read-only file system" in told.output
+    assert all(path.exists() for path in paths)

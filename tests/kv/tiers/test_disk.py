@@ -340,3 +340,89 @@ def test_reading_ends_at_its_limit(open_disk: Open) -> None:
     count = store.read(one.namespace, one.names, one.room(), 0.0)
     assert count < 50
     assert store.counters.read().reasons["late"] == 50 - count
+
+
+def test_a_deleted_directory_is_made_again(
+    open_disk: Open, disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the rest that follows a failure; whether all of it is gone, or parts, or an empty one is in its place."""
+    store, later = open_disk(), prompt(2, seed=9)
+    kept = private_name()
+    store.keep(NAMESPACE, kept, later.pages[0])
+    for seed, damage in enumerate(
+        (
+            lambda: shutil.rmtree(disk),
+            lambda: (shutil.rmtree(disk), disk.mkdir()),
+            lambda: shutil.rmtree(disk / "owners"),
+            lambda: shutil.rmtree(disk / "pages"),
+        )
+    ):
+        assert store.answering
+        damage()
+        assert not store.answering
+        one = prompt(3, seed=seed)
+        assert write(store, one) == 0
+        assert find(store, one) == 0, "it rests"
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic() + 11.0 * (seed + 1): now)
+        assert write(store, one) == 3
+        assert read(store, one) == 3
+        assert store.answering
+        assert store.used_bytes == taken(disk)
+    with pytest.raises(PageLost):
+        store.fetch(NAMESPACE, kept, memoryview(bytearray(NAMESPACE.page_bytes)))
+    store.keep(NAMESPACE, kept, later.pages[0])
+    assert "it was made again" in caplog.text
+
+
+def test_a_tier_is_not_answering_while_it_is_full(open_disk: Open) -> None:
+    store = open_disk(1 << 20)
+    with suppress(OutOfPages):
+        while True:
+            store.keep(NAMESPACE, private_name(), prompt(1).pages[0])
+    assert store.answering, "it has refused a value, and pages may still go"
+    assert write(store, prompt(40)) < 40
+    assert not store.answering
+
+
+def test_the_budget_of_a_day_is_no_failure(open_disk: Open, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    store = open_disk(day_bytes=3 << 14)
+    written = write(store, prompt(30))
+    assert 0 < written < 30
+    assert write(store, prompt(30, seed=1)) == write(store, prompt(30, seed=2)) == 0
+    assert store.counters.read().reasons == {"budget": 30 - written + 60}
+    assert store.answering
+    assert caplog.text.count("the day's budget of writes is used up") == 1
+
+
+def test_what_is_left_free_for_others_is_told_or_refused(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = os.statvfs("/")
+    blocks = 4096, 4096
+
+    def small(whole: int, free: int) -> None:
+        made = os.statvfs_result((*blocks, whole >> 12, free >> 12, free >> 12, *tuple(system)[5:]))
+        monkeypatch.setattr(os, "statvfs", lambda _: made)
+
+    small(60 << 20, 60 << 20)
+    with pytest.raises(KVError, match="file system of 60 MiB, and 256 MiB are left free for others"):
+        DiskStore.open(disk, QUOTA)
+    small(1 << 30, 100 << 20)
+    store = DiskStore.open(disk, QUOTA)
+    assert caplog.text.count("100 MiB are free on its file system, and 256 MiB are left free for others") == 1
+    assert write(store, prompt(1)) == 0
+    store.close()
+
+
+def test_what_is_no_file_is_damage(open_disk: Open, disk: Path) -> None:
+    """A directory, a pipe or a link in a page's place is a miss, and goes; an eviction passes what it cannot delete."""
+    store, one = open_disk(), prompt(4)
+    for make in (os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        write(store, one)
+        path = page_files(disk)[0]
+        path.unlink()
+        make(path)
+        assert read(store, one) < 4
+        assert not os.path.lexists(path)
+    assert store.counters.read().reasons == {"corrupt": 3}

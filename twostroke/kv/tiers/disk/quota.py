@@ -33,7 +33,7 @@ def check_room(root: Path, used: int) -> None:
     whole, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
     if whole <= FREE_BYTES:
         raise KVError(
-            f"{root} is on a file system of {whole >> 20} MiB, of which {FREE_BYTES >> 20} MiB are left free for others: "
+            f"{root} is on a file system of {whole >> 20} MiB, and {FREE_BYTES >> 20} MiB are left free for others: "
             "nothing could ever be stored there, so choose another directory"
         )
     if free + used <= FREE_BYTES:

@@ -200,6 +200,8 @@ class DiskStore:
                 log.warning("%s had been deleted, or a part of it: it was made again", self.where)
                 owner.abandon()
                 self._enter()
+                with self._directory.ledger.locked() as account:
+                    account.used = self._directory.count()
         except KVError as error:
             raise OSError(errno.EIO, str(error)) from None
 

@@ -19,7 +19,7 @@ struct PairsOf {
 
 // The number of sums of 16 that a tile of R rows has for each row.
 template <int R>
-constexpr int SUMS = TILE_SUMS / R >= 4 ? 4 : TILE_SUMS / R >= 2 ? 2 : 1;
+constexpr int SUMS = TILE_SUMS / R >= 4 ? 4 : (TILE_SUMS / R >= 2 ? 2 : 1);
 
 // Scores of R rows against P pages of keys from `first` on. Beyond `last`, page `last` is scored again.
 template <int R, int P, class Source>

@@ -108,7 +108,7 @@ void gather(Model& m, Model::Private& own, std::span<const int64_t> rows, const 
 // The inputs of a block's first product.
 Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
-  const Room::Places at = pass.room.of(i);
+  const PassMemory::Places at = pass.room.of(i);
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
@@ -122,7 +122,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Attention& plan = pass.attention(i, b.window);
   own.live = pass.live(i);
   const Layer kv = pass.layer(i);
-  const Room::Places at = pass.room.of(i);
+  const PassMemory::Places at = pass.room.of(i);
   const std::span<const int64_t> rows = pass.rows(i);
   const int n = int(rows.size());
   auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
@@ -144,7 +144,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   if (m.config.any_head) m.meet(own);
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
-  const Room::Places rest = pass.rest(i);
+  const PassMemory::Places rest = pass.rest(i);
   if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);
   const Rows attended = Rows::in(rest.attended, n, b.o.cols);
   attention(m, own, heads, plan, kv, rest.partials, attended, fetching(b.o));

@@ -8,7 +8,7 @@
 #else
 #include "gemm.h"
 #endif
-#include "raw.h"
+#include "gguf_rows.h"
 #include "router.h"
 
 constexpr int PAIRS_UNIT = 4;  // alternating panels of two matrices that make a group of 32 outputs

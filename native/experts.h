@@ -99,7 +99,7 @@ void gate_experts(Model& m, Model::Private& own, const Block& b, const Normed& f
       const Job* jobs = &mlp.gate_up.jobs[unit * mlp.gate_up.unit];
       if (unit + some == units && index + 1 < count)
         jobs = jobs_before(own, mlp.gate_up, unit, some, b.mlps[groups[index + 1].expert].gate_up.jobs.data());
-      const Rows out = Room::gated_of(gated, group, b.intermediate());
+      const Rows out = PassMemory::gated_of(gated, group, b.intermediate());
       multiply_all(own, jobs, some * mlp.gate_up.unit, mlp.gate_up, inputs.rows, group.count,
                    gating(m, mlp.gate_up, inputs.scales, out, mlp.down));
     }
@@ -135,7 +135,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
       const bool last = g + 1 == groups.size();
       const Linear& after = last ? first_down : b.mlps[groups[g + 1].expert].down;
       const Job* then = &after.jobs[std::min(unit + n * last, units - 1) * after.unit];
-      const Rows inputs = Room::gated_of(gated, groups[g], b.intermediate());
+      const Rows inputs = PassMemory::gated_of(gated, groups[g], b.intermediate());
       auto add_weighted = [&](const Job*, int panels, int first, int block, const F* products) {
         for (int r = 0; r < block; r++) {
           const auto [row, weight] = rows[first + r];
@@ -153,7 +153,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
 
 // The MLPs of a block, from the rows of `from`, which are those at `at.after` normalized.
 template <class Finish>
-void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const Room::Places& at, float* out,
+void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const PassMemory::Places& at, float* out,
                  const Normed* to, const Finish& finish) {
   const int count = from.rows.count;
   const float* scales = scales_of(m, own, from);

@@ -5,8 +5,8 @@
 #pragma once
 #include <algorithm>
 
-#include "ahead.h"
-#include "dots.h"
+#include "prefetch.h"
+#include "int8_dots.h"
 #include "gemm_ordered.h"
 #include "gemm_two.h"
 #include "rows.h"
@@ -93,13 +93,13 @@ template <Format T, bool MINIMA, int M>
 
 // A member's working memory for multiplications, until the end of a pass.
 struct Workspace {
-  Ahead ahead;
+  Prefetcher ahead;
   void end() { ahead.end(); }
 };
 
 // 16 sums of M rows, in one pass over a panel.
 template <Format T, int M>
-[[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Ahead& later) {
+[[gnu::noinline]] void stream(const Job& job, Rows rows, F* out, Prefetcher& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP;
   F few[M > DOT_ROWS ? 1 : M], *acc = M > DOT_ROWS ? out : few;  // few: in registers if all loops are unrolled

@@ -5,7 +5,7 @@
 #pragma once
 #include <memory>
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "unpack_amx.h"
 
 constexpr bool rounds_minima(Format) { return false; }  // not separately from weights
@@ -131,7 +131,7 @@ class Coming {
 // A member's working memory for multiplications, until the end of a pass.
 struct Workspace {
   std::unique_ptr<Unpacked> weights = std::make_unique<Unpacked>();
-  Ahead ahead;
+  Prefetcher ahead;
   void end() { ahead.end(), tile_shapes().release(); }
 };
 

@@ -2,10 +2,11 @@
 // busy only if some rows are multiplied while the sums of others are scaled and added. Compilers do one after the
 // other. The operations on a sum, and so its bits, are those of add_rows in gemm.h.
 #pragma once
-#include "dots.h"
+#include "int8_dots.h"
 #include "rows.h"
 
 #ifdef BY_HAND
+// clang-format off
 #define MULTIPLY(SUM, ROW, J) "vpdpbusd 32*(" ROW ")+4*" #J "(%[q])%{1to16%}, %[w" #J "], %%zmm" #SUM "\n\t"
 #define BEGIN(SUM, ROW) "vpbroadcastd 4*(" ROW ")(%[zeros]), %%zmm" #SUM "\n\t"
 #define SCALE(SCALE, ROW) \
@@ -62,6 +63,7 @@
   HALVES(0, 1, 2, 3, "0", 2, 6, , ) HALVES(0, 1, 2, 3, "0", 3, 7, , )
 #define REST_OF(SUM, NEXT, ROW) \
   SCALE(8, ROW) SCALE_LAST(9) FLOAT(SUM) FLOAT(NEXT) ADD(SUM, 8, ROW) ADD_TO(NEXT, 9, SUM) STORE(NEXT, ROW)
+// clang-format on
 
 // Adds a group's part of the sums of M rows, a multiple of eight, which begin at `at`.
 template <Format T, bool MINIMA, int M>
@@ -80,6 +82,7 @@ template <Format T, bool MINIMA, int M>
     [has_minima] "i"(MINIMA), [shift] "i"(ManyScales::SHIFT), [mask] "i"(ManyScales::MASK), \
     [apart] "r"(rows.all * sizeof(*zeros)) \
   : "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "memory", "cc"
+  // clang-format off
   if constexpr (T == Q6_K)
     asm volatile(
         FIRST_TWO
@@ -94,6 +97,7 @@ template <Format T, bool MINIMA, int M>
         "sub $8, %[left]\n\tjz 2f\n\t" FOUR(0, 1, 2, 3, "8", 4, 5, 6, 7, "4")
         "add $8*32, %[q]\n\tadd $8*4, %[zeros]\n\tadd $8*4, %[step]\n\tadd $8*64, %[acc]\n\tadd $8*4, %[of]\n\tjmp 1b\n"
         "2:\n\t" REST(4, "4") REST(5, "5") REST(6, "6") REST(7, "7") OPERANDS);
+  // clang-format on
 }
 
 #undef MULTIPLY

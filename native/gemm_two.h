@@ -2,8 +2,8 @@
 // per cycle, so they would wait for loads if each loaded activation were used for one product. The operations on a sum,
 // and so its bits, are those of one panel.
 #pragma once
-#include "ahead.h"
-#include "dots.h"
+#include "prefetch.h"
+#include "int8_dots.h"
 #include "rows.h"
 
 #ifdef __AVX512VNNI__
@@ -65,7 +65,7 @@ inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& ro
 
 // 16 sums of M rows for each panel, in one pass over both: [2, ROW_BLOCK].
 template <Format T, int M>
-[[gnu::noinline]] void stream_two(const Job* jobs, Rows rows, F* out, Ahead& later) {
+[[gnu::noinline]] void stream_two(const Job* jobs, Rows rows, F* out, Prefetcher& later) {
   constexpr Layout L = LAYOUTS[T];
   constexpr int per_block = L.block / GROUP;
   constexpr int SOME = DOT_ROWS / 2;
@@ -106,7 +106,7 @@ inline bool waits_for_loads() {
 
 // 16 outputs of each of the first rows for two panels: sums [2, ROW_BLOCK]. Returns the number of rows computed: those
 // in tiles of at least DOT_ROWS, or none.
-inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Ahead& later) {
+inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Prefetcher& later) {
   if (!waits_for_loads() || jobs[0].matrix->format != jobs[1].matrix->format) return 0;
   int done = 0;
   with_format(jobs->matrix->format, [&]<Format T>() {
@@ -117,5 +117,5 @@ inline int multiply_two(const Job* jobs, Rows rows, int count, F* out, Ahead& la
   return done;
 }
 #else
-inline int multiply_two(const Job*, Rows, int, F*, Ahead&) { return 0; }
+inline int multiply_two(const Job*, Rows, int, F*, Prefetcher&) { return 0; }
 #endif

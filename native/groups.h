@@ -3,12 +3,12 @@
 // A group is 8 chunks of 4 columns. A chunk is 64 bytes, 4 columns of row 0, 4 of row 1, ...: one VNNI instruction
 // multiplies it with 4 activations. Nibbles of chunks j and j + 4 share a byte. The fifth bits of all chunks are one
 // more line, with those of chunk j in bit j. Fifth and sixth bits are two lines, with those of chunks j and 4 + j in
-// bits 2 j and 2 j + 1. For AMX 5 and 6 bits have another layout (`words.h`). A bfloat16 group is 16 chunks of 2
+// bits 2 j and 2 j + 1. For AMX 5 and 6 bits have another layout (`quant_words.h`). A bfloat16 group is 16 chunks of 2
 // columns.
 #pragma once
 #include "memory.h"
 #include "simd.h"
-#include "words.h"
+#include "quant_words.h"
 
 constexpr int PANEL = 16, GROUP = 32;
 

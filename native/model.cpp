@@ -5,7 +5,7 @@
 #include "head.h"
 #include "exchange.h"
 #include "likeliest.h"
-#include "orders.h"
+#include "rank_orders.h"
 #include "search.h"
 #include "sketch_making.h"
 

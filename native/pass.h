@@ -5,7 +5,7 @@
 
 #include "noise.h"
 #include "ranks.h"
-#include "room.h"
+#include "pass_memory.h"
 #include "summary.h"
 
 // A single product. Small results are first stored here and then copied, so that its pieces are pure; so are those of
@@ -75,7 +75,7 @@ constexpr int DECODE_ROWS = 32;  // with more rows, prefetched data is evicted b
 class Pass {
  public:
   Batch batch{};  // copied; angles by row, not by position
-  Room room;
+  PassMemory room;
 
   // Lets its rows lie where all ranks have them.
   void share(const Ranks& ranks) {
@@ -115,10 +115,10 @@ class Pass {
       plans_.push_back(plan(b.window, all_, members));
       partials = std::max(partials, plans_.back().attention.num_partials);
     }
-    room = Room(model, model.blocks.size(), memory_, common, choices_, rows, partials * (config_->dim + 16));
+    room = PassMemory(model, model.blocks.size(), memory_, common, choices_, rows, partials * (config_->dim + 16));
     if (!cut_) return;
     last_plan_ = plan(model.blocks.back().window, wanted_, members);
-    rest_ = Room(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(),
+    rest_ = PassMemory(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(),
                  last_plan_.attention.num_partials * (config_->dim + 16));
   }
 
@@ -132,7 +132,7 @@ class Pass {
   // Whether a block continues with only some rows after its keys and values; these rows, and their memory.
   bool cut(size_t block) const { return cut_ && block == last_; }
   std::span<const int64_t> rows(size_t block) const { return cut(block) ? wanted_ : all_; }
-  Room::Places rest(size_t block) const { return cut(block) ? rest_.of(0) : room.of(block); }
+  PassMemory::Places rest(size_t block) const { return cut(block) ? rest_.of(0) : room.of(block); }
   float* result(size_t block) const { return cut(block) ? rest_.of(1).x : room.of(block + 1).x; }
 
   // Rows whose hidden states are returned, and where their inputs of a block go.
@@ -162,7 +162,7 @@ class Pass {
   const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
   // Lets a member prefetch the keys and values of a block that it reads first. They are used after the products of
   // the layers `before`, given as numbers of groups of weights.
-  void begin_reads(Ahead& ahead, const Block& b, size_t index, int member,
+  void begin_reads(Prefetcher& ahead, const Block& b, size_t index, int member,
                    std::initializer_list<size_t> before) const {
     const auto& reads = planned(index, b.window).reads;
     if (reads.empty()) return;
@@ -212,7 +212,7 @@ class Pass {
   Plan last_plan_;
   size_t last_ = 0;  // block
   bool cut_ = false;
-  Room rest_;
+  PassMemory rest_;
   Buffer memory_, rest_memory_, choices_, rest_choices_;
   const Ranks* ranks_ = nullptr;
 };

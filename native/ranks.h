@@ -5,7 +5,7 @@
 // gather of inputs is only a meeting, at which all ranks wait until all have come. Every rank has the same meetings in
 // the same order, as they follow from the batch alone.
 //
-// Where ranks have no common memory, each has its own, which meetings make equal (mirror.h).
+// Where ranks have no common memory, each has its own, which meetings make equal (mirrored_memory.h).
 //
 // Rank 0 gives commands, and the others follow. If a rank is lost or late, all meetings are over at once: passes run to
 // their ends with any numbers, and their results are not used.
@@ -23,7 +23,7 @@
 #include <utility>
 
 #include "memory.h"
-#include "mirror.h"
+#include "mirrored_memory.h"
 #include "run.h"
 
 constexpr int MOST_RANKS = 64;

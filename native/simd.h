@@ -32,7 +32,7 @@ inline float from_bf16(uint16_t half) {
 #include "simd_avx2.h"
 #endif
 
-#include "pairs.h"
+#include "bf16_pairs.h"
 
 constexpr float LOG2_E = 1.44269504f;
 

@@ -12,7 +12,7 @@
 // bfloat16 for its first two groups and its last two, and the quants as in groups.h.
 #pragma once
 #include "decoder.h"
-#include "dots.h"
+#include "int8_dots.h"
 #include "noise.h"
 #include "threads.h"
 

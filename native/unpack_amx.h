@@ -95,7 +95,7 @@ inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out)
       out[2 * j + odd] = weights(x), out[2 * (j + 4) + odd] = weights(_mm512_srli_epi16(x, 4));
     }
 }
-// Fields of words (`words.h`) have a power of two added. If they are a fraction's highest bits, the power is not much
+// Fields of words (`quant_words.h`) have a power of two added. If they are a fraction's highest bits, the power is not much
 // larger than they are, and it is subtracted with the minimum. If they are its lowest bits, it is subtracted first,
 // since the rounding of the minimum would be too coarse for them.
 template <int ZERO>

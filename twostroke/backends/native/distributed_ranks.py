@@ -1,8 +1,8 @@
 """Ranks of the native backend without common memory, which `torchrun` has started on one host or several.
 
 Each has the memory of a pass for itself. At every meeting in a pass they exchange what they have changed in it
-(native/mirror.h) by `torch.distributed`, so kernels and bits are those of ranks on one host. A rank has the pages of
-its KV heads; rank 0 puts whole pages together.
+(native/mirrored_memory.h) by `torch.distributed`, so kernels and bits are those of ranks on one host. A rank has the
+pages of its KV heads; rank 0 puts whole pages together.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ inline size_t ahead_bytes() {
   return size_t(cache > 0 ? cache : 1 << 20) / 2;
 }
 
-class Ahead {
+class Prefetcher {
  public:
   // Begins to prefetch pieces of `bytes` each, at these offsets from `base`, in the order of use. `steps` steps are
   // left; prefetching starts as late as possible, since weights evict data from the cache. `offsets` must stay valid

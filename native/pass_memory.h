@@ -7,7 +7,7 @@ constexpr size_t APART = 16 << 20;  // most bytes with which blocks have separat
 
 // In a small pass every block has separate memory: nothing is overwritten during the pass, so its pieces are pure. In a
 // large pass all blocks use the same memory, and so do all large passes: no member is still in one when it is over.
-class Room {
+class PassMemory {
  public:
   struct Places {
     float *x, *after, *attention_out, *mlp_out, *partials;  // after: input of the MLP
@@ -19,10 +19,10 @@ class Room {
     Choice* choices;                                  // [rows, chosen], of each block: see experts.h
   };
 
-  Room() = default;
+  PassMemory() = default;
   // Memory of `blocks` blocks, and of an x after the last. `choices` is of this process alone: indices from memory that a
   // lost rank left incomplete would lead anywhere.
-  Room(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, Buffer& choices, size_t rows, size_t partials)
+  PassMemory(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, Buffer& choices, size_t rows, size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     gated_ = Rows::bytes(rows, config_->intermediate);
     for (const Block& b : model.blocks) {

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-quality bench-itl bench-hits bench-tiers bench-wire bench-crowded bench-overhead bench-watching bench-plan bench-tp bench-speculation bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-quality bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -50,7 +50,7 @@ test-clients: $(VENV)/installed-dev  ## outside programs against our server (CLI
 	$(BIN)/python -m clients.run $(CLIENTS)
 
 bench-peers: $(VENV)/installed-dev  ## compared with other engines, which it installs; half an hour the first time
-	$(BIN)/python benchmarks/peers.py run $(PEERS)
+	$(BIN)/python -m benchmarks.peer run $(PEERS)
 
 bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load; half an hour
 	$(BIN)/python -m benchmarks.serving
@@ -64,30 +64,17 @@ bench-quality: $(VENV)/installed-dev  ## quality of number formats: perplexity a
 bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by chunking policy: table, plot, JSON; 10 minutes
 	$(BIN)/python -m benchmarks.itl
 
-bench-hits: $(VENV)/installed-dev  ## TTFT by prefix hit rate, both indexes; 3 minutes
-	$(BIN)/python -m benchmarks.hit_rate
-
-bench-tiers: $(VENV)/installed-dev  ## TTFT by tier, restarts, many conversations: tables, plots, JSON; 25 minutes
+bench-tiers: $(VENV)/installed-dev  ## TTFT by tier, table, JSON; 15 minutes
 	$(BIN)/python -m benchmarks.tiers
-	$(BIN)/python -m benchmarks.tiers_served
 
 bench-wire: $(CLUSTER)/installed  ## GB/s of a value into another process, beside NIXL and a socket alone; a minute
 	$(IN_CLUSTER) -m benchmarks.wire
 
-bench-crowded: $(VENV)/installed-dev  ## decode while another process is busy on every core; 2 minutes
-	$(BIN)/python -m benchmarks.crowded
-
 bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of kernels; a minute
 	$(BIN)/python -m benchmarks.overhead
 
-bench-watching: $(VENV)/installed-dev  ## throughput of a server that 0, 1 and 10 browsers watch; 10 minutes
-	$(BIN)/python -m benchmarks.watching
-
 bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on this machine; 17 minutes
 	$(BIN)/python -m twostroke plan --verify --output benchmarks/results/plan-verify-$$(date -u +%F).json
-
-bench-tp: $(VENV)/installed-dev  ## two ranks of one thread against one process, what gathers cost: tables, JSON; 40 minutes
-	$(BIN)/python -m benchmarks.tensor_parallel
 
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
@@ -120,6 +107,7 @@ bench-compression: $(VENV)/installed  ## prompt compression beside plain, repeat
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp tests/software/*.h
 	$(BIN)/basedpyright
 
 $(VENV)/installed: pyproject.toml

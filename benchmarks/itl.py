@@ -19,10 +19,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from benchmarks.needs import needs
 from benchmarks.peer.figures import turn_order
 from benchmarks.quiet import Others, doubt
-from benchmarks.results_file import save, today
+from benchmarks.results_file import save
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
@@ -194,9 +193,6 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=Load.output_tokens, help="tokens of each stream (default 512)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")
     options = parser.parse_args()
-    with needs("bench"):
-        from benchmarks.itl_plot import plot
-
     load = Load(prompt=options.prompt, output_tokens=options.output)
     chosen = policies(load, options.budgets, options.objectives)
     for model in options.model or ["smollm2-135m"]:
@@ -205,9 +201,6 @@ def main() -> None:
         found = measure(llm, chosen, load, options.rounds, lambda text: print(text, file=sys.stderr))
         print(table(model, load, chosen, found), flush=True)
         print(save("itl", DEFINITIONS, model, facts(load, chosen, found)), file=sys.stderr)
-        picture = today(f"itl-{llm.name}", "svg")
-        plot(picture, llm.name, [(policy.name, policy.itl_ms, medians(found[policy.name])) for policy in chosen])
-        print(picture, file=sys.stderr)
 
 
 def numbers(text: str) -> list[int]:

@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.quiet import Others, doubt
-from benchmarks.results_file import save, today
+from benchmarks.results_file import save
 from benchmarks.server_process import free_port
 from twostroke.api.completion import Completion
 from twostroke.api.llm import LLM
@@ -236,13 +236,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path, help="where the disk tier lies (default: a temporary directory)")
     arguments = parser.parse_args()
-    from benchmarks.tiers_plot import plot  # needs matplotlib; --help does not
-
     for model in arguments.models:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as name, redis(Path(name)) as remote:
             facts = measure(model, arguments.lengths, arguments.rounds, Places(Path(name) / "kv", remote))
         save("tiers", DEFINITIONS, model, facts)
-        plot(today(f"tiers-{model}", "svg"), model, facts)
         crowds = [t["others_cpu"] for s in SOURCES[:2] for c in facts["cells"][s].values() for t in c["turns"]]
         print("\n".join([table(model, facts), "", *doubt(crowds)]), flush=True)
 

@@ -189,7 +189,7 @@ def like(declaring: type, name: str, default: Any = ..., help: str | None = None
 
 
 def check_arguments(declaring: type, arguments: Mapping[str, Any]) -> None:
-    """Check a function's arguments by the rules of a dataclass. Raises InvalidRequest naming the first that breaks one."""
+    """Check a function's arguments by a dataclass's rules. Raises InvalidRequest naming the first that breaks one."""
     for name, rule in rules(declaring).items():
         if not rule.accepts(arguments[name]):
             raise InvalidRequest(f"{name} must be {rule.wanted}, not {_shown(arguments[name])}")

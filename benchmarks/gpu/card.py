@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -69,29 +69,6 @@ class Card:
             self.wait()
             taken.append(began.elapsed_time(ended) / 1e3)
         return taken
-
-    def replayed(self, runs: Sequence[Callable[[], object]], repeats: int) -> float:
-        """Median seconds of one of `runs`, which are captured together in a CUDA graph and replayed."""
-        if self.on_cpu:
-            return median(self.wall(lambda: [run() for run in runs], repeats)) / len(runs)
-        aside = torch.cuda.Stream(self.device)
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):  # compiles, and makes handles, before the capture
-            runs[0]()
-            runs[-1]()
-        torch.cuda.current_stream(self.device).wait_stream(aside)
-        self.wait()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(aside):  # torch.cuda.graph would collect garbage each time
-            graph.capture_begin()
-            for run in runs:
-                run()
-            graph.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(aside)
-        graph.replay()
-        found = median(self.on_device(graph.replay, 0.1, repeats)) / len(runs)
-        graph.reset()
-        return found
 
     def kernels(self, run: Callable[[], object], repeats: int) -> list[tuple[str, float, float]]:
         """(name, milliseconds, launches) of every kernel in one run, the longest first; empty on a CPU."""

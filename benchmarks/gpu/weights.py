@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from functools import cached_property
 from math import prod
-from pathlib import Path
 from zlib import crc32
 
 import ml_dtypes
 import numpy as np
 
-from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
@@ -71,12 +66,6 @@ class RandomWeights:
         """The matrices that are multiplied in their stored format."""
         return {name: self(name) for name, shape in self.shapes.items() if is_weight_matrix(name, shape)}
 
-    def checkpoint(self, name: str, tokenizer: Path) -> RandomCheckpoint:
-        """A checkpoint of these weights with the tokenizer of a directory (`write_tokenizer`)."""
-        stored = {name: self(name) for name in self.shapes}
-        files = (Path(f"random-{name}-{self.format}-{self.seed}"),)
-        return RandomCheckpoint(name, files, self.config, None, HfTokenizerSource(tokenizer), stored)
-
     def _format(self, columns: int) -> str:
         return next(f for f in (self.format, "Q8_0", "BF16") if columns % FORMATS[f].block_size == 0)
 
@@ -97,15 +86,6 @@ class RandomWeights:
             made = _normal(rng, drawn, columns) if format == "BF16" else _codes(rng, format, drawn, columns)
             self._blocks[key] = np.resize(made, count * kind.block_bytes)
         return self._blocks[key]
-
-
-@dataclass(frozen=True)
-class RandomCheckpoint(Checkpoint):
-    """Its identity is made of its name and its config: hashing gigabytes of random bytes would say no more."""
-
-    @cached_property
-    def weights_id(self) -> str:
-        return hashlib.blake2b(f"{self.files[0]} {self.config!r}".encode(), digest_size=16).hexdigest()
 
 
 def _normal(rng: np.random.Generator, count: int, columns: int) -> np.ndarray:

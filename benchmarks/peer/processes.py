@@ -41,11 +41,6 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
     return _sum(pids, "VmHWM")
 
 
-def current_rss_bytes(pids: Iterable[int]) -> int:
-    """The same of their RSS now."""
-    return _sum(pids, "VmRSS")
-
-
 def _sum(pids: Iterable[int], field: str) -> int:
     total = 0
     for pid in pids:

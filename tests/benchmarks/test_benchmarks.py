@@ -1,19 +1,16 @@
-"""benchmarks/itl.py, hit_rate.py, overhead.py, page_tiers.py and speculation.py: their figures, on tiny models."""
+"""benchmarks/itl.py, overhead.py and speculation.py: their figures, on tiny models."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import hit_rate, itl, overhead, page_tiers, speculation
+from benchmarks import itl, overhead, speculation
 from benchmarks.speculation_workloads import WORKLOADS
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Plain, method
-from twostroke.study.bench.latency import PromptSource
 
 LOAD = itl.Load(streams=3, stream_prompt=5, output_tokens=60, prompt=200, answer=4)
 
@@ -69,40 +66,6 @@ def test_a_load_that_does_not_fit(tiny_llm: Callable[..., LLM]) -> None:
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
-def test_hit_rates_are_those_asked_for() -> None:
-    options: Any = {"backend": "native", "kv_bytes": 64 << 20}
-    llms = {index: LLM("smollm2-135m", prefix_index=index, **options) for index in hit_rate.INDEXES}
-    chosen = hit_rate.cases(128, 64, 20)
-    found = hit_rate.measure(llms, chosen, 1, 3, quiet)
-    computed = {case.name: [found[index, case.name][0].computed for index in llms] for case in chosen}
-    assert computed == {
-        "0%": [128] * 2,
-        "25%": [96] * 2,
-        "50%": [64] * 2,
-        "75%": [32] * 2,
-        "100%": [16] * 2,  # whole pages of 16, and the last token is always computed
-        "system prompt, cold": [84] * 2,
-        "system prompt, warm": [20] * 2,
-    }
-    rates = [found["hash", f"{rate}%"][0].hit_rate for rate in hit_rate.RATES]
-    assert rates == [0, 32 / 127, 64 / 127, 96 / 127, 112 / 127]
-
-
-def test_a_start_that_is_not_cold_ends_the_run(tiny_llm: Callable[..., LLM]) -> None:
-    llm = tiny_llm()
-    kept = llm.prefill([5] * 40)
-    with pytest.raises(hit_rate.Differs, match="3 in use after a reset"):
-        hit_rate.take_turn(llm, hit_rate.Case("0%", 64, 0), PromptSource(), 0, 2)
-    assert len(kept) == 40
-
-
-def test_an_answer_that_differs_ends_the_run(tiny_llm: Callable[..., LLM]) -> None:
-    llms = {"radix": tiny_llm(), "hash": tiny_llm("qwen2", prefix_index="hash")}  # not the same model
-    with pytest.raises(hit_rate.Differs, match="hash, 0% and radix, 0% answer the same prompt differently"):
-        hit_rate.measure(llms, hit_rate.cases(64, 32, 8), 1, 3, quiet)
-
-
-@pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_speculation_takes_turns_and_counts_what_stood() -> None:
     llm = LLM("smollm2-135m", backend="native", student="int2", prefix_index="off", kv_bytes=64 << 20)
     chosen = speculation.contenders([3], "student int2", None)
@@ -132,16 +95,6 @@ def test_speculation_that_changes_the_answer_ends_the_run(tiny_llm: Callable[...
         speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 1999, quiet)
 
 
-def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the development environment has it")
-    from benchmarks.itl_plot import plot
-
-    medians = {"itl_p99_s": 0.06, "ttft_s": 5.0, "tokens_per_second": 800.0}
-    plot(tmp_path / "results" / "a.svg", "model", [("budget 64", None, medians), ("objective 50 ms", 50, medians)])
-    picture = (tmp_path / "results" / "a.svg").read_text()
-    assert picture.count("budget 64") == picture.count("objective 50 ms") == 2  # one in each panel
-
-
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 def test_a_step_is_more_than_its_kernels() -> None:
     llm = LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=64 << 20)
@@ -151,17 +104,3 @@ def test_a_step_is_more_than_its_kernels() -> None:
         assert 0 < turn.kernels_ms < turn.step_ms
         assert 0 < turn.outside < 1
     assert llm.pool.num_used == 0
-
-
-def test_a_preempted_request_comes_back_in_three_ways(tiny_llm: Callable[..., LLM]) -> None:
-    llms = tiny_llm(prefix_index="off"), tiny_llm()
-    turns = [page_tiers.measure(llms, name, page_tiers.techniques(64)[name], 64, 16, 1) for name in ("plain", "repeat")]
-    assert [llm.pool.num_used for llm in llms] == [0, 0]
-    assert [llm.engine.preemptions for llm in llms] == [2, 2]
-    # The latter also has a page of sinks.
-    assert [turn.bytes / llms[0].pool.page_bytes for turn in turns] == [5, 6]
-    assert all(turn.copied_s > 0 for turn in turns)
-    assert page_tiers.translation(llms[0], 8, 1) > 0
-    assert llms[0].pool.num_used == 0
-    lines = page_tiers.report("m", 64, 16, turns, {8: 1.0}).splitlines()
-    assert sum(line.startswith(("| plain |", "| repeat |")) for line in lines) == 2

@@ -34,7 +34,7 @@ runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def test_programs_are_found() -> None:
-    assert {"peers", "peer", "soak", "itl", "quality", "serving"} <= set(PROGRAMS)
+    assert {"peer", "soak", "itl", "quality", "serving"} <= set(PROGRAMS)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -45,7 +45,7 @@ def test_help_needs_the_base_install_alone(program: str) -> None:
     assert "usage:" in done.stdout.lower()
 
 
-@pytest.mark.parametrize(("program", "name"), [("itl", "bench"), ("soak", "dev")])
+@pytest.mark.parametrize(("program", "name"), [("soak", "dev")])
 def test_a_missing_extra_is_named_before_anything_is_measured(program: str, name: str) -> None:
     without = WITHOUT.replace('["--help"]', "[]").replace('"pydantic", ', "")  # typer looks for it
     command = [sys.executable, "-c", without, f"benchmarks.{program}"]

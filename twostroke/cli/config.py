@@ -78,7 +78,7 @@ def source_of(name: str) -> str:
 
 
 def print_sources() -> None:
-    """Show the running command's options as a file for `--config`, with the source of each; defaults are commented out."""
+    """Show the running command's options as a file for `--config`, each with its source; defaults are comments."""
     context = _RUNNING.get()
     argument = context.params.get("model_argument")
     given = context.params | ({"model": argument} if argument else {})
@@ -105,7 +105,10 @@ def values_for(context: typer.Context, path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not TOML: {error}") from None
-    names = context.command_path.split()[1:]
+    names, part = list[str](), context
+    while part.parent is not None:  # not `command_path`, which has several words for `python -m twostroke`
+        names.insert(0, str(part.info_name))
+        part = part.parent
     return _collect(path, table, context.find_root().command, names, "")
 
 

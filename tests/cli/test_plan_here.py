@@ -11,8 +11,7 @@ from typer.testing import Result
 from tests.study.plan.test_machine_benchmark import FOUND, needs_kernels
 from tests.study.plan.test_verify import SMALL
 from twostroke.cli import plan_measure
-from twostroke.study.plan import local_machine as measured
-from twostroke.study.plan import verification_cells as cells
+from twostroke.study.plan import local_machine, verification_cells
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def test_a_plan_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_json: Callable[..., dict[str, Any]]
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
-    measured.keep(FOUND, measured.kept_at())
+    local_machine.keep(FOUND, local_machine.kept_at())
     facts = run_json("plan", "smollm2-135m", "--on", "here", "--weights", "int8")
     assert "measured here with native-test" in facts["machine_source"]
     assert facts["assumed"]["compute"] == 1
@@ -36,7 +35,7 @@ def test_what_is_measured_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
-    monkeypatch.setattr(plan_measure, "measure", lambda *_: FOUND)
+    monkeypatch.setattr(plan_measure, "measure_machine", lambda *_: FOUND)
     assert "500" in run("plan", "--measure").stdout
     facts = run_json("plan", "--measure", "--output", tmp_path / "mine.toml")
     assert facts["flops"] == FOUND.flops
@@ -52,7 +51,7 @@ def test_the_command(
     directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]
 ) -> None:
     """Both exits, raw numbers in a file where other models' stay, and bad input before anything is measured."""
-    monkeypatch.setattr(cells, "CELLS", SMALL[:2])
+    monkeypatch.setattr(verification_cells, "CELLS", SMALL[:2])
     output = tmp_path / "results.json"
     output.write_text(json.dumps({"definitions": {}, "models": {"other": {"kept": True}}}))
     arguments = ("plan", directory, "--verify", "--seconds", "1", "--threads", "1")

@@ -15,9 +15,8 @@ from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoints.checkpoint import Checkpoint
-    from twostroke.study.plan.changes import ChangeLimits
+    from twostroke.study.plan.changes import Advice, ChangeLimits
     from twostroke.study.plan.load import PlannedLoad
-    from twostroke.study.plan.load_advice import LoadAdvice
     from twostroke.study.plan.plan import Plan
 
 
@@ -81,7 +80,7 @@ class _Made:
         return _is_here(self.checkpoint, self.plan)
 
     @cached_property
-    def load_advice(self) -> "LoadAdvice | None":
+    def load_advice(self) -> "Advice[PlannedLoad] | None":
         """What to change under the load; None without one."""
         from twostroke.study.plan.load_advice import advise_load
 
@@ -151,7 +150,7 @@ def _facts(made: _Made) -> dict[str, Any]:
     facts = account(made.plan, made.limits)
     if (advised := made.load_advice) is not None:
         load = load_facts(advised.asked, made.limits, advised)
-        facts["load"] = load | {"commands": _commands(made, advised.asked, advised.load)}
+        facts["load"] = load | {"commands": _commands(made, advised.asked, advised.after)}
     if made.by_this_engine:
         facts["engine"] = _engine(made)
     return facts
@@ -162,7 +161,7 @@ def _write_page(path: Path, made: _Made, facts: dict[str, Any]) -> None:
     from twostroke.study.plan.page import write_page
 
     advised = advise(made.plan, made.limits)
-    write_page(path, made.plan, advised.plan if advised.steps else None, facts, made.load_advice)
+    write_page(path, made.plan, advised.after if advised.steps else None, facts, made.load_advice)
     note(f"wrote {path}")
 
 
@@ -248,4 +247,4 @@ def _engine(made: _Made) -> dict[str, Any]:
         }
 
     advised = advise(made.plan, made.limits)
-    return facts(made.plan) | {"advised": facts(advised.plan) if advised.steps else None}
+    return facts(made.plan) | {"advised": facts(advised.after) if advised.steps else None}

@@ -85,20 +85,20 @@ def test_advice_in_order() -> None:
     assert problems(made) == ["memory", "TTFT", "ITL"]
     assert [binds(made, one) for one in problems(made)] == ["memory", "compute", "bandwidth"]
     advised = advise(made, LIMITS)
-    assert [(step.problem, step.lever.name) for step in advised.steps] == [
+    assert [(step.problem, step.change.name) for step in advised.steps] == [
         ("memory", "tensor parallelism of 2"),
         ("TTFT", "tensor parallelism of 4"),
     ]
     assert [one.name for one in advised.changes] == ["tensor parallelism of 4"]
-    assert advised.plan == plan(4, ttft_ms=500, itl_ms=50)
+    assert advised.after == plan(4, ttft_ms=500, itl_ms=50)
 
 
 def test_levers_add_up() -> None:
     """The advised plan has all changes at once."""
     advised = without_more_devices(plan(ttft_ms=500, itl_ms=50), LIMITS)
     assert [one.name for one in advised.changes] == ["weights in int4", "prefix caching of half of the prompt"]
-    assert advised.plan == plan(weights="int4", shared=2048, ttft_ms=500, itl_ms=50)
-    assert advised.plan.verdict == "nothing to do"
+    assert advised.after == plan(weights="int4", shared=2048, ttft_ms=500, itl_ms=50)
+    assert advised.after.verdict == "nothing to do"
 
 
 def test_no_step_makes_a_new_problem() -> None:
@@ -109,14 +109,14 @@ def test_no_step_makes_a_new_problem() -> None:
             for step in advised.steps:
                 assert problems(step.before) == wrong
                 # what is kept alone only can be told to be missed together
-                assert set(problems(step.lever.after)) - {"both together"} <= set(wrong)
-                wrong = problems(step.lever.after)
+                assert set(problems(step.change.after)) - {"both together"} <= set(wrong)
+                wrong = problems(step.change.after)
 
 
 def test_nothing_is_advised_where_nothing_is_wrong_or_nothing_helps() -> None:
     assert advise(plan(4, ttft_ms=500), LIMITS).steps == ()
     little = without_more_devices(plan(machine="l4", ttft_ms=1), LIMITS)
-    assert little.plan.verdict == "does not fit"
+    assert little.after.verdict == "does not fit"
     assert {step.problem for step in little.steps} == {"memory"}  # what does not fit has no times to improve
 
 
@@ -147,7 +147,7 @@ def test_when_to_disaggregate() -> None:
     assert both.ttft_ms < 310 < both.ttft_beside_ms
     advised = advise(both, ChangeLimits(4, tuple(FORMATS), KNOWN))
     assert [one.name for one in advised.changes] == ["prefill and decode on workers of their own"]
-    assert advised.plan.ttft_ms == pytest.approx(1e3 * (both.prefill.seconds + LLAMA.kv_bytes(4096) / (450e9 * 0.8)))
+    assert advised.after.ttft_ms == pytest.approx(1e3 * (both.prefill.seconds + LLAMA.kv_bytes(4096) / (450e9 * 0.8)))
     tight = assess_disaggregation(both)
     assert tight.pays
     assert tight.transfer_s == pytest.approx(LLAMA.kv_bytes(4096) / (450e9 * 0.8))

@@ -98,14 +98,14 @@ def test_each_answer(plan: Plan) -> None:
     for load in (under(plan, 0.9 * most, ttft_s=0.2), under(plan, 3 * most, ttft_s=0.5)):
         assert load.verdict != "nothing to do"
         advised = advise_load(load, LIMITS)
-        assert advised.load.verdict == "nothing to do"
+        assert advised.after.verdict == "nothing to do"
         assert advised.steps[0].before is load
-        assert advised.steps[-1].lever.after is advised.load
-        families = [step.lever.family for step in advised.steps]
+        assert advised.steps[-1].change.after is advised.after
+        families = [step.change.family for step in advised.steps]
         assert len(set(families)) == len(families)
     assert advise_load(under(plan, 0.9 * most, ttft_s=0.2), LIMITS).steps[0].binds == "queueing"
     hopeless = advise_load(under(plan, 1.0, ttft_s=1e-6), LIMITS)
-    assert hopeless.load.verdict == "misses the objective"
+    assert hopeless.after.verdict == "misses the objective"
 
 
 def test_a_chunk_that_costs_nothing_comes_before_workers(plan: Plan) -> None:
@@ -114,8 +114,8 @@ def test_a_chunk_that_costs_nothing_comes_before_workers(plan: Plan) -> None:
     assert load.binds["ITL"] == "interference"
     assert load.missed == ["ITL"]
     [step] = advise_load(load, LIMITS).steps
-    assert (step.lever.family, step.binds) == ("chunks", "interference")
-    assert step.lever.after.budget < load.budget
+    assert (step.change.family, step.binds) == ("chunks", "interference")
+    assert step.change.after.budget < load.budget
 
 
 def test_levers_bring_what_their_own_load_says(plan: Plan) -> None:

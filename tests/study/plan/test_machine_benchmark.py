@@ -7,8 +7,7 @@ import pytest
 
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan import local_machine as measured
-from twostroke.study.plan import machine_benchmark as measuring
+from twostroke.study.plan import local_machine, machine_benchmark
 from twostroke.study.plan.machine_benchmark import MachineMeasurement
 from twostroke.study.plan.machines import find_machine
 
@@ -30,12 +29,12 @@ def test_every_rate_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "ROWS": 32,
         "CONTEXT": 64,
     }.items():
-        monkeypatch.setattr(measuring, name, value)
+        monkeypatch.setattr(machine_benchmark, name, value)
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(measuring, "SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "FILE_BYTES", 8 << 20)
+    monkeypatch.setattr(machine_benchmark, "SECONDS", 0.0)
+    monkeypatch.setattr(machine_benchmark, "FILE_BYTES", 8 << 20)
     seen: list[str] = []
-    found = measuring.measure_machine(threads=1, progress=seen.append)
+    found = machine_benchmark.measure_machine(threads=1, progress=seen.append)
     assert set(found.flops) == {"int8", "bf16", "attention"}
     assert found.threads == 1
     rates = [*found.flops.values(), *found.decode.values(), found.kv, found.disk_read, found.disk_write, found.loopback]
@@ -45,7 +44,7 @@ def test_every_rate_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_what_is_kept_is_a_machine(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    measured.keep(FOUND, path)
+    local_machine.keep(FOUND, path)
     machine = find_machine(str(path))
     assert (machine.name, machine.kind) == ("own", "cpu")
     assert dict(machine.flops) == pytest.approx(FOUND.flops)
@@ -65,20 +64,20 @@ def test_here_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         times.append(1)
         return replace(FOUND, memory=len(times) << 30)
 
-    monkeypatch.setattr(measured, "measure", measure)
-    first, second = measured.machine_for("here"), measured.machine_for("here", 0.25)
+    monkeypatch.setattr(local_machine, "measure_machine", measure)
+    first, second = local_machine.machine_for("here"), local_machine.machine_for("here", 0.25)
     assert len(times) == 1
     assert first.memory == second.memory
     assert (first.name, first.compute, second.compute) == ("here", 1.0, 0.25)
-    assert measured.machine_for("h100").name == "h100"
-    monkeypatch.setattr(measured, "cpu_model", lambda: "Another processor")
-    measured.machine_for("here")
+    assert local_machine.machine_for("h100").name == "h100"
+    monkeypatch.setattr(local_machine, "cpu_model", lambda: "Another processor")
+    local_machine.machine_for("here")
     assert len(times) == 2, "another processor is another machine"
 
 
 def test_without_kernels_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "unavailable", lambda: "they are not compiled")
     with pytest.raises(InvalidRequest, match="measured with the native kernels, and they are not compiled"):
-        measuring.measure_machine()
+        machine_benchmark.measure_machine()
     with pytest.raises(InvalidRequest, match="not compiled"):
-        measured.machine_for("here")
+        local_machine.machine_for("here")

@@ -44,7 +44,7 @@ def made(request: pytest.FixtureRequest) -> tuple[Plan, Plan | None]:
     load = RequestProfile(4096, 256, ttft_ms=500, itl_ms=50)
     plan = make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], request.param, load)
     advised = advise(plan, LIMITS)
-    return plan, advised.plan if advised.steps else None
+    return plan, advised.after if advised.steps else None
 
 
 def svgs(page: str) -> list[ElementTree.Element]:
@@ -86,7 +86,7 @@ def test_every_plan_has_a_page(
     technique = limits.techniques[data.draw(st.sampled_from(list(limits.techniques)))]
     plan = make_plan(model, machine, weights, 1, load, technique)
     advised = advise(plan, limits)
-    page = render(plan, advised.plan if advised.steps else None, account(plan, limits))
+    page = render(plan, advised.after if advised.steps else None, account(plan, limits))
     for svg in svgs(page):
         assert svg.findall("line[@class='grid']")
         for dot in svg.iter("circle"):
@@ -138,7 +138,7 @@ def test_the_page_shows_the_load(rate: float | None, users: int, verdict: str) -
     page = render(load.plan, None, facts, advised)
     assert load.verdict == verdict
     assert f"under the load: {verdict}" in page
-    assert all(step.lever.name in page for step in advised.steps)
+    assert all(step.change.name in page for step in advised.steps)
     assert (not advised.steps) == (verdict == "nothing to do")
     assert len(svgs(page)) == 8
     for svg in svgs(page):

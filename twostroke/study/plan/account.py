@@ -1,10 +1,11 @@
 """The account of a plan: all its figures as plain values, for JSON and reports. Milliseconds, bytes, FLOPs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from twostroke.study.plan.advice import Advice, advise, binds, problems, without_more_devices
-from twostroke.study.plan.changes import DEGREES, ChangeLimits, PlanChange, changes_alone
+from twostroke.study.plan.advice import advise, binds, problems, without_more_devices
+from twostroke.study.plan.changes import DEGREES, Advice, ChangeLimits, Made, PlanChange, changes_alone
 from twostroke.study.plan.disaggregation import assess_disaggregation
 from twostroke.study.plan.machines import MachineSpec
 from twostroke.study.plan.plan import BATCHES, CHUNKS, Plan
@@ -70,13 +71,13 @@ def account(plan: Plan, limits: ChangeLimits) -> dict[str, Any]:
         "largest_chunk": chunk,
         "ttft_in_chunks_ms": None if chunk is None else plan.ttft_beside_ms,
         "tensor_parallelism": _tensor_parallelism(plan),
-        "apart": _apart(plan if plan.fits else advised.plan),
+        "apart": _apart(plan if plan.fits else advised.after),
         "verdict": plan.verdict,
         "missed": plan.missed(),
         "binds": {problem: binds(plan, problem) for problem in problems(plan)},
-        "advice": _advice(advised),
-        "advice_without_more_devices": _advice(without_more_devices(plan, limits)),
-        "levers": [_lever(one) for one in changes_alone(plan, limits)],
+        "advice": advice_account(advised, _figures),
+        "advice_without_more_devices": advice_account(without_more_devices(plan, limits), _figures),
+        "levers": [change_account(one, _figures) for one in changes_alone(plan, limits)],
     }
 
 
@@ -93,38 +94,28 @@ def _step(step: StepTime, machine: MachineSpec) -> dict[str, Any]:
 
 def _utilization(step: StepTime, machine: MachineSpec) -> dict[str, float]:
     """Percent of the peak rate and of the bandwidth of each device."""
-    compute, memory = (sum(times) for times in zip(*((p.compute_s, p.memory_s) for p in step.parts), strict=True))
-    return {
-        "compute_percent": 100 * machine.compute * compute / step.seconds,
-        "bandwidth_percent": 100 * machine.memory_share * memory / step.seconds,
-    }
+    compute, bandwidth = step.utilization(machine)
+    return {"compute_percent": 100 * compute, "bandwidth_percent": 100 * bandwidth}
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
-    """What levers are compared by."""
-    return {
-        "ttft_ms": plan.ttft_ms,
-        "itl_ms": plan.itl_ms,
-        "users": plan.memory.users,
-        "verdict": plan.verdict,
-    }
+    """The figures that changes are compared by."""
+    return {"ttft_ms": plan.ttft_ms, "itl_ms": plan.itl_ms, "users": plan.memory.users, "verdict": plan.verdict}
 
 
-def _lever(lever: PlanChange[Plan]) -> dict[str, Any]:
-    return {"lever": lever.name, **_figures(lever.after), "needs": lever.needs}
+def change_account(change: PlanChange[Made], figures: Callable[[Made], dict[str, Any]]) -> dict[str, Any]:
+    """A change, and the figures that it leads to."""
+    return {"lever": change.name, **figures(change.after), "needs": change.needs}
 
 
-def _advice(advised: Advice) -> dict[str, Any]:
+def advice_account(advised: Advice[Made], figures: Callable[[Made], dict[str, Any]]) -> dict[str, Any]:
+    """Each decision with the figures before and after it, and those after all of them."""
     steps = [
-        {
-            "problem": step.problem,
-            "bound_by": step.binds,
-            "before": _figures(step.before),
-            **_lever(step.lever),
-        }
+        {"problem": step.problem, "bound_by": step.binds, "before": figures(step.before)}
+        | change_account(step.change, figures)
         for step in advised.steps
     ]
-    return {"steps": steps, "changes": [one.name for one in advised.changes], **_figures(advised.plan)}
+    return {"steps": steps, "changes": [one.name for one in advised.changes], **figures(advised.after)}
 
 
 def _tensor_parallelism(plan: Plan) -> list[dict[str, Any]]:

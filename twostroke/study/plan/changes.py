@@ -36,6 +36,38 @@ class PlanChange(Generic[Made]):
 
 
 @dataclass(frozen=True)
+class AdviceStep(Generic[Made]):
+    """One decision.
+
+    Attributes:
+        problem: "memory", "TTFT", "ITL", "both together", or the "rate" of a load that cannot be served.
+        binds: what the problem is bound by: "memory", "compute", "bandwidth", "link", "queueing", or "interference".
+        before: the plan, or the load, with the steps before.
+        change: what is changed now.
+    """
+
+    problem: str
+    binds: str
+    before: Made
+    change: PlanChange[Made]
+
+
+@dataclass(frozen=True)
+class Advice(Generic[Made]):
+    """What was asked for, decisions in order, and what all of them lead to; the verdict of `after` is the answer."""
+
+    asked: Made
+    steps: tuple[AdviceStep[Made], ...]
+    after: Made
+
+    @property
+    def changes(self) -> list[PlanChange[Made]]:
+        """The changes that hold in the end: the last of each family."""
+        last = {step.change.family: step.change for step in self.steps}
+        return [step.change for step in self.steps if last[step.change.family] is step.change]
+
+
+@dataclass(frozen=True)
 class ChangeLimits:
     """What may be changed.
 
@@ -173,7 +205,7 @@ def changes_alone(plan: Plan, limits: ChangeLimits) -> list[PlanChange[Plan]]:
         prefix_caching, tensor_parallelism, prefill_workers, quantized_weights, half_of_the_kv, speculation, students,
         dropping, compression, fewer_sequences, shorter_prompts,
     )  # fmt: skip
-    found = [lever for family in order for lever in family(plan, limits)]
+    found = [change for family in order for change in family(plan, limits)]
     if not plan.technique.method:
         for name in ("repeat", "ptdo"):
             technique = limits.techniques[name]

@@ -6,20 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.study.plan.changes import ChangeLimits, PlanChange
+from twostroke.study.plan.account import advice_account, change_account
+from twostroke.study.plan.changes import Advice, ChangeLimits
 from twostroke.study.plan.load import PlannedLoad
-from twostroke.study.plan.load_advice import LoadAdvice, load_changes_alone
+from twostroke.study.plan.load_advice import load_changes_alone
 from twostroke.study.plan.plan import Plan
-from twostroke.study.plan.roofline import StepTime
 from twostroke.study.plan.service_level import OpenLoopService
 
 
-def load_facts(load: PlannedLoad, limits: ChangeLimits, advised: LoadAdvice) -> dict[str, Any]:
+def load_facts(load: PlannedLoad, limits: ChangeLimits, advised: Advice[PlannedLoad]) -> dict[str, Any]:
     """All facts; `limits` is what may be changed, and `advised` what should be."""
     prompts, outputs, shared = load.traffic.prompts, load.traffic.outputs, load.traffic.shared
     pays, why = load.apart
     size = load.plan.model.kv_bytes(ceil(float(np.mean(prompts))))
     served, closed = load.served, load.closed
+    alone = [] if load.verdict == "nothing to do" else load_changes_alone(load, limits)
     return {
         "verdict": load.verdict,
         "missed": load.missed,
@@ -54,24 +55,18 @@ def load_facts(load: PlannedLoad, limits: ChangeLimits, advised: LoadAdvice) -> 
         },
         "tiers": _tiers(load.plan),
         "advice": _advice(advised),
-        "levers": [_lever(one) for one in load_changes_alone(load, limits)] if load.verdict != "nothing to do" else [],
+        "levers": [change_account(one, _figures) for one in alone],
     }
 
 
-def _advice(advised: LoadAdvice) -> dict[str, Any]:
-    steps = [
-        {"missed": step.before.missed, "bound_by": step.binds, "before": _figures(step.before), **_lever(step.lever)}
-        for step in advised.steps
-    ]
-    return {"steps": steps, "changes": [step.lever.name for step in advised.steps], **_figures(advised.load)}
-
-
-def _lever(lever: PlanChange[PlannedLoad]) -> dict[str, Any]:
-    return {"lever": lever.name, "needs": lever.needs, **_figures(lever.after)}
+def _advice(advised: Advice[PlannedLoad]) -> dict[str, Any]:
+    made = advice_account(advised, _figures)
+    missed = [{"missed": step.before.missed} for step in advised.steps]
+    return made | {"steps": [one | more for one, more in zip(made["steps"], missed, strict=True)]}
 
 
 def _figures(load: PlannedLoad) -> dict[str, Any]:
-    """What levers are compared by: the wanted percentile, or means for users; None if the rate cannot be served."""
+    """The figures that changes are compared by: the wanted percentile, or means for users; None if the rate cannot be served."""
     parts = _parts_ms(load)
     return {
         "ttft_ms": parts["ttft_waiting"] + parts["ttft_prefill"] if parts else None,
@@ -107,16 +102,12 @@ def _served(served: OpenLoopService) -> dict[str, Any]:
 
 def utilization(load: PlannedLoad, served: OpenLoopService) -> dict[str, dict[str, float]]:
     """Parts of the time that each stroke takes, and of the peaks that it uses meanwhile."""
-    decode = load.plan.decode(max(1, ceil(served.sequences)))
-    strokes = (("prefill", served.prefill_share, load.plan.prefill), ("decode", served.decode_share, decode))
-    return {name: {"time": share, **_used(load.plan, step)} for name, share, step in strokes}
-
-
-def _used(plan: Plan, step: StepTime) -> dict[str, float]:
-    machine = plan.machine
-    compute = sum(part.compute_s for part in step.parts) * machine.compute
-    memory = sum(part.memory_s for part in step.parts) * machine.memory_share
-    return {"compute": compute / step.seconds, "bandwidth": memory / step.seconds}
+    plan, found = load.plan, dict[str, dict[str, float]]()
+    decode = plan.decode(max(1, ceil(served.sequences)))
+    for name, share, step in (("prefill", served.prefill_share, plan.prefill), ("decode", served.decode_share, decode)):
+        compute, bandwidth = step.utilization(plan.machine)
+        found[name] = {"time": share, "compute": compute, "bandwidth": bandwidth}
+    return found
 
 
 def _tiers(plan: Plan) -> list[dict[str, Any]]:

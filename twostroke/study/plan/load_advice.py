@@ -1,12 +1,19 @@
-"""What to change where a load misses its objectives or cannot be served: each lever with the queue that it leads to."""
+"""What to change where a load misses its objectives or cannot be served, with the queue that each change leads to."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf
 
 import numpy as np
 
-from twostroke.study.plan.changes import ChangeLimits, PlanChange, quantized_weights, tensor_parallelism
+from twostroke.study.plan.changes import (
+    Advice,
+    AdviceStep,
+    ChangeLimits,
+    PlanChange,
+    quantized_weights,
+    tensor_parallelism,
+)
 from twostroke.study.plan.load import PlannedLoad
 from twostroke.study.traffic.arrivals import ClosedLoop
 from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
@@ -14,33 +21,10 @@ from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficReques
 BUDGETS = (128, 256, 1024, 2048)  # tokens of a step, besides the engine's own 512
 STEPS = 3  # decisions at most
 GAIN = 1.1  # times as many requests within the objectives that another chunk has to bring
-MIN_RELIEF = 0.02  # the part of what is wrong that a lever has to take away to be worth a step
+MIN_RELIEF = 0.02  # the part of what is wrong that a change has to take away to be worth a step
 COMMON = (1 << 32) - 1  # the name of tokens that all prompts begin with
 # Ratios of a rate that cannot be served are worse than any that can.
 LOST = 1e6
-
-
-@dataclass(frozen=True)
-class LoadStep:
-    """One decision.
-
-    Attributes:
-        binds: what the worst objective, or the rate, is bound by (`Load.binds`).
-        before: the load with the steps before. lever: what is changed; its load has all changes so far.
-    """
-
-    binds: str
-    before: PlannedLoad
-    lever: PlanChange[PlannedLoad]
-
-
-@dataclass(frozen=True)
-class LoadAdvice:
-    """The load that was `asked` for, steps in order, and the `load` with all of them; its verdict is the answer."""
-
-    asked: PlannedLoad
-    steps: tuple[LoadStep, ...]
-    load: PlannedLoad
 
 
 def load_changes(load: PlannedLoad, limits: ChangeLimits) -> Iterator[PlanChange[PlannedLoad]]:
@@ -62,23 +46,24 @@ def load_changes_alone(load: PlannedLoad, limits: ChangeLimits) -> list[PlanChan
     return [one for one in found if one.family != "chunks" or one is best]
 
 
-def advise_load(load: PlannedLoad, limits: ChangeLimits) -> LoadAdvice:
-    """The first lever that is enough; else the one that brings most, and then again.
+def advise_load(load: PlannedLoad, limits: ChangeLimits) -> Advice[PlannedLoad]:
+    """Take the first change that is enough; else the one that brings most, and then again.
 
     Chunks cost nothing, so before anything else the size is taken at which a worker carries most, if that is a tenth
-    more: other levers then need less.
+    more: other changes then need less.
     """
-    steps: list[LoadStep] = []
+    steps: list[AdviceStep[PlannedLoad]] = []
     now = load
     while now.verdict != "nothing to do" and len(steps) < STEPS:
-        taken = {step.lever.family for step in steps}
+        taken = {step.change.family for step in steps}
         options = [one for one in load_changes(now, limits) if one.family not in taken]
         best = _next(now, options)
         if best is None:
             break
-        steps.append(LoadStep(_worst(now), now, best))
+        problem = _worst(now)
+        steps.append(AdviceStep(problem, now.binds[problem], now, best))
         now = best.after
-    return LoadAdvice(load, tuple(steps), now)
+    return Advice(load, tuple(steps), now)
 
 
 def _next(now: PlannedLoad, options: Sequence[PlanChange[PlannedLoad]]) -> PlanChange[PlannedLoad] | None:
@@ -110,11 +95,9 @@ def _ratios(load: PlannedLoad) -> dict[str, float]:
 
 
 def _worst(load: PlannedLoad) -> str:
-    """What the worst objective, or the rate, is bound by."""
-    if not load.parts:
-        return load.binds["rate"]
-    ratios = _ratios(load)
-    return load.binds[max(ratios, key=lambda name: ratios[name])]
+    """The objective that is missed by the largest ratio, or the "rate" of a load that cannot be served."""
+    ratios = _ratios(load) if load.parts else {"rate": inf}
+    return max(ratios, key=lambda name: ratios[name])
 
 
 def _chunks(load: PlannedLoad) -> Iterator[PlanChange[PlannedLoad]]:

@@ -65,6 +65,11 @@ class StepTime:
     def bytes(self) -> float:
         return sum(part.bytes for part in self.parts)
 
+    def utilization(self, machine: MachineSpec) -> tuple[float, float]:
+        """The parts of the peak rate and of the bandwidth of a device that are used."""
+        compute, memory = (sum(times) for times in zip(*((p.compute_s, p.memory_s) for p in self.parts), strict=True))
+        return machine.compute * compute / self.seconds, machine.memory_share * memory / self.seconds
+
     @property
     def bound(self) -> str:
         """The resource that takes the largest part of the time: "compute", "bandwidth" or "link"."""

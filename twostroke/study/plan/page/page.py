@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.load_advice import LoadAdvice
+from twostroke.study.plan.changes import Advice
+from twostroke.study.plan.load import PlannedLoad
 from twostroke.study.plan.page.load_plots import load_plots
 from twostroke.study.plan.page.plots import Plot, plots
 from twostroke.study.plan.plan import Plan
@@ -17,7 +18,7 @@ from twostroke.study.plan.report_blocks import Block, Cell, Grid, Line, Plots, S
 
 
 def write_page(
-    path: Path, plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: LoadAdvice | None = None
+    path: Path, plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: Advice[PlannedLoad] | None = None
 ) -> None:
     """Write the page of a plan and its account, as `render`. Raises InvalidRequest if the file cannot be written."""
     try:
@@ -26,14 +27,14 @@ def write_page(
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
 
 
-def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: LoadAdvice | None = None) -> str:
+def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: Advice[PlannedLoad] | None = None) -> str:
     """The page's text. `advised` is the plan with all advice, None where there is none; `load` is that of the facts."""
     here = files("twostroke.study.plan.page")
     head, *blocks = report(dict(facts))
     assert isinstance(head, Line)
     made = {"plan": plots(plan, advised)}
     if load is not None:
-        made["load"] = load_plots(load.asked, load.load if load.steps else None)
+        made["load"] = load_plots(load.asked, load.after if load.steps else None)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

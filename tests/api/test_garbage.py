@@ -47,10 +47,11 @@ def test_prefilled_values(llm: LLM) -> None:
 
 def test_values_of_frames_of_a_traceback(llm: LLM) -> None:
     def fails(kv: KVCache) -> None:
+        kept: list[Exception] = []
         try:
             raise LookupError
         except LookupError as error:
-            kept = error  # noqa: F841
+            kept.append(error)
 
     for number in range(PROMPTS):
         fails(llm.prefill(prompt(number)))

@@ -188,7 +188,7 @@ def test_what_score_refuses(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="token ids must be"):
         llm.score([5], [10**6])
     with pytest.raises(InvalidRequest, match="a text or a list of token ids"):
-        llm.score([5, 6], [[7], [8.5]])  # pyright: ignore[reportArgumentType]
+        llm.score([5, 6], [[7], [8.5]])  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert llm.score("the", []) == []
 
 

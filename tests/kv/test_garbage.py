@@ -1,7 +1,7 @@
 """Values in garbage reference cycles do not keep a pool full, and a pool that is full of live values costs no time."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ class Traceback:
     """An exception in a frame of its own traceback, which holds a value."""
 
     def __init__(self, kv: KVCache) -> None:
+        kept: list[Exception] = []
         try:
             raise LookupError
         except LookupError as error:
-            kept = error  # noqa: F841
+            kept.append(error)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def pool() -> Iterator[PagePool]:
 
 
 @contextmanager
-def collections() -> Iterator[list[str]]:
+def collections() -> Generator[list[str]]:
     """The full collections that run meanwhile."""
     seen: list[str] = []
 

@@ -41,20 +41,35 @@ class AsyncLLM:
 
     @classmethod
     async def open(cls, model: str | Checkpoint = DEFAULT_MODEL, **options: Any) -> AsyncLLM:
-        """Open a model on another thread, with the arguments of `LLM`."""
+        """Open a model on another thread. Arguments and errors are those of `LLM`."""
         opened = cls(await asyncio.to_thread(lambda: LLM(model, **options)))
         opened._owns = True
         return opened
 
     async def prefill(self, prompt: TextOrTokens, after: KVCache | None = None, *, model: str | None = None) -> KVCache:
-        """Stroke one, as `LLM.prefill`."""
+        """Stroke one: enter a text or token ids, after the entries of `after` if given.
+
+        Arguments and result are those of `LLM.prefill`. If the task is cancelled, so is the request.
+
+        Raises:
+            InvalidRequest: nothing to enter, ids outside the vocabulary, or more tokens than the context holds.
+            GeometryMismatch: `after` has another geometry. OutOfPages: no room. EngineStopped: the model is closed.
+        """
         ((request, _),) = await self._run_all(lambda: [self.llm.prefill_request(prompt, after, model)])
         return request.result
 
     def decode(
         self, kv: KVCache, params: SamplingParams | None = None, *, model: str | None = None, **sampling: Any
     ) -> AsyncDecoding:
-        """Stroke two, as `LLM.decode`: an async iterator of `Token`. Its errors are raised by the first token."""
+        """Stroke two: continue a value token by token. Arguments are those of `LLM.decode`.
+
+        Returns an async iterator of `Token`; at the end its `kv` is the continued value. The request starts when the
+        first token is awaited.
+
+        Raises, while it is iterated:
+            InvalidRequest: a parameter is out of range, or n is not 1. ContextLengthExceeded: the value leaves no room
+            for a token. EngineStopped: the model is closed.
+        """
         return AsyncDecoding(
             self._thread, lambda: self.llm.decode_request(kv, sampling_params(params, sampling), model)
         )
@@ -67,7 +82,13 @@ class AsyncLLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """Answer a list of prompts, as `LLM.generate`."""
+        """Answer a list of prompts (texts or token ids) in one batch. Arguments are those of `LLM.generate`.
+
+        Raises:
+            InvalidRequest: a prompt or a parameter is out of range, or a companion is missing. ContextLengthExceeded: a
+            prompt leaves no room for an answer. OutOfPages: other values hold the room that a prompt needs.
+            EngineStopped: the model is closed.
+        """
         answered = await self._run_all(lambda: self.llm.requests(prompts, sampling_params(params, sampling), method))
         return [Completion.of(*one) for one in answered]
 
@@ -79,7 +100,11 @@ class AsyncLLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> AsyncDecoding:
-        """Answer one prompt token by token, as `LLM.stream`. Its errors are raised by the first token."""
+        """Answer one prompt token by token. Arguments are those of `LLM.stream`.
+
+        Returns an async iterator of `Token`, which raises the errors of `generate`. The request starts when the first
+        token is awaited.
+        """
         return AsyncDecoding(self._thread, lambda: self.llm.request(prompt, sampling_params(params, sampling), method))
 
     async def chat(
@@ -90,7 +115,11 @@ class AsyncLLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> Completion:
-        """Answer messages through the chat template, as `LLM.chat`."""
+        """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template.
+
+        A text is one message of the user. Raises the errors of `generate`, and InvalidRequest if there is no chat
+        template or it refuses the messages.
+        """
 
         def prepare() -> list[Request]:
             prompt = self.llm.chat_prompt(messages)
@@ -100,7 +129,7 @@ class AsyncLLM:
         return Completion.of(*answered)
 
     async def close(self) -> None:
-        """End all requests and the thread. A model that was opened here is closed."""
+        """End all requests with EngineStopped, and the thread. A model that was opened here is closed."""
         await asyncio.to_thread(self._thread.stop)
         if self._owns:
             self.llm.close()
@@ -121,10 +150,10 @@ class AsyncLLM:
 
 
 class AsyncDecoding(AsyncIterator[Token]):
-    """Tokens as they are made.
+    """An async iterator of tokens as they are made.
 
     Attributes:
-        request: the request, with its timings, once the first token was asked for.
+        request: the request, with its timings; None until the first token is awaited.
         tokens: the tokens taken so far.
     """
 
@@ -147,7 +176,7 @@ class AsyncDecoding(AsyncIterator[Token]):
                     yield token
 
     async def close(self) -> None:
-        """Stop early and free the pages."""
+        """End the request early and free its pages."""
         await self._iterator.aclose()
 
     @property
@@ -164,7 +193,7 @@ class AsyncDecoding(AsyncIterator[Token]):
 
 
 class Inbox:
-    """The way of updates from the engine's thread to a task."""
+    """Updates from the engine's thread for one task, queued on the task's event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -190,7 +219,7 @@ async def updates(thread: EngineThread, requests: Iterable[Request]) -> AsyncGen
 
 
 def publish(updates: list[Update]) -> None:
-    """Called by the engine's thread: one wake-up of an event loop for all of a step's updates for it."""
+    """Deliver a step's updates, in the engine's thread, with one wake-up of each event loop that some are for."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Update]] = {}
     for update in updates:
         by_loop.setdefault(update.owner.loop, []).append(update)

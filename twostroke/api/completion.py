@@ -1,4 +1,4 @@
-"""What calls of a model give: tokens as they are made, and whole answers."""
+"""What a model answers: tokens as they are made, and whole completions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from twostroke.kv.cache import KVCache
 
 
 class Decoding(Iterator[Token]):
-    """Tokens as they are made. Several threads may take them; each token goes to one.
+    """An iterator of tokens as they are made. Several threads may take them; each token goes to one.
+
+    Iterating raises the request's error (see `LLM.decode` and `LLM.stream`) after the tokens made before it. An
+    iterator that is dropped ends its request.
 
     Attributes:
         request: the request, with its timings.
@@ -41,7 +44,7 @@ class Decoding(Iterator[Token]):
             self._engine.drop(self.request)
 
     def close(self) -> None:
-        """Stop early and free the pages."""
+        """End the request early and free its pages. What was made before can still be taken."""
         self._engine.cancel(self.request)  # closing an iterator that has not started would not
 
     @property
@@ -59,7 +62,14 @@ class Decoding(Iterator[Token]):
 
 @dataclass(frozen=True)
 class Output:
-    """One choice of a completion. `text` excludes stop strings; `tokens` includes an ending token."""
+    """One choice of a completion.
+
+    Attributes:
+        text: its text, without stop strings and special tokens.
+        tokens: its tokens, with the one that ended it.
+        finish_reason: "stop" (an ending token or a stop string), "length" (`max_tokens`, or no room for more), or None
+            if the request was cancelled.
+    """
 
     text: str
     tokens: list[Token]
@@ -68,10 +78,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Completion:
-    """A request's answer.
+    """The answer to one prompt.
 
     Attributes:
-        cached_by_tier: numbers of its prefills' tokens that were found, in "pool", "host", "disk" and "remote".
+        outputs: its choices, as many as `SamplingParams.n`.
+        prompt_tokens: number of tokens of the prompt.
+        cached_by_tier: number of tokens of its prefills that were found, by tier: "pool", "host", "disk" and "remote".
+        timings: when it was submitted, scheduled and finished, and when each token was made.
         facts: the technique's report on the first choice (`Refreshes`, `Speculation`), or None.
         prompt_scores: with `prompt_logprobs`, a `TokenScore` for each token of the prompt, None for the first; or None.
     """
@@ -85,7 +98,7 @@ class Completion:
 
     @classmethod
     def of(cls, request: Request, tokens: Iterable[Token]) -> Completion:
-        """The answer that a request's tokens make."""
+        """The completion of a request that is done and has made `tokens`."""
         by_choice: list[list[Token]] = [[] for _ in request.choices]
         for token in tokens:
             by_choice[token.choice].append(token)
@@ -104,17 +117,20 @@ class Completion:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of its prefills' tokens that were found, in any tier."""
+        """Number of tokens of its prefills that were found in any tier, and not computed."""
         return sum(self.cached_by_tier.values())
 
     @property
     def text(self) -> str:
+        """The text of the first choice, without stop strings and special tokens."""
         return self.outputs[0].text
 
     @property
     def tokens(self) -> list[Token]:
+        """The tokens of the first choice, with the one that ended it."""
         return self.outputs[0].tokens
 
     @property
     def finish_reason(self) -> str | None:
+        """Why the first choice ended: "stop", "length", or None if the request was cancelled."""
         return self.outputs[0].finish_reason

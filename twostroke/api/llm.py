@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from twostroke.api.completion import Completion, Decoding, Output
-from twostroke.api.scoring import score, scored_request
+from twostroke.api.scoring import Score, score, scored_request
 from twostroke.backends.choose import create_backend, require_device
 from twostroke.backends.page_memory import HostMemory
 from twostroke.engine.engine import Engine
@@ -249,7 +249,10 @@ class LLM:
         method: Method | None = None,
         **sampling: Any,
     ) -> Decoding:
-        """Like `generate` for one prompt, but token by token."""
+        """Answer one prompt token by token. Arguments and errors are those of `generate`.
+
+        A prompt or a parameter that is out of range is refused at once; other errors are raised by the iterator.
+        """
         request = self.request(prompt, sampling_params(params, sampling), method)
         return Decoding(self.engine, self.engine.submit(request))
 
@@ -263,7 +266,8 @@ class LLM:
     ) -> Completion:
         """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template.
 
-        A text is one message of the user.
+        A text is one message of the user. Other arguments and errors are those of `generate`; InvalidRequest also if
+        there is no chat template, or it refuses the messages.
         """
         return self.generate([self.chat_prompt(messages)], params, method=method, **sampling)[0]
 
@@ -274,7 +278,7 @@ class LLM:
         return self.tokenizer.encode_chat(messages)
 
     def close(self) -> None:
-        """End all requests, and let go of the weights and the pool.
+        """End all requests, and free the weights and the pool.
 
         Requests of other threads end with EngineStopped. Values that are still held stay readable; what they hold is
         freed with them. A second call does nothing.
@@ -298,7 +302,7 @@ class LLM:
     # Requests that are not submitted yet ----------------------------------------------------------------------
 
     def prefill_request(self, prompt: TextOrTokens, after: KVCache | None = None, model: str | None = None) -> Request:
-        """The request of `prefill`, whose result is the value. Raises InvalidRequest."""
+        """Make the request that `prefill` runs. Its result is the value. Raises InvalidRequest."""
         tokens = self.encode(prompt, add_bos=None if after is None else False)
         if after is not None:
             require_value(after)
@@ -309,7 +313,7 @@ class LLM:
         return Request(program, SamplingParams(), self.tokenizer, len(tokens))
 
     def decode_request(self, kv: KVCache, params: SamplingParams, model: str | None = None) -> Request:
-        """The request of `decode`. Raises InvalidRequest."""
+        """Make the request that `decode` runs. Raises InvalidRequest."""
         require_value(kv)
         params.check_vocabulary(self.config.vocab_size)
         if params.n != 1:
@@ -323,20 +327,31 @@ class LLM:
     def requests(
         self, prompts: Sequence[TextOrTokens], params: SamplingParams, method: Method | None = None
     ) -> list[Request]:
-        """The requests of `generate`, one for each prompt. Raises InvalidRequest."""
+        """Make the requests that `generate` runs, one for each prompt. Raises InvalidRequest."""
         if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
             raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
         return [self.request(prompt, params, method) for prompt in prompts]
 
+    @overload  # a text is a sequence of texts too, but never meant as one
+    def score(  # pyright: ignore[reportOverlappingOverload]
+        self, prompt: TextOrTokens, continuation: TextOrTokens
+    ) -> Score: ...
+    @overload
+    def score(
+        self, prompt: TextOrTokens | Sequence[TextOrTokens], continuation: Sequence[TextOrTokens]
+    ) -> list[Score]: ...
     def score(
         self, prompt: TextOrTokens | Sequence[TextOrTokens], continuation: TextOrTokens | Sequence[TextOrTokens]
-    ) -> Any:
-        """How likely a continuation of a prompt is: a `Score`, whose tokens are split as `scoring` describes.
+    ) -> Score | list[Score]:
+        """Compute how likely a continuation of a prompt is. `twostroke.api.scoring` says how texts become tokens.
 
         Args:
             prompt: a text or token ids; or a list of several.
-            continuation: a text or token ids. A list gives a list of scores: with one prompt, all continue it, and its
+            continuation: a text or token ids; or a list of several. With one prompt, all of them continue it, and its
                 entries are computed once; with a list of prompts, each continues the prompt at its index.
+
+        Returns:
+            A `Score`, or for a list of continuations a list of them.
 
         Raises:
             InvalidRequest: an empty continuation, lists of different lengths, ids outside the vocabulary, or more
@@ -345,7 +360,7 @@ class LLM:
         return score(self.engine, self.tokenizer, prompt, continuation)
 
     def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
-        """The request of `stream`. Raises InvalidRequest as `generate`."""
+        """Make the request that `stream` runs. Raises InvalidRequest, ContextLengthExceeded."""
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()

@@ -61,7 +61,7 @@ class ScoredPair:
 
 
 def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> ScoredPair:
-    """Both as token ids, by the rule at the border. Raises InvalidRequest if there is nothing to score.
+    """Encode a prompt and its continuation by the rule at the border. Raises InvalidRequest if nothing is to score.
 
     A text that continues token ids is encoded by itself.
     """
@@ -79,7 +79,7 @@ def encode_pair(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """With the tokens that begin a prompt, without those that would end it."""
+    """Encode a text with the tokens that begin a prompt, without those that would end it."""
     return tokenizer.encode(text, add_bos=tokenizer.add_bos)
 
 
@@ -91,7 +91,7 @@ def _ids(tokens: Iterable[Any]) -> list[int]:
 
 
 def _first_token(tokenizer: Tokenizer) -> int:
-    """What stands for an empty text."""
+    """The token that stands for an empty text."""
     named = tokenizer.special_tokens
     text = named.get("bos_token") or named.get("eos_token")
     if text is None:
@@ -100,7 +100,7 @@ def _first_token(tokenizer: Tokenizer) -> int:
 
 
 def score_program(pairs: Sequence[ScoredPair]) -> Program:
-    """The program of one request: the scores of pairs that mostly share their prompt. Its result: list[Score].
+    """The program of one request: score pairs that mostly share their prompt. Its result is a list of `Score`.
 
     What all prompts have in common is entered once; then the rest of every pair extends it side by side.
     """
@@ -122,8 +122,8 @@ def score(
     tokenizer: Tokenizer,
     prompt: TextOrTokens | Sequence[TextOrTokens],
     continuation: TextOrTokens | Sequence[TextOrTokens],
-) -> Any:
-    """`LLM.score`: a `Score`, or a list of them."""
+) -> Score | list[Score]:
+    """Score one continuation, or a list of them; `LLM.score` describes the arguments."""
     prompts: Sequence[Any] | None = None if _is_single(prompt) else prompt
     others: Sequence[Any] | None = None if _is_single(continuation) else continuation
 
@@ -147,7 +147,7 @@ def _is_single(value: Any) -> bool:
 
 
 def _run_groups(engine: Engine, tokenizer: Tokenizer, groups: Sequence[Sequence[ScoredPair]]) -> list[Score]:
-    """The scores of all pairs; a group shares its prompt and is one request."""
+    """Score all pairs. A group shares its prompt and is one request."""
     requests = [
         Request(lambda group=group: score_program(group), SamplingParams(), tokenizer, len(group[0].prompt))
         for group in groups
@@ -157,7 +157,7 @@ def _run_groups(engine: Engine, tokenizer: Tokenizer, groups: Sequence[Sequence[
 
 
 def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method, tokenizer: Tokenizer) -> Request:
-    """A plain request that scores its prompt, decodes nothing (`max_tokens` is 0), or both.
+    """Make a plain request that scores its prompt, decodes nothing (`max_tokens` is 0), or both.
 
     Raises InvalidRequest for another technique: what it enters is not the prompt alone.
     """

@@ -23,6 +23,7 @@ from twostroke.cli import (
     worker,
 )
 from twostroke.cli.config import name_variables
+from twostroke.cli.parsers import expand_paths
 from twostroke.errors import TwostrokeError
 
 
@@ -35,6 +36,7 @@ class ErrorHandlingGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         name_variables(self)
+        expand_paths(self)
 
     def invoke(self, ctx: Any) -> Any:
         try:

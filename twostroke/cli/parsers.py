@@ -2,6 +2,9 @@
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -28,6 +31,27 @@ def exact_size(count: int) -> str:
         if count and count % UNITS[unit.lower()] == 0:
             return f"{count // UNITS[unit.lower()]}{unit}"
     return str(count)
+
+
+def parse_host(text: str) -> str:
+    """An address to listen at. It is not empty: a server must not be opened to a network by an unset variable."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty: give 127.0.0.1 for this machine alone, or 0.0.0.0 for all addresses")
+    return text
+
+
+def expand_paths(command: Any) -> None:
+    """Let the paths that a command takes, or a group's commands, begin with ~, from wherever they come."""
+    for option in command.params:
+        descriptor = getattr(option, "type_descriptor", None)
+        if descriptor is not None and descriptor.annotation is Path:
+            option.process_value = partial(_expanded, option.process_value)
+    for child in getattr(command, "commands", {}).values():
+        expand_paths(child)
+
+
+def _expanded(process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    return process(context, os.path.expanduser(value) if isinstance(value, str | Path) else value)
 
 
 def parse_directory(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from twostroke.cli.options import choice_settings, option, options_of
+from twostroke.cli.parsers import parse_host
 from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
 from twostroke.server.settings import Settings
@@ -36,7 +37,9 @@ def parse_itl(text: str) -> float | str:
 class ListeningOptions:
     """Where it listens, and what it writes about it."""
 
-    host: Annotated[str, _server(help="Address to listen at; 0.0.0.0 for all.")] = "127.0.0.1"
+    host: Annotated[
+        str, _server(parser=parse_host, metavar="ADDRESS", help="Address to listen at; 0.0.0.0 for all.")
+    ] = "127.0.0.1"
     port: Annotated[int, _server(min=0, max=65535, help="Port to listen at.")] = 8000
     log_format: Annotated[str, _server(help="Form of the log.", **choice_settings(LOG_FORMATS))] = "text"
 

@@ -14,6 +14,7 @@ from twostroke.cli.options import (
     option,
     spread,
 )
+from twostroke.cli.parsers import parse_host
 from twostroke.cli.report import note
 from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
@@ -32,7 +33,9 @@ def worker(
     ] = "both",
     namespace: Annotated[str, _worker(help="Workers and front ends of one namespace find each other.")] = "twostroke",
     served_name: Annotated[str | None, _worker(help="What clients call the model.", show_default="its name")] = None,
-    host: Annotated[str, _worker(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[
+        str, _worker(parser=parse_host, metavar="ADDRESS", help="Address to listen at; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
     discovery: Annotated[
         str,
         _worker(envvar="DYN_DISCOVERY_BACKEND", help="How they do.", **choice_settings(("file", "etcd", "kubernetes"))),

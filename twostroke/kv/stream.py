@@ -17,6 +17,7 @@ logits are dropped: the next stroke computes them again.
 import hashlib
 import hmac
 import logging
+import os
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -110,6 +111,7 @@ def opened(path: Path) -> Generator[StreamReader]:
     """Open a file to read. Raises KVError if it cannot be read."""
     try:
         check_file_name(path)
+        path = Path(os.path.expanduser(path))
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe might never end, or never begin
             raise KVError(f"{path}: it cannot be read: it is not a regular file")

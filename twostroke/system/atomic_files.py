@@ -23,7 +23,7 @@ def check_file_name(path: Path) -> None:
 def check_replaceable(path: Path) -> tuple[Path, int | None]:
     """The file that `replacing` would write, and its mode if it exists; raises what `replacing` would raise at once."""
     check_file_name(path)
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(os.path.expanduser(path)))
     mode = _mode(target)
     if not target.parent.is_dir():
         raise OSError(errno.ENOENT, f"there is no directory {target.parent}: make it first")

@@ -121,7 +121,7 @@ def open_tiers(
     if kv_disk is not None:
         from twostroke.kv.tiers.disk import DiskStore
 
-        directory = Path(kv_disk)
+        directory = Path(os.path.expanduser(kv_disk))
         try:
             check_file_name(directory)
         except OSError as error:

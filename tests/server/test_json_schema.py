@@ -349,10 +349,14 @@ def test_what_options_exclude_is_read_as_it_is_written() -> None:
         [{**one, "required": ["a"]}, two | {"properties": {"a": {}, "b": {}}}],
         [{"type": "string", "format": "email"}, {"type": "string", "format": "uri"}],
         [{"const": 1.0}, {"enum": [1, 2]}],
+        [{**one, "required": ["z"]}, {**two, "properties": {"b": {}, "z": {}}, "required": ["b"]}],
         [{"type": "object", "properties": {"a": {"const": 1}}}, {"type": "object", "properties": {"a": {"const": 2}}}],
     ):
         with pytest.raises(InvalidRequest, match="may hold at once"):
             json_schema({"oneOf": options})
+    old = {"$ref": "#/definitions/n", "minimum": 5}  # draft 7 ignores what stands beside a reference
+    with pytest.raises(InvalidRequest, match="may hold at once"):
+        json_schema({**DRAFT7, "oneOf": [old, {"const": 1}], "definitions": {"n": {"type": "integer"}}})
     json_schema({"oneOf": [{**one, "required": ["a"]}, {**two, "required": ["b"]}]})
     json_schema({"oneOf": [{"const": 1}, {"const": "a"}, {"enum": [3, "b"]}, {"type": "null"}]})
 

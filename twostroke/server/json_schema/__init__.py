@@ -7,6 +7,8 @@ agree, and what cannot be guaranteed is an error if the schema is strict, or a w
 
     document.py      references into a schema, and the report of what is not enforced
     rewriter.py      the schema, keyword by keyword
+    keywords.py      what keywords there are, and what their values must be
+    exclusive.py     whether options of a `oneOf` exclude each other
     numbers.py       bounds and multiples of numbers
     patterns.py      regular expressions and formats
     unique_keys.py   keys of an open object that differ, which a grammar cannot say

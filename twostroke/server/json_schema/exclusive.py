@@ -6,13 +6,13 @@ from itertools import combinations
 from typing import Any
 
 from twostroke.server.json_schema.document import resolve
+from twostroke.server.json_schema.keywords import APPLICATORS, SPEAKS_OF, is_text, list_or_empty
 from twostroke.server.json_schema.patterns import refusal
 
 MAX_OPTIONS = 64
-_APPLICATORS = ("allOf", "anyOf", "oneOf")
 _SAFE = (  # keywords that the library reads as validators do
     *("type", "enum", "const", "required", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
-    *("minLength", "maxLength", "minItems", "maxItems", "$ref"),
+    *("minLength", "maxLength", "minItems", "maxItems"),
 )
 
 
@@ -32,13 +32,13 @@ def exclude_each_other(root: Mapping[str, Any], base: dict[str, Any], options: S
         return refusal(json.dumps(both)).startswith("Unsatisfiable schema")
 
     def as_generated(one: Any) -> Any:
-        if isinstance(one, dict) and "$ref" in one and not {"properties", *_APPLICATORS} & one.keys():
-            one = (resolve(root, one["$ref"]) or (one,))[0]
-        if not closed or not isinstance(one, dict) or "properties" not in one or {"$ref", *_APPLICATORS} & one.keys():
+        if isinstance(one, dict) and not one.keys() & {*SPEAKS_OF, "allOf", "anyOf", "oneOf"}:
+            one = (resolve(root, one.get("$ref")) or (one,))[0]
+        named = one.get("properties") if isinstance(one, dict) and not set(APPLICATORS) & one.keys() else None
+        if not closed or not isinstance(named, dict):
             return one
-        required = one["required"] if isinstance(one.get("required"), list) else []
-        named = {**{name: True for name in required if isinstance(name, str)}, **one["properties"]}
-        return {"additionalProperties": False, **one, "properties": named}
+        required = filter(is_text, list_or_empty(one.get("required")))
+        return {"additionalProperties": False, **one, "properties": dict.fromkeys(required, True) | named}
 
     return len(options) <= MAX_OPTIONS and all(
         apart(one, two) or (apart(as_generated(one), two) and apart(one, as_generated(two)))
@@ -57,12 +57,14 @@ def outline(schema: Any, *, named: bool = False) -> Any:
         return schema is not False
     if schema.get("not") == {}:
         return False
+    if "$ref" in schema:  # old drafts ignore its siblings
+        return {"$ref": schema["$ref"]} if str(schema["$ref"]).startswith(("#/$defs/", "#/definitions/")) else True
     found = {key: whole_numbers(schema[key]) for key in _SAFE if key in schema}
     if "properties" in schema:
         found["properties"] = outline(schema["properties"], named=True)
     if "additionalProperties" in schema and "patternProperties" not in schema:
         found["additionalProperties"] = outline(schema["additionalProperties"])
-    for key in _APPLICATORS:
+    for key in ("allOf", "anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             options = [outline(one) for one in schema[key]]
             found.setdefault("allOf", []).append({key.replace("one", "any"): options})

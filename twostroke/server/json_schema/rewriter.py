@@ -2,15 +2,27 @@
 
 import contextlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.server.json_schema.document import Report, check_depth, pointer, resolve
 from twostroke.server.json_schema.exclusive import exclude_each_other, whole_numbers
-from twostroke.server.json_schema.numbers import BOUNDS, EXACT, is_exact_step, number_rules
+from twostroke.server.json_schema.keywords import (
+    ANNOTATIONS,
+    APPLICATORS,
+    COUNTS,
+    SPEAKS_OF,
+    TYPES,
+    UNSUPPORTED,
+    VALUE_RULES,
+    dict_or_empty,
+    is_text,
+    is_writable,
+    list_or_empty,
+)
+from twostroke.server.json_schema.numbers import BOUNDS, is_exact_step, number_rules
 from twostroke.server.json_schema.patterns import (
     FORMATS,
     UNSUPPORTED_FORMATS,
@@ -23,48 +35,8 @@ from twostroke.server.json_schema.patterns import (
 
 MAX_SCHEMA_CHARACTERS = 250_000
 MAX_COUNTS = {"minLength": 100_000, "minItems": 10_000, "minProperties": 10_000}
-MAX_TRIED = 300  # parts of a schema, to find the one that the library refuses
-COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 ANY_OBJECT = {"type": "object"}
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_SPEAKS_OF = {  # a type
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
-    **dict.fromkeys((*BOUNDS, "multipleOf"), "number"),
-    **dict.fromkeys(("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"), "array"),
-    **dict.fromkeys(("properties", "patternProperties", "additionalProperties", "required"), "object"),
-    **dict.fromkeys(("propertyNames", "minProperties", "maxProperties"), "object"),
-}
-_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
-_IGNORED = {
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
-    *("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"),
-    *("contentEncoding", "contentMediaType", "contentSchema", "then", "else", "discriminator"),
-    *("minContains", "maxContains"),
-}
-_UNSUPPORTED = {
-    *("not", "if", "contains", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems"),
-    *("unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
-}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_VALUES: tuple[tuple[Sequence[str], Callable[[Any], bool], str], ...] = (  # what a keyword's value must be
-    (("pattern", "format"), _is_text, "it is a text"),
-    (("properties", "patternProperties"), lambda value: isinstance(value, dict), "it is an object"),
-    (("allOf", "anyOf", "oneOf", "prefixItems"), lambda value: bool(_list(value)), "it is a list of schemas"),
-    (("enum",), lambda value: isinstance(value, list), "it is a list of values"),
-    (("required",), lambda value: isinstance(value, list) and all(map(_is_text, value)), "it is a list of names"),
-    ((*BOUNDS, "multipleOf"), _is_number, "it is a number"),
-    (("multipleOf",), lambda value: value > 0, "it is more than 0"),
-    (COUNTS, lambda value: _is_number(value) and value >= 0 and value == int(value), "it is a whole number, 0 or more"),
-)
+MAX_TRIED = 300  # parts of a schema, to find the one that the library refuses
 _REFUSALS = (  # what the library says, of which keywords, and why
     ("min/maxProperties", ("minProperties", "maxProperties"), "beside optional properties it is not supported"),
     ("not disjoint", ("patternProperties",), "its patterns overlap"),
@@ -154,13 +126,13 @@ class _Rewriter:
             return False
         if self._tuple_keyword == "items" and "$ref" in schema and "2019-09" not in str(self._root["$schema"]):
             schema = {"$ref": schema["$ref"]}  # validators ignore its siblings in these drafts
-        applied = [key for key in _APPLICATORS if key in schema]
-        joined = len(applied) + any(key in _SPEAKS_OF for key in schema)
+        applied = [key for key in APPLICATORS if key in schema]
+        joined = len(applied) + any(key in SPEAKS_OF for key in schema)
         joined += len(schema["allOf"]) - 1 if isinstance(schema.get("allOf"), list) else 0
         written, numbers = dict[str, Any](), dict[str, Any]()
         for keyword, value in schema.items():
             try:
-                for keywords, fits, why in _VALUES:
+                for keywords, fits, why in VALUE_RULES:
                     if keyword in keywords and not fits(value):
                         raise _Wrong(why)
                 if keyword == "multipleOf" and self._report.strict and not is_exact_step(value):
@@ -175,7 +147,7 @@ class _Rewriter:
         written |= number_rules(numbers, integers=integers) if numbers or integers else {}
         if alone and (joined > 1 or not applied):
             self._close(schema, written)
-            types = written.get("type", _TYPES if "enum" not in written else ())
+            types = written.get("type", TYPES if "enum" not in written else ())
             self._open |= joined > 1 or ("array" in types and "items" not in written)
             self._open |= "object" in types and written.get("additionalProperties") is not False
         self._written.append((path, schema, written))
@@ -188,15 +160,15 @@ class _Rewriter:
         described = any(names.keys() & one.keys() for one in joined)
         if described and not any("additionalProperties" in one for one in joined):
             for one in joined:
-                listed = [*_dict(one.get("properties")), *filter(_is_text, _list(one.get("required")))]
+                listed = [*dict_or_empty(one.get("properties")), *filter(is_text, list_or_empty(one.get("required")))]
                 names["properties"] |= dict.fromkeys(listed, True)
-                for pattern in _dict(one.get("patternProperties")):
+                for pattern in dict_or_empty(one.get("patternProperties")):
                     with contextlib.suppress(Untranslatable):
                         names["patternProperties"][translate(pattern)] = True
             for keyword, found in names.items():
                 written |= {keyword: found | written.get(keyword, {})} if found else {}
             written["additionalProperties"] = False
-        implied = sorted({_SPEAKS_OF[key] for one in joined for key in one if key in _SPEAKS_OF})
+        implied = sorted({SPEAKS_OF[key] for one in joined for key in one if key in SPEAKS_OF})
         if implied and not any({"type", "enum", "const"} & one.keys() for one in joined):
             written["type"] = implied
 
@@ -206,7 +178,7 @@ class _Rewriter:
             seen.add(id(schema))
             yield schema
             target = resolve(self._root, schema.get("$ref"))
-            options = [one for key in ("allOf", "anyOf", "oneOf") for one in _list(schema.get(key))]
+            options = [one for key in ("allOf", "anyOf", "oneOf") for one in list_or_empty(schema.get(key))]
             for one in [*([target[0]] if target else []), *options]:
                 yield from self._joined(one, seen)
 
@@ -215,22 +187,22 @@ class _Rewriter:
         match keyword:
             case "type":
                 names = value if isinstance(value, list) else [value]
-                if not names or not all(name in _TYPES for name in names):
+                if not names or not all(name in TYPES for name in names):
                     raise _Wrong(f"there is no type {json.dumps(value):.40}")
                 return {keyword: names if len(names) > 1 else names[0]}
             case "enum" | "const":
                 values = [value] if keyword == "const" else value
-                if not all(map(_is_writable, values)):
+                if not all(map(is_writable, values)):
                     why = "it has a control character or a number that a double does not hold"
                     self._report.unenforced(path, keyword, why, "is enforced without some values")
-                return {"enum": [whole_numbers(one) for one in values if _is_writable(one)]}
+                return {"enum": [whole_numbers(one) for one in values if is_writable(one)]}
             case "$ref":
                 return self._reference(value, path, alone=alone)
             case "allOf" | "anyOf" | "oneOf":
                 tagged: dict[str, Any] = {}
                 if keyword == "oneOf":
-                    tag = _dict(schema.get("discriminator")).get("propertyName")  # of OpenAPI
-                    tagged = {"required": [tag]} if _is_text(tag) else {}
+                    tag = dict_or_empty(schema.get("discriminator")).get("propertyName")  # of OpenAPI
+                    tagged = {"required": [tag]} if is_text(tag) else {}
                     base = {"allOf": [{key: one for key, one in schema.items() if key != keyword}, tagged]}
                     if not exclude_each_other(self._root, base, value, closed=alone):
                         why = "its options may hold at once (give each a property with its own const, or write anyOf)"
@@ -274,11 +246,11 @@ class _Rewriter:
                 return {keyword: [self._inner(one, path, keyword, n) for n, one in enumerate(value)]}
             case "uniqueItems" if value and schema.get("maxItems", 2) not in (0, 1):
                 raise _Wrong("items that differ cannot be guaranteed")
-            case "$id" if path and _is_text(value):
+            case "$id" if path and is_text(value):
                 raise _Wrong("only the whole schema may have an address")
-            case _ if keyword in _UNSUPPORTED:
+            case _ if keyword in UNSUPPORTED:
                 raise _Wrong("it cannot be guaranteed")
-            case _ if keyword not in _IGNORED and keyword not in _SPEAKS_OF:
+            case _ if keyword not in ANNOTATIONS and keyword not in SPEAKS_OF:
                 self._report.warn(f"{keyword!r:.60} at #{path[-200:]} is not a keyword of JSON Schema, and is ignored")
             case _:
                 pass
@@ -332,13 +304,13 @@ class _Rewriter:
     def _property_names(self, names: Any, path: str) -> dict[str, Any]:
         target = resolve(self._root, names.get("$ref")) if isinstance(names, dict) else None
         names = target[0] if target else names
-        rules = {key: one for key, one in names.items() if key not in _IGNORED} if isinstance(names, dict) else names
+        rules = {key: one for key, one in names.items() if key not in ANNOTATIONS} if isinstance(names, dict) else names
         if rules is True or rules in ({}, {"type": "string"}):
             return {}
         kind, closed = rules.keys() - {"type"} if isinstance(rules, dict) else set(), {"additionalProperties": False}
-        if kind == {"enum"} and all(map(_is_text, _list(rules["enum"]))):
-            return {"allOf": [{"properties": dict.fromkeys(_list(rules["enum"]), True)} | closed]}
-        if kind == {"pattern"} and _is_text(rules["pattern"]) and rules.get("type", "string") == "string":
+        if kind == {"enum"} and all(map(is_text, list_or_empty(rules["enum"]))):
+            return {"allOf": [{"properties": dict.fromkeys(list_or_empty(rules["enum"]), True)} | closed]}
+        if kind == {"pattern"} and is_text(rules["pattern"]) and rules.get("type", "string") == "string":
             found = self._by_pattern(closed, {rules["pattern"]: True}, path, alone=True)
             return {"allOf": [{"patternProperties": found} | closed]}
         raise _Wrong("only an enum or a pattern is supported")
@@ -367,24 +339,6 @@ def _add(written: dict[str, Any], rules: dict[str, Any]) -> None:
         written |= rules
     else:
         written["allOf"] = [*written.get("allOf", ()), *(rules["allOf"] if rules.keys() == {"allOf"} else [rules])]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _is_writable(value: Any) -> bool:
-    if isinstance(value, str):
-        return not any(
-            (sign < " " and sign not in "\b\t\n\f\r") or sign == "\x7f" or "\ud800" <= sign < "\ue000" for sign in value
-        )
-    if isinstance(value, list | dict):
-        return all(map(_is_writable, value if isinstance(value, list) else [*value.keys(), *value.values()]))
-    return not isinstance(value, int | float) or abs(value) <= EXACT
 
 
 def _ends(schema: Any, known: set[str]) -> bool:

@@ -129,7 +129,8 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
   }
   deal(plan, members * ranks, members * rank, members * (rank + 1));
   const int merged = int(plan.shared.size());
-  plan.shared = {plan.shared.begin() + begin_of(merged, rank, ranks), plan.shared.begin() + begin_of(merged, rank + 1, ranks)};
+  plan.shared = {plan.shared.begin() + begin_of(merged, rank, ranks),
+                 plan.shared.begin() + begin_of(merged, rank + 1, ranks)};
   return plan;
 }
 

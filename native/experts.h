@@ -127,8 +127,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
     F* sums = own.added.get<F>(size_t(round_up(count, ROW_BLOCK)) * panels);  // [blocks of rows, panels, ROW_BLOCK]
     auto block_of = [&](int row) { return sums + size_t(row / ROW_BLOCK) * panels * ROW_BLOCK; };
     for (int row = 0; row < count; row += ROW_BLOCK)
-      for (int p = 0; p < panels; p++)
-        std::fill_n(block_of(row) + p * ROW_BLOCK, std::min(ROW_BLOCK, count - row), zero());
+      for (int p = 0; p < panels; p++) std::fill_n(block_of(row) + p * ROW_BLOCK, std::min(ROW_BLOCK, count - row), zero());
     for (size_t g = 0; g < groups.size(); g++) {
       const Routes::Row* rows = own.routes.rows(groups[g]);
       const Linear& down = b.mlps[groups[g].expert].down;
@@ -140,7 +139,8 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
         for (int r = 0; r < block; r++) {
           const auto [row, weight] = rows[first + r];
           F* to = block_of(row) + row % ROW_BLOCK;
-          for (int p = 0; p < panels; p++) to[p * ROW_BLOCK] = fma(products[p * ROW_BLOCK + r], set1(weight), to[p * ROW_BLOCK]);
+          for (int p = 0; p < panels; p++)
+            to[p * ROW_BLOCK] = fma(products[p * ROW_BLOCK + r], set1(weight), to[p * ROW_BLOCK]);
         }
       };
       multiply_all(own, jobs_before(own, down, unit, n, then), panels, down, inputs, groups[g].count, add_weighted);

@@ -66,8 +66,7 @@ inline void copy_row(Kinds, Rows from, int row, Rows to, int to_row) {
 inline void read_group(Kinds, Rows rows, Place place, int g, float* out) {
   const size_t at = place.group(g);
   constexpr int ORDER[] = {0, 2, 1, 3};
-  for (int i = 0; i < GROUP; i++)
-    out[i / 4 * 4 + ORDER[i % 4]] = std::ldexp(from_bf16(rows.b[at * GROUP + i]), -LIFT);
+  for (int i = 0; i < GROUP; i++) out[i / 4 * 4 + ORDER[i % 4]] = std::ldexp(from_bf16(rows.b[at * GROUP + i]), -LIFT);
 }
 // A panel's 16 weights of each column, in the form that products use.
 inline void read_panel(const Matrix& matrix, int panel, F* out) {

@@ -39,9 +39,7 @@ inline void add_group_two(F (*acc)[2], const TwoGroups<T>& group, const Rows& ro
   };
   constexpr int ZERO = zero_at(zero_of(T));
   auto add_scaled = [&](const F* scale) {
-    each([&](int m, int p) {
-      acc[m][p] = fma(to_float(sums[m][p]), mul(scale[p], set1(rows.step[at + m])), acc[m][p]);
-    });
+    each([&](int m, int p) { acc[m][p] = fma(to_float(sums[m][p]), mul(scale[p], set1(rows.step[at + m])), acc[m][p]); });
   };
   if constexpr (T == Q6_K && LOOKS_UP) {
     dot.template operator()<0, 4>(ZERO);
@@ -92,8 +90,7 @@ template <Format T, int M>
     due = last || g + 1 == groups;
     if (asks) later.step();
     const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
-    for (int m = 0; m < M; m += SOME)
-      add_group_two<T, SOME>(acc + m, group, rows, size_t(g) * M + m, of + TOGETHER * m);
+    for (int m = 0; m < M; m += SOME) add_group_two<T, SOME>(acc + m, group, rows, size_t(g) * M + m, of + TOGETHER * m);
   }
   for (int m = 0; m < M; m++)
     for (int p = 0; p < 2; p++) out[p * ROW_BLOCK + m] = acc[m][p];

@@ -12,7 +12,10 @@ struct RawBlock {
 inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
   const int bits = LAYOUTS[format].bits;
   switch (format) {
-    case Q4_0: case Q4_1: case Q5_0: case Q5_1: {
+    case Q4_0:
+    case Q4_1:
+    case Q5_0:
+    case Q5_1: {
       std::memcpy(&out.d, p, 2), p += 2;
       if (format == Q4_1 || format == Q5_1) std::memcpy(&out.m, p, 2), p += 2;
       uint32_t high = 0;
@@ -27,7 +30,8 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
       std::memcpy(&out.d, p, 2);
       for (int i = 0; i < 32; i++) out.q[i] = p[2 + i] ^ 128;  // signed to offset by 128
       return;
-    case Q4_K: case Q5_K: {
+    case Q4_K:
+    case Q5_K: {
       std::memcpy(&out.d, p, 2), std::memcpy(&out.m, p + 2, 2);
       const uint8_t *s = p + 4, *high = p + 16, *low = bits == 5 ? p + 48 : p + 16;
       for (int g = 0; g < 8; g++) {  // 6-bit scales and minima; the bits of the last four are in two places
@@ -109,7 +113,9 @@ inline RawScales raw_scales(Format format, const RawBlock& block, int g) {
   return {scale, scale, !has_minima(format) ? 0 : nested ? 0 - m * block.mins[g] : m};
 }
 
-inline size_t raw_row_bytes(Format format, int cols) { return size_t(cols) / LAYOUTS[format].block * LAYOUTS[format].raw_bytes; }
+inline size_t raw_row_bytes(Format format, int cols) {
+  return size_t(cols) / LAYOUTS[format].block * LAYOUTS[format].raw_bytes;
+}
 
 // One row in float32, the same values as unpack_row's.
 inline void read_row(Format format, const uint8_t* raw, int cols, float* out) {

@@ -37,7 +37,5 @@ inline void run_head(Model& m, Model::Private& own, const Product& product, int 
       product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, m.config.vocab, chunk);
   });
   m.meet(own);
-  m.spread(count, own, [&](int r) {
-    product.summaries[r] = merge_chunks(product.chunks + size_t(r) * chunks, chunks);
-  });
+  m.spread(count, own, [&](int r) { product.summaries[r] = merge_chunks(product.chunks + size_t(r) * chunks, chunks); });
 }

@@ -33,7 +33,8 @@ inline int likeliest(const float* row, int columns, int count, float floor, int3
   int n = 0, i = 0;
   for (; i + 16 <= columns; i += 16) {
     const F v = load(row + i);
-    for (uint32_t lanes = equal_lanes(max(v, set1(floor)), v); lanes; lanes &= lanes - 1) out[n++] = i + std::countr_zero(lanes);
+    for (uint32_t lanes = equal_lanes(max(v, set1(floor)), v); lanes; lanes &= lanes - 1)
+      out[n++] = i + std::countr_zero(lanes);
   }
   for (; i < columns; i++)
     if (row[i] >= floor) out[n++] = i;

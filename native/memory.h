@@ -28,7 +28,9 @@ inline std::shared_ptr<uint8_t> map_memory(size_t size) {
 // Memory that grows, or a place of fixed size that it is lent.
 class Buffer {
  public:
-  void lend(uint8_t* place, size_t size) { memory_ = {place, [](uint8_t*) {}}, size_ = size, fixed_ = true; }
+  void lend(uint8_t* place, size_t size) {
+    memory_ = {place, [](uint8_t*) {}}, size_ = size, fixed_ = true;
+  }
   template <class T>
   T* get(size_t count) {
     if (count * sizeof(T) > size_) grow(count * sizeof(T));

@@ -36,7 +36,8 @@ static const Search& run_search(Model& m, const float* x, int count, const Noise
   Search& search = m.searches[run];
   search.begin(*m.head, x, noises, count, by_sketch);
   const bool pure = !m.ranks;
-  m.team->run(run, SEARCH_PHASES, pure, m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
+  m.team->run(run, SEARCH_PHASES, pure,
+              m.job([&m, &search, count](Model::Private& own) { run_search(m, own, search, count); }));
   return search;
 }
 
@@ -120,9 +121,7 @@ int twostroke_usable() {
 void* twostroke_team(int size) {
   try {
     return new Team(size);
-  } catch (const std::system_error&) {
-    return nullptr;
-  }
+  } catch (const std::system_error&) { return nullptr; }
 }
 void twostroke_team_free(void* team) { delete (Team*)team; }
 
@@ -218,9 +217,7 @@ int64_t twostroke_sketch(void* model) {
   if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
   try {
     m.sketch = Sketch::of(head, m.head_norm, *m.team);
-  } catch (const std::bad_alloc&) {
-    return -1;
-  }
+  } catch (const std::bad_alloc&) { return -1; }
   return m.sketch ? int64_t(m.sketch->bytes()) : 0;
 }
 
@@ -250,14 +247,14 @@ int twostroke_search(void* model, const float* x, int count, const Noise* noises
 
 // The summaries of [rows, count] logits.
 void twostroke_summarize(void* team, const float* logits, int rows, int count, Summary* out) {
-  const auto found = each_chunk<Summary>(team, rows, count, [&](int row, int chunk) {
-    return summarize_chunk(logits + size_t(row) * count, count, chunk);
-  });
+  const auto found = each_chunk<Summary>(
+      team, rows, count, [&](int row, int chunk) { return summarize_chunk(logits + size_t(row) * count, count, chunk); });
   for (int row = 0; row < rows; row++) out[row] = merge_chunks(&found[size_t(row) * chunks_of(count)], chunks_of(count));
 }
 
 // Sums of exp((logit - top) * gain) of rows whose gain is above 0.
-void twostroke_weigh(void* team, const float* logits, int rows, int count, const float* tops, const float* gains, double* sums) {
+void twostroke_weigh(void* team, const float* logits, int rows, int count, const float* tops, const float* gains,
+                     double* sums) {
   const auto found = each_chunk<float>(team, rows, count, [&](int row, int chunk) {
     return gains[row] > 0 ? weigh_chunk(logits + size_t(row) * count, count, chunk, tops[row], gains[row]) : 0;
   });

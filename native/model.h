@@ -27,8 +27,8 @@ struct Model : Decoder {
   Ranks* ranks = nullptr;  // with which it computes; null if alone
 
   Model(const Config& config, const Matrix* embed, Team* team)
-      : Decoder{config, embed, {}, nullptr, {}, nullptr}, team(team), own(team->all()), passes(team->runs()), products(team->runs()),
-        searches(team->runs()) {
+      : Decoder{config, embed, {}, nullptr, {}, nullptr}, team(team), own(team->all()), passes(team->runs()),
+        products(team->runs()), searches(team->runs()) {
     for (int i = 0; i < team->all(); i++) own[i].member = i;
   }
 

@@ -119,7 +119,7 @@ class Pass {
     if (!cut_) return;
     last_plan_ = plan(model.blocks.back().window, wanted_, members);
     rest_ = PassMemory(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(),
-                 last_plan_.attention.num_partials * (config_->dim + 16));
+                       last_plan_.attention.num_partials * (config_->dim + 16));
   }
 
   // Whether its pieces may be computed twice, and after the pass is over: see threads.h. Not in memory of several ranks,
@@ -162,8 +162,7 @@ class Pass {
   const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
   // Lets a member prefetch the keys and values of a block that it reads first. They are used after the products of
   // the layers `before`, given as numbers of groups of weights.
-  void begin_reads(Prefetcher& ahead, const Block& b, size_t index, int member,
-                   std::initializer_list<size_t> before) const {
+  void begin_reads(Prefetcher& ahead, const Block& b, size_t index, int member, std::initializer_list<size_t> before) const {
     const auto& reads = planned(index, b.window).reads;
     if (reads.empty()) return;
     size_t groups = 0;
@@ -187,8 +186,9 @@ class Pass {
     std::vector<std::vector<size_t>> reads;  // [member]; only with few rows
   };
   Plan plan(int window, std::span<const int64_t> rows, int members) const {
-    Plan made{window, plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->rank : 0,
-                                   ranks_ ? ranks_->size : 1), {}};
+    Plan made{window,
+              plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->rank : 0, ranks_ ? ranks_->size : 1),
+              {}};
     for (int i = 0; i < members && batch.num_rows <= DECODE_ROWS; i++)
       made.reads.push_back(first_reads(made.attention, batch, layer(0), i, members, ahead_bytes()));
     return made;

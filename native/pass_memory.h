@@ -22,7 +22,8 @@ class PassMemory {
   PassMemory() = default;
   // Memory of `blocks` blocks, and of an x after the last. `choices` is of this process alone: indices from memory that a
   // lost rank left incomplete would lead anywhere.
-  PassMemory(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, Buffer& choices, size_t rows, size_t partials)
+  PassMemory(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, Buffer& choices, size_t rows,
+             size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     gated_ = Rows::bytes(rows, config_->intermediate);
     for (const Block& b : model.blocks) {

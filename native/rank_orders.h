@@ -53,7 +53,9 @@ class Shelf {
     action(b.embeddings), action(b.wanted), action(b.state_rows), action(b.states), action(order.x), action(order.noises);
   }
   template <class T>
-  static int64_t& as_number(T*& pointer) { return *(int64_t*)&pointer; }
+  static int64_t& as_number(T*& pointer) {
+    return *(int64_t*)&pointer;
+  }
 
   uint8_t *const base_, *at_, *const end_;
 };

@@ -131,7 +131,8 @@ class Ranks {
    public:
     explicit Pinned(const Ranks& ranks) : wanted_(CPU_COUNT(&ranks.cores_) > 0) {
       if (!wanted_) return;
-      wanted_ = !sched_getaffinity(0, sizeof(before_), &before_) && !sched_setaffinity(0, sizeof(ranks.cores_), &ranks.cores_);
+      wanted_ =
+          !sched_getaffinity(0, sizeof(before_), &before_) && !sched_setaffinity(0, sizeof(ranks.cores_), &ranks.cores_);
     }
     ~Pinned() {
       if (wanted_) sched_setaffinity(0, sizeof(before_), &before_);

@@ -105,9 +105,8 @@ inline void quantize_group(Kinds kinds, F a, F b, Rows rows, Place place, int g)
   const float step = to_int8(a, b, qa, qb);
   store_int8(rows.q + at * GROUP, qa), store_int8(rows.q + at * GROUP + 16, qb);
   const int32_t halves[] = {sum(qa), sum(qb)}, both = halves[0] + halves[1];
-  kinds.each_zero([&](int which, int zero, int half) {
-    rows.zeros[which * rows.all + at] = -zero * (half < 0 ? both : halves[half]);
-  });
+  kinds.each_zero(
+      [&](int which, int zero, int half) { rows.zeros[which * rows.all + at] = -zero * (half < 0 ? both : halves[half]); });
   rows.step[at] = step;
   Sum* out = rows.sums + place.sum(g);
   put_sum(out, step * float(both));

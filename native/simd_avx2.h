@@ -29,7 +29,8 @@ inline F root(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 inline F inverse_root(F x) { return div(set1(1.0f), root(x)); }
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline F load(const uint16_t* half) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)half)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + 8)))};
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)half)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + 8)))};
 }
 inline void store(float* p, F v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
@@ -71,7 +72,9 @@ inline __m256 cut_up(__m256 v) {
   return (__m256)_mm256_andnot_si256(below, _mm256_add_epi32((__m256i)v, below));
 }
 template <int BITS>
-inline F cut_up(F v) { return {cut_up<BITS>(v.a), cut_up<BITS>(v.b)}; }
+inline F cut_up(F v) {
+  return {cut_up<BITS>(v.a), cut_up<BITS>(v.b)};
+}
 inline float first_lane(F v) { return _mm256_cvtss_f32(v.a); }
 inline float top(F v) {
   const __m256 a = _mm256_max_ps(v.a, v.b);
@@ -136,9 +139,13 @@ inline I operator&(I x, I y) { return {x.a & y.a, x.b & y.b}; }
 inline I bits_of(F v) { return {(__m256i)v.a, (__m256i)v.b}; }
 inline F float_of(I bits) { return {(__m256)bits.a, (__m256)bits.b}; }
 template <int N>
-inline I left(I v) { return {_mm256_slli_epi32(v.a, N), _mm256_slli_epi32(v.b, N)}; }
+inline I left(I v) {
+  return {_mm256_slli_epi32(v.a, N), _mm256_slli_epi32(v.b, N)};
+}
 template <int N>
-inline I right(I v) { return {_mm256_srli_epi32(v.a, N), _mm256_srli_epi32(v.b, N)}; }
+inline I right(I v) {
+  return {_mm256_srli_epi32(v.a, N), _mm256_srli_epi32(v.b, N)};
+}
 inline void store(int32_t* p, I v) { store_bytes((uint8_t*)p, v); }
 inline void store_int8(int8_t* p, I v) {  // values fit
   const __m256i shorts = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
@@ -156,7 +163,8 @@ inline F load_i8(const uint8_t* p) {
 template <int B>
 inline F byte_of(I v) {
   const __m256i low = _mm256_set1_epi32(255);
-  return to_float(I{_mm256_and_si256(_mm256_srli_epi32(v.a, 8 * B), low), _mm256_and_si256(_mm256_srli_epi32(v.b, 8 * B), low)});
+  return to_float(
+      I{_mm256_and_si256(_mm256_srli_epi32(v.a, 8 * B), low), _mm256_and_si256(_mm256_srli_epi32(v.b, 8 * B), low)});
 }
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline I low_nibbles(I v) { return {low_nibbles(v.a), low_nibbles(v.b)}; }
@@ -179,7 +187,8 @@ inline I add_words(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_ep
 template <int TIMES>
 inline I add_both(I acc, I words) {
   const __m256i times = _mm256_set1_epi16(TIMES);
-  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(words.a, times)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(words.b, times))};
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(words.a, times)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(words.b, times))};
 }
 
 // The first and the second bfloat16 of each pair.

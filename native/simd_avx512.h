@@ -68,9 +68,15 @@ inline F across(F* v, const Both& both) {
   // The lanes belong to vectors 0, 2, 1, 3, then the same + 8, + 4, + 12.
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), v[0]);
 }
-inline F sums(F* v) { return across(v, [](F a, F b) { return add(a, b); }); }
-inline F top_sizes(F* v) { return across(v, [](F a, F b) { return larger(a, b); }); }
-inline F tops(F* v) { return across(v, [](F a, F b) { return max(a, b); }); }
+inline F sums(F* v) {
+  return across(v, [](F a, F b) { return add(a, b); });
+}
+inline F top_sizes(F* v) {
+  return across(v, [](F a, F b) { return larger(a, b); });
+}
+inline F tops(F* v) {
+  return across(v, [](F a, F b) { return max(a, b); });
+}
 
 inline I int_zero() { return _mm512_setzero_si512(); }
 inline I int_set1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -83,10 +89,16 @@ inline I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
 inline I bits_of(F v) { return (I)v; }
 inline F float_of(I bits) { return (F)bits; }
 template <int N>
-inline I left(I v) { return _mm512_slli_epi32(v, N); }
+inline I left(I v) {
+  return _mm512_slli_epi32(v, N);
+}
 template <int N>
-inline I right(I v) { return _mm512_srli_epi32(v, N); }
-inline I sums(I* v) { return (I)across((F*)v, [](F a, F b) { return (F)add((I)a, (I)b); }); }
+inline I right(I v) {
+  return _mm512_srli_epi32(v, N);
+}
+inline I sums(I* v) {
+  return (I)across((F*)v, [](F a, F b) { return (F)add((I)a, (I)b); });
+}
 inline void store(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline void store_int8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
 inline F load_u8(const uint8_t* p) { return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }

@@ -28,8 +28,7 @@ class Team {
   std::recursive_mutex turn;  // held by callers of run(); members do not take it
 
   // Throws std::system_error if the system allows no more threads.
-  explicit Team(int size)
-      : size_(size), all_(size > 1 ? size * (1 + RESERVES) : 1), seats_(new Seat[all_]), runs_(all_ + 1) {
+  explicit Team(int size) : size_(size), all_(size > 1 ? size * (1 + RESERVES) : 1), seats_(new Seat[all_]), runs_(all_ + 1) {
     try {
       for (int i = 1; i < all_; i++) threads_.emplace_back([this, i] { work(i); });
     } catch (...) {

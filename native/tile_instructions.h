@@ -20,7 +20,9 @@ inline void tile_configure(const TileConfig& config) { asm volatile("ldtilecfg %
 inline void tile_release() { asm volatile("tilerelease"); }
 
 template <int T>
-inline void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
+inline void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
 template <int T>
 inline void tile_load(const void* p, long stride = 64) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride) : "memory");
@@ -37,4 +39,6 @@ inline void tile_store(void* p, long stride = 64) {
 // Adds the product of pairs of bfloat16. Within an instruction even and odd places have separate float32 sums, and each
 // row has its own, so a row's bits do not depend on the others.
 template <int SUMS, int ROWS, int COLUMNS>
-inline void tile_dot() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS)); }
+inline void tile_dot() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}

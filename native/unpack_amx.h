@@ -37,8 +37,8 @@ template <Format T>
 inline Halves load_block(const uint8_t* block, Halves lift) {
   constexpr bool HAS_MINIMUM = LAYOUTS[T].zero == 0;
   constexpr __mmask32 MINIMA = T == Q4_K || T == Q5_K ? 0xffff0000 : 0;  // these are subtracted
-  const Halves stored = HAS_MINIMUM ? (Halves)load_bytes(block)
-                                    : (Halves)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)block));
+  const Halves stored =
+      HAS_MINIMUM ? (Halves)load_bytes(block) : (Halves)_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)block));
   const Halves lifted = _mm512_scalef_ph(stored, lift);
   return MINIMA ? _mm512_mask_sub_ph(lifted, MINIMA, _mm512_setzero_ph(), lifted) : lifted;
 }
@@ -60,9 +60,7 @@ inline I kept(int16_t words) {
 inline Halves kept_number(int number) { return (Halves)kept(std::bit_cast<int16_t>(_Float16(number))); }
 
 // float16 to bfloat16 (rounded, half away from zero), without the correction for the difference of their biases.
-inline I narrow(Halves w) {
-  return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, kept(1 << 12)), kept(int16_t(0x8fff)));
-}
+inline I narrow(Halves w) { return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, kept(1 << 12)), kept(int16_t(0x8fff))); }
 
 // 2^(10 - ONE) plus the value of the BITS bits of a word from bit AT on, where bit ONE counts as 1: a float16's
 // fraction.
@@ -190,8 +188,7 @@ class Unpacker {
   static constexpr int PER_BLOCK = LAYOUTS[T].block / GROUP;
 
   Unpacker(const Job& job, int first)
-      : block_(job.scales(first)), quants_(job.quants(first)),
-        lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))),
+      : block_(job.scales(first)), quants_(job.quants(first)), lift_(_mm512_set1_ph(_Float16(lift_of(*job.matrix)))),
         both_(load_block<T>(block_, lift_)) {}
   void operator()(int g, I* out) {
     unpack_group<T>(block_, g % PER_BLOCK, both_, quants_, out);

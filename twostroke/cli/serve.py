@@ -37,7 +37,8 @@ def serve(
 
     with requires_extra("serve", "serving"):
         from twostroke.server.http.loading import LoadingResponder
-        from twostroke.server.lifecycle import SERVER_BYTES, address_text, end_at_signals, listen, make_server
+        from twostroke.server.lifecycle import SERVER_BYTES, end_at_signals, make_server
+        from twostroke.server.sockets import address_text, listen
 
     settings = settings_options.settings()
     model_options.validate()

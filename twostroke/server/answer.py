@@ -1,4 +1,4 @@
-"""What the answers of all endpoints share: an id, usage, timings, and two forms, whole and as a stream."""
+"""The base of all answers: an id, usage, timings, and two forms, whole and as a stream."""
 
 import secrets
 import time
@@ -43,7 +43,7 @@ class Answer(ABC):
 
     @abstractmethod
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
-        """What a stream sends for one more token of the prompt with this index."""
+        """The events of a stream for one more token of the prompt with this index."""
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The last events of a stream."""

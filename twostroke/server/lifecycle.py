@@ -23,9 +23,7 @@ from twostroke.system.service_manager import notify
 RANK_LOSS_GRACE_S = 3  # /health is still answered this long after a rank is lost
 SERVER_BYTES = 128 << 20  # of connections, and of the worker that validates bodies (docs/production.md)
 CLOSE_S = 5  # for sending errors to open connections once the grace time is over
-SWITCH_INTERVAL_S = (
-    0.001  # that the engine's thread waits for the interpreter while the event loop is busy; 0.005 is Python's
-)
+SWITCH_INTERVAL_S = 0.001  # for sys.setswitchinterval: with Python's 0.005 a busy event loop delays steps
 
 
 class HttpServer(uvicorn.Server):
@@ -83,7 +81,7 @@ def end_at_once(sig: int, _: FrameType | None = None) -> None:
 
 
 def end_at_signals() -> None:
-    """From now on SIGINT and SIGTERM end the process at once, without a traceback."""
+    """Let SIGINT and SIGTERM end the process at once from here on, without a traceback."""
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, end_at_once)
 

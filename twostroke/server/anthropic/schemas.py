@@ -75,7 +75,7 @@ class OutputConfig(LenientModel):
 
 
 class PromptBody(LenientModel):
-    """What a prompt is made of. Cache marks have no effect: every prompt is cached."""
+    """The fields that make a prompt. Cache marks have no effect: every prompt is cached."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
         {"cache_control", "betas", "context_management", "metadata", "service_tier", "inference_geo", "diagnostics"}

@@ -70,7 +70,7 @@ def _choice(choice: AnthropicToolChoice) -> dict[str, Any]:
 
 
 def _messages(body: PromptBody) -> list[dict[str, Any]]:
-    """As chat completions have them; texts of one role that follow each other are one message.
+    """Convert the turns to messages of chat completions; texts of one role that follow each other are one message.
 
     A system message among the turns becomes text of the user's: many templates refuse one there, and moved to the
     front it would change the beginning of a prompt that is in the prefix index.
@@ -137,7 +137,7 @@ def _inner(block: ContentBlock, place: str) -> list[ContentBlock]:
 
 
 def _texts(blocks: Sequence[ContentBlock], where: str, start: int = 0) -> list[str]:
-    """What is text in some blocks. Raises ApiError for what a model of text cannot read."""
+    """The text of some blocks. Raises ApiError for what a model of text cannot read."""
     return [text for index, block in enumerate(blocks, start) if (text := _text(block, f"{where}.{index}"))]
 
 

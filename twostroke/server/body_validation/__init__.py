@@ -1,1 +1,1 @@
-"""Long bodies are tried out in another process first: `supervisor` keeps that process, `worker` runs in it."""
+"""Long bodies are validated in another process first: `supervisor` keeps that process, `worker` runs in it."""

@@ -1,4 +1,4 @@
-"""Long bodies are tried out in another process first, so that no request stops the others.
+"""Validates long bodies in another process first, so that no request stops the others.
 
 Reading 8 MB of JSON, checking it, and tokenizing what it holds takes Python's interpreter lock (GIL) for up to a
 second, in which the event loop answers nobody and the engine makes no token. So a long body goes through the same
@@ -62,7 +62,7 @@ class HttpReply:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What a worker has to know about the server: everything that decides about a request, and no weights."""
+    """The server's state that decides about a request, without weights."""
 
     llm: dict[str, Any]
     settings: Settings
@@ -82,8 +82,8 @@ class WorkerState:
 class BodyValidator:
     """Two worker processes: one for long bodies, and one for huge ones, for which no other body should wait."""
 
-    def __init__(self, facts: Callable[[], WorkerState]) -> None:
-        pickled = cache(lambda: pickle.dumps(facts()))  # made once, since that takes the lock
+    def __init__(self, state: Callable[[], WorkerState]) -> None:
+        pickled = cache(lambda: pickle.dumps(state()))  # made once, since that takes the lock
         self._long, self._huge = _WorkerQueue(pickled), _WorkerQueue(pickled)
 
     def start(self) -> None:
@@ -108,8 +108,8 @@ class _WorkerQueue:
     refused.
     """
 
-    def __init__(self, facts: Callable[[], bytes]) -> None:
-        self._facts = facts
+    def __init__(self, state: Callable[[], bytes]) -> None:
+        self._state = state
         self._order = itertools.count()
         self._waiting: PriorityQueue[tuple[int, int, HttpCall | None, Future[HttpReply | None]]] = PriorityQueue()
         self._worker: _WorkerProcess | None = None
@@ -146,7 +146,7 @@ class _WorkerQueue:
 
     def _ask(self, call: HttpCall | None) -> HttpReply | None:
         if self._worker is None:
-            self._worker = _WorkerProcess(self._facts())
+            self._worker = _WorkerProcess(self._state())
         if call is None:
             return None
         try:
@@ -163,7 +163,7 @@ class _WorkerQueue:
 class _WorkerProcess:
     """One process, which answers one call after another."""
 
-    def __init__(self, facts: bytes) -> None:
+    def __init__(self, state: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # A new session, so that Ctrl-C in a terminal reaches the server alone.
@@ -175,7 +175,7 @@ class _WorkerProcess:
                 start_new_session=True,
             )
         self._pipe = Connection(ours.detach())
-        self._pipe.send_bytes(facts)
+        self._pipe.send_bytes(state)
         self._pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
 
     def ask(self, call: HttpCall) -> HttpReply | None:

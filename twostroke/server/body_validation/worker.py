@@ -43,15 +43,15 @@ class NeedsEngine(Exception):
 
 
 class DryEngine(AsyncEngine):
-    """What routes see of an engine, up to the point where it would do something."""
+    """An engine for routes that computes nothing: where it would, `NeedsEngine` ends the call."""
 
-    def __init__(self, facts: WorkerState) -> None:  # the base class would start an engine
+    def __init__(self, state: WorkerState) -> None:  # the base class would start an engine
         self.llm = LLM.__new__(LLM)
-        vars(self.llm).update(facts.llm)
+        vars(self.llm).update(state.llm)
         self.llm.model = Model.__new__(Model)
-        compiled = SimpleNamespace(config=facts.llm["config"])
-        vars(self.llm.model).update(name=facts.llm["name"], pool=facts.llm["pool"], compiled=compiled)
-        self.settings, self.name, self.created = facts.settings, facts.name, facts.created
+        compiled = SimpleNamespace(config=state.llm["config"])
+        vars(self.llm.model).update(name=state.llm["name"], pool=state.llm["pool"], compiled=compiled)
+        self.settings, self.name, self.created = state.settings, state.name, state.created
         self.metrics: Any = SimpleNamespace(rejected=lambda reason: None)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
         self.leaving = self.draining = False
@@ -94,9 +94,9 @@ def main(file: int) -> None:
                 pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
 
 
-def _app(facts: WorkerState) -> FastAPI:
+def _app(state: WorkerState) -> FastAPI:
     load_installed()
-    app = routes_app(DryEngine(facts))
+    app = routes_app(DryEngine(state))
     app.add_exception_handler(NeedsEngine, _mark_for_engine)
     return app
 

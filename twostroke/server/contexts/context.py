@@ -26,7 +26,7 @@ from twostroke.server.openai.schemas.chat import ChatBody
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a client has put under a name.
+    """A beginning of prompts under a name.
 
     Attributes:
         body: what the client sent.

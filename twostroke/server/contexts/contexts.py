@@ -38,7 +38,7 @@ class Contexts:
 
     @property
     def all(self) -> list[Context]:
-        """Those that live, in the order in which they were made."""
+        """All contexts that have not expired, in the order in which they were made."""
         return [context for context, _ in self._held.values() if not context.expired]
 
     @property

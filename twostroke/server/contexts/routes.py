@@ -63,7 +63,7 @@ async def make(body: ContextBody, http: HttpRequest) -> Response:
         active_call.close()
     context = replace(context, expires=time.time() + body.ttl)
     contexts.put(context)
-    return json_response(facts(engine, context) | call_log(http.scope).answer_fields)
+    return json_response(description(engine, context) | call_log(http.scope).answer_fields)
 
 
 @router.get("")
@@ -71,14 +71,14 @@ async def list_all(http: HttpRequest) -> Response:
     """All contexts, in the order in which they were made."""
     engine: AsyncEngine = http.app.state.engine
     contexts: Contexts = http.app.state.contexts
-    return json_response({"object": "list", "data": [facts(engine, context) for context in contexts.all]})
+    return json_response({"object": "list", "data": [description(engine, context) for context in contexts.all]})
 
 
 @router.get("/{name}")
 async def look_at(name: str, http: HttpRequest) -> Response:
     """One context."""
     contexts: Contexts = http.app.state.contexts
-    return json_response(facts(http.app.state.engine, contexts.get(name)))
+    return json_response(description(http.app.state.engine, contexts.get(name)))
 
 
 @router.delete("/{name}")
@@ -89,7 +89,7 @@ async def delete(name: str, http: HttpRequest) -> Response:
     return json_response({"object": "context", "name": name, "deleted": True})
 
 
-def facts(engine: AsyncEngine, context: Context) -> dict[str, Any]:
+def description(engine: AsyncEngine, context: Context) -> dict[str, Any]:
     """A context as the API shows it."""
     return {
         "object": "context",

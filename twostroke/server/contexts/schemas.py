@@ -42,6 +42,6 @@ class ContextBody(ChatPrompt):
 
     @property
     def content(self) -> Any:
-        """What makes two contexts the same."""
+        """A value that is equal for equal contexts."""
         messages = [message.for_template() for message in self.messages]
         return self.prompt, messages, [one.for_template() for one in self.callable_functions], self.variables

@@ -56,8 +56,8 @@ class ApiKeys:
         """Raises InvalidRequest, see `read_keys`."""
         self._own = [] if key is None else [ApiKey(key)]
         self._file = None if file is None else Path(file).expanduser()
-        self._version = self._look()
-        self._read = [] if self._file is None else read_keys(self._file)
+        self._version = self._file_version()
+        self._from_file = [] if self._file is None else read_keys(self._file)
 
     @property
     def required(self) -> bool:
@@ -69,24 +69,24 @@ class ApiKeys:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
         found: ApiKey | None = None
-        for known in self._known():
+        for known in self._accepted():
             # A comparison in constant time: otherwise a key could be guessed one character at a time.
             if any(hmac.compare_digest(one.strip().encode("latin-1"), known.key.encode()) for one in given):
                 found = known
         return found
 
-    def _known(self) -> Sequence[ApiKey]:
-        if self._file is not None and (version := self._look()) != self._version:
+    def _accepted(self) -> Sequence[ApiKey]:
+        if self._file is not None and (version := self._file_version()) != self._version:
             self._version = version
             try:
-                self._read = read_keys(self._file)
-                log.info("the file of API keys has changed: %d keys are accepted", len(self._read))
+                self._from_file = read_keys(self._file)
+                log.info("the file of API keys has changed: %d keys are accepted", len(self._from_file))
             except InvalidRequest as error:
                 log.error("%s; the keys that it had before are still accepted", error)
-        return [*self._own, *self._read]
+        return [*self._own, *self._from_file]
 
-    def _look(self) -> tuple[int, int, int] | None:
-        """What changes with the file: a write in place, or another file under its name."""
+    def _file_version(self) -> tuple[int, int, int] | None:
+        """A version of the file: it changes with a write in place, and with another file under the name."""
         try:
             status = self._file.stat() if self._file is not None else None
         except OSError:

@@ -42,7 +42,7 @@ FAILURES = tuple(sorted(name for name, kind in vars(errors).items() if isinstanc
 
 @dataclass(frozen=True)
 class RequestHistogram:
-    """What is observed of each request that has ended: its values, most often one."""
+    """A histogram over requests that have ended, and the values (most often one) that each adds to it."""
 
     name: str
     help: str

@@ -46,7 +46,7 @@ class TierCollector(Collector):
 
 
 def _moved(readings: dict[str, TierCounts]) -> Iterator[Metric]:
-    """By direction: "out" is away from the pool, "in" is back."""
+    """Pages, bytes and seconds by direction: "out" is away from the pool, "in" is back."""
     pages = _counter("pages", "KV pages that moved: out of the pool, or in again", "direction")
     size = _counter("bytes", "Bytes that moved", "direction")
     seconds = _counter("seconds", "Seconds that this took", "direction")

@@ -37,7 +37,7 @@ def capture_parent(headers: Mapping[str, str]) -> None:
 
 
 class CallTrace:
-    """What the spans of a call's prompts have in common. Made in the task that serves the call.
+    """The context that all spans of a call share. It is made in the task that serves the call.
 
     Attributes:
         context: the parent, as an OpenTelemetry context.

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models: there is one, it is loaded, and it cannot be changed from outside."""
+"""Routes about models: there is one, it is loaded, and it cannot be changed from outside."""
 
 import hashlib
 import math
@@ -50,13 +50,13 @@ async def running(http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     model = _model(engine)
     expires = (datetime.now(UTC) + timedelta(days=365)).isoformat()
-    facts = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.max_model_len}
-    return json_response({"models": [model | facts]})
+    status = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.max_model_len}
+    return json_response({"models": [model | status]})
 
 
 @router.post("/show")
 async def show(body: NamedBody, http: HttpRequest) -> Response:
-    """What the model is."""
+    """Describe the model."""
     engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
     config, template = engine.llm.config, engine.llm.tokenizer.chat_template
@@ -121,16 +121,16 @@ def _check(engine: AsyncEngine, body: NamedBody) -> None:
 
 def _model(engine: AsyncEngine) -> dict[str, Any]:
     path = engine.llm.path
-    facts = path.stat()
-    modified = datetime.fromtimestamp(facts.st_mtime, UTC).isoformat()
+    status = path.stat()
+    modified = datetime.fromtimestamp(status.st_mtime, UTC).isoformat()
     count, quantized = _parameters(engine), _QUANTIZED.search(path.name)
     kind = engine.llm.config.architecture
     return {
         "name": engine.name,
         "model": engine.name,
         "modified_at": modified,
-        "size": facts.st_size,
-        "digest": hashlib.sha256(f"{engine.name} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest(),
+        "size": status.st_size,
+        "digest": hashlib.sha256(f"{engine.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest(),
         "details": {
             "parent_model": "",
             "format": path.suffix.removeprefix("."),

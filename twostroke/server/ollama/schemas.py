@@ -56,7 +56,7 @@ class OllamaOptions(LenientModel):
 
 
 class OllamaBody(LenientModel):
-    """What both bodies have. A model stays loaded, whatever `keep_alive` says; a thought is not told apart."""
+    """The fields of both bodies. A model stays loaded, whatever `keep_alive` says; a thought is not told apart."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"keep_alive", "think"})
     model: Annotated[str, Field(min_length=1)]

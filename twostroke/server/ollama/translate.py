@@ -65,7 +65,7 @@ def _common(body: OllamaBody, generation: dict[str, float]) -> dict[str, Any]:
 
 
 def _messages(body: OllamaChatBody) -> Iterator[dict[str, Any]]:
-    """As chat completions have them. Ollama's results name a tool; here they name a call, so each call gets an id."""
+    """Convert to messages of chat completions. There a result names a call, and in Ollama a tool: calls get ids."""
     waiting: list[tuple[str, str]] = []  # (name, id) of calls without a result
     for index, message in enumerate(body.messages):
         _refuse_images(message.images, f"messages[{index}].images")

@@ -148,7 +148,7 @@ def _with_instructions(body: ResponsesBody, messages: list[dict[str, Any]]) -> l
 
 
 def _messages(items: Sequence[Item], warnings: list[str]) -> list[dict[str, Any]]:
-    """As chat completions have them. An assistant's text and the calls that follow it are one message."""
+    """Convert to messages of chat completions. An assistant's text and the calls that follow it are one message."""
     made: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         match item.get("type"):

@@ -12,7 +12,7 @@ router = APIRouter(prefix="/v1/embeddings")
 
 
 class EmbeddingsBody(LenientModel):
-    """What names the model; nothing else is read."""
+    """A body of which only the model's name is read."""
 
     model: str | None = None
 

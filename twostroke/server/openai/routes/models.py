@@ -30,6 +30,6 @@ async def model(name: str, http: HttpRequest) -> Response:
 
 
 def _model(engine: AsyncEngine, name: str) -> dict[str, Any]:
-    facts = {"id": name, "object": "model", "created": engine.created, "owned_by": "twostroke"}
-    facts |= {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(engine.created, UTC)}
-    return facts | {"max_model_len": engine.llm.max_model_len, "root": engine.name}
+    body = {"id": name, "object": "model", "created": engine.created, "owned_by": "twostroke"}
+    body |= {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(engine.created, UTC)}
+    return body | {"max_model_len": engine.llm.max_model_len, "root": engine.name}

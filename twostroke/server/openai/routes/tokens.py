@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(http: HttpRequest) -> Response:
-    """What a client needs to know of the tokenizer: its special tokens and its chat template."""
+    """Describe the tokenizer: its special tokens and its chat template."""
     engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
     special = {f"{name}_token": tokenizer.special_tokens.get(f"{name}_token") for name in ("bos", "eos", "unk", "pad")}

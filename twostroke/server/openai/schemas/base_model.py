@@ -1,4 +1,4 @@
-"""The base of all bodies, and what becomes of fields that a body does not declare.
+"""The base of all bodies. It decides about fields that a body does not declare.
 
 A field that asks for nothing is accepted in silence: `user`, or `use_beam_search: false`. One that this server lacks
 and that would change the answer is refused. Any other gets a warning, or is refused if the server is strict.
@@ -34,7 +34,7 @@ class UndeclaredField(NamedTuple):
 
     @property
     def field(self) -> str:
-        """As a message shows it."""
+        """The field's path, as an error message shows it."""
         name = self.name if self.name.isprintable() else ascii(self.name)
         return self.path + (name if len(name) <= 60 else f"{name[:60]}...")
 
@@ -85,7 +85,7 @@ class LenientModel(BaseModel):
 
     @classmethod
     def names(cls) -> list[str]:
-        """What a field of this model may be called."""
+        """All names that a field of this model may have."""
         fields = (field.alias or name for name, field in cls.model_fields.items())
         return [*fields, *cls.ALIASES, *cls.HARMLESS, *cls.WITHOUT_EFFECT, *cls.UNSUPPORTED]
 

@@ -91,7 +91,7 @@ class ChatMessage(MessageWithParts):
     reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: arguments are objects there, texts in the API."""
+        """The message for a chat template: arguments are objects there, texts in the API."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         message["content"] = self.content or ""
         for key in ("name", "tool_call_id", "reasoning_content"):

@@ -1,4 +1,4 @@
-"""What the bodies of every generating endpoint share."""
+"""The fields that the bodies of all generating endpoints share."""
 
 import re
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ class GenerateBody(_SamplingFields):
         return self.model_copy(update={name: generation[name] for name in generation.keys() - self.model_fields_set})
 
     def sampling(self, max_tokens: int | None, logprobs: int | None, constraint: Any = None) -> SamplingParams:
-        """As the engine wants it. Raises InvalidRequest, whose message begins with the field's name."""
+        """The engine's sampling parameters. Raises InvalidRequest, whose message begins with the field's name."""
         fields = {name: getattr(self, name) for name in _SAMPLING}
         fields |= {"top_k": max(0, self.top_k), "logit_bias": _by_id(self.logit_bias)}
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, constraint=constraint, **fields)

@@ -29,7 +29,9 @@ from twostroke.study.simulate.step_costs import MeasuredCosts
 
 PAGE, PAGES = 4, 24
 IDLE_S = 0.01
-MAX_STARTS = 12  # of one choice while no token is made and no request ends: a few, also where it doubles what it needs
+# Starts of one choice while no token is made and no request ends: a few, where it doubles what it needs, and one for
+# each other choice, which may need its pages.
+MAX_STARTS = 12
 MAX_STEPS = 4000  # until everything has ended, once nobody holds anything any more
 COSTS = MeasuredCosts(StepPredictor(COST, PRICES), 0.0, 0.0)
 
@@ -178,7 +180,8 @@ class PlacementMachine(RuleBasedStateMachine):
         if seen != self.seen:
             self.seen = seen
             self.starts.clear()
-        assert max(self.starts.values(), default=0) <= MAX_STARTS, "a choice starts again and again, in vain"
+        most = MAX_STARTS + sum(len(request.choices) for request in self.requests)
+        assert max(self.starts.values(), default=0) <= most, "a choice starts again and again, in vain"
         return worked
 
     def _progress(self) -> tuple[int, int]:

@@ -98,7 +98,12 @@ class LoadQueue:
     def frames_returning(self) -> bool:
         """Whether reads that are under way will soon free frames."""
         now = self._clock()
-        return any(now < load.deadline() + RETURN_S for load in (*self._loads, *self._abandoned) if load.running)
+        return any(now < load.deadline() + RETURN_S for load in self.unfinished if load.running)
+
+    @property
+    def unfinished(self) -> list[PageLoad]:
+        """The loads that are queued or running, and the abandoned ones that a thread still runs."""
+        return [*self._loads, *self._abandoned]
 
     def next_deadline(self) -> float | None:
         """Seconds until a load becomes overdue; None if none will."""

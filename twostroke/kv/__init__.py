@@ -1,6 +1,8 @@
 """The KV cache as a value (cache.py), and the modules below it.
 
-pages.py counts references to pages and places them; pool.py reads and writes them. A writer extends a value
-(writer.py), provenance says which entries are canonical (provenance.py), prefix indexes find them again (radix.py,
-hashed.py), and values are written to and read from streams of bytes (stream.py).
+A value is an entry table (entries.py) over pages of a pool (pool.py). The pool is composed of reference counts
+(pages.py), frames (frames.py), copies outside of it (page_copies.py) and pins (pins.py). Over it work the contents of
+pages (page_contents.py), their moves between tiers (swap_in.py, tier_moves.py), and a writer that extends a value
+(writer.py). Provenance says which entries are canonical (provenance.py), prefix indexes find them again
+(radix_index.py, hash_index.py), and values are saved as streams of bytes (stream.py).
 """

@@ -1,4 +1,4 @@
-"""What lies below one model's prefix index: pages in stores, found, read and written by their keys."""
+"""The stores below one model's prefix index: their pages are found, read and written by keys."""
 
 import logging
 import secrets
@@ -86,8 +86,8 @@ class BackingStores:
     def names(self, tokens: np.ndarray) -> list[PageName]:
         return chain(self.namespace, tokens)
 
-    def find(self, names: Sequence[PageName], entering: Callable[[str], None]) -> list[StoredRun]:
-        """Where the leading pages are, each in the nearest store that has it. `entering` is told each tier asked."""
+    def find(self, names: Sequence[PageName], asking: Callable[[str], None]) -> list[StoredRun]:
+        """Find the leading pages, each in the nearest store that has it. `asking` is called with each tier before."""
         segments: list[StoredRun] = []
         done = 0
         while done < len(names) and len(segments) < MAX_RUNS:
@@ -96,7 +96,7 @@ class BackingStores:
                 if link.closed:
                     store.counters.skipped("open", len(names) - done)
                     continue
-                entering(store.tier)
+                asking(store.tier)
                 began = time.perf_counter()
                 count = store.find(self.namespace, names[done:])
                 link.answered(time.perf_counter() - began)

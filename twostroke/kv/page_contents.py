@@ -16,7 +16,7 @@ from twostroke.kv.pool import PagePool
 
 @dataclass(frozen=True)
 class PageSource:
-    """Where a page is read: in a frame, or from a copy."""
+    """The place to read a page from: a frame, or a copy."""
 
     memory: PageMemory
     frame: int
@@ -33,7 +33,7 @@ class PageSource:
 
 @contextmanager
 def reading(pool: PagePool, pages: np.ndarray, stops: np.ndarray) -> Generator[list[PageSource]]:
-    """Where to read the slots before `stops` of distinct pages. All stay there meanwhile. Raises PageLost."""
+    """Yield where to read the slots before `stops` of distinct pages, which stay there meanwhile. Raises PageLost."""
     pin = Pin(spans.pages_only(pages))
     with pool.lock:
         sources = [_source(pool, *one) for one in zip(pages.tolist(), stops.tolist(), strict=True)]

@@ -119,14 +119,14 @@ class PageCopies:
 
     def keep_only(self, page: int, tiers: Container[str]) -> int:
         """Drop the page's copies in other tiers. Returns the number of slots of the fullest copy that stays, or 0."""
-        most = 0
+        fullest = 0
         for tier, copies in self._in_tier.items():
             if (copy := copies.get(page)) is not None:
                 if tier in tiers:
-                    most = max(most, copy.stop)
+                    fullest = max(fullest, copy.stop)
                 else:
                     del copies[page]
-        return most
+        return fullest
 
 
 def page_lost(page: int) -> PageLost:

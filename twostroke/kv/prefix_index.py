@@ -36,8 +36,8 @@ SCAN_PAGES = 512  # pages that are looked at together for those that could leave
 class HostBudget:
     """Bytes of ordinary memory that prefix indexes may take, all together."""
 
-    def __init__(self, most: int = 0, traffic: TierCounters | None = None) -> None:
-        self.max_bytes, self.used_bytes = most, 0
+    def __init__(self, max_bytes: int = 0, traffic: TierCounters | None = None) -> None:
+        self.max_bytes, self.used_bytes = max_bytes, 0
         self.traffic = traffic or TierCounters()
         self._lock = threading.Lock()
 
@@ -196,7 +196,7 @@ class PrefixIndex(ABC):
         """Forget a page and all after it, and return them."""
 
     def _keys(self, tokens: np.ndarray, salt: bytes = b"") -> list[bytes]:
-        """What stands for each whole page of `tokens`; the first has the salt, on which all others depend. No lock."""
+        """The key of each whole page of `tokens`; the first has the salt, on which all others depend. No lock."""
         data, size = tokens.tobytes(), tokens.itemsize * self.pool.page_size
         keys = [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
         if salt and keys:

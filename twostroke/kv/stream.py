@@ -38,7 +38,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.stream_header import InvalidHeader, StreamHeader
 from twostroke.system.atomic_files import atomic_replace, check_file_name
-from twostroke.system.user_key import user_key
+from twostroke.system.user_key import user_key, user_keys
 
 log = logging.getLogger(__name__)
 MAGIC = b"twostroke-kv-2\n\0"
@@ -85,10 +85,10 @@ class StreamReader:
             raise self.corrupt("a checksum is wrong")
         return digest
 
-    def read_section(self, most: int) -> tuple[bytes, bytes]:
-        """The bytes of a section, at most so many, and their checksum."""
-        if (size := int.from_bytes(self.take(8), "little")) > most:  # the file may be sparse, and memory is not
-            raise self.corrupt(f"a part of {size:,} bytes, where there are {most:,} at most")
+    def read_section(self, max_bytes: int) -> tuple[bytes, bytes]:
+        """Read a section of at most `max_bytes` bytes. Returns its bytes and their checksum."""
+        if (size := int.from_bytes(self.take(8), "little")) > max_bytes:  # the file may be sparse, and memory is not
+            raise self.corrupt(f"a part of {size:,} bytes, where there are {max_bytes:,} at most")
         data = self.take(size)
         return data, self.check(data)
 
@@ -222,8 +222,7 @@ def _read_pages(
     seal, _ = source.read_section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:
         raise source.corrupt("its size is not what its header says")
-    key = user_key(make=False)
-    if key is None or not hmac.compare_digest(seal, _seal([*digests, digest], key)):
+    if not any(hmac.compare_digest(seal, _seal([*digests, digest], key)) for key in user_keys(make=False)):
         return _untrusted(source, pool, contents, pages)
     if contents.tail is None or not header.num_logits:
         return contents

@@ -67,7 +67,7 @@ def encode(header: StreamHeader) -> bytes:
 
 @lru_cache(16)
 def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
-    """For JSON. It takes longer than all the rest of a short value's header."""
+    """The geometry as JSON's types. Cached: it takes longer than all the rest of a short value's header."""
     return dataclasses.asdict(geometry)
 
 
@@ -111,9 +111,10 @@ def _object(value: Any, what: str, *names: str) -> dict[str, Any]:
     return value
 
 
-def _integer(value: Any, what: str, least: int = 0) -> int:
+def _integer(value: Any, what: str, minimum: int = 0) -> int:
     require(
-        type(value) is int and least <= value <= MAX_INTEGER, f"{what} is not an integer from {least} to {MAX_INTEGER}"
+        type(value) is int and minimum <= value <= MAX_INTEGER,
+        f"{what} is not an integer from {minimum} to {MAX_INTEGER}",
     )
     return value
 

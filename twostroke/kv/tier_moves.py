@@ -77,7 +77,7 @@ def _copy(pool: PagePool, data: memoryview, stop: int, tier: str, room: HostCopy
 
 
 def _private_pages(pool: PagePool, tier: str) -> PrivatePages:
-    """What the pool keeps in a store that nobody else may read."""
+    """The pages in a store that only this pool reads."""
     with pool.lock:
         store, known = pool.stores[tier], pool.private.get(tier)
         if known is None or known.store is not store:

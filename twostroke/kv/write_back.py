@@ -22,7 +22,7 @@ MIN_COPIES = 16
 
 
 class WriteBackPage:
-    """A page that waits: in the index, or a copy, or lost."""
+    """A page that waits to be written: still in the index (`page`), copied (`copy`), or lost (neither)."""
 
     __slots__ = ("__weakref__", "copy", "page")
 
@@ -32,7 +32,7 @@ class WriteBackPage:
 
 
 class WriteBack:
-    """The pages of one index that wait. Those that nobody holds any more are forgotten."""
+    """The pages of one prefix index that wait to be written. A page that no writer holds any more is forgotten."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._pool = index.pool
@@ -42,17 +42,17 @@ class WriteBack:
         index.on_remove.append(self._copy_leaving)
 
     def enqueue(self, pages: Sequence[int]) -> list[WriteBackPage]:
-        """Offer pages that are indexed. The caller has held the pool's lock since it knows that they are."""
-        offered = [self._waiting.get(page) or WriteBackPage(page) for page in pages]
-        self._waiting.update(zip(pages, offered, strict=True))
-        return offered
+        """Let indexed pages wait. The caller has held the pool's lock since it knows that they are indexed."""
+        waiting = [self._waiting.get(page) or WriteBackPage(page) for page in pages]
+        self._waiting.update(zip(pages, waiting, strict=True))
+        return waiting
 
-    def read(self, offered: Sequence[WriteBackPage]) -> list[memoryview]:
-        """Copies of the leading pages that are not lost. The lock is held for a few at a time."""
+    def read(self, waiting: Sequence[WriteBackPage]) -> list[memoryview]:
+        """Copy the leading pages that are not lost. The lock is held for a few at a time."""
         pool, few, copies = self._pool, max(1, LOCKED_BYTES // self._pool.page_bytes), list[memoryview]()
-        for first in range(0, len(offered), few):
+        for first in range(0, len(waiting), few):
             with pool.lock:
-                for one in offered[first : first + few]:
+                for one in waiting[first : first + few]:
                     data = np.empty(pool.page_bytes, np.uint8).data
                     if one.copy is not None:
                         one.copy.read(data)
@@ -65,7 +65,7 @@ class WriteBack:
         return copies
 
     def _copy_leaving(self, pages: Sequence[int]) -> None:
-        """Copy those pages that wait and are about to leave the index. Called under the pool's lock."""
+        """Copy those of the pages that wait before they leave the index. Called under the pool's lock."""
         pool = self._pool
         for page in pages if self._waiting else ():
             if (one := self._waiting.pop(page, None)) is None:

@@ -16,7 +16,7 @@ from twostroke.kv.tier_moves import fetch
 
 @dataclass(frozen=True)
 class SlotMapping:
-    """Where the K and V of newly entered tokens belong.
+    """The positions, frames and slots where K and V of newly entered tokens belong.
 
     Attributes:
         rows: [3, n] int64: positions, frames of the pool's memory, and slots.

@@ -15,12 +15,12 @@ PASSAGE_ROLES = ("user", "tool")  # roles whose texts may have passages
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What a prompt is without.
+    """The parts of a chat that its prompt leaves out.
 
     Attributes:
-        messages, tokens: the oldest messages, and how many tokens they made the prompt longer by.
-        entries: KV entries that were dropped between the first ones and the last.
-        passages, passage_tokens: passages that were cut short, and by how many tokens.
+        messages, tokens: number of oldest messages left out, and of tokens that the prompt is shorter by.
+        entries: number of KV entries that were dropped between the first ones and the last.
+        passages, passage_tokens: number of passages that were cut short, and of tokens cut.
     """
 
     messages: int = 0
@@ -34,7 +34,7 @@ class LeftOut:
 
     @property
     def text(self) -> str:
-        """What to tell the user; empty if nothing was left out."""
+        """A line for the user; empty if nothing was left out."""
         parts: list[str] = []
         if self.messages:
             parts.append(f"the {_count(self.messages, 'oldest message')} ({self.tokens:,} tokens) left out")
@@ -46,11 +46,11 @@ class LeftOut:
 
 
 def drop_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range:
-    """The messages after the first system message that stay: as many turns as fit, and always the last.
+    """The range of messages after the first system message that stay: as many turns as fit, and always the last.
 
     Args:
-        roles: of all messages.
-        fits: whether the system message and these messages fit. What fits with a turn fits without it too.
+        roles: the role of each message.
+        fits: says whether the system message and these messages fit. What fits with a turn fits without it too.
     """
     begun = int(roles[0] in SYSTEM_ROLES)
     starts = [begun, *(i for i, role in enumerate(roles) if role == "user" and i > begun)]
@@ -61,7 +61,7 @@ def drop_oldest(roles: Sequence[str], fits: Callable[[range], bool]) -> range:
 def cut_passages(
     messages: Sequence[Mapping[str, Any]], budget: int, tokenizer: Tokenizer
 ) -> tuple[list[dict[str, Any]], LeftOut]:
-    """Passages cut to their first tokens, all to the same number, so that together they take at most `budget`.
+    """Cut passages to their first tokens, all to the same number, so that together they take at most `budget`.
 
     Passages are parts between blank lines of what users and tools say. The last part of each of a user's messages is
     the question and stays whole. No word is cut in two, so a passage may be shorter than its share.
@@ -75,31 +75,31 @@ def cut_passages(
         if parts[index][place].strip()
     ]
     ids = {where: tokenizer.encode(parts[where[0]][where[1]], add_bos=False) for where in places}
-    most = _max_passage_tokens([len(tokens) for tokens in ids.values()], budget)
-    cut = {where: tokens for where, tokens in ids.items() if len(tokens) > most}
+    limit = _max_passage_tokens([len(tokens) for tokens in ids.values()], budget)
+    cut = {where: tokens for where, tokens in ids.items() if len(tokens) > limit}
     for (index, place), tokens in cut.items():
         whole = parts[index][place]
-        parts[index][place] = _cut_at_word(tokenizer.decode(tokens[:most]), whole)
+        parts[index][place] = _cut_at_word(tokenizer.decode(tokens[:limit]), whole)
     made = [
         {**one, "content": "".join(parts[index])} if any(index == where[0] for where in cut) else dict(one)
         for index, one in enumerate(messages)
     ]
-    return made, LeftOut(passages=len(cut), passage_tokens=sum(len(tokens) - most for tokens in cut.values()))
+    return made, LeftOut(passages=len(cut), passage_tokens=sum(len(tokens) - limit for tokens in cut.values()))
 
 
 def _max_passage_tokens(lengths: Sequence[int], budget: int) -> int:
     """The largest number of tokens a passage with which all of them, as far as they have so many, take `budget`."""
-    left, most = budget, 0
+    left, share = budget, 0
     for (shorter, length), waiting in zip(pairwise([0, *sorted(lengths)]), range(len(lengths), 0, -1), strict=True):
         step = min(length - shorter, left // waiting)
-        most, left = most + step, left - step * waiting
+        share, left = share + step, left - step * waiting
         if step < length - shorter:
             break
-    return most
+    return share
 
 
 def _cut_at_word(text: str, whole: str) -> str:
-    """The beginning of `whole` that `text` is, without a word that was cut in two."""
+    """Return `text`, which begins `whole`, without a word that was cut in two."""
     text = text.rstrip("\ufffd")  # half of a character
     if not whole.startswith(text) or whole[len(text) :][:1].isspace():
         return text.rstrip()

@@ -1,4 +1,4 @@
-"""What a conversation does with a turn that the context has no room for."""
+"""Turns of a conversation that the context has no room for: refused, or fitted by leaving something out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Extension = Callable[[str], tuple[KVCache, list[int]]]  # what is to be extended
 
 @dataclass(frozen=True)
 class Overflow(Checked):
-    """How a conversation is kept within the context.
+    """The rule that keeps a conversation within the context.
 
     Attributes:
         when_full: "refuse": the turn raises ContextLengthExceeded. "drop": the oldest turns go, whole, and what is left
@@ -52,14 +52,14 @@ def fit_turn(
     params: SamplingParams,
     extension: Callable[[str], tuple[KVCache, list[int]]],
 ) -> Turn:
-    """The same turn, with less before it if it does not fit.
+    """Return the turn, with less before it if it does not fit.
 
     Args:
         llm: the model.
         overflow: what to do.
         turn: all of the conversation.
-        params: of the reply, for which room is left.
-        extension: for other prompts of the conversation.
+        params: parameters of the reply, for which room is left.
+        extension: finds what to extend for another prompt of the conversation.
 
     Raises ContextLengthExceeded if the turn has no room even alone.
     """
@@ -79,7 +79,7 @@ def fit_turn(
 
 
 def _num_system_entries(llm: LLM, turn: Turn) -> int:
-    """How many of the first entries are the system message's."""
+    """Number of leading entries that belong to the system message."""
     if turn.messages[0]["role"] not in SYSTEM_ROLES:
         return 0
     return common_prefix_length(
@@ -104,5 +104,5 @@ def _drop_oldest_turns(llm: LLM, turn: Turn, aim: int, room: int, extension: Ext
 
 
 def including_passages(left_out: LeftOut, cut: LeftOut) -> LeftOut:
-    """Both: what was dropped of the conversation, and what was cut of a message."""
+    """Add the passages that were cut of a message to what was left out of the conversation."""
     return replace(left_out, passages=cut.passages, passage_tokens=cut.passage_tokens)

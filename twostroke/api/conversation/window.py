@@ -28,7 +28,7 @@ Messages = Sequence[Any]
 
 @dataclass(frozen=True)
 class Extent:
-    """Where entries are: at the positions [0, first) and [since, end). Without a gap `first` and `since` are 0."""
+    """The positions of a value's entries: [0, head) and [tail, end). Without a gap, head and tail are 0."""
 
     head: int
     tail: int
@@ -36,7 +36,7 @@ class Extent:
 
     @classmethod
     def of(cls, kv: KVCache) -> Extent:
-        """That of a value, with one gap at most."""
+        """The extent of a value whose positions have one gap at most."""
         positions, end = kv.positions, kv.next_position
         first = common_prefix_length(positions, range(end))
         return cls(0, 0, end) if first == end else cls(first, end - (len(positions) - first), end)
@@ -44,23 +44,24 @@ class Extent:
     def __len__(self) -> int:
         return self.head + self.end - self.tail
 
-    def window(self, first: int, new: int, most: int) -> Extent | None:
-        """What stays so that `most` entries are there after `new` more; None if that is no window."""
-        since = self.end + new - (most - first)
+    def window(self, first: int, new: int, limit: int) -> Extent | None:
+        """The entries to keep so that there are `limit` after `new` more; None if that is no window."""
+        since = self.end + new - (limit - first)
         return Extent(first, since, self.end) if max(first, self.tail) < since < self.end else None
 
     def cut(self, kv: KVCache) -> KVCache:
-        """These entries of a value that has all of them and ends with them."""
+        """Cut these entries out of a value that has all of them and ends with them."""
         return (kv[: self.head] + kv[len(kv) - (self.end - self.tail) :]).with_tail(kv.tail)
 
 
 @dataclass(frozen=True)
 class ContextRoom:
-    """What there is room for.
+    """The limits that a chat has to fit into.
 
     Attributes:
-        pages, page_size: of the pool. positions: of the model.
-        reply: tokens that are kept for the reply.
+        pages, page_size: number of pages of the pool, and of entries of a page.
+        positions: number of positions of the model.
+        reply: number of tokens that are kept for the reply.
     """
 
     pages: int
@@ -75,7 +76,7 @@ class ContextRoom:
 
     @property
     def target_tokens(self) -> int:
-        """Tokens of a prompt of which something was dropped."""
+        """Number of tokens that a prompt is cut down to once something has to go."""
         return int(KEPT_FRACTION * (min(self.positions, self.pages * self.page_size) - self.reply))
 
     def fits(self, extent: Extent, new: int) -> bool:
@@ -88,13 +89,14 @@ class ContextRoom:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How the KV of a chat comes to be in a window, turn by turn.
+    """The strokes and cuts that bring the KV of a chat into a window, turn by turn.
 
     Attributes:
-        messages: those that are left where positions had ended.
-        parts: tokens, entered one part after the other. cuts: what stays before each part but the first.
-        extent: of the whole prompt, at the end.
-        whole: tokens of the messages that were dropped as well as those that are left.
+        messages: the messages that are left where positions had ended.
+        parts: tokens, entered one part after the other.
+        cuts: the entries that stay before each part but the first.
+        extent: the extent of the whole prompt, at the end.
+        whole: number of tokens of all messages, with those that were dropped.
     """
 
     messages: Messages
@@ -127,12 +129,12 @@ def plan_window(
     sinks: int,
     system: Callable[[], int],
 ) -> WindowPlan | None:
-    """A chat, as if each of its turns had been taken with a window; None if a turn has no room even alone.
+    """Plan a chat as if each of its turns had been taken with a window; None if a turn has no room even alone.
 
     Args:
-        messages: all of them, each with a `role`.
-        encode: the prompt that ends with the beginning of a reply.
-        room: the reply's is that of every turn.
+        messages: all messages, each with a `role`.
+        encode: renders messages as the prompt that ends with the beginning of a reply.
+        room: the limits of every turn.
         sinks: first entries that stay, if the system message does not have as many.
         system: counts the tokens of the system message alone.
     """
@@ -156,8 +158,10 @@ def plan_window(
 def _replay_turns(
     messages: Messages, tokens: ChatTokens, room: ContextRoom, first: int, from_turn: int
 ) -> WindowPlan | int:
-    """The parts and cuts; or the user's message at which positions end. Turns before that message number `from_turn`
-    are entered together with it."""
+    """Return the plan, or the number of the user's message at which positions end.
+
+    Turns before the message number `from_turn` are entered together with it.
+    """
     extent, parts, cuts, entered = Extent(0, 0, 0), list[Sequence[int]](), list[Extent](), 0
     for number, begin, end in locate_turns(messages, tokens):
         if number < from_turn:

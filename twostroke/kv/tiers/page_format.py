@@ -5,6 +5,7 @@ that was changed, that belongs to another model, or that somebody else put there
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -27,15 +28,20 @@ class PageFormat:
 
     Attributes:
         scope: stands for the namespace under the user's key, so two users of one store never meet.
+        others: formats under the user's other keys: pages are found under them, and none is written.
     """
 
     namespace: Namespace
     user_key: bytes
     scope: str
+    others: "tuple[Self, ...]" = ()
 
     @classmethod
-    def of(cls, namespace: Namespace, user_key: bytes) -> Self:
-        return cls(namespace, user_key, scope(namespace.digest, user_key))
+    def of(cls, namespace: Namespace, user_keys: Sequence[bytes]) -> Self:
+        """`user_keys`: the one that seals first."""
+        own, *more = user_keys
+        others = tuple(cls.of(namespace, [key]) for key in more)
+        return cls(namespace, own, scope(namespace.digest, own), others)
 
     def header(self, name: PageName) -> bytes:
         """All that is known of a page before it is read."""

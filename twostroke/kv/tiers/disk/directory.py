@@ -93,6 +93,11 @@ class Directory:
         """The file of a page of a prompt."""
         return f"{self.pages}/{page_format.scope}/{key.hex()}"
 
+    def holder(self, page_format: PageFormat, key: bytes) -> PageFormat:
+        """The format under which a page is there; the first if it is not."""
+        formats = (page_format, *page_format.others) if page_format.others else ()
+        return next((one for one in formats if os.path.exists(self.path(one, key))), page_format)
+
     def commit(self, partial: str, page_format: PageFormat, name: PageName, account: Account) -> bool:
         """Give a whole file the name of its page; the account is held. Raises OSError.
 
@@ -102,7 +107,8 @@ class Directory:
         final, used = self.path(page_format, name.key), time.time_ns()
         try:
             if name.number:
-                used = min(used, os.stat(self.path(page_format, name.parent)).st_mtime_ns) - STEP_NS
+                parent = self.path(self.holder(page_format, name.parent), name.parent)
+                used = min(used, os.stat(parent).st_mtime_ns) - STEP_NS
         except FileNotFoundError:
             self.delete(partial, account)
             return False
@@ -119,7 +125,7 @@ class Directory:
         with suppress(OSError), self.ledger.locked():  # else a page could become older than one after it
             used = time.time_ns()
             for name in names:
-                path = self.path(page_format, name.key)
+                path = self.path(self.holder(page_format, name.key), name.key)
                 if os.stat(path).st_mtime_ns < used:
                     os.utime(path, ns=(used, used))
                 used -= STEP_NS

@@ -1,7 +1,7 @@
 """What this user has in a directory: shown, checked, deleted, by `twostroke cache`."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import private_files, sweep
 from twostroke.kv.tiers.page_format import scope
 from twostroke.kv.tiers.usage import StoreUsage
-from twostroke.system.user_key import user_key
+from twostroke.system.user_key import user_keys
 
 FOREIGN = "(written with another key)"
 UNNAMED = "(a model whose about.json is missing)"
@@ -43,8 +43,8 @@ class _DiskPages:
 
 def inspect(path: Path) -> list[StoreUsage]:
     """What is there, by model. Raises KVError."""
-    with _opened(path) as (directory, key):
-        return [one.usage([]) for one in _by_model(directory, key)]
+    with _opened(path) as (directory, keys):
+        return [one.usage([]) for one in _by_model(directory, keys)]
 
 
 def verify(path: Path) -> list[StoreUsage]:
@@ -52,8 +52,8 @@ def verify(path: Path) -> list[StoreUsage]:
 
     Pages under another key, and those that cannot be read, are not checked, and stay.
     """
-    with _opened(path) as (directory, key):
-        return [_verified(directory, one, key) for one in _by_model(directory, key)]
+    with _opened(path) as (directory, keys):
+        return [_verified(directory, one, keys) for one in _by_model(directory, keys)]
 
 
 def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
@@ -62,10 +62,10 @@ def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
     Pages of values that running processes hold stay, and so does what cannot be deleted.
     """
     cleared = list[StoreUsage]()
-    with _opened(path) as (directory, key), directory.ledger.locked() as account:
+    with _opened(path) as (directory, keys), directory.ledger.locked() as account:
         directory.ledger.invalidate()
         sweep(directory, account)
-        for one in _by_model(directory, key):
+        for one in _by_model(directory, keys):
             if model in (None, one.model):
                 entries = sorted(one.entries, key=lambda entry: entry.used)
                 gone = [entry for entry in entries if _deleted(directory, entry, account)]
@@ -75,36 +75,41 @@ def clear(path: Path, model: str | None = None) -> list[StoreUsage]:
     return cleared
 
 
-def _by_model(directory: Directory, key: bytes) -> list[_DiskPages]:
+def _by_model(directory: Directory, keys: Sequence[bytes]) -> list[_DiskPages]:
     private, found = private_files(directory), list[_DiskPages]()
     for name, facts in directory.scopes():
         entries, values = directory.entries(name), [size for owner, size in private if owner == name]
         if not entries and not values:
             continue
         try:
-            own, model = scope(bytes.fromhex(facts["namespace"]), key) == name, str(facts["model"])
+            own, model = _is_scope(bytes.fromhex(facts["namespace"]), name, keys), str(facts["model"])
         except (KeyError, ValueError, TypeError):
-            own, model = any(_is_own(entry, name, key) for entry in entries), UNNAMED
+            own, model = any(_is_own(entry, name, keys) for entry in entries), UNNAMED
         shown = "".join(filter(str.isprintable, model)) if own else FOREIGN
         found.append(_DiskPages(name, shown, own, entries, values))
     return sorted(found, key=lambda one: one.model)
 
 
-def _is_own(entry: PageFile, name: str, key: bytes) -> bool:
+def _is_own(entry: PageFile, name: str, keys: Sequence[bytes]) -> bool:
     """Whether a page says that it is of a namespace which has this scope under the user's key."""
     with suppress(OSError):
         stated = files.peek(entry.path) if entry.regular else None
-        return stated is not None and scope(stated.namespace, key) == name
+        return stated is not None and _is_scope(stated.namespace, name, keys)
     return False
 
 
-def _verified(directory: Directory, one: _DiskPages, key: bytes) -> StoreUsage:
+def _is_scope(namespace: bytes, name: str, keys: Sequence[bytes]) -> bool:
+    """Whether a namespace's digest has this scope under one of the user's keys."""
+    return any(scope(namespace, key) == name for key in keys)
+
+
+def _verified(directory: Directory, one: _DiskPages, keys: Sequence[bytes]) -> StoreUsage:
     if not one.own:
         return one.usage([], unchecked=len(one.entries))
     gone, damaged, unchecked = list[PageFile](), 0, 0
     for entry in one.entries:
         try:
-            if _is_right(entry, one.scope, key):
+            if _is_right(entry, one.scope, keys):
                 continue
         except FileNotFoundError:  # deleted meanwhile
             continue
@@ -118,15 +123,14 @@ def _verified(directory: Directory, one: _DiskPages, key: bytes) -> StoreUsage:
     return one.usage(gone, damaged=damaged, unchecked=unchecked)
 
 
-def _is_right(entry: PageFile, name: str, key: bytes) -> bool:
+def _is_right(entry: PageFile, name: str, keys: Sequence[bytes]) -> bool:
     """Whether a page is what its name says. Raises OSError: it cannot be read."""
     if not entry.regular:
         return False
     with files.opened(entry.path) as file:
-        found = files.verify_file(file, key)
-    if found is None or not found.name.right:
-        return False
-    return (scope(found.namespace, key), found.name.key.hex()) == (name, os.path.basename(entry.path))
+        found = next((page for key in keys if (page := files.verify_file(file, key)) is not None), None)
+    named = found is not None and found.name.right and found.name.key.hex() == os.path.basename(entry.path)
+    return named and found is not None and _is_scope(found.namespace, name, keys)
 
 
 def _deleted(directory: Directory, entry: PageFile, account: Account) -> bool:
@@ -139,11 +143,11 @@ def _deleted(directory: Directory, entry: PageFile, account: Account) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Generator[tuple[Directory, bytes]]:
+def _opened(path: Path) -> Generator[tuple[Directory, Sequence[bytes]]]:
     """The directory, and the user's key. Raises KVError, also for what fails inside."""
-    directory, key = Directory.open(path, make=False), user_key(make=False)
+    directory, keys = Directory.open(path, make=False), user_keys(make=False)
     try:
-        yield directory, key or bytes(32)
+        yield directory, keys
     except OSError as error:
         raise KVError(f"{directory.root} cannot be used: {error.strerror or error}") from None
     finally:

@@ -26,7 +26,7 @@ from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded, check_room
 from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import PageFormat
 from twostroke.system.daemon_threads import DaemonThreads
-from twostroke.system.user_key import user_key
+from twostroke.system.user_key import user_keys
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class DiskStore:
 
     tier = "disk"
 
-    def __init__(self, directory: Directory, key: bytes, most_bytes: int, day_bytes: int) -> None:
+    def __init__(self, directory: Directory, keys: Sequence[bytes], most_bytes: int, day_bytes: int) -> None:
         self.where, self.counters, self.most_bytes = str(directory.root), TierCounters(), most_bytes
-        self._directory, self._key = directory, key
+        self._directory, self._keys = directory, keys
         self._quota = Quota(directory, most_bytes, day_bytes, self.counters)
         self._page_formats: dict[Namespace, PageFormat] = {}
         self._owner: Owner | None = None
@@ -64,10 +64,10 @@ class DiskStore:
         Raises:
             KVError: the directory cannot be used, or there is no key to seal pages with.
         """
-        key = user_key(make=True)
-        if key is None:
+        keys = user_keys(make=True)
+        if not keys:
             raise KVError("a disk tier needs the user's key, which cannot be used here: see the warning before")
-        store = cls(Directory.open(directory, make=True), key, most_bytes, day_bytes or WEAR * most_bytes)
+        store = cls(Directory.open(directory, make=True), keys, most_bytes, day_bytes or WEAR * most_bytes)
         store._enter()
         return store
 
@@ -85,8 +85,7 @@ class DiskStore:
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
         page_format = self._page_format(namespace)
-        missing = (i for i, name in enumerate(names) if not os.path.exists(self._directory.path(page_format, name.key)))
-        return next(missing, len(names))
+        return next((i for i, name in enumerate(names) if not self._is_there(page_format, name)), len(names))
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
         page_format, began = self._page_format(namespace), time.perf_counter()
@@ -223,8 +222,12 @@ class DiskStore:
     def _page_format(self, namespace: Namespace) -> PageFormat:
         page_format = self._page_formats.get(namespace)
         if page_format is None:
-            page_format = self._page_formats[namespace] = PageFormat.of(namespace, self._key)
+            page_format = self._page_formats[namespace] = PageFormat.of(namespace, self._keys)
         return page_format
+
+    def _is_there(self, page_format: PageFormat, name: PageName) -> bool:
+        holder = self._directory.holder(page_format, name.key)
+        return os.path.exists(self._directory.path(holder, name.key))
 
     def _begin(self, page_format: PageFormat, name: PageName, into: memoryview) -> Future[bool]:
         """Read one page on another thread, which does not keep the process from ending if the disk hangs."""
@@ -243,6 +246,7 @@ class DiskStore:
 
     def _read(self, page_format: PageFormat, name: PageName, into: memoryview) -> bool:
         """Read one page. What is wrong is deleted; what cannot be read now is left."""
+        page_format = self._directory.holder(page_format, name.key)
         path = self._directory.path(page_format, name.key)
         try:
             if files.read_page(path, page_format, name, into):
@@ -260,8 +264,7 @@ class DiskStore:
 
     def _put(self, page_format: PageFormat, name: PageName, page: memoryview) -> bool:
         """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
-        final = self._directory.path(page_format, name.key)
-        if os.path.exists(final):
+        if self._is_there(page_format, name):
             return True
         owner = self._owner
         if owner is None:
@@ -278,7 +281,7 @@ class DiskStore:
         except OSError:
             self._left.append(partial)
             raise
-        return os.path.exists(final)
+        return self._is_there(page_format, name)
 
     def _tidy(self, account: Account) -> None:
         """Delete what is left; the account is held. Raises OSError."""

@@ -21,6 +21,10 @@ class RemotePageFormat(PageFormat):
     def key(self, name: PageName, kind: str = PAGE) -> bytes:
         return f"{PREFIX}{self.scope}:{kind}:{name.key.hex()}".encode()
 
+    def keys(self, name: PageName) -> list[bytes]:
+        """The keys under which a page of a prompt may be, the one that is written first."""
+        return [self.key(name), *(one.key(name) for one in self.others)]
+
     @property
     def about_key(self) -> bytes:
         return f"{PREFIX}{self.scope}:{ABOUT}".encode()

@@ -20,7 +20,7 @@ from twostroke.kv.tiers.remote.connection import (
 from twostroke.kv.tiers.remote.connection_pool import CircuitOpen, ConnectionPool
 from twostroke.kv.tiers.remote.format import ABOUT, PAGE, PREFIX, PRIVATE, right, scope
 from twostroke.kv.tiers.usage import StoreUsage
-from twostroke.system.user_key import user_key
+from twostroke.system.user_key import user_keys
 
 LIMIT_S = 60.0  # for one batch of keys
 SCANNED = 512  # keys
@@ -43,18 +43,18 @@ class _RemotePages:
 
 def inspect(url: str) -> list[StoreUsage]:
     """What is there, by model. Raises KVError."""
-    with _opened(url) as (connection, key):
-        return [one.holding for one in _scopes(connection, key)]
+    with _opened(url) as (connection, keys):
+        return [one.holding for one in _scopes(connection, keys)]
 
 
 def verify(url: str) -> list[StoreUsage]:
     """Check every page, delete those that are wrong, and return what is there then. Raises KVError."""
-    with _opened(url) as (connection, key):
-        scopes = _scopes(connection, key)
+    with _opened(url) as (connection, keys):
+        scopes = _scopes(connection, keys)
         for one in scopes:
             for name in one.pages:
                 (value,) = _asked(connection, [("GET", name)])
-                if value is not None and not right(name, value, key):
+                if value is not None and not any(right(name, value, key) for key in keys):
                     _asked(connection, [("DEL", name)])
                     one.damaged += 1
                     one.bytes -= len(value)
@@ -66,8 +66,8 @@ def clear(url: str, model: str | None = None) -> list[StoreUsage]:
 
     Private pages stay: values of running processes need them, and they go by themselves after that.
     """
-    with _opened(url) as (connection, key):
-        scopes = [one for one in _scopes(connection, key) if model in (None, one.model)]
+    with _opened(url) as (connection, keys):
+        scopes = [one for one in _scopes(connection, keys) if model in (None, one.model)]
         for one in scopes:
             one.private, one.bytes = [], sum(_asked(connection, [("STRLEN", name) for name in one.pages]))
             for name in reversed(one.pages):
@@ -75,7 +75,7 @@ def clear(url: str, model: str | None = None) -> list[StoreUsage]:
         return [one.holding for one in scopes]
 
 
-def _scopes(connection: RedisConnection, key: bytes) -> list[_RemotePages]:
+def _scopes(connection: RedisConnection, keys: Sequence[bytes]) -> list[_RemotePages]:
     """This user's namespaces, by the models' names. Keys of other users are left out."""
     by_scope: defaultdict[str, dict[str, list[bytes]]] = defaultdict(lambda: {PAGE: [], PRIVATE: []})
     abouts = list[bytes]()
@@ -94,12 +94,12 @@ def _scopes(connection: RedisConnection, key: bytes) -> list[_RemotePages]:
         except (ValueError, KeyError, TypeError):
             continue
         own = name.decode().split(":")[2]
-        if own == scope(namespace, key):
-            keys = by_scope[own]
-            if not any(keys.values()):
+        if own in [scope(namespace, key) for key in keys]:
+            found = by_scope[own]
+            if not any(found.values()):
                 continue
-            size = sum(_asked(connection, [("STRLEN", one) for kind in keys.values() for one in kind]))
-            scopes.append(_RemotePages("".join(filter(str.isprintable, model)), keys[PAGE], keys[PRIVATE], size))
+            size = sum(_asked(connection, [("STRLEN", one) for kind in found.values() for one in kind]))
+            scopes.append(_RemotePages("".join(filter(str.isprintable, model)), found[PAGE], found[PRIVATE], size))
     return sorted(scopes, key=lambda one: one.model)
 
 
@@ -123,14 +123,14 @@ def _asked(connection: RedisConnection, commands: Sequence[Command]) -> list[Any
 
 
 @contextmanager
-def _opened(url: str) -> Generator[tuple[RedisConnection, bytes]]:
+def _opened(url: str) -> Generator[tuple[RedisConnection, Sequence[bytes]]]:
     """A connection, and the user's key. Raises KVError, also for what fails inside."""
-    pool, key = ConnectionPool(url), user_key(make=False)
-    if key is None:
+    pool, keys = ConnectionPool(url), user_keys(make=False)
+    if not keys:
         raise KVError("there is no key of this user: nothing of theirs can be in a remote tier")
     try:
         with pool.connection(LIMIT_S) as connection:
-            yield connection, key
+            yield connection, keys
     except (CircuitOpen, ServerUnavailable, CallTimedOut, ErrorReply) as error:
         raise KVError(f"{pool.where} does not answer: {pool.describe(error)}") from None
     finally:

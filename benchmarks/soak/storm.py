@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.peer.environments import environment
 from benchmarks.server_process import ServerProcess
-from benchmarks.soak.memory import Budgets, Watch
+from benchmarks.soak.memory import Budgets, Watch, planned_bytes
 from benchmarks.soak.requests import WITNESS, Ledger, client, text
 from benchmarks.soak.sockets import vandal
 from benchmarks.soak.verdict import Check, flat, leaks, quiet
@@ -103,7 +103,7 @@ def run(server: ServerProcess, seconds: float, seed: int, budgets: Budgets) -> l
     # One connection per request, so that no idle connection counts as an open file.
     with httpx.Client(base_url=server.url, timeout=120, headers={"connection": "close"}) as http:
         witness = ask(http)
-        with Watch(server.pid, budgets, rss_bytes(server.pid)) as watch:
+        with Watch(server.pid, budgets, rss_bytes(server.pid), planned_bytes(http, "a step")) as watch:
             warm_up(http, seed)
             asyncio.run(storm(server, GUST_S, seed + 1, witness, Ledger()))
             before = calm(http, server.pid)

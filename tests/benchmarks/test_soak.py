@@ -47,16 +47,16 @@ def test_threads_of_tiers_may_still_begin() -> None:
 @pytest.mark.parametrize(
     ("rss", "peak", "disk", "holds"),
     [
-        (510, 510, 200, [True, True]),
-        (511, 511, 200, [False, True]),
-        (400, 511, 200, [False, True]),  # between two samples
+        (568, 568, 200, [True, True]),  # 1.02 x 500, 10 for a step and 48 for calls
+        (569, 569, 200, [False, True]),
+        (400, 569, 200, [False, True]),  # between two samples
         (400, 400, 201, [True, False]),
     ],
 )
 def test_memory_above_a_budget_is_found(rss: int, peak: int, disk: int, holds: list[bool]) -> None:
     budgets = Budgets(100 * MIB, 100 * MIB, Path("/kv"), 200 * MIB)
     samples = [Sample(1, rss * MIB, disk * MIB), Sample(2, 300 * MIB, 0)]
-    watch = Watch(1, budgets, started=300 * MIB, peak=peak * MIB, samples=samples)
+    watch = Watch(1, budgets, started=300 * MIB, step_bytes=10 * MIB, peak=peak * MIB, samples=samples)
     assert [check.holds for check in watch.checks()] == holds
 
 

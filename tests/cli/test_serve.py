@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -33,15 +34,12 @@ DOUBLED = {"name": "repeat", "keep": "all"}
 def test_serve(tiny: str, tmp_path: Path) -> None:
     """With a technique from a file outside the tree, by its name and by the model's alias."""
     (tmp_path / "mine.py").write_text(TECHNIQUE)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--model", tiny, "--threads", "1", "--kv-bytes", "16MiB", "--port", port, "--served-name", "tiny"]
+    options = ["--model", tiny, "--threads", "1", "--kv-bytes", "16MiB", "--port", "0", "--served-name", "tiny"]
     options += ["--method-module", tmp_path / "mine.py"]
     command = [sys.executable, "-m", "twostroke", "serve", *map(str, options), "--log-format", "json"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            url = f"http://127.0.0.1:{port}"
+            url, started = address_of(process)
             wait_for(process, url, 200)
             body = {"model": "tiny", "prompt": "the", "max_tokens": 8, "temperature": 0}
             plain = httpx.post(f"{url}/v1/completions", json=body).json()
@@ -56,7 +54,7 @@ def test_serve(tiny: str, tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert f"127.0.0.1:{port}" in errors
+    errors = started + errors
     lines = [json.loads(line) for line in errors.splitlines()]  # each, the first ones too
     assert lines[0]["message"].startswith("loading ")
     line, *_ = [line for line in lines if line.get("path") == "/v1/completions"]
@@ -89,15 +87,23 @@ def test_settings_out_of_range(options: tuple[str, str], message: str, tiny: str
 @contextlib.contextmanager
 def serving(tiny: str, *options: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """`serve` as a process, from its beginning, and its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "twostroke", "serve", "--model", tiny, "--kv-bytes", "16MiB", "--threads", "1"]
-    with subprocess.Popen([*command, "--port", port, *options], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, "--port", "0", *options], stderr=subprocess.PIPE, text=True) as process:
         try:
-            yield process, f"http://127.0.0.1:{port}"
+            yield process, address_of(process)[0]
         finally:
             process.kill()
+
+
+def address_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Where a server listens, as its first lines say, and these lines."""
+    assert process.stderr is not None
+    lines = ""
+    for line in process.stderr:
+        lines += line
+        if (found := re.search(r"http://127\.0\.0\.1:\d+", line)) is not None:
+            return found[0], lines
+    raise AssertionError(f"it has ended: {lines}")
 
 
 def wait_for(process: subprocess.Popen[str], url: str, status: int, path: str = "/health") -> httpx.Response:
@@ -158,7 +164,6 @@ def test_while_it_loads(sig: signal.Signals, tiny: str, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.format(path=str(tmp_path / "go")) + TECHNIQUE)
     options = ("--method-module", str(tmp_path / "slow.py"), "--itl-ms", "off")
     with serving(tiny, *options) as (process, url):
-        assert url in read_line(process, "loading")
         answer = wait_for(process, url, 503)
         assert answer.json()["error"]["code"] == "loading"
         assert int(answer.headers["retry-after"]) > 0

@@ -1,4 +1,4 @@
-"""The files of `deploy/` are what their readers accept: Kubernetes, Dynamo's operator, systemd, compose, and our own."""
+"""The files of `deploy/` are what their readers accept: Kubernetes, Dynamo, systemd, compose, and our own commands."""
 
 import json
 import re

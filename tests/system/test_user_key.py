@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.system.user_key import KEY_BYTES, user_key
+from twostroke.system.user_key import KEY_BYTES, user_key, user_keys
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_one_that_others_can_read_is_not_used(path: Path, mode: int, caplog: pyt
     assert "chmod 600" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * (KEY_BYTES - 1), b"x" * (KEY_BYTES + 1)])
+@pytest.mark.parametrize("content", [b"", b"x" * (KEY_BYTES - 1), b"x" * (KEY_BYTES + 1), b"x" * (9 * KEY_BYTES)])
 def test_one_of_another_size_is_not_used(path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
     path.touch(mode=0o600)
@@ -67,3 +67,60 @@ def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.setenv("TWOSTROKE_HOME", "~nobody-has-this-name/twostroke")
     assert user_key(make=True) is None
     assert "the key cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "owner", "used"), [
+    (0o400, 0, True), (0o440, 0, True), (0o440, 1, False), (0o444, 0, False), (0o460, 0, False), (0o600, 1, False),
+])  # fmt: skip
+def test_a_secret_that_is_mounted_is_used(
+    mode: int, owner: int, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes mounts it: a link to a file of root's, readable for a group."""
+    secret = tmp_path / "data"
+    secret.write_bytes(b"k" * KEY_BYTES)
+    secret.chmod(mode)
+    (tmp_path / "key").symlink_to(secret)
+    monkeypatch.setenv("TWOSTROKE_KEY_FILE", str(tmp_path / "key"))
+    true = os.fstat
+
+    def other(file: int) -> os.stat_result:
+        status = list(true(file))
+        status[4] = owner if owner == 0 else 12345
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "fstat", other)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert user_key(make=True) == (b"k" * KEY_BYTES if used else None)
+
+
+def test_a_file_of_ones_own_may_be_readable_by_a_group_if_nobody_changes_it(path: Path) -> None:
+    key = user_key(make=True)
+    path.chmod(0o440)
+    assert user_key(make=False) == key
+
+
+def test_keys_of_the_environment_and_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("TWOSTROKE_HOME", str(home))
+    monkeypatch.setenv("TWOSTROKE_KEY", "the old secret of all, the new secret of all")
+    old, new = user_keys(make=True)
+    assert not home.exists(), "a home that can only be read is enough"
+    monkeypatch.setenv("TWOSTROKE_KEY", "the new secret of all")
+    assert user_keys(make=True) == (new,)
+    for wrong in ("", "short", "the new secret of all,"):
+        monkeypatch.setenv("TWOSTROKE_KEY", wrong)
+        assert user_keys(make=True) == ()
+    monkeypatch.delenv("TWOSTROKE_KEY")
+    file = tmp_path / "keys"
+    file.touch(mode=0o600)
+    file.write_bytes(new + old)
+    monkeypatch.setenv("TWOSTROKE_KEY_FILE", str(file))
+    assert user_keys(make=False) == (new, old)
+
+
+def test_a_key_file_that_is_stated_and_missing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TWOSTROKE_KEY_FILE", str(tmp_path / "none"))
+    assert user_key(make=True) is None
+    assert "No such file" in caplog.text

@@ -109,6 +109,6 @@ class Registration:
 
     def _refused(self, others: set[int]) -> WorkerRefused:
         return WorkerRefused(
-            f"workers called {self.data[NAME]!r} are here ({len(others)}) with other weights, another kernels' variant, "
-            "page size or length, and answers would mix: give one kind another --served-name or --namespace, or end it"
+            f"workers called {self.data[NAME]!r} are here ({len(others)}) with other weights, another kernels' variant,"
+            " page size or length, and answers would mix: give one kind another --served-name or --namespace, or end it"
         )

@@ -1,8 +1,16 @@
-"""The user's key, which seals saved values, so that they can be trusted when they are loaded again.
+"""The user's keys, which seal saved values and pages, so that they can be trusted when they are read again.
 
-It is made on first use, readable by its user only. Anyone who has it can make files that this user's programs trust.
+Anyone who has one can make files that this user's programs trust. The first key seals; all of them verify, so that a
+key can be replaced: put the new one behind the old one everywhere, then before it, then alone.
+
+    TWOSTROKE_KEY         secrets of at least 16 characters, separated by commas
+    TWOSTROKE_KEY_FILE    the path of a file, such as a secret that is mounted by Kubernetes
+    key                   a file in this user's data; it is made on first use, readable by its user only
+
+A file holds 32 bytes for each key, one after another.
 """
 
+import hashlib
 import logging
 import os
 import secrets
@@ -14,30 +22,66 @@ from twostroke.system.home import home
 
 log = logging.getLogger(__name__)
 KEY_BYTES = 32
+MAX_KEYS = 8
+MIN_CHARACTERS = 16  # of a secret: whoever sees a seal can try guesses
+VARIABLE, FILE_VARIABLE = "TWOSTROKE_KEY", "TWOSTROKE_KEY_FILE"
+UNUSABLE = "the key cannot be used, so saved values are not trusted"
 
 
 def user_key(make: bool) -> bytes | None:
-    """The key. If it is missing it is made if `make`, else None; None with a logged warning if it cannot be used."""
+    """The key that seals. If there is none it is made if `make`, else None; see `user_keys`."""
+    return next(iter(user_keys(make)), None)
+
+
+def user_keys(make: bool) -> tuple[bytes, ...]:
+    """All keys, the one that seals first. Empty, with a logged warning, if they cannot be used."""
+    if (stated := os.environ.get(VARIABLE)) is not None:
+        return _of_secrets(stated)
     path = Path("key")
     try:
-        path = home() / path
-        if make and not path.exists():
+        given = os.environ.get(FILE_VARIABLE)
+        path = home() / path if given is None else Path(os.path.expanduser(given))
+        if make and given is None and not path.exists():
             _make(path)
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o77:
-                raise PermissionError(0, "others have access to it: chmod 600 it, or delete it, and a new one is made")
-            key = file.read(KEY_BYTES + 1)
-    except FileNotFoundError:
-        return None  # nothing was sealed yet
+            _check_access(os.fstat(file.fileno()))
+            data = file.read(KEY_BYTES * MAX_KEYS + 1)
+    except FileNotFoundError as error:
+        if os.environ.get(FILE_VARIABLE) is not None:
+            log.warning("%s: %s: %s", path, UNUSABLE, error.strerror)
+        return ()  # nothing was sealed yet
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
         why = error.strerror if isinstance(error, OSError) else error
-        log.warning("%s: the key cannot be used, so saved values are not trusted: %s", path, why)
-        return None
-    if len(key) != KEY_BYTES:
+        log.warning("%s: %s: %s", path, UNUSABLE, why)
+        return ()
+    if not data or len(data) % KEY_BYTES or len(data) > KEY_BYTES * MAX_KEYS:
         log.warning("%s: this is not a key, so saved values are not trusted: delete it, and a new one is made", path)
-        return None
-    return key
+        return ()
+    return tuple(data[i : i + KEY_BYTES] for i in range(0, len(data), KEY_BYTES))
+
+
+def _of_secrets(stated: str) -> tuple[bytes, ...]:
+    """Keys made from secrets."""
+    words = [word.strip() for word in stated.split(",")]
+    if min(map(len, words)) < MIN_CHARACTERS:
+        log.warning("%s: %s: give at least %d random characters", VARIABLE, UNUSABLE, MIN_CHARACTERS)
+        return ()
+    return tuple(
+        hashlib.blake2b(word.encode(), digest_size=KEY_BYTES, person=b"twostroke-key").digest() for word in words
+    )
+
+
+def _check_access(status: os.stat_result) -> None:
+    """Raise PermissionError for a file that others may read or change.
+
+    A group may read what nobody in it can change: a file of root's (0440, a secret of Kubernetes with `fsGroup`), or
+    one that is read-only for its owner too.
+    """
+    mode, own = stat.S_IMODE(status.st_mode), status.st_uid == os.geteuid()
+    group_reads = not own or not mode & 0o200
+    allowed = 0o740 if group_reads else 0o700
+    if not stat.S_ISREG(status.st_mode) or not (own or status.st_uid == 0) or mode & ~allowed & 0o777:
+        raise PermissionError(0, "others have access to it: chmod 600 it, or delete it, and a new one is made")
 
 
 def _make(path: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_receiver_that_dies(ends: Ends) -> None:
     offer = ends.sender.offer()
     offer.extend(kv[:20])
     for messages in range(3):
-        channel = Channel.connect(offer.handle.address, ends.receiver._secret)
+        channel = Channel.connect(offer.handle.address, ends.receiver._secrets)
         handle, pool = offer.handle, ends.here
         facts: dict[str, Any] = {"geometry": pool.geometry.fingerprint, "page_size": 4, "layout": "plain"}
         facts |= {"transport": ends.receiver._transport.name}
@@ -345,3 +346,21 @@ def test_a_read_that_takes_too_long_is_given_up(late: tuple[Late, Ends], monkeyp
     assert ends.receiver.num_quarantined == 10
     transport.go.set()
     nothing_is_held(ends.here)
+
+
+@pytest.mark.parametrize(
+    ("sends", "receives", "meet"), [("old", "old,new", True), ("new,old", "old,new", True), ("new,old", "old", False)]
+)
+def test_secrets_are_replaced_one_side_after_the_other(ends: Ends, sends: str, receives: str, meet: bool) -> None:
+    """The sender proves itself with its first secret; the receiver knows it if it is one of its own."""
+    sides = [",".join(f"{word} secret of the wire" for word in side.split(",")) for side in (sends, receives)]
+    kv = prefill(ends.there, range(30))
+    with closing(Sender(ends.there, "m", secret=sides[0])) as sender:
+        offer = sender.offer()
+        offer.complete(kv)
+        receiver = ends.new_receiver(ends.here, secret=sides[1])
+        if meet:
+            assert same(arrives(receiver, offer), kv)
+        else:
+            with pytest.raises(WireError, match="another secret"):
+                arrives(receiver, offer)

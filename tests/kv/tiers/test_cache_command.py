@@ -160,7 +160,7 @@ def test_a_directory_that_is_no_tier(tmp_path: Path) -> None:
 def on_disk(open_disk: Callable[..., DiskStore], disk: Path) -> tuple[str, Prompt, list[Path]]:
     """A directory with six pages, and their files."""
     one = prompt(6)
-    assert write(open_disk(), one) == 6
+    assert open_disk().write(one.namespace, one.names, one.pages) == 6
     return str(disk), one, sorted(file for file in disk.glob("pages/*/*") if len(file.name) == 64)
 
 

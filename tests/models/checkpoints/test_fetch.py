@@ -194,7 +194,11 @@ def test_the_hub_comes_first(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def late() -> Any:
-    time.sleep(30)
+    time.sleep(3)
+    late_answers.append("200")
+
+
+late_answers: list[str] = []
 
 
 def refuses() -> Any:
@@ -208,9 +212,9 @@ def test_a_hub_that_does_not_answer_is_left_alone(
     """After two seconds without an answer, for any reason, packages are used instead."""
     asked = put_on_hub(monkeypatch, CONTENT, answer)
     monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
-    began = time.monotonic()
+    late_answers.clear()
     reason = hub_trouble(hub.HUB_TIMEOUT_S)
-    assert time.monotonic() - began < 2
+    assert late_answers == []  # nobody waited for it
     assert reason in (
         "the hub does not answer within 0.2 s",
         "the hub cannot be reached: Connection refused",

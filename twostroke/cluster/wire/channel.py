@@ -63,21 +63,25 @@ class Channel:
         self.machine = runtime.machine if connection.getsockname()[0] == host else None
 
     @classmethod
-    def connect(cls, address: Address, secret: bytes, limit_s: float = CONNECT_S, runtime: Runtime = SYSTEM) -> Self:
+    def connect(
+        cls, address: Address, known: secrets.Secrets, limit_s: float = CONNECT_S, runtime: Runtime = SYSTEM
+    ) -> Self:
         """Connect to a sender. Raises WireError."""
         try:
             connection = runtime.connect(address, limit_s)
         except OSError as error:
             raise WireError(f"{address[0]}:{address[1]} cannot be reached: {error.strerror or error}") from None
-        return cls._opened(connection, secrets.connect, secret, limit_s, runtime)
+        return cls._opened(connection, secrets.connect, known, limit_s, runtime)
 
     @classmethod
-    def accept(cls, connection: socket.socket, secret: bytes, runtime: Runtime = SYSTEM) -> Self:
+    def accept(cls, connection: socket.socket, known: secrets.Secrets, runtime: Runtime = SYSTEM) -> Self:
         """The other side of `connect`. Raises WireError."""
-        return cls._opened(connection, secrets.accept, secret, CONNECT_S, runtime)
+        return cls._opened(connection, secrets.accept, known, CONNECT_S, runtime)
 
     @classmethod
-    def _opened(cls, connection: socket.socket, shake: Any, secret: bytes, limit_s: float, runtime: Runtime) -> Self:
+    def _opened(
+        cls, connection: socket.socket, shake: Any, known: secrets.Secrets, limit_s: float, runtime: Runtime
+    ) -> Self:
         try:
             connection.settimeout(limit_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -86,7 +90,7 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
-            return cls(connection, shake(connection, secret, limit_s, runtime.now), runtime)
+            return cls(connection, shake(connection, known, limit_s, runtime.now), runtime)
         except (OSError, KVError) as error:
             connection.close()
             raise WireError(str(error)) from None

@@ -17,6 +17,7 @@ from twostroke.cluster.wire.page_digests import DigestThreads, IncomingChecks
 from twostroke.cluster.wire.page_reservation import PageReservation
 from twostroke.cluster.wire.remote_reads import RemoteRead, RemoteReads
 from twostroke.cluster.wire.runtime import SYSTEM, Runtime
+from twostroke.cluster.wire.secret import Secrets
 from twostroke.cluster.wire.transport import PageReader, Transport
 from twostroke.cluster.wire.value_format import ValueDescription
 from twostroke.errors import KVError
@@ -86,13 +87,13 @@ class IncomingTransfer:
         return len(reservation.pages) if reservation is not None and self._ended else 0
 
     def open(
-        self, handle: ValueHandle, secret: bytes, extend: dict[str, Any] | None, identity: str | None = None
+        self, handle: ValueHandle, known: Secrets, extend: dict[str, Any] | None, identity: str | None = None
     ) -> None:
         """Connect and claim, or ask for entries after those that are here. Raises WireError.
 
         `identity`: that of the only model whose values are taken; None: any.
         """
-        channel = Channel.connect(handle.address, secret, runtime=self._runtime)
+        channel = Channel.connect(handle.address, known, runtime=self._runtime)
         with self._lock:
             self._channel, cancelled = channel, self._cancelled
         if cancelled:

@@ -12,7 +12,7 @@ from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.page_digests import DigestThreads
 from twostroke.cluster.wire.runtime import SYSTEM, Runtime
-from twostroke.cluster.wire.secret import shared_secret
+from twostroke.cluster.wire.secret import shared_secrets
 from twostroke.cluster.wire.tcp import Tcp
 from twostroke.cluster.wire.transport import Transport
 from twostroke.cluster.wire.value_format import digest_of
@@ -136,7 +136,7 @@ class Receiver:
 
         Raises KVError: there is no secret.
         """
-        self.pool, self.identity, self._secret = pool, identity, shared_secret(secret)
+        self.pool, self.identity, self._secrets = pool, identity, shared_secrets(secret)
         self._transport, self._runtime = transport or Tcp(), runtime
         self._same_identity, self._convert, self.num_mismatched = same_identity, convert, 0
         self._workers = runtime.workers("wire receiver", MAX_VALUES)
@@ -208,7 +208,7 @@ class Receiver:
 
     def _tell(self, what: str, handle: ValueHandle) -> bool:
         try:
-            channel = Channel.connect(handle.address, self._secret, runtime=self._runtime)
+            channel = Channel.connect(handle.address, self._secrets, runtime=self._runtime)
         except WireError:
             return False
         try:
@@ -253,7 +253,7 @@ class Receiver:
         began = self._runtime.now()
         incoming.begin(transfer)
         demanded = self.identity if self._same_identity else None
-        transfer.open(handle, self._secret, extend, demanded)
+        transfer.open(handle, self._secrets, extend, demanded)
         transfer.accept_terms(demanded, self._convert)
         kv, queries, state = transfer.take(release)
         identity, seconds = transfer.identity, self._runtime.now() - began

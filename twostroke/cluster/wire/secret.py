@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.errors import KVError
-from twostroke.system.user_key import user_key
+from twostroke.system.user_key import user_keys
 
 VARIABLE = "TWOSTROKE_WIRE_SECRET"
 MIN_CHARACTERS = 16  # characters: whoever sees a handshake can try guesses
@@ -22,22 +22,25 @@ NONCE_BYTES = 32
 MAC_BYTES = 32
 MAGIC = b"2SWIRE3\n"
 
+Secrets = list[bytes]
 Clock = Callable[[], float]  # seconds; never goes backwards
 
 
-def shared_secret(given: str | None = None) -> bytes:
-    """The secret: the one given, else that of the environment (`TWOSTROKE_WIRE_SECRET`), else made from the user's key.
+def shared_secrets(given: str | None = None) -> Secrets:
+    """The secrets, of which the first proves this side, and any may prove the other.
 
-    Raises KVError: it is too short, or there is no key that can be used.
+    They are those given, else those of the environment (`TWOSTROKE_WIRE_SECRET`), each separated by commas, else made
+    from the user's keys. Raises KVError: one is too short, or there is no key that can be used.
     """
     given = given if given is not None else os.environ.get(VARIABLE)
     if given is None:
-        if (key := user_key(make=True)) is None:
+        if not (keys := user_keys(make=True)):
             raise KVError(f"the wire needs a secret, and this user's key cannot be used: set {VARIABLE}")
-        return _derived(key, b"user's key")
-    if len(given) < MIN_CHARACTERS:
+        return [_derived(key, b"user's key") for key in keys]
+    words = [word.strip() for word in given.split(",")]
+    if min(map(len, words)) < MIN_CHARACTERS:
         raise KVError(f"the wire's secret is too short: give at least {MIN_CHARACTERS} random characters")
-    return _derived(hashlib.blake2b(given.encode()).digest(), b"given")
+    return [_derived(hashlib.blake2b(word.encode()).digest(), b"given") for word in words]
 
 
 @dataclass(frozen=True)
@@ -48,23 +51,24 @@ class ChannelKeys:
     inwards: bytes
 
 
-def connect(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> ChannelKeys:
-    """Prove to the other side that this one knows the secret, and let it prove the same.
+def connect(connection: socket.socket, known: Secrets, limit_s: float, now: Clock) -> ChannelKeys:
+    """Prove to the other side that this one knows its secret, and let it prove the same.
 
-    Raises KVError: the other side does not know it. OSError: the connection fails.
+    Raises KVError: the other side knows none of ours. OSError: the connection fails.
     """
     mine, until = secrets.token_bytes(NONCE_BYTES), now() + limit_s
     connection.sendall(MAGIC + mine)
     theirs, proof = _greeting(connection, until, now), _exactly(connection, MAC_BYTES, until, now)
-    if not hmac.compare_digest(proof, _derived(secret, b"accepts" + mine + theirs)):
+    proven = (one for one in known if hmac.compare_digest(proof, _derived(one, b"accepts" + mine + theirs)))
+    if (secret := next(proven, None)) is None:
         raise KVError("the other side of the wire has another secret: give both the same")
     connection.sendall(_derived(secret, b"connects" + mine + theirs))
     return _keys(secret, mine + theirs, connects=True)
 
 
-def accept(connection: socket.socket, secret: bytes, limit_s: float, now: Clock) -> ChannelKeys:
+def accept(connection: socket.socket, known: Secrets, limit_s: float, now: Clock) -> ChannelKeys:
     """The other side of `connect`. Raises the same errors."""
-    mine, until = secrets.token_bytes(NONCE_BYTES), now() + limit_s
+    secret, mine, until = known[0], secrets.token_bytes(NONCE_BYTES), now() + limit_s
     theirs = _greeting(connection, until, now)
     connection.sendall(MAGIC + mine + _derived(secret, b"accepts" + theirs + mine))
     if not hmac.compare_digest(

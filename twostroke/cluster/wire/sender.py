@@ -15,7 +15,7 @@ from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.outgoing_transfer import OutgoingTransfer
 from twostroke.cluster.wire.page_digests import DigestThreads
 from twostroke.cluster.wire.runtime import SYSTEM, Runtime
-from twostroke.cluster.wire.secret import shared_secret
+from twostroke.cluster.wire.secret import shared_secrets
 from twostroke.cluster.wire.tcp import Tcp
 from twostroke.cluster.wire.transport import Transport
 from twostroke.errors import KVError, TwostrokeError
@@ -73,7 +73,7 @@ class Sender:
         Raises:
             WireError: the address cannot be used. KVError: there is no secret.
         """
-        self._pool, self.identity, self._secret = pool, identity, shared_secret(secret)
+        self._pool, self.identity, self._secrets = pool, identity, shared_secrets(secret)
         self._transport, self._runtime = transport or Tcp(), runtime
         try:
             self._listener = runtime.listen((host, port))
@@ -164,7 +164,7 @@ class Sender:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            channel = Channel.accept(connection, self._secret, self._runtime)
+            channel = Channel.accept(connection, self._secrets, self._runtime)
         except WireError as error:
             log.warning("a connection was refused: %s", error)
             return

@@ -146,6 +146,14 @@ class EngineCollector(Collector):
         # Pages that only a prefix index holds can be freed for any request, and vLLM counts them as free.
         used = max(0, pool.num_used - cached) / pool.num_pages
         yield GaugeMetricFamily("twostroke_kv_usage_ratio", "KV pages held by requests / all pages", value=used)
+        planned = GaugeMetricFamily(
+            "twostroke_memory_planned_bytes", "What was added up at start, by what it is for", labels=["part"]
+        )
+        for part, size in self._llm.memory.parts.items():
+            planned.add_metric([part], size)
+        yield planned
+        left = self._llm.memory.limit_bytes
+        yield GaugeMetricFamily("twostroke_memory_limit_bytes", "What the process could still take at start", value=left)
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
         yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)

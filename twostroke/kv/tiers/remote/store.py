@@ -12,27 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from twostroke.errors import InvalidRequest, KVError, OutOfPages, PageLost
+from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import SEAL_BYTES
+from twostroke.kv.tiers.remote.connection import CallTimedOut, Command, ErrorReply, RedisConnection, accepted
+from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, UNAVAILABLE, CircuitOpen, ConnectionPool
 from twostroke.kv.tiers.remote.format import PRIVATE, RemotePageFormat
-from twostroke.system.extras import requires_extra
+from twostroke.kv.tiers.remote.key_refresher import KeyRefresher
 from twostroke.system.user_key import user_keys
-
-try:
-    with requires_extra("redis", "a remote tier"):
-        from twostroke.kv.tiers.remote.connection import CallTimedOut, Command, ErrorReply, RedisConnection, accepted
-        from twostroke.kv.tiers.remote.connection_pool import (
-            BATCH_KEYS,
-            CALL_S,
-            UNAVAILABLE,
-            CircuitOpen,
-            ConnectionPool,
-        )
-        from twostroke.kv.tiers.remote.key_refresher import KeyRefresher
-except InvalidRequest as error:
-    raise KVError(str(error)) from None
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

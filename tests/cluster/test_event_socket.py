@@ -1,4 +1,9 @@
-"""What Dynamo's publisher reads at a feed is what was told, in its order, whenever it begins to listen."""
+"""What Dynamo's publisher reads at the socket is what was told, in its order, whenever it begins to listen."""
+
+import os
+import tempfile
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +51,41 @@ def test_a_feed_that_nobody_reads_ends() -> None:
     feed = EventSocket()
     feed.removed(POOL, [bytes(8)])
     feed.close()
+
+
+def test_folders_of_processes_that_have_died_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from twostroke.cluster.event_socket import EventSocket
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, other = tmp_path / "twostroke-events-dead", tmp_path / "another-program"
+    for folder in (dead, other):
+        folder.mkdir()
+        (folder / "events").touch()
+        os.utime(folder, (0, 0))
+    living = EventSocket()
+    os.utime(living.endpoint.removeprefix("ipc://").removesuffix("/events"), (0, 0))
+    with closing(living), closing(EventSocket()):
+        assert not dead.exists()
+        assert other.exists()
+        assert len(list(tmp_path.glob("twostroke-events-*"))) == 2
+    assert not list(tmp_path.glob("twostroke-events-*"))
+
+
+def test_events_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are dropped together, and routers forget what they knew, as parents may be among them."""
+    from twostroke.cluster.event_socket import EventSocket
+
+    monkeypatch.setattr("twostroke.cluster.event_socket.MAX_WAITING", 10)
+    with closing(EventSocket()) as events:
+        for number in range(25):
+            events.removed("GPU", [number.to_bytes(8, "little")])
+        reader = zmq.Context.instance().socket(zmq.SUB)
+        reader.connect(events.endpoint)
+        reader.setsockopt(zmq.SUBSCRIBE, b"")
+        found: list[str] = []
+        while len(found) < 7:
+            assert reader.poll(10_000)
+            _, _, batch = reader.recv_multipart()
+            found += [event["type"] for event in msgspec.msgpack.decode(batch)[1]]
+        reader.close()
+    assert found == ["AllBlocksCleared", *["BlockRemoved"] * 6]

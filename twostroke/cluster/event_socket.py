@@ -5,35 +5,52 @@ may name one: the form is that of vLLM's KV events (a tagged map in MessagePack,
 a directory that nobody but this user can enter.
 """
 
+import fcntl
+import logging
+import os
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec  # pyright: ignore[reportMissingImports]
 import zmq  # pyright: ignore[reportMissingImports]
 
+log = logging.getLogger(__name__)
+
+PREFIX = "twostroke-events-"
+STARTING_S = 5.0  # age below which a folder may not be locked yet
+MAX_WAITING = 100_000  # events
+MAX_MESSAGES = 1000  # in the socket
 MAX_EVENTS = 256  # events in a message
 LOOK_S = 0.1
 
 
 class EventSocket:
-    """A `Publisher`. What is told before Dynamo listens waits for it; nothing is dropped.
+    """A `KVEventPublisher`. Events wait until Dynamo listens.
+
+    If too many wait, since Dynamo hangs, they are dropped, and routers are told to forget what this worker has.
 
     Attributes:
         endpoint: where Dynamo reads.
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="twostroke-events-")
+        _sweep()
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+        self._lock = _locked(Path(self._folder.name))  # as long as this process lives
         self.endpoint = f"ipc://{self._folder.name}/events"
         self._events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._closed = threading.Event()
         self._context: Any = zmq.Context()
         self._socket: Any = self._context.socket(zmq.XPUB)  # unlike PUB it says when somebody listens
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # no bound, so it drops nothing
+        self._socket.setsockopt(zmq.SNDHWM, MAX_MESSAGES)
+        self._socket.setsockopt(zmq.XPUB_NODROP, 1)  # beyond that, sending fails
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -49,10 +66,19 @@ class EventSocket:
             "lora_id": None,
             "medium": tier,
         }
-        self._events.put(event)
+        self._put(event)
 
     def removed(self, tier: str, hashes: Sequence[bytes]) -> None:
-        self._events.put({"type": "BlockRemoved", "block_hashes": [_number(hash) for hash in hashes], "medium": tier})
+        self._put({"type": "BlockRemoved", "block_hashes": [_number(hash) for hash in hashes], "medium": tier})
+
+    def _put(self, event: dict[str, Any]) -> None:
+        if self._events.qsize() >= MAX_WAITING:
+            with suppress(Empty):
+                while True:
+                    self._events.get_nowait()
+            log.warning("Dynamo takes no events: %d were dropped, and routers forget this worker's pages", MAX_WAITING)
+            self._events.put({"type": "AllBlocksCleared"})
+        self._events.put(event)
 
     def close(self) -> None:
         """Send nothing any more."""
@@ -61,6 +87,7 @@ class EventSocket:
         self._thread.join()
         self._socket.close()
         self._context.term()
+        os.close(self._lock)
         self._folder.cleanup()
 
     def _run(self) -> None:
@@ -76,10 +103,39 @@ class EventSocket:
             except Empty:
                 pass
             batch = msgspec.msgpack.encode([time.time(), events, 0])
-            self._socket.send_multipart([b"", count.to_bytes(8, "big"), batch])
+            self._send([b"", count.to_bytes(8, "big"), batch])
             count += 1
             if event is None:
                 return
+
+    def _send(self, parts: list[bytes]) -> None:
+        """Send a message once there is room for it; not at all if that is not before `close`."""
+        while not self._closed.is_set():
+            try:
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                self._closed.wait(LOOK_S)
+
+
+def _locked(folder: Path) -> int:
+    """The lock of a folder, which the system drops when this process ends. Raises OSError: another process holds it."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _sweep() -> None:
+    """Delete the folders of this user's processes that have died."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid() and time.time() - folder.lstat().st_mtime > STARTING_S:
+                os.close(_locked(folder))
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _number(hash: bytes) -> int:

@@ -90,6 +90,7 @@ def worker(
     async def make(_: list[str] | None) -> Any:
         return made, made.config()
 
+    made.leave_on_signals()
     with llm:
         try:
             run(DynamoWorker, engine_factory=make)

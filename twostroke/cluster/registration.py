@@ -43,7 +43,7 @@ class Registration:
         """`endpoint`: "namespace.component.endpoint". `card`: equal for workers that may stand for each other."""
         self.data = {NAME: name, CARD: f"{name} {card}"}
         self.num_mismatched = 0
-        self._endpoint, self._discovery = endpoint, discovery
+        self._endpoint, self._discovery, self._leaving = endpoint, discovery, False
         self._client: Any = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -66,6 +66,10 @@ class Registration:
         """From now on, call `end` once if nobody will find this worker any more."""
         self._watching = asyncio.create_task(self._watch(worker_id, end))
 
+    def leave(self) -> None:
+        """The worker is told to end, and leaves discovery by itself. A signal's handler may call it."""
+        self._leaving = True
+
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
@@ -76,6 +80,8 @@ class Registration:
         young_until, known, missed = time.monotonic() + YOUNG_S, set[int](), 0
         while missed < MISSED:
             await asyncio.sleep(LOOK_S)
+            if self._leaving:
+                return
             if worker_id not in self._client.instance_ids():
                 missed += 1
                 continue

@@ -140,6 +140,11 @@ class DynamoWorker(LLMEngine):
             ),
         )
 
+    def leave_on_signals(self) -> None:
+        """Note SIGTERM and Ctrl-C. Call it before Dynamo takes them over, which calls the handlers it finds."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._registration.leave())
+
     def _fail(self) -> None:
         """End, as at SIGTERM, with exit status 1: a supervisor starts this worker again."""
         self.failed = True

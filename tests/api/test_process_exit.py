@@ -10,8 +10,9 @@ import pytest
 from tests.tiny import write_model
 from twostroke.backends.native.library import unavailable, variants
 
-REPEATS = 3
-BACKENDS = [*(f"native-{variant}" for variant in (() if unavailable() else variants())), "reference"]
+REPEATS = 2
+# One of the native variants: how a process ends is the same code for all of them.
+BACKENDS = [*(f"native-{variant}" for variant in (() if unavailable() else variants()[:1])), "reference"]
 
 # Prefills of long prompts, so that another thread is in a kernel nearly all of the time.
 OPENING = """

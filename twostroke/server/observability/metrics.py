@@ -153,7 +153,9 @@ class EngineCollector(Collector):
             planned.add_metric([part], size)
         yield planned
         left = self._llm.memory.limit_bytes
-        yield GaugeMetricFamily("twostroke_memory_limit_bytes", "What the process could still take at start", value=left)
+        yield GaugeMetricFamily(
+            "twostroke_memory_limit_bytes", "What the process could still take at start", value=left
+        )
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
         yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)

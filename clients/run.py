@@ -27,10 +27,11 @@ FOLDER, TABLE = Path(__file__).parent, Path(__file__).parents[1] / "docs" / "cli
 WORK = home() / "clients"
 PATIENCE_S = 1200.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # clients must not ask the internet
-HEADER = """# Which clients work with the server?
+HEADER = """# Clients
 
-`make test-clients` installs each of these programs in an environment of its own, starts `twostroke serve`, and runs \
-what its users would write, in [clients/](../clients). It wrote this table.
+This page is for users who point an existing client at the server: it lists the programs that were tried with it. \
+`make test-clients` installs each program in an environment of its own, starts `twostroke serve`, runs typical code of \
+its users (in [clients/](../clients)), and writes this table.
 
 | client | model | tried | result |
 |---|---|---|---|

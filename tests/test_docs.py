@@ -97,3 +97,13 @@ def test_modules_exist(page: Path) -> None:
     of_a_commit = {name for name in named if re.search(rf"{re.escape(name)}\b.{{0,60}} of commit", text)}
     missing = sorted(name for name in named - of_a_commit if not is_module(name))
     assert not missing, f"{page.name} names {missing}"
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [("adding-a-technique.md", "methods/reread.py"), ("adding-a-family.md", "models/families/qwen3.py")],
+)
+def test_a_page_shows_the_class_of_its_file(page: str, file: str) -> None:
+    shown = re.search(r"^class .*?(?=^```)", text_of(ROOT / "docs" / page), re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    assert shown[0] in text_of(ROOT / "twostroke" / file)

@@ -144,7 +144,7 @@ def test_metrics_of_refusals(open_over: Callable[..., LLM], monkeypatch: pytest.
             "disk"
         ].bytes_per_s = 1e-9  # it takes longer than computing, once more than a page is asked for
         monkeypatch.setattr(llm.model.backing_stores, "worth_asking", lambda *_: True)
-        store.traffic.skipped("corrupt", 2)
+        store.counters.skipped("corrupt", 2)
         store.answering = False
         assert usage_of("completions", ask(running, "completions").json()) == (len(PROMPT), 0, NOTHING)
         seen = read(running)

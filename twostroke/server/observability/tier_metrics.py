@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 from twostroke.api.llm import LLM
 from twostroke.kv.tiers.counters import TierCounts
 
-# What `tiers.traffic` counts: each is there from the start, as 0, so that an alert can watch it.
+# What `tiers.counters` counts: each is there from the start, as 0, so that an alert can watch it.
 _NOT_KEPT = ("corrupt", "foreign", "full", "evicted", "second_touch", "budget", "queue")
 REASONS = (*_NOT_KEPT, "slow", "late", "error", "open")
 

@@ -1,5 +1,7 @@
 """A catalog model's tokenizer as a directory that transformers reads, for programs that count tokens themselves."""
 
+# pyright: reportPrivateUsage=false
+
 import json
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """One model, many threads and tasks: the same tokens as alone, and exact memory afterwards."""
 
+# pyright: reportPrivateUsage=false
+
 import asyncio
 import gc
 import subprocess

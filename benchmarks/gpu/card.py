@@ -1,5 +1,7 @@
 """A device's clocks and its ceilings: copy bandwidth and the best rate of a bf16 matrix product."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import time

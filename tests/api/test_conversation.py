@@ -1,5 +1,7 @@
 """A conversation's value equals a fresh prefill of the same tokens, and no entry is computed twice."""
 
+# pyright: reportPrivateUsage=false
+
 import hashlib
 import json
 import shutil

@@ -1,5 +1,7 @@
 """Counts a worker's pages: each has a holder, and one that a value arrives in has no other."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,7 @@
 """A fleet of one seed: workers, their network, a front end, clients, and what goes wrong."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import random

@@ -5,6 +5,8 @@ A step reads every entry that its rows attend to. So a page with other bytes tha
 a comparison with an undisturbed run finds.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import hashlib

@@ -3,6 +3,8 @@
 The last tests take away what keeps one of these rules, and the simulation must find it.
 """
 
+# pyright: reportPrivateUsage=false
+
 import logging
 import re
 from collections import Counter

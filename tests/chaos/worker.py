@@ -1,5 +1,7 @@
 """A worker process: an engine and its thread, the role of a cluster's worker, and what the front end asks of it."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections import deque

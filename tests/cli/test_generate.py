@@ -1,5 +1,7 @@
 """`twostroke generate`: the same answer as the API, its facts, and its messages for bad input."""
 
+# pyright: reportPrivateUsage=false
+
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path

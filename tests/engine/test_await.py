@@ -1,5 +1,7 @@
 """A program may wait for other threads: no step waits for them, and the choice does not count as running."""
 
+# pyright: reportPrivateUsage=false
+
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future

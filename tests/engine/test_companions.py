@@ -1,5 +1,7 @@
 """Several models in one engine: students share the pool, drafts need not, and mismatches are refused with names."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """A model's identity has everything that determines an entry's bits, so values of other models are not canonical."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """Placement: which requests get pages or wait for them, and in which pool."""
 
+# pyright: reportPrivateUsage=false
+
 import time
 from collections.abc import Callable
 from concurrent.futures import Future

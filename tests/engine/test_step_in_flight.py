@@ -1,5 +1,7 @@
 """One step in flight: the same bits as when tokens are read at once, no page lost, no token waited for too early."""
 
+# pyright: reportPrivateUsage=false
+
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

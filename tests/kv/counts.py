@@ -1,5 +1,7 @@
 """A check that a pool counts exactly the pages that are held."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Iterable, Mapping
 
 import numpy as np

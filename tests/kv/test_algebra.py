@@ -1,5 +1,7 @@
 """Random sequences of every operation on KV values, against plain lists of entries."""
 
+# pyright: reportPrivateUsage=false
+
 import gc
 import tempfile
 from dataclasses import dataclass

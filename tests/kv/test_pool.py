@@ -1,5 +1,7 @@
 """Pages: allocated, counted, claimed, and freed once."""
 
+# pyright: reportPrivateUsage=false
+
 import sys
 import threading
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Pages that wait to be written while they leave the index."""
 
+# pyright: reportPrivateUsage=false
+
 import pytest
 
 from tests.kv.values import contents, prefill

@@ -1,5 +1,7 @@
 """Techniques from outside the tree: files, modules, installed packages."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path

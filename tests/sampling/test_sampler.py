@@ -1,5 +1,7 @@
 """Sampling, against transformers' processors and naive formulas; test_randomness.py has the statistics."""
 
+# pyright: reportPrivateUsage=false
+
 import math
 from collections.abc import Sequence
 from typing import Any

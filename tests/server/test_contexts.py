@@ -1,5 +1,7 @@
 """/v1/contexts: a named beginning of prompts, held until it expires, and answers equal to those of whole prompts."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

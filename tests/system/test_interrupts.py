@@ -1,5 +1,7 @@
 """Ctrl-C at every moment of the main thread: no lock stays held, and no thread is left waiting."""
 
+# pyright: reportPrivateUsage=false
+
 import os
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """Memory is reused once no reference is left, and not before."""
 
+# pyright: reportPrivateUsage=false
+
 import threading
 
 import numpy as np

@@ -5,6 +5,8 @@ BLAS in float32 adds in an order that depends on it. In float64 sums of products
 2**30 times smaller than the largest.
 """
 
+# pyright: reportPrivateUsage=false
+
 from typing import Any
 
 import numpy as np

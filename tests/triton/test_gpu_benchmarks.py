@@ -1,5 +1,7 @@
 """benchmarks/gpu: every program has --help, and a dry run on a CPU with tiny models, so no device time is lost."""
 
+# pyright: reportPrivateUsage=false
+
 import json
 import subprocess
 import sys

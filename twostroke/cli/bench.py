@@ -55,7 +55,7 @@ def latency(
 ) -> None:
     """TTFT, ITL, tokens per second of both strokes, and memory. Several lengths are run in turn, round by round."""
     # A prefix index would skip the prefill that is measured, so it is on only where shared prefixes are measured.
-    changes = {} if shared_prefix else {"prefix_index": "off"}
+    changes: dict[str, Any] = {} if shared_prefix else {"prefix_index": "off"}
     began = time.perf_counter()
     with model_options.open(**changes) as llm:
         load_s = time.perf_counter() - began

@@ -99,4 +99,5 @@ class SettingsOptions(
     def settings(self) -> Settings:
         """Checked: raises InvalidRequest naming the field that is out of range."""
         several = {name: tuple(getattr(self, name) or ()) for name in ("cors", "allowed_hosts")}
-        return Settings(**(asdict(self) | {"api_key": self.api_key or None} | several))
+        given: dict[str, Any] = asdict(self) | {"api_key": self.api_key or None} | several
+        return Settings(**given)

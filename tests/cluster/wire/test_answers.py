@@ -1,5 +1,7 @@
 """Requests whose values come over the wire: their answers, their fates, and the steps that go on meanwhile."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Whatever goes wrong: an error in time, no page lost, nothing half-arrived, and others undisturbed."""
 
+# pyright: reportPrivateUsage=false
+
 import itertools
 import socket
 import threading

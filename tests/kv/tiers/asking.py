@@ -1,5 +1,7 @@
 """What tests do with a remote store."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The circuit breaker, with a clock of ours."""
 
+# pyright: reportPrivateUsage=false
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,7 @@
 """Private pages: deleted by a thread, so that nobody waits for it."""
 
+# pyright: reportPrivateUsage=false
+
 import gc
 import threading
 import weakref

@@ -1,5 +1,7 @@
 """The remote tier beside a real server: what goes in comes out, under whose name, for how long."""
 
+# pyright: reportPrivateUsage=false
+
 import subprocess
 import sys
 import time

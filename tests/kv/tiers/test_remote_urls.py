@@ -1,5 +1,7 @@
 """The remote tier's URL: passwords, which are never shown, TLS, and what is wrong with it."""
 
+# pyright: reportPrivateUsage=false
+
 import logging
 import subprocess
 import sys

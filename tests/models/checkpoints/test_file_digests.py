@@ -1,5 +1,7 @@
 """The identity of weights depends on every byte of their files, which are hashed once and cached."""
 
+# pyright: reportPrivateUsage=false
+
 import json
 import multiprocessing
 import os

@@ -1,5 +1,7 @@
 """Scaled RoPE, read from config.json and from GGUF files, against transformers' frequencies, factors and logits."""
 
+# pyright: reportPrivateUsage=false
+
 import dataclasses
 import json
 import logging

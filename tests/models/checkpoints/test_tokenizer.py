@@ -1,5 +1,7 @@
 """Token ids and texts agree with independent implementations, transformers and SentencePiece."""
 
+# pyright: reportPrivateUsage=false
+
 import io
 import json
 import threading

@@ -1,5 +1,7 @@
 """Costs, figures, names and routers, each by itself."""
 
+# pyright: reportPrivateUsage=false
+
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,5 +1,7 @@
 """A simulated engine takes the decisions of a real one: every step, row, page, hit and preemption."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,8 @@
 """A conversation whose KV cache grows with it: every turn enters only new tokens."""
 
+# A reply and its conversation are classes of one file.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import time

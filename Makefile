@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
-.PHONY: test test-software test-models test-clients test-cluster test-wheel
+.PHONY: test test-software test-sanitizers test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-quality bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
@@ -43,6 +43,9 @@ coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a 
 
 test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
+
+test-sanitizers: $(VENV)/installed-dev  ## kernels under AddressSanitizer, UBSan and ThreadSanitizer; 10 minutes
+	$(BIN)/python -m tests.sanitizers
 
 test-models: $(VENV)/installed-dev  ## the larger models of the catalog, 1.8 GB to fetch once
 	$(BIN)/python -m pytest -m models

@@ -50,6 +50,9 @@ class Team {
   // Runs job(member), with at most `phases` phases, in a vacant run, on all members that join before it is over.
   // Returns when all phases are over, and, unless it is pure, all members have left it.
   void run(int number, int phases, bool pure, Job job) {
+#ifdef __SANITIZE_THREAD__
+    pure = false;  // two members that compute the same piece, to the same bits, are a race for ThreadSanitizer
+#endif
     Run& run = runs_[number];
     run.open(phases, size_, all_, pure, std::move(job), generation_ + 1);
     seats_[0].run = &run, open_ = number;

@@ -1,0 +1,1 @@
+"""The kernels, compiled with sanitizers: `make test-sanitizers`."""

@@ -126,9 +126,12 @@ def follow_torchrun() -> None:
         from twostroke.backends.ranks.rank_group import ANY_TIME, RankGroup
 
         group = RankGroup.of_torchrun(RANK_TIMEOUT_S)
-        name, *setup = group.receive(limit=ANY_TIME)
-        module = next(candidate.follower for candidate in CANDIDATES if candidate.name == name)
-        import_module(f"twostroke.backends.{module}").follow(group, *setup)
+        try:
+            name, *setup = group.receive(limit=ANY_TIME)
+            module = next(candidate.follower for candidate in CANDIDATES if candidate.name == name)
+            import_module(f"twostroke.backends.{module}").follow(group, *setup)
+        finally:
+            group.close()
         raise SystemExit(0)
 
 

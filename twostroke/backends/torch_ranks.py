@@ -208,4 +208,5 @@ def _end(group: RankGroup, links: Collectives, followers: Followers | None) -> N
     if followers is None and group.failure is None:
         with suppress(RankLost):
             group.send_all("end")
+    group.close()
     _stop_others(links, followers)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.backends.ranks.scenario import UNEVEN, differences, finite, record
+from tests.cli.test_serve import address_of, wait_for
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -18,18 +20,20 @@ needs_native = pytest.mark.skipif(
     library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}"
 )
 # What torchrun does, but its own store would listen to all interfaces.
-OPEN = """
+MEET = """
 import os, pickle, sys
 from pathlib import Path
 from torch import distributed
+from twostroke.backends.ranks import rank_group
+path, backend, directory, threads = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank_group.dist.rendezvous = lambda _: iter([(distributed.FileStore(str(directory / "store"), size), rank, size)])
+"""
+OPEN = """
 from tests.backends.ranks.scenario import record
 from twostroke.errors import RankLost
 from twostroke.kv.cache import KVCache
 from twostroke.api.llm import LLM
-from twostroke.backends.ranks import rank_group
-path, backend, directory, threads = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-group.dist.rendezvous = lambda _: iter([(distributed.FileStore(str(directory / "store"), size), rank, size)])
 llm = LLM(path, backend=backend, threads=threads, tp=size, kv_bytes=16 << 20)
 """
 SEEN = """
@@ -49,13 +53,24 @@ try:
 except RankLost as error:
     print(error)
 """
+SERVE = """
+from twostroke.backends import choose
+from twostroke.backends.ranks import processes
+from twostroke.cli import main
+processes.RANK_TIMEOUT_S = choose.RANK_TIMEOUT_S = float(os.environ["PATIENCE"])
+options = f"--tp {size} --threads {threads} --kv-bytes 16MiB --itl-ms off --port 0"
+sys.argv[1:] = ["serve", "--model", path, "--backend", backend, *options.split()]
+main()
+"""
 
 
-def started(script: str, path: Path, backend: str, directory: Path, size: int, threads: int) -> list[Any]:
-    command = [sys.executable, "-c", OPEN + script, str(path), backend, str(directory), str(threads)]
+def started(script: str, path: Path, backend: str, directory: Path, size: int, threads: int, **more: Any) -> list[Any]:
+    """The processes, by rank. `more`: options of Popen."""
+    command = [sys.executable, "-c", MEET + script, str(path), backend, str(directory), str(threads)]
     found = {**os.environ, "TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
+    found |= more.pop("env", {})
     return [
-        subprocess.Popen(command, env={**found, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env={**found, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True, **more)
         for rank in range(size)
     ]
 
@@ -81,7 +96,7 @@ def test_the_bits_of_one(backend: str, family: str, size: int, threads: int, tmp
     write_model(family, path, head_dim=32, **UNEVEN)
     expected = alone(path, backend, tmp_path, size == 2 and backend == "native")
     assert finite(expected)
-    ranks = started(SEEN, path, backend, tmp_path, size, threads)
+    ranks = started(OPEN + SEEN, path, backend, tmp_path, size, threads)
     assert [rank.communicate(timeout=100)[0] for rank in ranks] == [""] * size
     assert [rank.returncode for rank in ranks] == [0] * size
     seen = pickle.loads((tmp_path / "seen0").read_bytes())
@@ -94,9 +109,33 @@ def test_the_bits_of_one(backend: str, family: str, size: int, threads: int, tmp
 def test_a_rank_that_ends(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.mkdir()
-    leader, other = started(LOST, write_model("llama", path, head_dim=32), "native", tmp_path, 2, 1)
+    leader, other = started(OPEN + LOST, write_model("llama", path, head_dim=32), "native", tmp_path, 2, 1)
     assert leader.stdout.readline() == "streams\n"
     other.kill()
     lines = leader.communicate(timeout=60)[0].splitlines()
     other.communicate()
     assert lines == ["a rank of 2 has ended, or has not answered for too long: open the model again"]
+
+
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "reference"])
+@pytest.mark.parametrize(("sent", "patience_s"), [(signal.SIGKILL, 600), (signal.SIGSTOP, 5)])
+def test_an_idle_server_that_loses_a_rank(sent: int, patience_s: float, backend: str, tmp_path: Path) -> None:
+    """One that ends is noticed long before its patience is over; one that hangs, then. Nothing was ever asked."""
+    path = tmp_path / "model"
+    path.mkdir()
+    write_model("llama", path, head_dim=32)
+    env = {"PATIENCE": str(patience_s)}
+    leader, other = started(SERVE, path, backend, tmp_path, 2, 1, stderr=subprocess.PIPE, env=env)
+    try:
+        url, _ = address_of(leader)
+        wait_for(leader, url, 200)
+        other.send_signal(sent)
+        failure = wait_for(leader, url, 503).json()["failure"]
+        assert failure == "a rank of 2 has ended, or has not answered for too long: open the model again"
+        _, errors = leader.communicate(timeout=30)
+        assert leader.returncode == 1
+        assert "Traceback" not in errors
+    finally:
+        for process in (leader, other):
+            process.kill()
+            process.communicate()

@@ -187,6 +187,7 @@ def _end(group: RankGroup) -> None:
     if group.failure is None:
         with suppress(RankLost):
             group.send_all("end")
+    group.close()
 
 
 def follow(group: RankGroup, variant: str, digest: str, threads: int) -> None:

@@ -2,6 +2,9 @@
 
 Rank 0 speaks, the others listen: every message is sent to each, and may take any time to come. Gathers and answers
 must come within a limit of time. The process group is not PyTorch's default one, which belongs to the user's program.
+
+Ranks that wait for rank 0 send it heartbeats. So rank 0 learns of a rank that ends (its connection closes), that hangs,
+or whose host is gone, although nothing is computed.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +26,9 @@ from twostroke.errors import InvalidRequest, RankLost
 
 dist: Any = distributed  # its stores and process groups are documented, but not in its `__all__`
 
-OBJECTS, ACTIVATIONS = 0, 1  # tags
+OBJECTS, ACTIVATIONS, HEARTBEATS = 0, 1, 2  # tags
+ALIVE, LEAVING = 1, 0  # what a heartbeat says
+HEARTBEATS_IN_TIME = 10  # heartbeats in the time that a rank may let others wait for it
 PACKET = 16 << 10  # bytes of an exchange that need no second one
 MEETING_S = 120.0  # in which all ranks must have started
 ANY_TIME = timedelta(days=1000)  # until rank 0 has something to say
@@ -45,6 +52,9 @@ class RankGroup:
         self.store = store
         self.turn = threading.RLock()
         self.failure: RankLost | None = None
+        self._losing = threading.Lock()
+        self._closing = threading.Event()
+        self._heartbeats: list[threading.Thread] = []
         self.on_loss: Callable[[], object] | None = None
         try:
             self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=MEETING_S))
@@ -58,14 +68,16 @@ class RankGroup:
         if wanted not in (None, started):
             raise InvalidRequest(f"torchrun has started {started} ranks: give tp={started}")
         store, rank, size = next(iter(dist.rendezvous("env://")))
-        return cls(dist.PrefixStore("twostroke", store), rank, size, patience_s)
+        group = cls(dist.PrefixStore("twostroke", store), rank, size, patience_s)
+        group._start_heartbeats()
+        return group
 
     def lose(self, why: str) -> RankLost:
         """The first reason why the ranks cannot go on, from now on."""
-        if self.failure is None:
-            self.failure = RankLost(f"{why}: open the model again")
-            if self.on_loss is not None:
-                self.on_loss()
+        with self._losing:
+            known, self.failure = self.failure, self.failure or RankLost(f"{why}: open the model again")
+        if known is None and self.on_loss is not None:
+            self.on_loss()
         return self.failure
 
     def check(self) -> None:
@@ -79,19 +91,49 @@ class RankGroup:
         except RuntimeError:
             raise self.lose(f"a rank of {self.size} has ended, or has not answered for too long") from None
 
+    # Heartbeats -------------------------------------------------------------------------------------------------
+
+    def _start_heartbeats(self) -> None:
+        parts = [partial(self._watch, rank) for rank in range(1, self.size)] if self.rank == 0 else [self._beat]
+        self._heartbeats = [threading.Thread(target=part, name="heartbeats", daemon=True) for part in parts]
+        for thread in self._heartbeats:
+            thread.start()
+
+    def _beat(self) -> None:
+        """Tell rank 0 that this rank is alive, until it leaves."""
+        interval_s = self.patience.total_seconds() / HEARTBEATS_IN_TIME
+        with suppress(RankLost):
+            while not self._closing.wait(interval_s):
+                self._send(torch.tensor([ALIVE], dtype=torch.uint8), 0, HEARTBEATS)
+            self._send(torch.tensor([LEAVING], dtype=torch.uint8), 0, HEARTBEATS)
+
+    def _watch(self, rank: int) -> None:
+        """Wait for the heartbeats of a rank. Its connection closes if it ends, and that ends the wait."""
+        said = torch.tensor([ALIVE], dtype=torch.uint8)
+        with suppress(RankLost):
+            while int(said) == ALIVE:
+                self._receive(said, rank, self.patience, HEARTBEATS)
+
+    def close(self) -> None:
+        """Leave: no heartbeat is sent or expected any more. Rank 0 has told the others before to end."""
+        self._closing.set()
+        for thread in self._heartbeats:
+            if self.failure is None and thread is not threading.current_thread():
+                thread.join()
+
     # Single bytes and objects -----------------------------------------------------------------------------------
 
-    def _send(self, data: torch.Tensor, to: int) -> None:
+    def _send(self, data: torch.Tensor, to: int, tag: int = OBJECTS) -> None:
         self.check()
         try:
-            work = self._gloo.send([data], to, OBJECTS)
+            work = self._gloo.send([data], to, tag)
         except RuntimeError:
             raise self.lose(f"rank {to} of {self.size} has ended") from None
         self._wait(work, self.patience)
 
-    def _receive(self, data: torch.Tensor, source: int, limit: timedelta) -> None:
+    def _receive(self, data: torch.Tensor, source: int, limit: timedelta, tag: int = OBJECTS) -> None:
         try:
-            work = self._gloo.recv([data], source, OBJECTS)
+            work = self._gloo.recv([data], source, tag)
         except RuntimeError:
             raise self.lose(f"rank {source} of {self.size} has ended") from None
         self._wait(work, limit)

@@ -107,3 +107,10 @@ def test_a_page_shows_the_class_of_its_file(page: str, file: str) -> None:
     shown = re.search(r"^class .*?(?=^```)", text_of(ROOT / "docs" / page), re.DOTALL | re.MULTILINE)
     assert shown is not None
     assert shown[0] in text_of(ROOT / "twostroke" / file)
+
+
+@pytest.mark.parametrize("page", sorted({*ROOT.glob("docs/*.md")} - {ROOT / LAB_BOOK}), ids=lambda page: page.name)
+def test_paragraphs_have_120_words_at_most(page: Path) -> None:
+    lines = [line for line in prose_of(page).splitlines() if not line.startswith("|")]
+    long = [f"{len(line.split())} words: {line[:60]}" for line in lines if len(line.split()) > 120]
+    assert not long, f"{page.name} has {long}"

@@ -114,3 +114,7 @@ def test_paragraphs_have_120_words_at_most(page: Path) -> None:
     lines = [line for line in prose_of(page).splitlines() if not line.startswith("|")]
     long = [f"{len(line.split())} words: {line[:60]}" for line in lines if len(line.split()) > 120]
     assert not long, f"{page.name} has {long}"
+
+
+def test_the_architecture_has_4000_words_at_most() -> None:
+    assert len(text_of(ROOT / "docs" / "architecture.md").split()) <= 4000

@@ -136,6 +136,7 @@ def parse_request(
 
     Raises:
         InvalidRequest: names the field that cannot be followed.
+        PointerVersionMismatch: another version's worker has begun the answer.
     """
     _refuse_unknown(message)
     extras = RequestAnnotation.parse(message.get("annotations") or ())

@@ -9,6 +9,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.page_memory import HostMemory
 from twostroke.cluster.dynamo_request import DynamoRequest
 from twostroke.cluster.kv_sources import PEER, Computing, estimate_local, estimate_peer
+from twostroke.cluster.wire.channel import WireError
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.receiver import IncomingValue, ReceivedValue, Receiver
@@ -165,7 +166,13 @@ class DecodeRole:
         parsed.params.check_vocabulary(llm.config.vocab_size)
         if not self._student:
             llm.require_companions(method)
-        handle = ValueHandle.from_json(handed.get(HANDLE))
+        try:
+            handle = ValueHandle.from_json(handed.get(HANDLE))
+        except WireError as error:
+            log.warning("a value did not come: %s", error)
+            if self._student:
+                raise
+            return parsed.request(llm)
         if parsed.given and not self._from_peer(parsed, handed):
             self._releasing.submit(lambda: self.receiver.release(handle))
             return parsed.request(llm)

@@ -21,7 +21,7 @@ from twostroke.api.llm import LLM
 from twostroke.cluster.chunks import chunk, final_chunk, usage
 from twostroke.cluster.dynamo_request import DynamoRequest, parse_request
 from twostroke.cluster.interleaving import ChoiceInterleaver
-from twostroke.cluster.migration import BROKEN
+from twostroke.cluster.migration import BROKEN, PointerVersionMismatch
 from twostroke.cluster.model_card import identity, write_card
 from twostroke.cluster.registration import Registration, WorkerRefused
 from twostroke.cluster.roles import AggregatedRole, DecodeRole, PrefillRole, Role
@@ -192,6 +192,10 @@ class DynamoWorker(LLMEngine):
             if self._thread.failure is not None:
                 self._fail()  # a worker whose engine has failed is of no use
             raise EngineShutdown(str(error)) from error  # another worker takes over
+        except PointerVersionMismatch as error:  # a worker of that version may have it
+            self._num_mismatched += 1
+            log.warning("%s", error)
+            raise Disconnected(str(error)) from error
         except WireError as error:  # a student's value did not come: another prefill worker may send it
             raise Disconnected(str(error)) from error
 

@@ -100,6 +100,11 @@ class StreamReader:
                 f"{self.path}: this {what} was saved by an earlier version of Twostroke: make it again with this one"
             )
         if found != own:
+            kind, _, version = found.rpartition(b"-")
+            if kind == own.rpartition(b"-")[0] and version[:1].isdigit():
+                raise CorruptFile(
+                    f"{self.path}: this {what} was saved by a later version of Twostroke: load it with that one"
+                )
             raise CorruptFile(f"{self.path}: this is not a {what} saved by Twostroke")
 
     def corrupt(self, why: str) -> CorruptFile:

@@ -20,7 +20,8 @@ VARIABLE = "TWOSTROKE_WIRE_SECRET"
 MIN_CHARACTERS = 16  # characters: whoever sees a handshake can try guesses
 NONCE_BYTES = 32
 MAC_BYTES = 32
-MAGIC = b"2SWIRE3\n"
+VERSION = 3  # of all that goes over the wire, and of handles: both sides must have the same
+MAGIC = b"2SWIRE%d\n"
 
 Secrets = list[bytes]
 Clock = Callable[[], float]  # seconds; never goes backwards
@@ -57,7 +58,7 @@ def connect(connection: socket.socket, known: Secrets, limit_s: float, now: Cloc
     Raises KVError: the other side knows none of ours. OSError: the connection fails.
     """
     mine, until = secrets.token_bytes(NONCE_BYTES), now() + limit_s
-    connection.sendall(MAGIC + mine)
+    connection.sendall(MAGIC % VERSION + mine)
     theirs, proof = _greeting(connection, until, now), _exactly(connection, MAC_BYTES, until, now)
     proven = (one for one in known if hmac.compare_digest(proof, _derived(one, b"accepts" + mine + theirs)))
     if (secret := next(proven, None)) is None:
@@ -69,8 +70,12 @@ def connect(connection: socket.socket, known: Secrets, limit_s: float, now: Cloc
 def accept(connection: socket.socket, known: Secrets, limit_s: float, now: Clock) -> ChannelKeys:
     """The other side of `connect`. Raises the same errors."""
     secret, mine, until = known[0], secrets.token_bytes(NONCE_BYTES), now() + limit_s
-    theirs = _greeting(connection, until, now)
-    connection.sendall(MAGIC + mine + _derived(secret, b"accepts" + theirs + mine))
+    try:
+        theirs = _greeting(connection, until, now)
+    except KVError:
+        connection.sendall(MAGIC % VERSION + mine)  # so that the other side can say the same
+        raise
+    connection.sendall(MAGIC % VERSION + mine + _derived(secret, b"accepts" + theirs + mine))
     if not hmac.compare_digest(
         _exactly(connection, MAC_BYTES, until, now), _derived(secret, b"connects" + theirs + mine)
     ):
@@ -79,9 +84,11 @@ def accept(connection: socket.socket, known: Secrets, limit_s: float, now: Clock
 
 
 def _greeting(connection: socket.socket, until: float, now: Clock) -> bytes:
-    if _exactly(connection, len(MAGIC), until, now) != MAGIC:
-        raise KVError("the other side of the wire is of another version, or no Twostroke")
-    return _exactly(connection, NONCE_BYTES, until, now)
+    own = MAGIC % VERSION
+    magic, nonce = (_exactly(connection, count, until, now) for count in (len(own), NONCE_BYTES))
+    if magic != own:
+        raise KVError(f"the other side of the wire has another version than this one ({VERSION}), or is no Twostroke")
+    return nonce
 
 
 def _exactly(connection: socket.socket, count: int, until: float, now: Clock) -> bytes:

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from twostroke.kv.tiers.names import KEY_BYTES, Namespace, PageName
 
-VERSION = 1
+VERSION = 1  # of headers and seals. Another version has other scopes, so it never looks at these pages
 SEAL_BYTES = 32
 
 # Magic, version, number of the page in its prompt, bytes of the payload, bytes of the tokens, namespace, key, parent.
@@ -93,4 +93,5 @@ def seal(header: bytes | memoryview, payload: bytes | memoryview, user_key: byte
 
 
 def scope(namespace_digest: bytes, user_key: bytes) -> str:
-    return blake3(b"scope" + namespace_digest, key=user_key).hexdigest(length=16)
+    label = b"scope" if VERSION == 1 else b"scope %d " % VERSION
+    return blake3(label + namespace_digest, key=user_key).hexdigest(length=16)

@@ -1,12 +1,16 @@
 """The directory by which Dynamo's front end knows a model: its config, its tokenizer, its chat template.
 
-It is written from what is open, so it is the same for GGUF files and directories, and for every worker of a model.
+It is written from what is open, so it is the same for GGUF files and directories, and for every worker of a model. A
+worker shares the lock of its card as long as it lives, however it ends. So whoever gets that lock alone may delete the
+card, and each worker does so at its start.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from twostroke.api.llm import LLM
@@ -14,9 +18,14 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.families import BY_NAME
 from twostroke.system.home import home
 
+LOCK = "lock"
+_held: dict[Path, int] = {}  # open locks of this process, by card
+
 
 def write_card(llm: LLM, folder: Path | None = None) -> Path:
     """The model's directory, written below `folder` (that of this user's data) unless it is there.
+
+    It stays until this process ends. Cards of workers that have ended are deleted.
 
     Raises InvalidRequest for a model without a chat template, which the front end cannot serve.
     """
@@ -39,7 +48,40 @@ def write_card(llm: LLM, folder: Path | None = None) -> Path:
             except OSError:  # another worker was sooner
                 if not card.is_dir():
                     raise
+    if not _hold(card):
+        return write_card(llm, folder)
+    _sweep(folder)
     return card
+
+
+def _hold(card: Path) -> bool:
+    """Share the lock of a card until this process ends. Returns False if another worker has just deleted the card."""
+    if card in _held:
+        return card.is_dir()
+    try:
+        lock = os.open(card / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock), os.stat(card / LOCK)):
+            _held[card] = lock
+            return True
+    os.close(lock)
+    return False
+
+
+def _sweep(folder: Path) -> None:
+    """Delete the cards that no process holds. One without a lock stays: a worker of an older version may use it."""
+    for path in folder.glob(f"*/{LOCK}"):
+        with suppress(OSError):  # a worker holds it, or another one deletes it
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                    os.rename(path.parent, Path(temporary) / "card")  # at once: nobody finds a part of it
+            finally:
+                os.close(lock)
 
 
 def identity(llm: LLM) -> str:

@@ -38,7 +38,7 @@ def test_every_path_of_the_command_line_is_expanded(home: Path) -> None:
     found = paths(command)
     assert len(found) > 10
     for name, option in found:
-        one = command
+        one: Any = command
         for word in name.split()[1:]:
             one = one.commands[word]
         (parameter,) = (one for one in one.params if one.name == option)

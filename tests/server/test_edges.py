@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -112,7 +112,7 @@ def test_vllms_metrics(open_tiny: Callable[..., LLM]) -> None:
                 model="tiny", prompt=[7] * 40, max_tokens=5, extra_body={"ignore_eos": True}
             )
         text = httpx.get(f"{running.url}/metrics").text
-    seen: Counter[str] = Counter()
+    seen: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if "le" not in sample.labels and sample.labels.get("model_name", "tiny") == "tiny":

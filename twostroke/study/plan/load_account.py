@@ -66,7 +66,7 @@ def _advice(advised: Advice[PlannedLoad]) -> dict[str, Any]:
 
 
 def _figures(load: PlannedLoad) -> dict[str, Any]:
-    """The figures that changes are compared by: the wanted percentile, or means for users; None if the rate cannot be served."""
+    """The figures that changes are compared by: a percentile, or means for users; None if the rate cannot be served."""
     parts = _parts_ms(load)
     return {
         "ttft_ms": parts["ttft_waiting"] + parts["ttft_prefill"] if parts else None,

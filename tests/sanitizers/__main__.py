@@ -24,7 +24,7 @@ SANITIZERS: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
         ["test_native.py", "test_native_attention.py", "test_native_experts.py", "test_sketch.py"],
     ),
     "tsan": (
-        ["-fsanitize=thread", "-Wno-tsan"],  # fences only order what atomics order already
+        ["-fsanitize=thread", "-Wno-tsan"],  # the warning: it does not model fences
         {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 halt_on_error=1"},
         ["test_team.py", "ranks/test_native.py"],
     ),

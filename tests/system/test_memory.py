@@ -33,7 +33,7 @@ UNLIMITED = "9223372036854771712"
             {
                 "system/a.service/memory.max": f"{8 * GIB}",
                 "system/a.service/memory.current": f"{7 * GIB}",
-                "system/a.service/memory.stat": f"anon 17\nactive_file 3\ninactive_file {5 * GIB}\n",
+                "system/a.service/memory.stat": f"anon 17\nactive_file {GIB}\ninactive_file {4 * GIB}\n",
             },
             6 * GIB,
         ),
@@ -64,9 +64,9 @@ UNLIMITED = "9223372036854771712"
             {
                 f"{V1}limit_in_bytes": f"{4 * GIB}",
                 f"{V1}usage_in_bytes": f"{3 * GIB}",
-                f"{V1}stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+                f"{V1}stat": f"inactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}\n",
             },
-            2 * GIB,
+            3 * GIB,
         ),
         (FIRST, {"memory/memory.limit_in_bytes": f"{GIB}", "memory/memory.usage_in_bytes": "0"}, GIB),  # mounted there
     ],

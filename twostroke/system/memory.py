@@ -13,7 +13,8 @@ NO_LIMIT = 1 << 60  # a group of cgroup v1 without a limit has one near 2 ** 63
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that can be allocated without swapping, and within the limits of the process's control groups.
 
-    The page cache counts as available: the system frees it when memory is needed.
+    The page cache counts as available, also its active part: the system frees it when memory is needed. A checkpoint
+    that was read twice is in it.
     """
     return max(0, min([_of_machine(root), *_left_by_groups(root)]))
 
@@ -42,9 +43,9 @@ def _left_by_groups(root: Path) -> Iterator[int]:
     for group in control_groups("memory", root):
         for limit in ("memory.max", "memory.high"):  # "max": no limit
             with suppress(OSError, ValueError):
-                yield _number(group / limit) - _number(group / "memory.current") + _stat(group, "inactive_file")
+                yield _number(group / limit) - _number(group / "memory.current") + _page_cache(group)
         with suppress(OSError, ValueError):  # cgroup v1; without a limit the number is near 2 ** 63
-            used = _number(group / "memory.usage_in_bytes") - _stat(group, "total_inactive_file")
+            used = _number(group / "memory.usage_in_bytes") - _page_cache(group, "total_")
             yield _number(group / "memory.limit_in_bytes") - used
 
 
@@ -52,11 +53,10 @@ def _number(path: Path) -> int:
     return int(path.read_text())
 
 
-def _stat(group: Path, name: str) -> int:
-    """The value of one line of memory.stat, 0 if it is missing."""
+def _page_cache(group: Path, prefix: str = "") -> int:
+    """Bytes of the group's page cache according to memory.stat, 0 if it does not say."""
+    names = {f"{prefix}inactive_file", f"{prefix}active_file"}
     with suppress(OSError):
-        for line in (group / "memory.stat").read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
+        lines = [line.partition(" ") for line in (group / "memory.stat").read_text().splitlines()]
+        return sum(int(value) for name, _, value in lines if name in names)
     return 0

@@ -99,6 +99,22 @@ in_daemon(generate)
 atexit.register(lambda: llm.generate(["abc"], max_tokens=1))
 sys.exit(3)
 """,
+    "joined-late": """
+from twostroke.errors import EngineStopped
+def serve():
+    try:
+        generate()
+    except EngineStopped:
+        pass
+thread = threading.Thread(target=serve, daemon=True)
+del llm  # the join is registered before the model is opened, and runs last
+atexit.register(lambda: thread.join())
+llm = LLM(sys.argv[1], **options)
+generate.__defaults__ = (llm,)
+thread.start()
+started.wait(60)
+sys.exit(3)
+""",
     "unread-decode": """
 kv = llm.prefill(prompt[:20])
 a = model = llm

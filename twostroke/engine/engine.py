@@ -243,7 +243,8 @@ class Engine:
     def _end_with_process(self) -> None:
         """End every request once the step in flight is over: no kernel may run while Python frees what it reads.
 
-        Daemon threads that wait for a request, or submit another one, stay where they are until the process is gone.
+        Daemon threads that wait for a request, or submit another one, stay where they are until the process is gone. If
+        another exit function waits for them, they get EngineStopped in the end (`stay_until_exit`).
         """
         with self._lock:
             self._closed, self._ending_thread = True, threading.get_ident()

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
+STAY_S = 5.0  # longer than a process needs for its end, unless it waits for one of its threads
 _methods: list[weakref.WeakMethod[Callable[[], None]]] = []  # in order of registration
 os.register_at_fork(after_in_child=_methods.clear)  # threads of the parent do not compute here
 
@@ -38,12 +39,13 @@ def _call_all() -> None:
 
 
 def stay_until_exit(ending: int) -> None:
-    """Never return, except in the thread of the identifier `ending`, which ends the process.
+    """Stay until the process is gone, except in the thread of the identifier `ending`, which ends the process.
 
-    For daemon threads that would otherwise compute, or raise an error that nobody can handle any more.
+    For daemon threads that would otherwise raise an error that nobody can handle any more. It returns after `STAY_S`:
+    then a function of `atexit` waits for the thread, and the caller has to raise that error.
     """
-    while threading.get_ident() != ending:
-        time.sleep(3600)
+    if threading.get_ident() != ending:
+        time.sleep(STAY_S)
 
 
 def free_with(owner: object, free: Callable[..., object], *args: object) -> None:

@@ -11,9 +11,13 @@ import pytest
 
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
+from twostroke.backends.ranks.processes import local_ranks
+from twostroke.backends.reference.backend import ReferenceBackend
 from twostroke.engine import memory_budget
 from twostroke.engine.memory_budget import PROCESS_BYTES, MemoryBudget, workspace_bytes
+from twostroke.engine.model_loader import ModelLoader
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints.resolve import open_checkpoint
 
 MIB = 1 << 20
 GROUPS = Path("/sys/fs/cgroup/memory")  # of version 1
@@ -65,6 +69,33 @@ def test_parts_add_up(tiny_llm: Callable[..., LLM]) -> None:
     assert llm.memory.parts["KV in the host"] == 3 << 20
     assert llm.memory.parts["a step"] == workspace_bytes(llm.config, 64)
     assert llm.memory.left_bytes == llm.memory.limit_bytes - sum(llm.memory.parts.values())
+
+
+def test_the_default_pool_leaves_room_for_the_weights_of_companions(
+    tiny_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ample = tiny_llm(student="int8", weights="bf16")
+    needed = sum(size for what, size in ample.memory.parts.items() if what != "KV pool")
+    limit(monkeypatch, (room := needed + 12 * ample.pool.page_bytes), room)
+    assert tiny_llm(student="int8", weights="bf16", kv_bytes=None).pool.num_pages == 12
+
+
+def test_ranks_of_other_hosts_hold_their_share(tiny_directory: Callable[[str], Path]) -> None:
+    """Half of the ranks are here: so are half of the weights and of the pool, which may be twice what is left."""
+    backend, checkpoint = ReferenceBackend(), open_checkpoint(str(tiny_directory("llama")))
+    whole, half = MemoryBudget(64 << 20, True), MemoryBudget(64 << 20, True)
+    ModelLoader(backend, "off", budget=whole).load_main(checkpoint, 16, 32 << 20)
+    model = ModelLoader(backend, "off", budget=half, share=0.5).load_main(checkpoint, 16, None)
+    assert half.parts["weights"] == whole.parts["weights"] // 2
+    assert half.parts["KV pool"] == model.pool.num_pages * model.pool.page_bytes // 2
+    assert 0 <= half.left_bytes < model.pool.page_bytes
+
+
+def test_ranks_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_ranks(4) == 4, "without torchrun all ranks are here"
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert local_ranks(4) == 2
 
 
 def test_no_limit_is_no_budget_of_zero() -> None:

@@ -11,9 +11,10 @@ from twostroke.api.completion import Completion, Decoding, Output
 from twostroke.api.scoring import Score, score, scored_request
 from twostroke.backends.choose import create_backend, require_device
 from twostroke.backends.page_memory import HostMemory
+from twostroke.backends.ranks.processes import local_ranks
 from twostroke.engine.engine import Engine
 from twostroke.engine.memory_budget import PROCESS_BYTES, MemoryBudget, workspace_bytes
-from twostroke.engine.model_loader import ModelLoader
+from twostroke.engine.model_loader import ModelLoader, companion_checkpoint
 from twostroke.engine.options import LLMOptions, companion_parts
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
@@ -156,17 +157,23 @@ class LLM:
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
             self.memory = MemoryBudget.now()
-            self.memory.add("process", PROCESS_BYTES)
+            here = local_ranks(tp)
+            self.memory.add("process", here * PROCESS_BYTES)
             self.memory.add("spare", spare_bytes)
-            self.memory.add("a step", workspace_bytes(checkpoint.config, max_step_tokens))
+            if chosen.device == "cpu":
+                self.memory.add("a step", workspace_bytes(checkpoint.config, max_step_tokens))
             self.memory.add("KV in the host", tiers.host_bytes)
-            opening = ModelLoader(chosen, prefix_index, tiers, self.memory, progress)
-            self.model = opening.load_main(checkpoint, page_size, kv_bytes)
+            companions = {
+                role: wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, stored, threads)
+                for role, wanted in (("student", student), ("draft", draft))
+                if wanted is not None
+            }
+            opening = ModelLoader(chosen, prefix_index, tiers, self.memory, progress, here / tp)
+            self.model = opening.load_main(checkpoint, page_size, kv_bytes, companions.values())
             self.tokenizer, self.pool, self.backend = self.model.tokenizer, self.model.pool, chosen
             models = {MAIN: self.model}
-            for role, wanted in (("student", student), ("draft", draft)):
-                if wanted is not None:
-                    models[role] = opening.load_companion(role, wanted, self.model, stored, threads, check)
+            for role, companion in companions.items():
+                models[role] = opening.load_companion(role, companion, self.model, stored, threads, check)
             if kv_reserve and isinstance(memory := self.pool.memory, HostMemory):
                 memory.populate()
             self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers

@@ -7,7 +7,7 @@ tokens; if its geometry differs, it has a separate pool.
 import ctypes
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
@@ -53,6 +53,7 @@ class ModelLoader:
         index: the kind of their prefix indexes, a key of `INDEXES`.
         tiers: where their pages may be besides the pools.
         progress: called with ("encoding weights", bytes done, total bytes) while weights are encoded.
+        share: the part of weights and pools that the ranks of this host hold.
     """
 
     backend: Backend
@@ -60,19 +61,23 @@ class ModelLoader:
     tiers: Tiers = field(default_factory=Tiers)
     budget: MemoryBudget = field(default_factory=MemoryBudget.now)
     progress: Progress | None = None
+    share: float = 1.0
 
     @cached_property
     def _host(self) -> HostBudget:
         """The budget of all their prefix indexes in ordinary memory."""
         return HostBudget(self.tiers.host_bytes, self.tiers.host_counters)
 
-    def load_main(self, stored: Checkpoint, page_size: int, kv_bytes: int | None) -> Model:
+    def load_main(
+        self, stored: Checkpoint, page_size: int, kv_bytes: int | None, companions: Iterable[Checkpoint] = ()
+    ) -> Model:
         """Load a model with a tokenizer and a pool of its own.
 
         Args:
             stored: what to load.
             page_size: entries per page.
             kv_bytes: bytes for KV pages; None: as many as the backend has room for beside the weights.
+            companions: what will be loaded after it; a pool whose size is chosen here leaves room for their weights.
 
         Raises:
             InvalidRequest: not one page fits. CheckpointError: the tokenizer or the weights cannot be read.
@@ -84,7 +89,9 @@ class ModelLoader:
                 room = self.backend.kv_room(sum(weight_bytes(stored, self.backend).values()))
                 if self._on_host:
                     page_bytes = geometry.entry_bytes * page_size
-                    room = max(min(room, self.budget.left_bytes), min(room, page_bytes * MIN_PAGES))
+                    later = sum(sum(weight_bytes(one, self.backend).values()) for one in companions)
+                    left = int(self.budget.left_bytes / self.share) - later
+                    room = max(min(room, left), min(room, page_bytes * MIN_PAGES))
             pages = num_pages(geometry, page_size, room)
             self._count("KV pool", pages * geometry.entry_bytes * page_size)
             self.budget.require("give the pool less with kv_bytes, or raise the limit")
@@ -131,7 +138,7 @@ class ModelLoader:
 
     def _count(self, what: str, size: int) -> None:
         if self._on_host:
-            self.budget.add(what, size)
+            self.budget.add(what, int(size * self.share))
 
     def load_companion(
         self, role: str, wanted: str | Checkpoint, main: Model, own: Checkpoint, threads: int, check: bool = False

@@ -200,6 +200,11 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def local_ranks(size: int) -> int:
+    """The number of a model's `size` ranks that are on this host."""
+    return min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size))) if under_torchrun() else size
+
+
 def cores_of(size: int, root: Path = Path("/sys/devices/system/node")) -> list[list[int]]:
     """The cores of each rank: equal parts of those that this process may use, a node's memory after another's.
 

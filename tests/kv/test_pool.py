@@ -54,6 +54,17 @@ def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> N
     pool.release(np.arange(6))
 
 
+def test_frames_come_back_where_there_is_no_id(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PagePool, "max_elsewhere", 1)
+    pool = new_pool(num_pages=3)
+    held = [pool.allocate_elsewhere(HOST, 0) for _ in range(3)]
+    for _ in range(4):
+        with pytest.raises(OutOfPages, match="no more than 4 KV pages"):
+            pool.allocate(2)
+    assert pool.num_free == 3
+    pool.release(np.array(held), HOST)
+
+
 def test_references_are_counted_for_every_occurrence(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=3)
     (page,) = pool.allocate(1)

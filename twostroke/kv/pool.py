@@ -138,7 +138,11 @@ class PagePool:
             return []
         with self.lock:
             frames = self._take_frames(count)
-            pages = self.references.new_ids(count)
+            try:
+                pages = self.references.new_ids(count)
+            except OutOfPages:
+                self.frames.give_back(frames)
+                raise
             one = count == 1  # as for most decodes: a number is a quicker index than a list
             where = pages[0] if one else pages
             self.references.claimed[where] = 0

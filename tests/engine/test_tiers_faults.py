@@ -1,5 +1,7 @@
 """Stores that hang, lie and lose, and what is under way when something else ends."""
 
+# pyright: reportPrivateUsage=false
+
 import functools
 import threading
 
@@ -95,6 +97,24 @@ def test_a_value_on_a_store_that_hangs(opener: Opener, monkeypatch: pytest.Monke
     llm.engine.finish([again])
     assert ids(again) == expected(1)
     del kv, waiting, again
+
+
+def test_pages_that_a_request_waits_for_are_not_expected_back(opener: Opener) -> None:
+    """Else a parked choice would wait for them and let younger ones pass, for as long as any of these loads pages."""
+    store = MemoryStore("disk")
+    llm = opener(Tiers(disk=store), index="off")
+    kv, budget = llm.prefill(tokens_of(1)).to("disk"), llm.engine._budget
+    hanging = Hanging(store, "fetch")
+    waiting = continued(llm, kv)
+    llm.engine.step()
+    assert hanging.began.wait(LIMIT_S)
+    assert not budget.pages_returning
+    llm.engine.cancel(waiting)
+    assert budget.pages_returning
+    hanging.go.set()
+    assert llm.tiers.flush(LIMIT_S)
+    assert not budget.pages_returning
+    del kv, waiting
 
 
 def test_a_store_that_hangs_is_left_alone(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:

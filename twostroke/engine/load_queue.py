@@ -96,9 +96,10 @@ class LoadQueue:
 
     @property
     def frames_returning(self) -> bool:
-        """Whether reads that are under way will soon free frames."""
-        now = self._clock()
-        return any(now < load.deadline() + RETURN_S for load in self.unfinished if load.running)
+        """Whether reads that are under way will soon free frames. Those of a load that lanes wait for are wanted."""
+        unwanted = [*(load for load in self._loads if not load.waiting), *self._abandoned]
+        now = self._clock() if unwanted else 0.0
+        return any(now < load.deadline() + RETURN_S for load in unwanted if load.running)
 
     @property
     def unfinished(self) -> list[PageLoad]:

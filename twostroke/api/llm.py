@@ -156,7 +156,7 @@ class LLM:
             )
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-            self.memory = MemoryBudget.now()
+            self.memory = MemoryBudget.now()  # PyTorch, where the backend computes with it, is loaded by now
             here = local_ranks(tp)
             self.memory.add("process", here * PROCESS_BYTES)
             self.memory.add("spare", spare_bytes)

@@ -20,7 +20,7 @@ from twostroke.server.settings import Settings
 from twostroke.server.sockets import MAX_PENDING_CONNECTIONS
 from twostroke.system.service_manager import notify
 
-RANK_LOSS_GRACE_S = 3  # /health is still answered this long after a rank is lost
+FAILURE_GRACE_S = 3  # /health is still answered this long after the engine has failed
 SERVER_BYTES = 128 << 20  # of connections, and of the worker that validates bodies (docs/production.md)
 CLOSE_S = 5  # for sending errors to open connections once the grace time is over
 SWITCH_INTERVAL_S = 0.001  # for sys.setswitchinterval: with Python's 0.005 a busy event loop delays steps
@@ -38,7 +38,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._app, self._settings = app, settings
         self._drain_at: float | None = None  # when it stops to accept, once a signal has come
-        self.lost_at: float | None = None  # when a rank was found to be lost
+        self.lost_at: float | None = None  # when the engine was found to have failed
 
     def warm_up(self) -> None:
         """Prepare what the first calls would wait for, and the process for being a server."""
@@ -48,7 +48,7 @@ class HttpServer(uvicorn.Server):
         gc.freeze()  # what is loaded stays: a collection that visited it would stop streams for 100 ms
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second; True ends the server. It ends when a rank of the model is lost."""
+        """Called by uvicorn ten times a second; True ends the server. It ends when the engine has failed."""
         ended, engine = await super().on_tick(counter), self._app.state.engine
         if engine.lost and self.lost_at is None:
             self.lost_at = time.monotonic()
@@ -57,7 +57,7 @@ class HttpServer(uvicorn.Server):
             notify("STOPPING=1")
         if self._drain_at is not None:
             ended = ended or time.monotonic() >= self._drain_at
-        return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + RANK_LOSS_GRACE_S)
+        return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + FAILURE_GRACE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn on a signal."""
@@ -88,7 +88,8 @@ def end_at_signals() -> None:
 
 def _context_bytes(memory: MemoryBudget, asked: int | None) -> int:
     """The bytes that contexts may hold. Raises InvalidRequest if more were asked for than a control group leaves."""
-    chosen = max(0, min(DEFAULT_CONTEXT_BYTES, memory.left_bytes // 2)) if asked is None else asked
+    room = memory.left_bytes // 2 if memory.hard else DEFAULT_CONTEXT_BYTES
+    chosen = max(0, min(DEFAULT_CONTEXT_BYTES, room)) if asked is None else asked
     memory.add("contexts", chosen)
     memory.require("give contexts less with --max-context-bytes, or the pool less with --kv-bytes")
     return chosen

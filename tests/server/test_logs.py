@@ -110,6 +110,20 @@ def test_an_aborted_call_has_its_tokens(stream: bool, running: Serving, caplog: 
     assert line["client" if stream else "status"] == ("gone" if stream else 499)
 
 
+def test_a_fault_of_a_handler_is_an_answer_of_500(
+    running: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log and in the metrics: a client that has gone is 499."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(running.llm.tokenizer, "encode", lambda *_, **__: 1 // 0)
+    with running.http() as http:
+        assert http.post("/tokenize", json={"prompt": "a"}).status_code == 500
+        eventually(lambda: lines(caplog))
+        assert lines(caplog)[0]["status"] == 500
+    with running.http() as http:
+        assert 'twostroke_http_responses_total{status="500"} 1.0' in http.get("/metrics").text
+
+
 def test_probes_are_for_debugging(running: Serving, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with running.http() as http:

@@ -79,6 +79,8 @@ def test_every_host_header_counts(server: Serving) -> None:
         (b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n", (b"400", b"403")),
         (b"GET http://evil.example/health HTTP/1.1\r\nhost: localhost\r\n", (b"403",)),
         (b"GET http://localhost/health HTTP/1.1\r\nhost: localhost\r\n", (b"200",)),
+        (b"GET http://localhost/%68ealth HTTP/1.1\r\nhost: localhost\r\n", (b"200",)),
+        (b"GET http://%E2%82%AC/health HTTP/1.1\r\nhost: localhost\r\n", (b"403",)),  # no name of Latin-1
     )
     for head, statuses in sent:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
@@ -90,6 +92,7 @@ CROSS_SITE: list[dict[str, str]] = [
     {"origin": "https://evil.example"},
     {"origin": "null"},
     {"origin": "http://localhost:1"},  # another port is another site's server
+    {"origin": "http://["},  # no URL
     {"sec-fetch-site": "cross-site"},
     {"sec-fetch-site": "same-site"},
     {"content-type": "text/plain"},

@@ -105,6 +105,9 @@ class CallMiddleware:
             await error_response(scope["path"], error)(scope, receive, answered)
         except ClientDisconnected:
             record.client = "gone"
+        except Exception:
+            record.status = record.status or 500  # the application around this one answers so
+            raise
         finally:
             record.ms = round((time.perf_counter() - started) * 1e3, 1)
             self._on_response(record.status or CLIENT_CLOSED_REQUEST)
@@ -161,9 +164,9 @@ class CallMiddleware:
         await self._app(scope, replayed, send)
 
     async def _read(self, receive: Receive, body: bytearray, memory: AsyncExitStack) -> None:
-        """Read a body. Raises ApiError if it is too long or comes too slowly, ClientGone if it does not come at all.
+        """Read a body. Raises ApiError if it is too long or too slow, ClientDisconnected if it does not come.
 
-        A huge body waits, unread, until others have gone: at most `HUGE_AT_ONCE` are in memory.
+        A huge body waits, unread, until others have gone: at most `MAX_HUGE_BODIES` are in memory.
         """
         held, began, loop = False, 0.0, asyncio.get_running_loop()
         began = loop.time()

@@ -163,6 +163,9 @@ def test_a_fatal_error(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> 
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
             assert "ZeroDivisionError" in answer.json()["error"]["message"]
             assert http.post("/reset_prefix_cache").status_code == 503
+        running.thread.join(20)
+        assert not running.thread.is_alive(), "its supervisor starts it again"
+        assert running.server.lost_at is not None, "the exit code of `serve`"
 
 
 def test_shutdown_lets_running_requests_finish(open_tiny: OpenTiny) -> None:

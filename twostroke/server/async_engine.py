@@ -12,7 +12,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
-from twostroke.errors import EngineStopped, InvalidRequest, RankLost
+from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.body_validation.supervisor import BodyValidator, WorkerState
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, to_api_error
@@ -96,8 +96,8 @@ class AsyncEngine:
 
     @property
     def lost(self) -> bool:
-        """Whether a rank of the model is lost, so that only another process can serve it."""
-        return isinstance(self._thread.failure, RankLost)
+        """Whether the engine has failed, as where a rank is lost, so that only another process can serve the model."""
+        return self._thread.failure is not None
 
     @property
     def step_age_s(self) -> float:

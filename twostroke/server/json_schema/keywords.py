@@ -1,6 +1,6 @@
 """The keywords of JSON Schema: what their values must be, and of which type of a value they speak."""
 
-import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +29,7 @@ UNSUPPORTED = {
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_text(value: Any) -> bool:
@@ -60,7 +60,7 @@ VALUE_RULES: tuple[tuple[Sequence[str], Callable[[Any], bool], str], ...] = (  #
     (("allOf", "anyOf", "oneOf", "prefixItems"), lambda value: bool(list_or_empty(value)), "it is a list of schemas"),
     (("enum",), lambda value: isinstance(value, list), "it is a list of values"),
     (("required",), lambda value: isinstance(value, list) and all(map(is_text, value)), "it is a list of names"),
-    ((*BOUNDS, "multipleOf"), is_number, "it is a number"),
+    ((*BOUNDS, "multipleOf"), is_number, "it is a number, and a double holds it"),
     (("multipleOf",), lambda value: value > 0, "it is more than 0"),
     (COUNTS, lambda value: is_number(value) and value >= 0 and value == int(value), "it is a whole number, 0 or more"),
 )

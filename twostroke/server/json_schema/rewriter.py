@@ -68,7 +68,8 @@ def enforced_schema(schema: Mapping[str, Any], strict: bool, *, objects: bool = 
     try:
         return _Rewriter(schema, report).run(objects)
     except (InvalidRequest, RecursionError) as error:
-        why = str(error) or "#: the schema is nested too deeply"
+        deep = isinstance(error, RecursionError)
+        why = "#: references lead too deep into the schema: make it flatter" if deep else str(error)
         if strict:
             raise InvalidRequest(why) from None
         report.warn(f"the schema is not enforced, any JSON object is: {why}")

@@ -78,6 +78,17 @@ def test_without_a_seed_every_worker_draws_the_same(ask: Callable[..., DynamoReq
         {"multi_modal_data": {"image_url": []}},
         {"guided_decoding": {"structural_tag": {}}},
         {"guided_decoding": {"regex": "a", "json": {}}},
+        {"guided_decoding": {"json": "{"}},
+        {"guided_decoding": {"json": "[" * 100_000}},
+        {"guided_decoding": {"json": "null"}},
+        {"guided_decoding": {"choice": []}},
+        {"guided_decoding": {"choice": [5]}},
+        {"guided_decoding": {"regex": 5}},
+        {"annotations": ['twostroke:{"logit_bias": "abc"}']},
+        {"annotations": ['twostroke:{"logit_bias": {"x": 1}}']},
+        {"annotations": ['twostroke:{"guided_decoding": 5}']},
+        {"annotations": ['twostroke:{"method": 5}']},
+        {"annotations": ["twostroke:" + "[" * 100_000]},
         {"annotations": ["twostroke:{"]},
         {"annotations": ['twostroke:{"methods": "repeat"}']},
         {"annotations": ['twostroke:{"method": "repaet"}']},
@@ -85,7 +96,7 @@ def test_without_a_seed_every_worker_draws_the_same(ask: Callable[..., DynamoReq
         {"migration_link": {"trace_id": "0" * 32, "span_id": "0" * 16}},
         {"migration_link": {"trace_id": "ab", "span_id": "no number"}},
     ],
-    ids=json.dumps,
+    ids=lambda stated: json.dumps(stated)[:60],
 )
 def test_what_cannot_be_followed_is_refused(stated: dict[str, Any], ask: Callable[..., DynamoRequest]) -> None:
     with pytest.raises(InvalidRequest):

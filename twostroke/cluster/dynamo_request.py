@@ -7,7 +7,9 @@ which it hands on as it is: `"nvext": {"annotations": ["twostroke:{...}"]}`, wit
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,7 +52,12 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {  # further fields, with the v
 }
 NEUTRAL["output_options"]["return_tokens_as_token_ids"] = (True, False)  # the front end's own
 UNSUPPORTED = ("prompt_embeds", "multi_modal_data", "encoder_result")
-GUIDED = ("json", "regex", "choice", "grammar")
+GUIDED = {  # what each of them must be
+    "json": (lambda value: isinstance(value, dict), "a schema, as a JSON object"),
+    "regex": (lambda value: isinstance(value, str), "a text"),
+    "choice": (lambda value: _is_list_of_texts(value), "a list of texts"),
+    "grammar": (lambda value: isinstance(value, str), "a text"),
+}
 
 
 @dataclass(frozen=True)
@@ -70,16 +77,24 @@ class RequestAnnotation:
     logit_bias: Mapping[str, float] = field(default_factory=dict)
     n: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises TypeError: it comes from JSON, where a field may be anything."""
+        given: tuple[object, ...] = (self.guided_decoding, self.logit_bias)
+        if not isinstance(self.method, str | Mapping) or not all(isinstance(one, Mapping) for one in given):
+            raise TypeError
+        if not all(re.fullmatch(r"[0-9]{1,18}", key) for key in self.logit_bias):
+            raise TypeError
+
     @classmethod
     def parse(cls, annotations: Iterable[str]) -> "RequestAnnotation":
-        """Raises InvalidRequest for one that is no JSON object, or has unknown fields."""
+        """Raises InvalidRequest for one that is no JSON object, or has unknown fields or fields of another kind."""
         found = [text.removeprefix(MARK) for text in annotations if text.startswith(MARK)]
         if not found:
             return cls()
         try:
             stated = json.loads(found[-1])
             return cls(**stated)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             known = ", ".join(cls.__dataclass_fields__)
             raise InvalidRequest(f"an annotation {MARK}... holds a JSON object of {known}: {found[-1]!r:.80}") from None
 
@@ -204,15 +219,26 @@ def seed_of(id: str) -> int:
 
 def _constraint(guided: Mapping[str, Any], grammars: Grammars) -> ConstraintFactory:
     asked = {name: value for name, value in guided.items() if value is not None and name != "backend"}
-    if len(asked) != 1 or not asked.keys() <= set(GUIDED):
+    if len(asked) != 1 or not asked.keys() <= GUIDED.keys():
         raise InvalidRequest(f"guided_decoding takes one of {', '.join(GUIDED)}, not {', '.join(asked)}")
-    ((name, value),) = asked.items()
+    ((name, given),) = asked.items()
+    value: Any = given
+    if name == "json" and isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(given)
+    fits, wanted = GUIDED[name]
+    if not fits(value):
+        raise InvalidRequest(f"guided_decoding.{name} must be {wanted}, not {value!r:.80}")
     made: Grammar | str
     if name == "json":
-        made = grammar.json_schema(json.loads(value) if isinstance(value, str) else value)
+        made = grammar.json_schema(value)
     else:
         made = {"regex": grammar.regex, "choice": grammar.choice, "grammar": grammar.lark}[name](value)
     return grammars.compile(made)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
 
 
 def _group(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:

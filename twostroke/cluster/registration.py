@@ -77,7 +77,7 @@ class Registration:
     async def _watch(self, worker_id: int, end: Callable[[], None]) -> None:
         while worker_id not in self._client.instance_ids():
             await asyncio.sleep(LOOK_S)
-        young_until, known, missed = time.monotonic() + YOUNG_S, set[int](), 0
+        young_until, known, others, missed = time.monotonic() + YOUNG_S, set[int](), set[int](), 0
         while missed < MISSED:
             await asyncio.sleep(LOOK_S)
             if self._leaving:
@@ -86,9 +86,10 @@ class Registration:
                 missed += 1
                 continue
             missed = 0
-            others = await self._others()
-            if new := others - known:
-                known |= others
+            before, others = others, await self._others()
+            # Twice in a row: between the two readings of one look, a worker like this one may have come or gone.
+            if worker_id not in others and (new := others & before - known):
+                known |= new
                 self.num_mismatched += len(new)
                 log.warning("%s", self._refused(new))
                 if time.monotonic() < young_until:  # they began together: nobody knows whom the front end has refused
@@ -100,15 +101,16 @@ class Registration:
         end()
 
     async def _others(self) -> set[int]:
-        """The workers of this name that have another card."""
+        """The workers of this name that have another card. This one is among them if cards could not be read."""
         named = await self._registered(NAME)
         return named - await self._registered(CARD) if named else named
 
     async def _registered(self, key: str) -> set[int]:
         """The workers that have registered the same for a key."""
         try:
-            asked = self._client.wait_for_instances_by_runtime_data(key, self.data[key], 1, ANSWER_S)
-            found = await asyncio.wait_for(asked, 2 * ANSWER_S)  # Dynamo's own limit does not always hold
+            # Dynamo's own limit does not always hold. `wait_for` of Python 3.11 may lose the cancellation of `close`.
+            async with asyncio.timeout(2 * ANSWER_S):
+                found = await self._client.wait_for_instances_by_runtime_data(key, self.data[key], 1, ANSWER_S)
         except Exception:  # none has
             return set()
         return set(found) & set(self._client.instance_ids())

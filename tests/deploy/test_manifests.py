@@ -100,3 +100,10 @@ def test_the_compose_file_waits_for_the_servers_end() -> None:
     seconds = int(service["stop_grace_period"].removesuffix("s"))
     assert seconds >= int(service["environment"]["TWOSTROKE_DRAIN_DELAY"]) + 30 + 10
     assert service["ports"] == ["127.0.0.1:8000:8000"], "not open to the network by default"
+
+
+def test_an_images_port_can_be_set_by_its_variable() -> None:
+    """The health check asks at TWOSTROKE_PORT: a flag in the command would win over it at the server alone."""
+    lines = (DEPLOY / "Containerfile").read_text().splitlines()
+    (command,) = (line for line in lines if line.startswith("CMD"))
+    assert "--port" not in command

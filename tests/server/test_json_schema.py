@@ -16,6 +16,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints import resolve
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.grammar import Grammar, Grammars, embedded_schema, json_schema
+from twostroke.server.json_schema import enforced_schema, exclusive
 
 OPEN = {"type": "object"}
 DRAFT3, DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for n in (3, 4, 7))
@@ -445,3 +446,16 @@ def test_patterns_are_pythons(pattern: str, text: str, model: Model) -> None:
         assert "'pattern' at #/pattern" in refusal
         return
     assert model.takes(grammar, json.dumps(text)) == (re.search(pattern, text) is not None)
+
+
+@pytest.mark.parametrize("groups", [8, 32])
+def test_a_union_that_costs_too_much_to_prove_is_refused(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its size alone: the library, which would compare each alternative with each, is not asked."""
+
+    def asked(_: str) -> str:
+        raise AssertionError("the library was asked")
+
+    monkeypatch.setattr(exclusive, "refusal", asked)
+    options = [{"oneOf": [{"const": f"{i}-{j}"} for j in range(64)]} for i in range(groups)]
+    with pytest.raises(InvalidRequest, match="may hold at once"):
+        enforced_schema({"oneOf": options}, strict=True)

@@ -78,6 +78,8 @@ def _sweep(folder: Path) -> None:
             lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(lock), os.stat(path)):
+                    continue  # another worker has deleted that card, and a third has written it anew
                 with tempfile.TemporaryDirectory(dir=folder) as temporary:
                     os.rename(path.parent, Path(temporary) / "card")  # at once: nobody finds a part of it
             finally:

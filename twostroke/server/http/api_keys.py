@@ -71,7 +71,9 @@ class ApiKeys:
         found: ApiKey | None = None
         for known in self._accepted():
             # A comparison in constant time: otherwise a key could be guessed one character at a time.
-            if any(hmac.compare_digest(one.strip().encode("latin-1"), known.key.encode()) for one in given):
+            if any(
+                hmac.compare_digest(one.strip(" \t").encode("latin-1", "replace"), known.key.encode()) for one in given
+            ):
                 found = known
         return found
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from twostroke.server.json_schema.document import resolve
@@ -10,6 +11,10 @@ from twostroke.server.json_schema.keywords import APPLICATORS, SPEAKS_OF, is_tex
 from twostroke.server.json_schema.patterns import refusal
 
 MAX_OPTIONS = 64
+# What all pairs of a `oneOf` may cost, or they count as not proved: a limit of work and not of time, so that a schema
+# is always answered alike. Both take about a second.
+MAX_COMBINATIONS = 10_000  # of alternatives: the library looks at each with each
+MAX_CHARACTERS = 10_000_000  # of schemas: definitions are read again for each pair
 _SAFE = (  # keywords that the library reads as validators do
     *("type", "enum", "const", "required", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
     *("minLength", "maxLength", "minItems", "maxItems"),
@@ -27,6 +32,12 @@ def exclude_each_other(root: Mapping[str, Any], base: dict[str, Any], options: S
     """
     definitions = {key: outline(root[key], named=True) for key in ("$defs", "definitions") if key in root}
 
+    counts, size = [alternatives(outline(one)) for one in options], len(json.dumps([definitions, base, *options]))
+    pairs = list(combinations(range(len(options)), 2))
+    combined = sum(counts[one] * counts[two] for one, two in pairs)
+    if len(options) > MAX_OPTIONS or combined > MAX_COMBINATIONS or len(pairs) * size > MAX_CHARACTERS:
+        return False
+
     def apart(one: Any, two: Any) -> bool:
         both = {**definitions, "allOf": [outline(base), outline(one), outline(two)]}
         return refusal(json.dumps(both)).startswith("Unsatisfiable schema")
@@ -40,10 +51,21 @@ def exclude_each_other(root: Mapping[str, Any], base: dict[str, Any], options: S
         required = filter(is_text, list_or_empty(one.get("required")))
         return {"additionalProperties": False, **one, "properties": dict.fromkeys(required, True) | named}
 
-    return len(options) <= MAX_OPTIONS and all(
+    return all(
         apart(one, two) or (apart(as_generated(one), two) and apart(one, as_generated(two)))
         for one, two in combinations(options, 2)
     )
+
+
+def alternatives(schema: Any) -> int:
+    """The number of conjunctions that a schema's unions stand for, which is what comparing it costs."""
+    if isinstance(schema, list):
+        return prod(alternatives(one) for one in schema)
+    if not isinstance(schema, dict):
+        return 1
+    unions = [sum(alternatives(one) for one in schema[key]) for key in ("anyOf", "oneOf") if key in schema]
+    others = [alternatives(one) for key, one in schema.items() if key not in ("anyOf", "oneOf", "enum", "const")]
+    return prod([*unions, *others])
 
 
 def outline(schema: Any, *, named: bool = False) -> Any:

@@ -68,7 +68,8 @@ inline float bound(Format format, const RawBlock& block) {
   return scale * quant * (format == Q6_K ? 128.0f : nested ? 64.0f : 1.0f) + minimum * (nested ? 64.0f : 1.0f);
 }
 
-// One panel from 16 raw rows with stride row_bytes. Returns a bound of the magnitude of its weights.
+// One panel from 16 raw rows with stride row_bytes. Returns a bound of the magnitude of its weights: infinity if one of
+// them is not finite.
 inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_bytes, uint8_t* scales) {
   const Layout& l = matrix.layout();
   uint8_t* out = scales + matrix.scale_bytes();
@@ -84,7 +85,8 @@ inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_byt
     uint16_t* halves = (uint16_t*)scales;
     for (int r = 0; r < PANEL; r++) {
       halves[r] = rows[r].d;
-      highest = std::max(highest, bound(matrix.format, rows[r]));
+      const float size = bound(matrix.format, rows[r]);
+      highest = std::isfinite(size) ? std::max(highest, size) : INFINITY;  // of a NaN max takes the other
       if (l.zero == 0) halves[PANEL + r] = rows[r].m;
       if (matrix.format == Q6_K)
         for (int g = 0; g < 16; g++) scales[32 + PANEL * g + r] = rows[r].scales[g];

@@ -176,8 +176,9 @@ inline int lift_of(const Matrix& matrix) {
 // Not the library's ldexp, nor its logarithm above: mixing their SSE instructions with ours makes both wait.
 inline F power_of_two(int exponent) { return (F)_mm512_set1_epi32((127 + exponent) << 23); }
 
-// The factor of a sum at its end.
+// The factor of a sum at its end. Integer arithmetic on scales hides that one is not finite, so the factor shows it.
 inline F factor_of(const Matrix& matrix) {
+  if (!std::isfinite(matrix.highest)) return set1(NAN);
   return power_of_two(matrix.format == BF16 ? -LIFT : BIAS_DIFFERENCE - LIFT - lift_of(matrix));
 }
 

@@ -113,10 +113,10 @@ def a_teacher_holds_one_choice(patch: pytest.MonkeyPatch) -> None:
     """A refresh of one choice lets go of the entries of the others."""
     patch.setattr(front, "RETRY_S", 10.0)  # the request is sent again and again, for 400 s
 
-    def grow(self: ValueOffer, kv: Any) -> None:
+    def add_longer(self: ValueOffer, kv: Any) -> None:
         self._longer = [kv]
 
-    patch.setattr(ValueOffer, "grow", grow)
+    patch.setattr(ValueOffer, "add_longer", add_longer)
 
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found

@@ -70,5 +70,5 @@ def test_noise_is_gumbels_and_depends_on_key_and_id_alone() -> None:
 
 @pytest.mark.parametrize("bits", [0, 2**32 - 1])
 def test_the_ends_of_the_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_noise, "_mixed", lambda x: np.full_like(x, bits))
+    monkeypatch.setattr(kernels_noise, "mix_bits", lambda x: np.full_like(x, bits))
     assert np.isfinite(gumbel(1, np.arange(3))).all()

@@ -104,9 +104,9 @@ def test_top_p_from_a_few_candidates_is_exactly_that_of_a_full_sort(
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "FEW", ())
+        patch.setattr(sampler, "TOP_P_CANDIDATES", ())
         whole = distribution(row, params)
-        patch.setattr(sampler, "FEW", (few, 2 * few))
+        patch.setattr(sampler, "TOP_P_CANDIDATES", (few, 2 * few))
         quick = distribution(row, params)
     assert whole[0].tolist() == quick[0].tolist()
     assert whole[1].tolist() == quick[1].tolist()
@@ -122,7 +122,7 @@ def test_top_p_from_a_few_candidates_of_many(scale: float) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9)
     quick = distribution(row, params)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "FEW", ())
+        patch.setattr(sampler, "TOP_P_CANDIDATES", ())
         whole = distribution(row, params)
     assert all(np.array_equal(a, b) for a, b in zip(quick, whole, strict=True))
 

@@ -69,7 +69,7 @@ def test_a_long_answer_ends_with_length(n: int, stream: bool, short: Serving) ->
         assert body["usage"]["completion_tokens"] == n * most
         assert n > 1 or body["usage"]["total_tokens"] == LIMIT
         return
-    events = [strictly(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    events = [strictly(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
     assert not any("error" in event for event in events)
     reasons = [choice["finish_reason"] for event in events for choice in event["choices"] if choice["finish_reason"]]
     assert reasons == ["length"] * n

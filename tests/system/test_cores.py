@@ -45,7 +45,7 @@ def test_control_groups(
 
 @pytest.mark.parametrize("threads", [0, -1, 999, 1 << 31, 10**20, 1.5, "2", True])
 def test_too_many_or_none(threads: object, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="threads must be (from 1 to|an integer)"):
+    with pytest.raises(InvalidRequest, match=r"threads must be (from 1 to|an integer)"):
         LLM(str(tmp_path), threads=threads)  # pyright: ignore[reportArgumentType]
 
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
-STAY_S = 5.0  # longer than a process needs for its end, unless it waits for one of its threads
+STAY_S = 10.0  # longer than a process needs for its end, unless it waits for one of its threads
 _methods: list[weakref.WeakMethod[Callable[[], None]]] = []  # in order of registration
 os.register_at_fork(after_in_child=_methods.clear)  # threads of the parent do not compute here
 

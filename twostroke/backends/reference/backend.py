@@ -106,7 +106,9 @@ class ReferenceModel:
 
     def logits(self, hidden: torch.Tensor) -> tuple[np.ndarray, None]:
         with self.operations.running():
-            return as_array(self.decoder.logits(hidden)), None
+            # A copy: whoever drops the array frees no tensor then, which waits for the interpreter. PyTorch ends the
+            # process if a daemon thread does so while Python ends.
+            return as_array(self.decoder.logits(hidden)).copy(), None
 
     def search(self, hidden: torch.Tensor, noises: Sequence[Noise]) -> list[int]:
         logits = self.logits(hidden)[0]

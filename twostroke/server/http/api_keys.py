@@ -2,11 +2,9 @@
 
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from starlette.datastructures import Headers
 
 from twostroke.errors import InvalidRequest
 
@@ -64,7 +62,7 @@ class ApiKeys:
         """Whether calls need a key."""
         return bool(self._own or self._file)
 
-    def find(self, headers: Headers) -> ApiKey | None:
+    def find(self, headers: Mapping[str, str]) -> ApiKey | None:
         """The key that a call has: a bearer token, or x-api-key, which is Anthropic's way."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import setuptools  # noqa: F401  # before anything imports distutils, which it replaces: tests/software runs setup.py
+import setuptools  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before distutils, for tests/software
 import torch
 
 if not torch.cuda.is_available():  # before anything imports Triton, which transformers does

@@ -5,7 +5,7 @@ from collections import Counter
 from tests.study.simulate.chaos import EVENTS, check
 from twostroke.study.simulate.simulation import FAULTS
 
-SEEDS = 8  # the long form is `python -m tests.study.simulate.chaos`
+SEEDS = 16  # the long form is `python -m tests.study.simulate.chaos`
 FOUND = 90, 399  # by the long form: values that take all pages of a decode worker
 
 

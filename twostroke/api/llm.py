@@ -13,7 +13,7 @@ from twostroke.backends.choose import create_backend, require_device
 from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.ranks.processes import local_ranks
 from twostroke.engine.engine import Engine
-from twostroke.engine.memory_budget import PROCESS_BYTES, MemoryBudget, workspace_bytes
+from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model_loader import ModelLoader, companion_checkpoint
 from twostroke.engine.options import LLMOptions, companion_parts
 from twostroke.engine.output import Token
@@ -156,13 +156,11 @@ class LLM:
             )
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-            self.memory = MemoryBudget.now()  # PyTorch, where the backend computes with it, is loaded by now
-            here = local_ranks(tp)
-            self.memory.add("process", here * PROCESS_BYTES)
-            self.memory.add("spare", spare_bytes)
-            if chosen.device == "cpu":
-                self.memory.add("a step", workspace_bytes(checkpoint.config, max_step_tokens))
-            self.memory.add("KV in the host", tiers.host_bytes)
+            here, on_host = local_ranks(tp), chosen.device == "cpu"
+            self.memory = MemoryBudget.of_engine(  # PyTorch, where the backend computes with it, is loaded by now
+                checkpoint.config, max_step_tokens,
+                on_host=on_host, processes=here, host_bytes=tiers.host_bytes, spare=spare_bytes,
+            )  # fmt: skip
             companions = {
                 role: wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, stored, threads)
                 for role, wanted in (("student", student), ("draft", draft))

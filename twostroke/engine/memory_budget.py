@@ -39,6 +39,27 @@ class MemoryBudget:
         available, group = available_memory(), group_memory()
         return cls(available, group is not None and group <= available)
 
+    @classmethod
+    def of_engine(
+        cls, config: ModelConfig, max_step_tokens: int, *, on_host: bool, processes: int, host_bytes: int, spare: int
+    ) -> "MemoryBudget":
+        """The budget now, with what an engine takes besides weights and pages.
+
+        Args:
+            config, max_step_tokens: of its model and its steps.
+            on_host: whether it computes in the memory that this is about.
+            processes: number of its processes on this host.
+            host_bytes: for KV outside of the pool.
+            spare: bytes to leave for others.
+        """
+        budget = cls.now()
+        budget.add("process", processes * PROCESS_BYTES)
+        budget.add("spare", spare)
+        if on_host:
+            budget.add("a step", workspace_bytes(config, max_step_tokens))
+        budget.add("KV in the host", host_bytes)
+        return budget
+
     @property
     def left_bytes(self) -> int:
         """What is left when all parts have come. Below 0: they do not fit."""

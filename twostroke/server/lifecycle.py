@@ -52,23 +52,21 @@ class HttpServer(uvicorn.Server):
         ended, engine = await super().on_tick(counter), self._app.state.engine
         if engine.lost and self.lost_at is None:
             self.lost_at = time.monotonic()
-        if self._drain_at is not None and not engine.leaving:
-            engine.leaving = True
-            notify("STOPPING=1")
         if self._drain_at is not None:
+            engine.leaving = True
             ended = ended or time.monotonic() >= self._drain_at
         return ended or (self.lost_at is not None and time.monotonic() > self.lost_at + FAILURE_GRACE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn on a signal."""
         self._app.state.engine.drain(self._settings.grace_s)
-        notify("STOPPING=1")
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called on a signal."""
         if self.should_exit or self._drain_at is not None:
             end_at_once(sig, frame)
+        notify("STOPPING=1")
         self._drain_at = time.monotonic() + self._settings.drain_delay_s
         self.should_exit = self._settings.drain_delay_s == 0
 

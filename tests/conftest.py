@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 import setuptools  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before distutils, for tests/software
+
+# Before PyTorch is loaded: workers share the cores, and OpenMP's threads would spin on them between operators. A test
+# with a real model takes five times as long with that.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 if not torch.cuda.is_available():  # before anything imports Triton, which transformers does
@@ -75,6 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What imports and the collection have made stays, so that `gc.collect()` in tests need not visit it each time."""
+    keep_what_is_there()
+
+
+def keep_what_is_there() -> None:
     gc.collect()
     gc.freeze()
 
@@ -122,6 +131,8 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def get(family: str) -> Path:
         if family not in written:
             written[family] = write_model(family, tmp_path_factory.mktemp(family))
+            if len(written) == 1:  # transformers has been imported, a million objects
+                keep_what_is_there()
         return written[family]
 
     return get

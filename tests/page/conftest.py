@@ -14,9 +14,9 @@ from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Of a module: while Playwright runs, its thread has an event loop."""
+    """Of this folder: while Playwright runs, its thread has an event loop."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need Playwright (pip install)")
     program = shutil.which("chromium")
     if program is None:
@@ -26,7 +26,7 @@ def browser() -> Iterator[Any]:
         yield playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(tiny_directory: Callable[[str], Path]) -> Iterator[Serving]:
     llm = LLM(str(tiny_directory("llama")), kv_bytes=4 << 20, threads=1)
     with serving(llm) as running:

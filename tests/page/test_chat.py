@@ -69,27 +69,29 @@ def test_stream_and_stop(screen: Screen, server: Serving) -> None:
     screen.page.press("#ask", "Escape")  # stops nothing now
 
 
-def test_what_is_left_while_it_is_answered_stays_as_it_is(screen: Screen, server: Serving) -> None:
-    screen.extra(LONG)
+def test_an_answer_goes_on_while_another_conversation_is_open(screen: Screen, server: Serving) -> None:
+    screen.extra({"choice": ["one two three " * 40]})
     screen.ask("first", wait=False)
     screen.page.wait_for_selector(".going .markdown p")
     screen.page.click("#new")
-    eventually(lambda: server.llm.engine.num_running == 0)
     screen.say("other")
     screen.ask("second")
     assert screen.find(".user .text").all_text_contents() == ["second"]
+    eventually(lambda: server.llm.engine.num_running == 0)
+    screen.find("#list .title:text('first')").click()
+    screen.answered()
+    assert screen.find(".markdown").text_content() == ("one two three " * 40).strip()
     screen.extra(LONG)
     screen.ask("third", wait=False)
     screen.page.wait_for_selector(".going .markdown p")
     screen.page.reload()
+    eventually(lambda: server.llm.engine.num_running == 0)
     assert screen.find(".going").count() == 0
     assert screen.find(".markdown").last.text_content()
     assert "stopped" in screen.find(".facts").last.text_content()
-    screen.find("#list .title:text('first')").click()
-    assert "stopped" in screen.find(".facts").text_content()
 
 
-def test_answer_again_and_edit(screen: Screen) -> None:
+def test_answer_again_and_edit_lose_nothing(screen: Screen) -> None:
     screen.say("before")
     screen.ask("one")
     screen.ask("two")
@@ -98,12 +100,60 @@ def test_answer_again_and_edit(screen: Screen) -> None:
     screen.page.wait_for_selector(".markdown p:text('after')")
     screen.answered()
     assert [one["content"] for one in screen.bodies[-1]["messages"]] == ["one", "before", "two"]
+    assert screen.find(".assistant .others").inner_text().split()[1] == "2/2"
     screen.find("button:text('Edit')").first.click()
     screen.page.fill(".user textarea", "another")
     screen.page.press(".user textarea", "Enter")
     screen.page.wait_for_selector(".user .text:text('another')")
     screen.answered()
     assert [one["content"] for one in screen.bodies[-1]["messages"]] == ["another"]
+    assert screen.find(".turn").count() == 2
+    screen.page.reload()
+    screen.find("[aria-label='The one before']").click()
+    assert screen.find(".user .text").all_text_contents() == ["one", "two"]
+    assert screen.find(".markdown").all_text_contents() == ["before", "after"]
+    screen.find("[aria-label='The one before']").last.click()
+    assert screen.find(".markdown").all_text_contents() == ["before", "before"]
+
+
+def test_go_on_from_a_token(screen: Screen, server: Serving) -> None:
+    """Another answer begins as the first one did, and shares the pages of the prompt with it."""
+    screen.settings({"system": "the quick brown fox " * 8})
+    screen.extra({"choice": ["the cat sat", "the dog ran", "the dog sat"], "seed": 1})
+    screen.ask("Who?")
+    screen.extra({"max_tokens": 30, "ignore_eos": True})
+    screen.find("button:text('Tokens')").click()
+    token = screen.find(".token").nth(3)
+    token.click()
+    before = "".join(screen.find(".token").all_text_contents()[:3])
+    choice = screen.find(".answer > div .actions button").nth(1)
+    other = choice.locator("code").text_content()
+    choice.click()
+    screen.answered()
+    assert screen.find(".assistant .others").inner_text().split()[1] == "2/2"
+    body = screen.bodies[-1]
+    assert body["continue_final_message"] is True
+    begun = body["messages"][-1]
+    assert begun["role"] == "assistant"
+    assert begun["content"] == (before + other).replace("·", " ").replace("⏎", "\n")
+    facts = screen.find(".facts").text_content()
+    assert int(facts.split()[0]) == 4 + 30
+    found = re.search(r"(\d+) of (\d+) prompt tokens from the cache", facts)
+    assert found is not None
+    assert int(found[1]) >= int(found[2]) // 16 * 16 - 16
+    assert screen.find(".markdown").text_content().startswith(begun["content"].strip())
+
+
+def test_a_cut_answer_is_continued(screen: Screen) -> None:
+    screen.settings({"max_tokens": "3", "temperature": "0"})
+    screen.extra({"ignore_eos": True})
+    screen.ask("Count.")
+    begun = screen.bodies and screen.find(".markdown").text_content()
+    assert "cut at its limit of tokens" in screen.find(".facts").text_content()
+    screen.find("button:text('Continue')").click()
+    screen.page.wait_for_selector(".facts:text('6 tokens')")
+    assert screen.bodies[1]["messages"][-1]["role"] == "assistant"
+    assert screen.find(".markdown").text_content().startswith(begun)
     assert screen.find(".turn").count() == 2
 
 
@@ -131,10 +181,27 @@ def test_json_is_shown_readably(screen: Screen) -> None:
     screen.settings({"format": "json_schema", "schema": '{"const": {"pages": [1, 2]}}'})
     screen.ask("Which pages?")
     assert screen.find(".markdown pre").text_content() == json.dumps({"pages": [1, 2]}, indent=2)
-    screen.settings({"schema": "{"})
+
+
+def test_a_setting_that_cannot_be_read_keeps_the_question(screen: Screen) -> None:
+    screen.page.click("#show-settings")
+    for name, wrong in (("tools", "{"), ("tools", "[1]"), ("extra", "[]"), ("extra", "nothing")):
+        screen.page.fill(f"#{name}", wrong)
+        assert screen.find(f"#{name}-error").is_visible(), "it says so while it is typed"
+        assert screen.find(f"#{name}").get_attribute("aria-invalid") == "true"
+        screen.page.click("#show-settings")
+        screen.ask("Which pages?", wait=False)
+        assert screen.find(f"#{name}").is_visible()
+        assert screen.page.evaluate("document.activeElement.id") == name
+        assert screen.page.input_value("#ask") == "Which pages?"
+        screen.page.fill(f"#{name}", "")
+        assert not screen.find(f"#{name}-error").is_visible()
+    assert screen.bodies == []
+    screen.page.click("#show-settings")
+    screen.settings({"format": "json_schema", "schema": "{"})
     screen.ask("Which pages?", wait=False)
-    assert screen.find("#refused").text_content().startswith("JSON schema in the settings:")
-    assert len(screen.bodies) == 1
+    assert screen.find("#schema-error").text_content().startswith("This is no JSON:")
+    assert screen.bodies == []
 
 
 def test_alternatives_and_attention(screen: Screen, server: Serving) -> None:

@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
-from twostroke.engine.engine import Engine
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.page.snapshot import EngineSnapshot
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.25  # between two messages while the engine works
 IDLE_S = 4.0  # between two messages while the engine is idle
+SETTLE_S = 2.5  # after its last step, messages go on as before, until no rate that a watcher shows is above 0
 RING_SIZE = 32  # messages
 MAX_SPANS = 4096  # page spans that one message lists, of all lanes together
 
@@ -76,19 +77,27 @@ class EngineFeed:
     async def _run(self) -> None:
         engine, watch = self._engine, StepRecorder()
         engine.llm.engine.observer = watch
-        idle, settled = IDLE_S, False
+        counts: dict[str, int] = {}
+        changed = True  # since the last snapshot
+        quiet = silent = 0.0  # seconds since there was news, and since there was a message
+        look: asyncio.Task[None] | None = None
         try:
             while self._watchers and engine.alive and not engine.draining:
                 steps, snapshot = watch.take()
-                if not steps and (idle >= IDLE_S or not settled):  # what the last step left behind
-                    snapshot = await self._take_snapshot(watch)
-                    settled = True
-                if steps or snapshot is not None:
-                    self._publish(steps, snapshot)
-                idle, settled = (0.0, False) if steps or idle >= IDLE_S else (idle + TICK_S, settled)
+                before, counts = counts, self._counts()
+                news = bool(steps) or counts != before  # a choice that is cancelled makes no step
+                changed, quiet = changed or news, 0.0 if news else quiet + TICK_S
+                if not steps and snapshot is None and (changed or silent >= IDLE_S):
+                    if look is None or look.done():
+                        look = asyncio.create_task(self._look(watch))
+                    await asyncio.wait([look], timeout=TICK_S)  # a step may take long
+                    steps, snapshot = watch.take()
+                    changed = snapshot is None
+                if steps or snapshot is not None or quiet < SETTLE_S or silent >= IDLE_S:
+                    self._publish(steps, snapshot, counts)
+                    silent = 0.0
+                silent += TICK_S
                 await asyncio.sleep(TICK_S)
-        except ApiError:  # the engine has stopped
-            return
         except Exception:
             log.exception("the feed failed")
         finally:
@@ -97,16 +106,25 @@ class EngineFeed:
             self._ring.clear()
             self._wake()
 
-    async def _take_snapshot(self, watch: StepRecorder) -> EngineSnapshot | None:
-        def look(engine: Engine) -> None:
-            watch.snapshot(engine)
+    async def _look(self, watch: StepRecorder) -> None:
+        """Leave a snapshot in `watch`, between two steps."""
+        with suppress(ApiError):  # the engine has stopped
+            await self._engine.between_steps(watch.snapshot)
 
-        await self._engine.between_steps(look)
-        return watch.take()[1]
+    def _counts(self) -> dict[str, int]:
+        """Numbers that `/metrics` has too, read as it reads them."""
+        engine = self._engine.llm.engine
+        return {
+            "running": engine.num_running,
+            "waiting": engine.num_waiting,
+            "arriving": engine.num_arriving,
+            "preemptions": engine.preemptions,
+            "evicted": engine.evicted_pages,
+        }
 
-    def _publish(self, steps: list[StepRecord], snapshot: EngineSnapshot | None) -> None:
-        tokens = self._engine.output_tokens
-        data = event("steps", {"steps": steps, "tokens": tokens})
+    def _publish(self, steps: list[StepRecord], snapshot: EngineSnapshot | None, counts: dict[str, int]) -> None:
+        at, tokens = asyncio.get_running_loop().time(), self._engine.output_tokens
+        data = event("steps", {"steps": steps, "tokens": tokens, "at": at, **counts})
         if snapshot is not None:
             self._snapshot = event("pages", snapshot_data(snapshot))
             data += self._snapshot
@@ -138,14 +156,16 @@ def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
     lanes: list[dict[str, Any]] = []
     for lane in snapshot.lanes:
         facts: dict[str, Any] = {"owner": lane.owner, "model": lane.model, "decodes": lane.decodes}
-        facts |= {"entries": lane.entries, "pages": len(lane.table), "pool": list(where).index(id(lane.pool))}
+        facts |= {"entries": lane.entries, "todo": lane.todo, "arriving": lane.arriving}
+        facts |= {"pages": len(lane.table), "pool": list(where).index(id(lane.pool))}
         if snapshot.owners[lane.owner][0] and len(lane.table) <= left:
             left -= len(lane.table)
             table = lane.table[:, [PAGE, START, STOP, POSITION]]
             table[:, 0] = where[id(lane.pool)].placed(table[:, 0])
             facts["spans"] = table.ravel().tolist()
         lanes.append(facts)
-    return {"pools": pools, "owners": snapshot.owners, "lanes": lanes, "tiers": snapshot.tiers}
+    facts = {"owners": snapshot.owners, "waiting": snapshot.waiting, "tiers": snapshot.tiers}
+    return {"pools": pools, "lanes": lanes, **facts}
 
 
 def run_lengths(cells: np.ndarray) -> list[int]:

@@ -78,8 +78,9 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """The page's files by name, read once."""
-    return {path.name: StaticFile.read(path) for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
+    """The page's files by their paths, read once."""
+    paths = (path for path in sorted(STATIC.rglob("*")) if path.suffix in TYPES)
+    return {path.relative_to(STATIC).as_posix(): StaticFile.read(path) for path in paths}
 
 
 @router.get("/")
@@ -90,7 +91,7 @@ async def root(http: HttpRequest) -> Response:
     return Response("Twostroke is running", media_type="text/plain", headers={"vary": "accept"})
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name:path}")
 async def file(name: str, http: HttpRequest) -> Response:
     """A file that the page loads."""
     if (found := static_files().get(name)) is None:

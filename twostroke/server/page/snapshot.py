@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.backends.interface import PAGE
+from twostroke.engine.choice_state import QUEUED
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.engine import Engine
 from twostroke.engine.lane import Lane
@@ -30,6 +31,8 @@ class LanePages:
         model: the role of its model.
         decodes: whether it is a decode.
         entries: number of entries so far.
+        todo: number of tokens that are known and not entered yet.
+        arriving: whether it waits for pages from another tier.
         table: [P, 4] int32 spans, with page ids.
     """
 
@@ -38,6 +41,8 @@ class LanePages:
     model: str
     decodes: bool
     entries: int
+    todo: int
+    arriving: bool
     table: np.ndarray
 
 
@@ -86,10 +91,12 @@ class EngineSnapshot:
 
     Attributes:
         owners: the choices that have started: (the request's name or "", its number, index of the choice).
+        waiting: the names of those that wait to start or to start again, in their order, and their states.
         tiers: of each tier below the pool: its name, the bytes in it, and the most it may hold; None if not known.
     """
 
     owners: tuple[tuple[str, int, int], ...]
+    waiting: tuple[tuple[str, str], ...]
     lanes: tuple[LanePages, ...]
     pools: tuple[PoolSnapshot, ...]
     tiers: tuple[tuple[str, int | None, int | None], ...]
@@ -102,14 +109,16 @@ def take_snapshot(engine: Engine) -> EngineSnapshot:
     lanes = tuple(
         _lane(choice, lane, owners, roles.get(id(lane.model), "")) for choice in engine.choices for lane in choice.lanes
     )
-    return EngineSnapshot(tuple(owners), lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
+    waiting = tuple((one.request.name, one.state.value) for one in engine.choices if one.state in QUEUED)
+    return EngineSnapshot(tuple(owners), waiting, lanes, tuple(_pools(engine)), tuple(_tiers(engine)))
 
 
 def _lane(choice: Choice, lane: Lane, owners: dict[tuple[str, int, int], int], role: str) -> LanePages:
     request = choice.request
     owner = owners.setdefault((request.name, request.arrival_order, choice.index), len(owners))
-    writer = lane.writer
-    return LanePages(lane.model.pool, owner, role, isinstance(lane, DecodeLane), len(writer), writer.table.copy())
+    writer, decodes, todo = lane.writer, isinstance(lane, DecodeLane), len(lane.todo)
+    arriving = lane.missing is not None
+    return LanePages(lane.model.pool, owner, role, decodes, len(writer), todo, arriving, writer.table.copy())
 
 
 def _pools(engine: Engine) -> Iterator[PoolSnapshot]:

@@ -1,19 +1,25 @@
 // An answer on the screen: Markdown, JSON, calls of tools, its tokens, and what it took.
 
+import { going } from "./ask.js";
 import { announce, button, copyButton, el, oncePerFrame } from "./dom.js";
-import { listing, MarkdownView } from "./markdown.js";
+import { listing } from "./listing.js";
+import { MarkdownView } from "./markdown.js";
 import { drawCaches } from "./pages.js";
 import { TokensView } from "./tokens.js";
 
 const SPOKEN = 3000; // characters of an answer that screen readers are told without being asked
 
 export class AnswerView {
-  /** `actions`: attend(index, chosen), result(call, text), take(answer); null where there is none. */
+  /**
+   * `actions`: running(), attend(index, chosen), branch(index, alternative), goOn(), and null where there is none:
+   * take(), result(call, text).
+   */
   constructor(answer, actions) {
     this.answer = answer;
     this.actions = actions;
     this.thought = el("pre", { dir: "auto" });
-    this.thinking = el("details", { class: "thought", hidden: true }, el("summary", {}, "Thoughts"), this.thought);
+    this.thoughts = el("summary");
+    this.thinking = el("details", { class: "thought", hidden: true }, this.thoughts, this.thought);
     this.body = el("div", { class: "markdown" });
     this.text = new MarkdownView(this.body);
     this.calls = el("div", { class: "calls" });
@@ -25,49 +31,48 @@ export class AnswerView {
     this.facts = el("span", { class: "facts" });
     this.tokens = null;
     this.toggle = button("Tokens", () => this.showTokens(), { "aria-expanded": "false" });
+    this.goOn = button("Continue", actions.goOn, { hidden: true });
+    const take = actions.take ? button("Go on with this one", actions.take) : null;
     this.node = el(
       "div",
       { class: "answer" },
       el("p", { class: "method" }, answer.method),
       this.thinking, this.body, this.calls, this.error, this.about, this.cache,
-      el("div", { class: "actions" }, copyButton(() => answer.content), this.toggle, ...this.more(), this.facts),
+      el("div", { class: "actions" }, copyButton(() => answer.content), this.toggle, this.goOn, take, this.facts),
     );
     this.update = oncePerFrame(() => this.show());
     this.show();
   }
 
-  more() {
-    const { take } = this.actions;
-    return take ? [button("Go on with this one", () => take(this.answer))] : [];
-  }
-
   show() {
     const { answer } = this;
-    const going = ["waiting", "answering"].includes(answer.state);
-    this.node.setAttribute("aria-busy", String(going));
-    this.node.classList.toggle("going", going);
+    const running = this.actions.running();
+    this.node.setAttribute("aria-busy", String(running));
+    this.node.classList.toggle("going", running);
     const { thought, text } = parts(answer.content);
     this.thinking.hidden = !thought;
+    this.thoughts.textContent = running && !text ? "Thinking" : "Thoughts";
     if (thought && this.thought.textContent !== thought) this.thought.textContent = thought;
-    const value = going ? undefined : json(text);
+    const value = running ? undefined : json(text);
     if (value === undefined) this.text.show(text);
-    else this.body.replaceChildren(listing({ code: JSON.stringify(value, null, 2), language: "json" }).node);
-    this.showCalls(going);
+    else this.text.show(`\`\`\`json\n${JSON.stringify(value, null, 2)}\n\`\`\``);
+    this.showCalls(running);
     this.error.hidden = !answer.error;
     this.error.textContent = answer.error ? `No answer: ${answer.error}.` : "";
     this.about.hidden = !answer.warnings;
     this.about.textContent = (answer.warnings ?? []).join("; ");
-    this.facts.textContent = facts(answer);
+    this.facts.textContent = facts(answer, running);
+    this.goOn.hidden = running || !answer.content || answer.calls.length > 0 || !(answer.finish === "length" || answer.state !== "done");
     this.toggle.hidden = !answer.tokens?.length;
     this.tokens?.show();
     this.drawCache();
   }
 
-  showCalls(going) {
-    const { calls } = this.answer;
-    if (going || this.shownCalls !== calls.length) {
-      this.calls.replaceChildren(...calls.map((call) => callCard(call, going, this.actions.result)));
-      this.shownCalls = going ? -1 : calls.length;
+  showCalls(running) {
+    const { calls, state } = this.answer;
+    if (running || this.shownCalls !== calls.length) {
+      this.calls.replaceChildren(...calls.map((call) => callCard(call, state === "done" && this.actions.result)));
+      this.shownCalls = running ? -1 : calls.length;
     }
   }
 
@@ -75,7 +80,7 @@ export class AnswerView {
     const open = this.tokens === null;
     this.toggle.setAttribute("aria-expanded", String(open));
     if (open) {
-      this.tokens = new TokensView(this.answer, this.actions.attend);
+      this.tokens = new TokensView(this.answer, this.actions);
       this.body.after(this.tokens.node);
     } else {
       this.tokens.node.remove();
@@ -100,10 +105,11 @@ export class AnswerView {
 
 /** What a model thought aloud before its answer, and the answer. */
 function parts(content) {
-  if (!content.startsWith("<think>")) return { thought: "", text: content };
   const end = content.indexOf("</think>");
+  const begun = content.startsWith("<think>"); // some templates have it at the end of the prompt
+  if (!begun && end < 0) return { thought: "", text: content };
   const text = end < 0 ? "" : content.slice(end + 8).trimStart();
-  return { thought: content.slice(7, end < 0 ? undefined : end).trim(), text };
+  return { thought: content.slice(begun ? 7 : 0, end < 0 ? undefined : end).trim(), text };
 }
 
 /** The value of a text that is a JSON object or list, else undefined. */
@@ -116,21 +122,21 @@ function json(text) {
   }
 }
 
-function callCard(call, going, result) {
+function callCard(call, result) {
   const value = json(call.arguments);
   const shown = value === undefined ? call.arguments : JSON.stringify(value, null, 2);
   const parts = [el("p", {}, "Calls ", el("code", {}, call.name)), listing({ code: shown, language: "json" }).node];
-  if (!going && result) {
+  if (result) {
     const input = el("textarea", { rows: "2", "aria-label": `What ${call.name} gave` });
     parts.push(el("label", {}, "Its result", input), button("Send the result", () => result(call, input.value)));
   }
   return el("section", { class: "call", "aria-label": `Call of ${call.name}` }, parts);
 }
 
-function facts(answer) {
+function facts(answer, running) {
   const { timings, usage, count } = answer;
-  if (answer.state === "waiting") return "waiting";
-  const made = [`${usage?.completion_tokens ?? count} tokens`];
+  if (running && answer.state === "waiting") return answer.progress || "waiting";
+  const made = [`${(usage && answer.made) || count} tokens`];
   const ttft = timings?.ttft_ms ?? answer.first;
   if (ttft) made.push(`first after ${ttft < 10 ? ttft.toFixed(1) : Math.round(ttft)} ms`);
   if (timings?.itl_mean_ms) made.push(`${(1e3 / timings.itl_mean_ms).toFixed(1)} tokens/s`);
@@ -139,7 +145,8 @@ function facts(answer) {
     made.push(`${details.cached_tokens} of ${prompt} prompt tokens from the cache`);
   }
   for (const [name, value] of Object.entries(answer.counted ?? {})) made.push(`${name} ${value}`);
-  if (answer.state === "stopped") made.push("stopped");
+  if (answer.state === "stopped" || (going(answer) && !running)) made.push("stopped");
+  if (running && answer.progress) made.push(answer.progress);
   if (answer.finish === "length") made.push("cut at its limit of tokens");
   return made.join(" · ");
 }

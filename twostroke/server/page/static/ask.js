@@ -1,22 +1,23 @@
 // One question to the server, and the answer as it comes.
 
 import { call, events, json, reason } from "./api.js";
+import { newId } from "./tree.js";
 
 /** An answer that nothing has come of yet. */
 export function emptyAnswer(method) {
-  return { name: `page-${random()}`, method, content: "", calls: [], tokens: [], count: 0, state: "waiting" };
+  return { role: "assistant", method, content: "", calls: [], tokens: [], count: 0, state: "waiting" };
 }
 
-function random() {
-  return [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-}
+export const going = ({ state }) => state === "waiting" || state === "answering";
 
 /**
- * Ask, and fill `answer` until it is complete, stopped or failed. `changed` is called with every piece.
- * `answer.state` is then "done", "stopped" or "failed", with the server's message in `answer.error`.
+ * Ask, and fill `answer` until it is complete, stopped or failed; what comes is added to what is there. `changed` is
+ * called with every piece. `answer.state` is then "done", "stopped" or "failed", with the server's message in
+ * `answer.error`.
  */
 export async function ask(body, answer, changed, signal) {
   const began = performance.now();
+  Object.assign(answer, { name: `page-${newId()}`, state: "waiting", finish: undefined, error: undefined, first: undefined, usage: undefined });
   try {
     const whole = { ...body, stream: true, stream_options: { include_usage: true } };
     const response = await call("/v1/chat/completions", { body: whole, signal, headers: { "x-request-id": answer.name } });
@@ -39,7 +40,10 @@ export async function ask(body, answer, changed, signal) {
 /** Add a chunk to an answer. */
 function take(data, answer, began) {
   if (data.warnings) answer.warnings = data.warnings;
-  if (data.usage) answer.usage = data.usage;
+  if (data.usage) {
+    answer.usage = data.usage;
+    answer.made = (answer.made ?? answer.forked ?? 0) + data.usage.completion_tokens;
+  }
   const [choice] = data.choices;
   if (!choice) return;
   const { delta } = choice;
@@ -69,20 +73,4 @@ export async function attention(prompt, answer, index, chosen) {
   const { tokens } = await json("/tokenize", { body: prompt });
   const before = answer.tokens.slice(0, index).map(({ id }) => id);
   return json("/attention", { body: { tokens: [...tokens, ...before], ...chosen } });
-}
-
-/** The messages of a conversation as the API has them. */
-export function messages(conversation) {
-  const { settings, turns } = conversation;
-  const made = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  for (const turn of turns) {
-    if (turn.role !== "assistant") {
-      made.push(turn.role === "user" ? { role: "user", content: turn.content } : { role: "tool", content: turn.content, tool_call_id: turn.id });
-      continue;
-    }
-    const answer = turn.answers[turn.chosen ?? 0];
-    const calls = answer.calls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
-    made.push({ role: "assistant", content: answer.content, ...(calls.length ? { tool_calls: calls } : {}) });
-  }
-  return made;
 }

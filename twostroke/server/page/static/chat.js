@@ -1,10 +1,13 @@
-// A conversation on the screen: asking, stopping, asking again, changing a question.
+// A conversation on the screen: asking, stopping, asking again, changing a question, going on from any token.
 
-import { ask, attention, emptyAnswer, messages } from "./ask.js";
+import { ask, attention, emptyAnswer, going } from "./ask.js";
 import { AnswerView } from "./answer.js";
-import { save } from "./conversations.js";
+import { save, update } from "./conversations.js";
 import { announce, button, byId, copyButton, el } from "./dom.js";
-import { fields, promptFields } from "./settings.js";
+import { fields, problem, promptFields } from "./settings.js";
+import { add, goTo, messages, path, siblings, together } from "./tree.js";
+
+const SAVE_MS = 3000; // between two times that a running answer is saved
 
 export class Chat {
   /** `changed` is called when the conversation's place in the list may be another. */
@@ -13,84 +16,108 @@ export class Chat {
     this.changed = changed;
     this.views = new Map(); // of answers
     this.abort = null;
-    this.closed = false;
-    for (const answer of conversation.turns.flatMap(({ answers }) => answers ?? [])) {
-      if (["waiting", "answering"].includes(answer.state)) answer.state = "stopped"; // with a page that is gone
-    }
-    this.show(true);
+    this.visible = false;
+    this.saved = 0; // when
   }
 
   get going() {
     return this.abort !== null;
   }
 
-  /** Another conversation takes its place. */
-  close() {
-    this.closed = true;
-    this.stop();
+  get turns() {
+    return path(this.conversation);
+  }
+
+  /** Put it on the screen, where it was left. An answer goes on while another conversation is there. */
+  open() {
+    this.visible = true;
+    this.show(true);
   }
 
   stop() {
     this.abort?.abort();
   }
 
+  /** The page goes away: what was asked ends. */
+  leave() {
+    for (const turn of Object.values(this.conversation.turns)) if (this.going && going(turn)) turn.state = "stopped";
+    this.stop();
+    save(this.conversation);
+  }
+
   /** Ask a new question. */
-  async say(text) {
-    if (this.going || !text.trim()) return;
-    this.conversation.title ||= text.trim().slice(0, 80);
-    this.conversation.turns.push({ role: "user", content: text });
+  async say(content) {
+    if (this.going || !content.trim()) return;
+    this.conversation.title ||= content.trim().slice(0, 80);
+    add(this.conversation, { role: "user", content });
     await this.answer();
   }
 
   /** Answer the turns that there are. */
   async answer() {
     const { conversation } = this;
-    const { settings } = conversation;
+    const { settings, at: asked } = conversation;
     const ways = settings.compare ? ["method", "other"] : ["method"];
-    let bodies;
-    try {
-      const asked = messages(conversation);
-      bodies = ways.map((way) => ({ messages: asked, ...fields(settings, way) }));
-    } catch (error) {
-      this.refuse(error.message);
-      return;
-    }
-    const answers = ways.map((way) => emptyAnswer(settings[way]));
-    conversation.turns.push({ role: "assistant", answers, chosen: 0 });
+    const pair = settings.compare ? asked : undefined;
+    const bodies = ways.map((way) => ({ messages: messages(conversation, asked), ...fields(settings, settings[way]) }));
+    const answers = ways.map((way) => add(conversation, { ...emptyAnswer(settings[way]), pair: pair && `${pair} ${Date.now()}` }, asked));
+    conversation.at = answers[0].id;
+    await this.run(answers, bodies);
+  }
+
+  async run(answers, bodies) {
     this.abort = new AbortController();
+    const { signal } = this.abort;
+    const asking = answers.map((answer, i) => ask(bodies[i], answer, () => this.shown(answer), signal));
     this.show(true);
     this.keep();
     announce("Answering");
-    const { signal } = this.abort;
-    const asking = answers.map((answer, i) => ask(bodies[i], answer, () => this.shown(answer), signal));
     await Promise.all(asking);
     this.abort = null;
-    if (this.closed) {
-      save(conversation);
-      return;
-    }
-    for (const answer of answers) this.views.get(answer)?.finished();
     this.keep();
+    if (!this.visible) return;
+    for (const answer of answers) this.views.get(answer)?.finished();
     this.show();
   }
 
-  /** Drop the answer, and all after it, and answer again. */
+  /** Answer again, beside the answer that there is. */
   async again(turn) {
-    if (this.going) return;
-    this.conversation.turns.splice(this.conversation.turns.indexOf(turn));
+    if (this.refused()) return;
+    this.conversation.at = turn.parent;
     await this.answer();
   }
 
-  /** Change a question: what came after it goes. */
+  /** Let the model write on where an answer was cut or stopped. */
+  async goOn(turn) {
+    if (this.refused()) return;
+    goTo(this.conversation, turn);
+    const { settings } = this.conversation;
+    const body = { messages: messages(this.conversation, turn.id), ...fields(settings, turn.method), continue_final_message: true };
+    await this.run([turn], [body]);
+  }
+
+  /** Another answer that is the same up to a token, has `text` in its place, and is written on from there. */
+  async branch(turn, index, { text, p, top }) {
+    if (this.refused()) return;
+    const before = turn.tokens.slice(0, index);
+    const tokens = [...before, { text, p, top, id: undefined }];
+    const content = tokens.map((one) => one.text).join("");
+    const begun = { ...emptyAnswer(turn.method), content, tokens, count: tokens.length, forked: tokens.length };
+    await this.goOn(add(this.conversation, begun, turn.parent));
+  }
+
+  refused() {
+    return this.going || problem(this.conversation.settings, true) !== null;
+  }
+
+  /** Change a question: it is asked beside the one that there is. */
   edit(turn, node) {
     if (this.going) return;
     const input = el("textarea", { "aria-label": "The question", rows: String(Math.min(12, turn.content.split("\n").length + 1)) });
     input.value = turn.content;
     const send = async () => {
-      if (!input.value.trim()) return;
-      const { turns } = this.conversation;
-      turn.content = input.value;
-      turns.splice(turns.indexOf(turn) + 1);
+      if (!input.value.trim() || this.refused()) return;
+      add(this.conversation, { role: "user", content: input.value }, turn.parent);
       await this.answer();
     };
     input.addEventListener("keydown", (event) => {
@@ -105,11 +132,11 @@ export class Chat {
   }
 
   /** What a tool gave, written by the user; the model goes on when every call has its result. */
-  async result(turn, call, text) {
-    const { turns } = this.conversation;
-    turns.push({ role: "tool", id: call.id, name: call.name, content: text });
-    const given = new Set(turns.slice(turns.indexOf(turn)).map(({ id }) => id));
-    if (turn.answers[turn.chosen].calls.every(({ id }) => given.has(id))) await this.answer();
+  async result(turn, call, content) {
+    if (this.refused()) return;
+    add(this.conversation, { role: "tool", call: call.id, name: call.name, content });
+    const given = new Set(this.turns.slice(this.turns.findIndex(({ id }) => id === turn.id)).map((one) => one.call));
+    if (turn.calls.every(({ id }) => given.has(id))) await this.answer();
     else {
       this.keep();
       this.show();
@@ -117,81 +144,102 @@ export class Chat {
   }
 
   keep() {
-    byId("not-kept").hidden = save(this.conversation);
+    this.saved = Date.now();
+    const kept = save(this.conversation);
+    if (this.visible) byId("not-kept").hidden = kept;
     this.changed();
   }
 
-  refuse(message) {
-    byId("refused").textContent = message;
-    byId("refused").hidden = false;
+  /** Take over what another tab has saved. Returns whether there was anything. */
+  refresh() {
+    const changed = update(this.conversation);
+    if (changed) this.show();
+    return changed;
   }
 
   shown(answer) {
+    if (Date.now() - this.saved > SAVE_MS) this.keep();
+    if (!this.visible) return;
     this.views.get(answer)?.update();
     follow();
   }
 
-  /** A new picture of the pool: keep what it shows of answers that are being made. */
-  picture(cachesOf) {
+  /** A new picture of the engine: keep what it shows of answers that are being made. */
+  picture(cachesOf, progressOf) {
     for (const [answer, view] of this.views) {
-      if (!["waiting", "answering"].includes(answer.state)) continue;
+      if (!going(answer) || !this.going) continue;
       const caches = cachesOf(answer.name);
       if (caches.length) answer.cache = caches;
-      view.drawCache();
+      answer.progress = progressOf(answer.name);
+      view.update();
     }
   }
 
   /** Show all of it; `end` scrolls to its end. */
   show(end = false) {
+    if (!this.visible) return;
     const [log, box] = [byId("log"), byId("scroll")];
-    const { turns } = this.conversation;
     const [top, focused] = [box.scrollTop, log.contains(document.activeElement)];
-    byId("refused").hidden = true;
     byId("stop").hidden = !this.going;
     byId("send").hidden = this.going;
     const views = new Map();
-    log.replaceChildren(...turns.map((turn, i) => this.turn(turn, i === turns.length - 1, views)));
+    const { turns } = this;
+    log.replaceChildren(...turns.map((turn) => this.turn(turn, views)));
     this.views = views;
     for (const view of views.values()) view.drawCache();
     byId("empty").hidden = turns.length > 0;
+    this.showContext(turns);
     box.scrollTop = top;
     follow(end);
     if (focused && !log.contains(document.activeElement)) byId("ask").focus({ preventScroll: true });
   }
 
-  turn(turn, last, views) {
+  showContext(turns) {
+    const usage = turns.findLast((turn) => turn.usage)?.usage;
+    const used = usage ? usage.prompt_tokens + usage.completion_tokens : 0;
+    byId("context").textContent = used && Chat.room ? `${used.toLocaleString("en")} of ${Chat.room.toLocaleString("en")} tokens of context used` : "";
+  }
+
+  turn(turn, views) {
     if (turn.role !== "assistant") return this.question(turn);
-    const several = turn.answers.length > 1;
-    const nodes = turn.answers.map((answer, i) => {
-      const take = several && last && i !== turn.chosen ? () => this.choose(turn, i) : null;
-      const calls = i === turn.chosen ? (call, text) => this.result(turn, call, text) : null;
-      const view = this.views.get(answer);
-      const kept = view && Boolean(view.actions.take) === Boolean(take) ? view : this.view(turn, answer, take, calls);
-      views.set(answer, kept);
-      kept.show();
-      return kept.node;
+    const answers = together(this.conversation, turn);
+    const nodes = answers.map((answer) => {
+      const old = this.views.get(answer);
+      const taken = answer === turn;
+      const view = old?.taken === taken ? old : this.view(answer, taken);
+      views.set(answer, view);
+      view.show();
+      return view.node;
     });
-    const again = button("Answer again", () => this.again(turn));
+    const again = button("Answer again", () => this.again(turn), { disabled: this.going });
     return el(
       "article",
       { class: "turn assistant", "aria-label": "Answer" },
-      el("div", { class: several ? "answers beside" : "answers" }, nodes),
-      el("div", { class: "actions" }, again),
+      el("div", { class: answers.length > 1 ? "answers beside" : "answers" }, nodes),
+      el("div", { class: "actions" }, again, this.others(turn)),
     );
   }
 
-  view(turn, answer, take, result) {
-    const attend = (index, chosen) => {
-      const prompt = { messages: this.asked(turn), ...promptFields(this.conversation.settings) };
-      return attention(prompt, answer, index, chosen);
-    };
-    return new AnswerView(answer, { take, result, attend });
+  view(answer, taken) {
+    const view = new AnswerView(answer, {
+      running: () => this.going && going(answer),
+      attend: (index, chosen) => {
+        const prompt = { messages: messages(this.conversation, answer.parent), ...promptFields(this.conversation.settings) };
+        return attention(prompt, answer, index, chosen);
+      },
+      branch: (index, alternative) => this.branch(answer, index, alternative),
+      goOn: () => this.goOn(answer),
+      take: taken ? null : () => this.goTo(answer),
+      result: taken ? (call, text) => this.result(answer, call, text) : null,
+    });
+    view.taken = taken;
+    return view;
   }
 
   question(turn) {
     const tool = turn.role === "tool";
     const text = el("p", { class: "text", dir: "auto" }, turn.content);
-    const edit = tool ? [] : [button("Edit", () => this.edit(turn, node))];
+    const edit = tool ? [] : [button("Edit", () => this.edit(turn, node), { disabled: this.going }), this.others(turn)];
     const node = el(
       "article",
       { class: `turn ${turn.role}`, "aria-label": tool ? "Result of a tool" : "Question" },
@@ -202,16 +250,19 @@ export class Chat {
     return node;
   }
 
-  choose(turn, i) {
-    turn.chosen = i;
-    this.keep();
-    this.show();
+  /** Which of several turns at one place this is, and the way to those beside it. */
+  others(turn) {
+    const all = siblings(this.conversation, turn);
+    if (all.length < 2) return null;
+    const at = all.indexOf(turn);
+    const to = (i, text, label) => button(text, () => this.goTo(all[i]), { "aria-label": label, disabled: !all[i] || this.going });
+    return el("span", { class: "others" }, to(at - 1, "‹", "The one before"), ` ${at + 1}/${all.length} `, to(at + 1, "›", "The next one"));
   }
 
-  /** The messages that a turn answered. */
-  asked(turn) {
-    const { turns } = this.conversation;
-    return messages({ ...this.conversation, turns: turns.slice(0, turns.indexOf(turn)) });
+  goTo(turn) {
+    goTo(this.conversation, turn);
+    this.keep();
+    this.show();
   }
 }
 

@@ -1,7 +1,10 @@
-// Conversations, kept in this browser and nowhere else.
+// Conversations, kept in this browser and nowhere else. Several tabs may change one: each saves what it has changed.
+
+import { add, newId, path } from "./tree.js";
 
 const PREFIX = "twostroke.api.conversation.";
 const SETTINGS = "twostroke.settings";
+const OWN = ["title", "settings", "at"]; // what is saved of a conversation besides its turns
 
 export const DEFAULTS = {
   system: "",
@@ -19,35 +22,77 @@ export const DEFAULTS = {
   extra: "",
 };
 
-/** The settings of the conversation before, for a new one. */
-export function lastSettings() {
-  return { ...DEFAULTS, ...read(SETTINGS) };
-}
+const bases = new WeakMap(); // of each conversation, what was stored when it was last read or saved
+const seen = new Map(); // of each key, the text that was read last, and its conversation
 
+/** A new conversation, with the settings that were changed last. */
 export function fresh() {
-  return { id: crypto.randomUUID?.() ?? String(Math.random()).slice(2), title: "", changed: Date.now(), settings: lastSettings(), turns: [] };
+  return { id: newId(), title: "", settings: structuredClone({ ...DEFAULTS, ...read(SETTINGS) }), turns: {}, at: null };
 }
 
-/** {id, title, changed} of all conversations, the newest first. */
+/** All conversations, the one that was changed last first. */
 export function listed() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
-  const all = keys.map((key) => read(key)).filter(Boolean);
-  return all.map(({ id, title, changed }) => ({ id, title, changed })).sort((a, b) => b.changed - a.changed);
+  return keys.map(stored).filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
+/** Those that have all words of a query in their titles and texts. */
+export function search(query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  return listed().filter(({ title, turns }) => {
+    const text = [title, ...Object.values(turns).map(({ content }) => content)].join("\n").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+}
+
+/** A conversation; null if it is not there, or not any more. */
 export function load(id) {
-  return read(PREFIX + id);
+  const found = stored(PREFIX + id);
+  if (!found) return null;
+  const conversation = structuredClone(found);
+  bases.set(conversation, structuredClone(found));
+  return conversation;
 }
 
-/** Keep a conversation. Returns false where the browser has no room for it, or keeps nothing. */
+/** Keep what was changed of a conversation. Returns false where the browser has no room for it, or keeps nothing. */
 export function save(conversation) {
-  conversation.changed = Date.now();
+  if (!Object.keys(conversation.turns).length) return true;
+  const key = PREFIX + conversation.id;
+  update(conversation);
+  const base = bases.get(conversation);
+  if (base && localStorage.getItem(key) !== null && [...OWN, "turns"].every((name) => same(base[name], conversation[name]))) return true;
   try {
-    localStorage.setItem(SETTINGS, JSON.stringify(conversation.settings));
-    if (conversation.turns.length) localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation, kept));
-    return true;
+    localStorage.setItem(key, JSON.stringify({ ...conversation, changed: Date.now() }, kept));
   } catch {
     return false;
+  }
+  bases.set(conversation, structuredClone(stored(key)));
+  return true;
+}
+
+/** Take over what other tabs have saved of a conversation. Returns whether there was anything. */
+export function update(conversation) {
+  const theirs = stored(PREFIX + conversation.id);
+  const base = bases.get(conversation);
+  if (!theirs || same(theirs, base)) return false;
+  const mine = OWN.filter((name) => base && !same(conversation[name], base[name]));
+  const { settings } = conversation; // a form may be bound to it
+  for (const name of OWN) if (!mine.includes(name)) conversation[name] = structuredClone(theirs[name]);
+  conversation.settings = Object.assign(settings, conversation.settings);
+  for (const [id, turn] of Object.entries(theirs.turns)) {
+    const known = conversation.turns[id];
+    if (!known) conversation.turns[id] = structuredClone(turn);
+    else if (same(known, base?.turns[id]) && !same(known, turn)) Object.assign(known, structuredClone(turn));
+  }
+  bases.set(conversation, structuredClone(theirs));
+  return true;
+}
+
+export function keepSettings(settings) {
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(settings));
+  } catch {
+    // A browser that keeps nothing: a new conversation has the usual settings.
   }
 }
 
@@ -55,9 +100,65 @@ export function remove(id) {
   localStorage.removeItem(PREFIX + id);
 }
 
-/** Tokens with their alternatives take much room: they last as long as the page does. */
-function kept(name, value) {
-  return name === "tokens" || name === "cache" ? undefined : value;
+/** Call `changed(id)` when another tab has changed or removed a conversation. */
+export function listen(changed) {
+  addEventListener("storage", ({ key }) => {
+    if (key === null || key.startsWith(PREFIX)) changed(key?.slice(PREFIX.length));
+  });
+}
+
+/** Conversations from a file that was exported, or of one of them; those that are there already get its turns. */
+export function importAll(text) {
+  const found = [JSON.parse(text)].flat();
+  for (const one of found) {
+    if (typeof one?.turns !== "object") throw new Error("this file holds no conversations that were exported here");
+  }
+  return found.map((one) => {
+    const conversation = load(one.id) ?? { ...fresh(), id: String(one.id ?? newId()) };
+    const { title, settings, at, turns } = upgraded(one);
+    Object.assign(conversation, { title, settings: { ...DEFAULTS, ...settings }, at, turns: { ...conversation.turns, ...turns } });
+    if (!save(conversation)) throw new Error("the browser has no room for it");
+    return conversation;
+  });
+}
+
+/** A conversation for people: what is on the screen, as Markdown. */
+export function asMarkdown(conversation) {
+  const names = { user: "Question", assistant: "Answer", tool: "Result of a tool" };
+  const turns = path(conversation).map(({ role, content, calls }) => {
+    const made = (calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
+    return [`## ${names[role]}`, content, ...made].filter(Boolean).join("\n\n");
+  });
+  return `# ${conversation.title}\n\n${turns.join("\n\n")}\n`;
+}
+
+/** As it is kept: tokens with their alternatives take much room, and last as long as the page does. */
+export const asJson = (value, indent) => JSON.stringify(value, kept, indent);
+const kept = (name, value) => (["tokens", "cache", "progress"].includes(name) ? undefined : value);
+const same = (one, other) => asJson(one) === asJson(other);
+
+function stored(key) {
+  const text = localStorage.getItem(key);
+  if (text === null) return null;
+  if (seen.get(key)?.text !== text) {
+    const conversation = upgraded(read(key));
+    seen.set(key, { text, conversation: conversation && { ...conversation, settings: { ...DEFAULTS, ...conversation.settings } } });
+  }
+  return seen.get(key).conversation;
+}
+
+/** Until November 2026, a conversation was a list of turns, and each answer a list of one or two. */
+function upgraded(conversation) {
+  if (!Array.isArray(conversation?.turns)) return conversation;
+  const made = { ...conversation, turns: {}, at: null };
+  conversation.turns.forEach((turn, i) => {
+    const { answers = [turn], chosen = 0, id: call } = turn;
+    const pair = answers.length > 1 ? `p${i}` : undefined;
+    const parent = made.at;
+    const added = answers.map((one, j) => add(made, { ...one, id: `t${i}-${j}`, call, pair, role: turn.role }, parent));
+    made.at = added[chosen].id;
+  });
+  return made;
 }
 
 function read(key) {

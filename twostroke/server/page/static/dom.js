@@ -16,7 +16,7 @@ export function el(tag, attributes = {}, ...children) {
 export const byId = (id) => document.getElementById(id);
 
 export function button(label, click, attributes = {}) {
-  return el("button", { type: "button", click, ...attributes }, label);
+  return el("button", { type: "button", click, ...attributes }, ...[label].flat());
 }
 
 /** Say something to a screen reader, in the page's status line. */
@@ -42,6 +42,13 @@ export function copyButton(text) {
     setTimeout(() => (node.textContent = "Copy"), 1500);
   });
   return node;
+}
+
+/** Let the user save a text as a file. */
+export function download(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/octet-stream" }));
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
 /** Run `action` once per frame at most, with the newest arguments. */

@@ -3,15 +3,17 @@
 import { call, events, reason } from "./api.js";
 import { bars, barsIn, sparkline } from "./draw.js";
 import { byId, el, oncePerFrame } from "./dom.js";
-import { cachesOf, described, drawPool, unrun } from "./pages.js";
+import { cachesOf, described, drawPool, progressOf, unrun } from "./pages.js";
 
 const KEPT = 400; // steps
 const POINTS = 120; // of a sparkline
+const RATE_S = 2; // over which tokens/s is a mean
+const COUNTS = ["running", "waiting", "arriving", "preemptions", "evicted"];
 const SILENCE_MS = 15_000; // a server that says nothing for so long is gone
 const RETRY_MS = [500, 1000, 2000, 4000];
 
 export class EnginePanel {
-  /** `onPicture(cachesOf)` is called with every picture; `onLink(connected)` when the server goes and comes back. */
+  /** `onPicture(cachesOf, progressOf)` is called with every picture; `onLink(connected)` when the server goes and comes back. */
   constructor(onPicture, onLink) {
     this.onPicture = onPicture;
     this.onLink = onLink;
@@ -26,10 +28,13 @@ export class EnginePanel {
   reset() {
     this.history = []; // steps
     this.series = { ttft: [], itl: [], rate: [] };
-    this.seen = []; // [time, tokens] of the last messages
+    this.seen = []; // [time, tokens] of the last messages, in seconds of the server's clock
+    this.counts = {};
     this.picture = null;
     this.maps = [];
     byId("pools").replaceChildren();
+    byId("tiers").replaceChildren();
+    this.show();
   }
 
   async follow() {
@@ -53,6 +58,7 @@ export class EnginePanel {
         // The server is gone, or the page is not seen: below it is tried again.
       }
       clearTimeout(timer);
+      this.reset(); // what is not known any more is not shown
       if (document.hidden) continue;
       this.onLink(false);
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
@@ -70,20 +76,24 @@ export class EnginePanel {
   pages(picture) {
     picture.cells = picture.pools.map(({ runs }) => unrun(runs));
     this.picture = picture;
-    this.onPicture((name) => cachesOf(picture, this.facts, name));
+    this.onPicture(
+      (name) => cachesOf(picture, this.facts, name),
+      (name) => progressOf(picture, this.facts, name, this.history.at(-1)),
+    );
     this.show();
   }
 
   /** New steps; the values of each have the names that "hello" gave. */
-  steps({ steps, tokens }) {
+  steps({ steps, tokens, at, ...counts }) {
     const { fields } = this.facts;
     const made = steps.map((values) => Object.fromEntries(fields.map((field, i) => [field, values[i]])));
     this.history = [...this.history, ...made].slice(-KEPT);
-    const now = performance.now();
-    this.seen = [...this.seen.filter(([time]) => now - time < 2000), [now, tokens]];
-    const [first] = this.seen;
-    const rate = this.seen.length > 1 ? (1e3 * (tokens - first[1])) / (now - first[0]) : 0;
-    this.point("rate", rate);
+    this.counts = counts;
+    // A watcher that comes late gets old messages at once, so the times are the server's.
+    const old = this.seen.findLastIndex(([time]) => at - time >= RATE_S);
+    this.seen = [...this.seen.slice(Math.max(0, old)), [at, tokens]];
+    const [[since, before]] = this.seen;
+    this.point("rate", at > since ? (tokens - before) / (at - since) : 0);
     for (const us of made.flatMap((step) => step.ttft_us)) this.point("ttft", us / 1e3);
     const gaps = made.flatMap((step) => step.itl_us).sort((a, b) => a - b);
     if (gaps.length) this.point("itl", gaps[gaps.length >> 1] / 1e3);
@@ -104,10 +114,7 @@ export class EnginePanel {
       byId(`${name}-value`).textContent = value === undefined ? "–" : figure(value, name);
       sparkline(byId(`${name}-line`), this.series[name]);
     }
-    const last = history.at(-1);
-    for (const name of ["running", "waiting", "arriving", "preemptions", "evicted"]) {
-      byId(`${name}-value`).textContent = last ? last[name] : 0;
-    }
+    for (const name of COUNTS) byId(`${name}-value`).textContent = this.counts[name] ?? "–";
     if (this.picture) this.drawPools();
   }
 
@@ -118,8 +125,9 @@ export class EnginePanel {
       const found = drawPool(map.canvas, cells[i], owners);
       map.found = found;
       const used = cells[i].length - found.free;
+      const part = found.shown < cells[i].length ? ` The first ${found.shown} are shown.` : "";
       const several = found.each > 1 ? ` One square is ${found.each} pages.` : "";
-      const text = `${used} of ${cells[i].length} pages in use: ${found.owned} of one request, ${found.shared} shared, ${found.prefix} in the prefix index alone, ${found.held} held by values, ${found.arriving} arriving.${several}`;
+      const text = `${used} of ${cells[i].length} pages in use: ${found.owned} of one request, ${found.shared} shared, ${found.prefix} in the prefix index alone, ${found.held} held by values, ${found.arriving} arriving.${part}${several}`;
       map.text.textContent = text;
       map.canvas.setAttribute("aria-label", `Pages of the pool. ${text}`);
     });

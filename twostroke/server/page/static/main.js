@@ -1,56 +1,138 @@
 // The page: the list of conversations, the one that is open, its settings, and the engine beside it.
 
 import { json } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
-import { fresh, listed, load, remove } from "./conversations.js";
-import { announce, button, byId, el } from "./dom.js";
+import * as conversations from "./conversations.js";
+import { announce, button, byId, download, el } from "./dom.js";
 import { forgetColours } from "./draw.js";
 import { EnginePanel } from "./engine.js";
 import { bind, offer } from "./settings.js";
 
+const DRAFTS = "twostroke.drafts"; // in this tab's storage
+const PANELS = { list: "show-list", engine: "show-engine", settings: "show-settings" };
+const narrow = matchMedia("(max-width: 800px)");
+
+const chats = new Map(); // those that are answered, and the one on the screen
 let chat = null;
+let attachments = null;
 
 function open(conversation) {
-  chat?.close();
-  chat = new Chat(conversation, showList);
-  bind(conversation.settings, () => chat.keep());
-  location.hash = conversation.turns.length ? conversation.id : "";
+  if (chat) {
+    keepDraft();
+    chat.visible = false;
+    if (!chat.going) chats.delete(chat.conversation.id);
+  }
+  chat = chats.get(conversation.id) ?? new Chat(conversation, showList);
+  chats.set(conversation.id, chat);
+  chat.open();
+  bindSettings();
+  byId("ask").value = drafts()[draftName()] ?? "";
+  history.replaceState(null, "", location.pathname);
   showList();
 }
 
-function showList() {
-  const items = listed().map(({ id, title }) => {
-    const current = id === chat.conversation.id;
-    const drop = () => {
-      if (!confirm(`Delete "${title}"?`)) return;
-      remove(id);
-      if (current) open(fresh());
-      else showList();
-    };
-    return el(
-      "li",
-      {},
-      button(title, () => open(load(id)), { class: "title", "aria-current": current ? "true" : null, dir: "auto" }),
-      button("×", drop, { "aria-label": `Delete ${title}`, class: "drop" }),
-    );
-  });
-  byId("list").replaceChildren(...items);
-  if (chat.conversation.turns.length) history.replaceState(null, "", `#${chat.conversation.id}`);
+/** A conversation by its id, also one that another tab may have removed. */
+function openKept(id) {
+  const found = chats.get(id)?.conversation ?? conversations.load(id);
+  if (found) open(found);
+  else announce("Another tab has deleted this conversation");
+  if (narrow.matches) show("list", false);
+  showList();
 }
 
-function toggle(control, panel, usual) {
-  const name = `twostroke.${panel}`;
-  const set = (shown) => {
-    document.body.classList.toggle(`with-${panel}`, shown);
-    byId(control).setAttribute("aria-expanded", String(shown));
-    try {
-      localStorage.setItem(name, shown ? "1" : "");
-    } catch {
-      // A browser that keeps nothing: the panel is as usual next time.
-    }
+function bindSettings() {
+  bind(chat.conversation.settings, () => {
+    conversations.keepSettings(chat.conversation.settings);
+    chat.keep();
+  });
+}
+
+function showList() {
+  const query = byId("search").value.trim();
+  const found = query ? conversations.search(query) : conversations.listed();
+  byId("list").replaceChildren(...found.map(item));
+  byId("none-found").hidden = !query || found.length > 0;
+  if (chat && Object.keys(chat.conversation.turns).length) history.replaceState(null, "", `#${chat.conversation.id}`);
+}
+
+function item({ id, title }) {
+  const current = id === chat?.conversation.id;
+  const drop = () => {
+    if (!confirm(`Delete "${title}"?`)) return;
+    chats.get(id)?.stop();
+    conversations.remove(id);
+    if (current) open(conversations.fresh());
+    else showList();
   };
-  byId(control).addEventListener("click", () => set(!document.body.classList.contains(`with-${panel}`)));
-  set((localStorage.getItem(name) ?? (usual ? "1" : "")) === "1");
+  const rename = () => {
+    const text = prompt("A new name", title)?.trim();
+    const conversation = chats.get(id)?.conversation ?? conversations.load(id);
+    if (!text || !conversation) return;
+    conversation.title = text;
+    conversations.save(conversation);
+    showList();
+  };
+  return el(
+    "li",
+    {},
+    button(title, () => openKept(id), { class: "title", "aria-current": current ? "true" : null, dir: "auto" }),
+    button("✎", rename, { "aria-label": `Rename ${title}`, class: "small" }),
+    button("×", drop, { "aria-label": `Delete ${title}`, class: "small drop" }),
+  );
+}
+
+function exchange() {
+  byId("export").addEventListener("click", () => download("conversations.json", conversations.asJson(conversations.listed(), 1)));
+  byId("export-this").addEventListener("click", () => {
+    const name = chat.conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation";
+    download(`${name}.md`, conversations.asMarkdown(chat.conversation));
+  });
+  byId("import").addEventListener("click", () => byId("import-file").click());
+  byId("import-file").addEventListener("change", async ({ target }) => {
+    byId("import-error").hidden = true;
+    try {
+      for (const file of target.files) conversations.importAll(await file.text());
+    } catch (error) {
+      byId("import-error").textContent = `Nothing was imported: ${error.message}.`;
+      byId("import-error").hidden = false;
+    }
+    target.value = "";
+    showList();
+  });
+  byId("search").addEventListener("input", showList);
+  conversations.listen((id) => {
+    for (const one of chats.values()) {
+      if ((id === undefined || one.conversation.id === id) && one.refresh() && one === chat) bindSettings();
+    }
+    showList();
+  });
+}
+
+function show(panel, shown) {
+  document.body.classList.toggle(`with-${panel}`, shown);
+  byId(PANELS[panel]).setAttribute("aria-expanded", String(shown));
+  try {
+    localStorage.setItem(`twostroke.shows-${panel}`, shown ? "1" : "");
+  } catch {
+    // A browser that keeps nothing: the panel is as usual next time.
+  }
+}
+
+function panels() {
+  const shown = (panel) => document.body.classList.contains(`with-${panel}`);
+  for (const [panel, control] of Object.entries(PANELS)) {
+    const usual = { list: innerWidth > 1100, engine: innerWidth > 800, settings: false }[panel];
+    show(panel, !(narrow.matches && panel !== "settings") && (localStorage.getItem(`twostroke.shows-${panel}`) ?? (usual ? "1" : "")) === "1");
+    byId(control).addEventListener("click", () => {
+      if (narrow.matches) for (const other of Object.keys(PANELS)) if (other !== panel) show(other, false);
+      show(panel, !shown(panel));
+    });
+    document.querySelector(`[data-closes="${panel}"]`).addEventListener("click", () => {
+      show(panel, false);
+      byId(control).focus();
+    });
+  }
 }
 
 function themes() {
@@ -65,18 +147,35 @@ function themes() {
   });
 }
 
+const draftName = () => (Object.keys(chat.conversation.turns).length ? chat.conversation.id : "new");
+
+function drafts() {
+  return JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
+}
+
+/** A question that is not asked yet stays with its conversation, also when the page is loaded again. */
+function keepDraft() {
+  const { [draftName()]: _, ...others } = drafts();
+  const all = byId("ask").value ? { ...others, [draftName()]: byId("ask").value } : others;
+  if (Object.keys(all).length) sessionStorage.setItem(DRAFTS, JSON.stringify(all));
+  else sessionStorage.removeItem(DRAFTS);
+}
+
 function composer() {
   const input = byId("ask");
+  attachments = new Attachments();
   const send = () => {
-    if (chat.going || !input.value.trim()) return;
-    const text = input.value;
+    if (!(input.value.trim() || attachments.files.length) || chat.refused()) return;
+    const text = attachments.take(input.value);
     input.value = "";
+    keepDraft();
     chat.say(text);
   };
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
   });
+  input.addEventListener("input", keepDraft);
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
@@ -84,22 +183,64 @@ function composer() {
     }
   });
   byId("stop").addEventListener("click", () => chat.stop());
+  byId("new").addEventListener("click", begin);
+}
+
+function begin() {
+  open(conversations.fresh());
+  if (narrow.matches) show("list", false);
+  byId("ask").focus();
+}
+
+function find() {
+  show("list", true);
+  byId("search").focus();
+}
+
+function editLast() {
+  [...document.querySelectorAll(".user button")].findLast((one) => one.textContent === "Edit")?.click();
+}
+
+function escape() {
+  if (chat.going) chat.stop();
+  else if (narrow.matches) for (const panel of Object.keys(PANELS)) show(panel, false);
+}
+
+const command = (letter) => (event) => (event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === letter;
+const typing = ({ target }) => target.matches("input, textarea, select");
+const plainKey = (key) => (event) => event.key === key && !typing(event) && !event.ctrlKey && !event.metaKey;
+const SHORTCUTS = [
+  ["Enter", "send the question; Shift+Enter begins a new line"],
+  ["Esc", "stop the answer, or close the panels of a phone", (event) => event.key === "Escape", escape],
+  ["↑", "change the last question, while the new one is empty", (event) => event.key === "ArrowUp" && event.target === byId("ask") && !byId("ask").value, editLast],
+  ["/", "go to the question", plainKey("/"), () => byId("ask").focus()],
+  ["Ctrl+Shift+O", "begin a new conversation", command("o"), begin],
+  ["Ctrl+Shift+F", "search conversations", command("f"), find],
+  ["Ctrl+Shift+S", "settings", command("s"), () => byId("show-settings").click()],
+  ["Ctrl+Shift+E", "the engine", command("e"), () => byId("show-engine").click()],
+  ["?", "this list", plainKey("?"), () => byId("shortcuts").showModal()],
+];
+
+function shortcuts() {
+  byId("shortcut-list").replaceChildren(...SHORTCUTS.flatMap(([keys, text]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, text)]));
+  byId("show-shortcuts").addEventListener("click", () => byId("shortcuts").showModal());
   addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && chat.going) chat.stop();
-  });
-  byId("new").addEventListener("click", () => {
-    open(fresh());
-    input.focus();
+    if (document.querySelector("dialog[open]")) return;
+    const [, , , action] = SHORTCUTS.find(([, , fits]) => fits?.(event)) ?? [];
+    if (!action) return;
+    if (event.key !== "Escape") event.preventDefault();
+    action();
   });
 }
 
 /** What the server offers; asked for again when it comes back, since it may be another one. */
 async function meet() {
-  const { model, methods } = await json("/methods");
+  const { model, methods, max_model_len: room } = await json("/methods");
   byId("model").textContent = model;
   document.title = `${model} · Twostroke`;
+  Chat.room = room;
   offer(methods);
-  bind(chat.conversation.settings, () => chat.keep());
+  bindSettings();
 }
 
 function linked(connected) {
@@ -109,14 +250,13 @@ function linked(connected) {
 }
 
 addEventListener("pagehide", () => {
-  chat.stop();
-  chat.keep();
+  for (const one of chats.values()) one.leave();
 });
 themes();
-toggle("show-list", "list", innerWidth > 1100);
-toggle("show-engine", "engine", innerWidth > 800);
-toggle("show-settings", "settings", false);
+panels();
+exchange();
 composer();
-open(load(location.hash.slice(1)) ?? fresh());
-new EnginePanel((cachesOf) => chat.picture(cachesOf), linked);
+shortcuts();
+open(conversations.load(location.hash.slice(1)) ?? conversations.fresh());
+new EnginePanel((...found) => chats.forEach((one) => one.picture(...found)), linked);
 byId("ask").focus();

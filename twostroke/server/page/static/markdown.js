@@ -1,56 +1,109 @@
 // Markdown as DOM nodes, while it is being written.
 //
-// Text becomes text nodes and nothing else: HTML in it is shown as it is written. Pictures are links, since a picture
-// that is loaded tells somebody that it is seen. The time is linear in the length of the text, whatever the text is.
+// markdown-it reads it. What it finds becomes elements and text nodes here and nothing else: HTML is shown as it is
+// written. Pictures are links, since a picture that is loaded tells somebody that it is seen.
 
-import { copyButton, el } from "./dom.js";
+import { el } from "./dom.js";
+import { listing } from "./listing.js";
+import { formula, formulas } from "./math.js";
+import { MarkdownIt, footnote } from "./vendor/markdown.js";
 
-const DEPTH = 8; // of lists and quotes in one another
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
-const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
-const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
-const blank = (line) => line.trim() === "";
-const isRule = (line) => line.length < 200 && RULE.test(line);
+const md = new MarkdownIt({ linkify: true, breaks: true, maxNesting: 40 }).use(footnote).use(formulas).use(lineBreaks).use(tasks);
+md.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
+
+/** <br>, the one element that models write for want of another way, as in the cells of a table. */
+function lineBreaks(md) {
+  md.inline.ruler.push("br", (state, silent) => {
+    const found = /^<br ?\/?>/i.exec(state.src.slice(state.pos, state.pos + 6));
+    if (!found) return false;
+    if (!silent) state.push("hardbreak", "br", 0);
+    state.pos += found[0].length;
+    return true;
+  });
+}
+
+/** Items that begin with [ ] or [x]. */
+function tasks(md) {
+  md.core.ruler.push("tasks", ({ tokens }) => {
+    tokens.forEach(({ type, content, children }, i) => {
+      if (type !== "inline" || tokens[i - 2]?.type !== "list_item_open" || !/^\[[ xX]\] /.test(content)) return;
+      tokens[i - 2].meta = { done: content[1] !== " " };
+      children[0].content = children[0].content.slice(4);
+    });
+  });
+}
 
 /**
  * Shows a text that grows. What is complete is left alone; the last block is made again, and the one before it too
- * while the last line is not known whole: it may still belong to that one.
+ * while the last line is not known whole: it may still belong to that one. A text with references or footnotes is made
+ * again as a whole, since a later line may change any earlier one.
  */
 export class MarkdownView {
   constructor(root) {
     this.root = root;
-    this.root.dir = "auto";
     this.clear();
   }
 
   clear() {
     this.root.replaceChildren();
     this.text = "";
+    this.linked = false; // whether it has references or footnotes
+    this.begin();
+  }
+
+  begin() {
     this.done = 0; // where the first block begins that may change
     this.open = []; // such blocks
   }
 
   show(text) {
+    if (text === this.text) return;
     if (!text.startsWith(this.text)) this.clear();
     this.text = text;
-    const lines = text.slice(this.done).split("\n");
-    const blocks = parse(lines, 0);
-    const [old, ...others] = this.open;
-    for (const other of others) other.node.remove();
-    let made = [];
-    if (old?.code && blocks[0]?.code !== undefined) {
-      old.write(blocks[0]); // a listing that grows keeps its place on the screen
-      made = [old];
-    } else old?.node.remove();
-    made.push(...blocks.slice(made.length).map(render));
-    this.root.append(...made.slice(old === made[0] ? 1 : 0).map(({ node }) => node));
-    const whole = blocks.findLastIndex(({ line }) => line < lines.length - 1);
-    const from = Math.max(0, whole);
-    this.open = made.slice(from);
-    if (from > 0) this.done = offset(text, this.done, blocks[from].line);
+    let found = parse(text.slice(this.done));
+    if (this.done && found.linked) {
+      this.root.replaceChildren();
+      this.begin();
+      found = parse(text);
+    }
+    this.linked ||= found.linked;
+    this.replace(found.blocks);
+    const last = text.slice(this.done).split("\n").length - 1;
+    const from = Math.max(0, found.blocks.findLastIndex(({ line }) => line < last));
+    if (from === 0 || this.linked) return;
+    this.open = this.open.slice(from);
+    this.done = offset(text, this.done, found.blocks[from].line);
   }
+
+  /** Show blocks in the place of those that were open; a listing that grows keeps its place on the screen. */
+  replace(blocks) {
+    const [old, ...others] = this.open;
+    for (const { node } of others) node.remove();
+    const kept = old?.write && isCode(blocks[0]?.tokens[0]);
+    if (kept) old.write(code(blocks[0].tokens[0]));
+    else old?.node.remove();
+    const made = blocks.slice(kept ? 1 : 0).map(({ tokens }) => render(tokens));
+    this.root.append(...made.map(({ node }) => node));
+    this.open = kept ? [old, ...made] : made;
+  }
+}
+
+/** The nodes of a whole text. */
+export function markdown(text) {
+  return parse(text).blocks.map(({ tokens }) => render(tokens).node);
+}
+
+/** The blocks of a text, {tokens, line}, and whether something in it refers to another place. */
+function parse(text) {
+  const env = {};
+  const blocks = [];
+  let depth = 0;
+  for (const token of md.parse(text, env)) {
+    if (!depth) blocks.push({ tokens: [], line: token.map?.[0] ?? Infinity });
+    blocks.at(-1).tokens.push(token);
+    depth += token.nesting;
+  }
+  return { blocks, linked: Boolean(env.references || env.footnotes) };
 }
 
 /** Where the line begins that is `lines` lines after the place `from`. */
@@ -59,331 +112,77 @@ function offset(text, from, lines) {
   return from;
 }
 
-/** A whole text. */
-export function markdown(text, depth = 0) {
-  return parse(text.split("\n"), depth).map((block) => render(block).node);
+const isCode = (token) => ["fence", "code_block"].includes(token?.type);
+const code = ({ content, info }) => ({ code: content.replace(/\n$/, ""), language: info.trim().split(/\s/)[0] });
+
+/** {node}, and for a listing also {write}. Its direction is that of its first letter. */
+function render(tokens) {
+  if (isCode(tokens[0])) return listing(code(tokens[0]));
+  const root = document.createDocumentFragment();
+  build(tokens, root);
+  const node = root.firstChild;
+  if (!node.dir && node.tagName !== "HR") node.dir = "auto";
+  return { node };
 }
 
-// Blocks ---------------------------------------------------------------------------------------------------------
-
-/** The blocks of some lines: what each is, and the line at which it begins. */
-function parse(lines, depth) {
-  const blocks = [];
-  for (let i = 0; i < lines.length; ) {
-    if (blank(lines[i])) {
-      i++;
-      continue;
-    }
-    const [block, next] = nextBlock(lines, i, depth);
-    blocks.push({ ...block, line: i, depth });
-    i = next;
+function build(tokens, root) {
+  const open = [root]; // in which what comes is appended
+  const endings = [];
+  for (const token of tokens) {
+    const parent = open.at(-1);
+    if (token.type === "inline") build(token.children, parent);
+    else if (token.nesting < 0) open.pop().append(endings.pop());
+    else if (token.nesting > 0) {
+      const { node, inner = node, ending = "" } = token.hidden ? { node: null, inner: parent } : element(token);
+      if (node) parent.append(node);
+      open.push(inner);
+      endings.push(ending);
+    } else parent.append(leaf(token));
   }
-  return blocks;
 }
 
-function nextBlock(lines, i, depth) {
-  const line = lines[i];
-  let found;
-  if ((found = FENCE.exec(line))) return fenced(lines, i, found);
-  if ((found = HEADING.exec(line))) {
-    return [{ heading: found[1].length, text: (found[2] ?? "").trim().replace(/[ \t]#{1,20}$/, "") }, i + 1];
+/** What a token opens: {node}, {inner} in which its content goes, and {ending}, a text after that. */
+function element(token) {
+  const { type, tag } = token;
+  const align = /text-align:(\w+)/.exec(token.attrGet("style") ?? "")?.[1] ?? "left";
+  if (type === "heading_open") return { node: el(`h${Math.min(6, Number(tag[1]) + 2)}`) };
+  if (type === "link_open") return link(token.attrGet("href"));
+  if (type === "ordered_list_open") return { node: el("ol", { start: token.attrGet("start") ?? 1 }) };
+  if (type === "list_item_open" && token.meta) {
+    const { done } = token.meta;
+    return { node: el("li", { class: "task" }, el("input", { type: "checkbox", disabled: true, checked: done, "aria-label": done ? "done" : "to do" }), " ") };
   }
-  if (isRule(line)) return [{ rule: true }, i + 1];
-  if (depth < DEPTH && QUOTE.test(line)) {
-    let stop = i;
-    while (stop < lines.length && QUOTE.test(lines[stop])) stop++;
-    return [{ quote: lines.slice(i, stop).map((one) => one.replace(QUOTE, "")) }, stop];
+  if (type === "table_open") {
+    const inner = el("table");
+    return { inner, node: el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" }, inner) };
   }
-  if (depth < DEPTH && ITEM.test(line)) return list(lines, i);
-  if (line.includes("|") && columns(lines[i + 1])) return table(lines, i);
-  let stop = i + 1;
-  while (stop < lines.length && !blank(lines[stop]) && !interrupts(lines, stop, depth)) stop++;
-  return [{ text: lines.slice(i, stop).join("\n") }, stop];
+  if (type === "footnote_block_open") {
+    const inner = el("ol");
+    return { inner, node: el("section", { class: "footnotes", "aria-label": "Footnotes" }, inner) };
+  }
+  if (type === "footnote_open") return { node: el("li") };
+  return { node: el(tag === "s" ? "del" : tag, ["th", "td"].includes(tag) ? { class: align } : {}) };
 }
 
-/** Whether a line in the middle of a paragraph begins something else. */
-function interrupts(lines, i, depth) {
-  const line = lines[i];
-  const item = depth < DEPTH && ITEM.exec(line);
-  return (
-    FENCE.test(line) || HEADING.test(line) || isRule(line) ||
-    (depth < DEPTH && QUOTE.test(line)) || (item && item[0].length < line.length) ||
-    (line.includes("|") && columns(lines[i + 1]) !== null)
-  );
-}
-
-function fenced(lines, i, [, mark, info]) {
-  const isEnd = (line) => line.trim().startsWith(mark) && line.trim() === mark[0].repeat(line.trim().length);
-  let stop = i + 1;
-  while (stop < lines.length && !isEnd(lines[stop])) stop++;
-  return [{ code: lines.slice(i + 1, stop).join("\n"), language: info.trim().split(/\s/)[0] }, stop + 1];
-}
-
-function list(lines, i) {
-  const [, before, mark] = ITEM.exec(lines[i]);
-  const ordered = mark.length > 1;
-  const items = [];
-  let width = 0;
-  let gap = false; // whether the line before is blank
-  for (; i < lines.length; i++) {
-    const line = lines[i];
-    const indent = line.length - line.trimStart().length;
-    const found = indent < before.length + 2 ? ITEM.exec(line) : null;
-    if (blank(line)) items.at(-1)?.push("");
-    else if (found && found[2].length > 1 === ordered && !isRule(line)) {
-      width = found[0].length;
-      items.push([line.slice(width)]);
-    } else if (items.length && indent >= before.length + 2) items.at(-1).push(line.slice(Math.min(indent, width)));
-    else if (items.length && !gap && !interrupts(lines, i, 0)) items.at(-1).push(line);
-    else break;
-    gap = blank(line);
+function leaf(token) {
+  const { type, content } = token;
+  if (isCode(token)) return listing(code(token)).node;
+  if (type === "formula") return formula(token);
+  if (type === "code_inline") return el("code", { dir: "ltr" }, content);
+  if (type === "hr") return el("hr");
+  if (type === "softbreak" || type === "hardbreak") return el("br");
+  if (type === "footnote_ref") return el("sup", {}, `[${token.meta.id + 1}]`);
+  if (type === "image") {
+    const { node, inner = node, ending = "" } = link(token.attrGet("src"));
+    inner.append(`image: ${md.renderer.renderInlineAsText(token.children, md.options, {})}`, ending);
+    return node;
   }
-  return [{ ordered, items, start: ordered ? parseInt(mark, 10) : 1 }, i];
-}
-
-/** The alignment of each column if a line is the second of a table, else null. */
-function columns(line) {
-  if (line === undefined || line.length > 2000 || !line.includes("-")) return null;
-  const found = cells(line);
-  if (!found.every((cell) => /^:?-+:?$/.test(cell))) return null;
-  return found.map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left"));
-}
-
-function cells(line) {
-  let text = line.trim();
-  if (text.startsWith("|")) text = text.slice(1);
-  if (text.endsWith("|") && !text.endsWith("\\|")) text = text.slice(0, -1);
-  return text.replaceAll("\\|", "\u0000").split("|").map((cell) => cell.replaceAll("\u0000", "|").trim());
-}
-
-function table(lines, i) {
-  const aligned = columns(lines[i + 1]);
-  let stop = i + 2;
-  while (stop < lines.length && lines[stop].includes("|")) stop++;
-  return [{ head: cells(lines[i]), rows: lines.slice(i + 2, stop).map(cells), aligned }, stop];
-}
-
-/** {node}, and for a listing also {code, write}. */
-function render(block) {
-  if (block.code !== undefined) return listing(block);
-  if (block.heading) return { node: el(`h${Math.min(6, block.heading + 2)}`, { dir: "auto" }, inline(block.text)) };
-  if (block.rule) return { node: el("hr") };
-  if (block.quote) return { node: el("blockquote", { dir: "auto" }, markdown(block.quote.join("\n"), block.depth + 1)) };
-  if (block.items) {
-    const items = block.items.map((lines) => el("li", { dir: "auto" }, item(lines.join("\n"), block.depth + 1)));
-    return { node: el(block.ordered ? "ol" : "ul", block.ordered ? { start: block.start } : {}, items) };
-  }
-  if (block.rows) return { node: tabular(block) };
-  return { node: el("p", { dir: "auto" }, inline(block.text)) };
-}
-
-/** An item's blocks; text alone is no paragraph of its own. */
-function item(text, depth) {
-  const nodes = markdown(text, depth);
-  return nodes.flatMap((node) => (node.tagName === "P" && !text.includes("\n\n") ? [...node.childNodes] : [node]));
-}
-
-function tabular({ head, rows, aligned }) {
-  const row = (kind, texts) =>
-    el("tr", {}, head.map((_, i) => el(kind, { class: aligned[i] ?? "left", dir: "auto" }, inline(texts[i] ?? ""))));
-  const whole = el("table", {}, el("thead", {}, row("th", head)), el("tbody", {}, rows.map((one) => row("td", one))));
-  return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" }, whole);
-}
-
-/** A listing with its language and a button to copy it. */
-export function listing(block) {
-  const text = document.createTextNode("");
-  const name = el("span");
-  const box = el("pre", { tabindex: "0", role: "region" }, el("code", {}, text));
-  const write = ({ code, language }) => {
-    name.textContent = language || "text";
-    box.setAttribute("aria-label", `Code, ${name.textContent}`);
-    if (code.startsWith(text.data)) text.appendData(code.slice(text.data.length));
-    else text.data = code;
-  };
-  write(block);
-  const head = el("figcaption", {}, name, copyButton(() => text.data));
-  return { node: el("figure", { class: "code", dir: "ltr" }, head, box), code: true, write };
-}
-
-// Within a line --------------------------------------------------------------------------------------------------
-
-const PLAIN = /[^\\`*_~[\]!<h\n]+/y;
-const URL_START = /https?:\/\/[^\s<>"`]{1,2000}/y;
-const TARGET = /\(([^\s()<>]{1,2000}(?:\([^\s()<>]{0,500}\)[^\s()<>]{0,500})?)(?:\s{1,3}"[^"\n]{0,500}")?\)/y;
-const BREAK = /<br ?\/?>/y;
-const TAGS = { "*": "em", "**": "strong", _: "em", __: "strong", "~~": "del" };
-const space = (char) => char === undefined || /\s/.test(char);
-const word = (char) => char !== undefined && /[\p{L}\p{N}_]/u.test(char);
-
-/** The nodes of a text without blocks. */
-export function inline(text) {
-  return new Inline(text).nodes();
-}
-
-/** Nodes and open marks in one list: a mark that is closed wraps what came since, one that never is stays text. */
-class Inline {
-  constructor(text) {
-    this.text = text;
-    this.at = 0;
-    this.out = [];
-    this.open = []; // indices in `out` of open marks
-    this.waiting = {}; // of each mark, indices in `open`
-    this.unclosed = new Set(); // lengths of backtick runs that no later run closes
-  }
-
-  nodes() {
-    while (this.at < this.text.length) this.step();
-    return this.out.map((one) => one.mark ?? one);
-  }
-
-  step() {
-    const char = this.text[this.at];
-    if (this.match(PLAIN)) this.add(this.found[0]);
-    else if (char === "\n") this.take(1, el("br"));
-    else if (char === "\\") this.escape();
-    else if (char === "`") this.code();
-    else if (char === "h") this.link();
-    else if (char === "<") this.match(BREAK) ? this.out.push(el("br")) : this.take(1, char);
-    else if (char === "[") this.begin("[", 1);
-    else if (char === "!") this.text[this.at + 1] === "[" ? this.begin("![", 2) : this.take(1, char);
-    else if (char === "]") this.endLink();
-    else this.marks(char);
-  }
-
-  match(pattern) {
-    pattern.lastIndex = this.at;
-    this.found = pattern.exec(this.text);
-    if (this.found) this.at = pattern.lastIndex;
-    return this.found !== null;
-  }
-
-  take(count, node) {
-    this.at += count;
-    this.add(node);
-  }
-
-  add(node) {
-    if (typeof node === "string" && typeof this.out.at(-1) === "string") this.out[this.out.length - 1] += node;
-    else this.out.push(node);
-  }
-
-  begin(mark, count) {
-    (this.waiting[mark] ??= []).push(this.open.length);
-    this.open.push(this.out.length);
-    this.take(count, { mark });
-  }
-
-  /** Close the last open mark of a kind; returns what came since. */
-  end(mark) {
-    const at = this.waiting[mark].at(-1);
-    const since = this.out.splice(this.open[at]).slice(1).map((one) => one.mark ?? one);
-    for (const indices of Object.values(this.waiting)) while (indices.length && indices.at(-1) >= at) indices.pop();
-    this.open.length = at;
-    return since;
-  }
-
-  escape() {
-    const next = this.text[this.at + 1];
-    if (next === "\n") this.take(2, el("br"));
-    else if (next !== undefined && /[!-/:-@[-`{-~]/.test(next)) this.take(2, next);
-    else this.take(1, "\\");
-  }
-
-  code() {
-    const length = this.run("`");
-    const mark = "`".repeat(length);
-    const end = this.unclosed.has(length) ? -1 : this.closing(mark);
-    if (end < 0) {
-      this.unclosed.add(length);
-      this.take(length, mark);
-    } else {
-      const code = this.text.slice(this.at + length, end).replaceAll("\n", " ");
-      this.out.push(el("code", { dir: "ltr" }, code.length > 2 && /^ .* $/s.test(code) ? code.slice(1, -1) : code));
-      this.at = end + length;
-    }
-  }
-
-  /** Where a run of exactly these backticks is, after this one. */
-  closing(mark) {
-    let at = this.at + mark.length;
-    while ((at = this.text.indexOf(mark, at)) >= 0) {
-      let stop = at + mark.length;
-      while (this.text[stop] === "`") stop++;
-      if (stop === at + mark.length) return at;
-      at = stop;
-    }
-    return -1;
-  }
-
-  run(char) {
-    let stop = this.at;
-    while (this.text[stop] === char) stop++;
-    return stop - this.at;
-  }
-
-  link() {
-    if (word(this.text[this.at - 1]) || !this.match(URL_START)) {
-      this.take(1, "h");
-      return;
-    }
-    let url = this.found[0].replace(/[.,;:!?*_~'\]]{1,20}$/, "");
-    if (url.endsWith(")") && !url.includes("(")) url = url.slice(0, -1);
-    this.at += url.length - this.found[0].length;
-    this.out.push(anchor(url, [url]));
-  }
-
-  endLink() {
-    const mark = ["![", "["]
-      .filter((one) => this.waiting[one]?.length)
-      .sort((a, b) => this.waiting[b].at(-1) - this.waiting[a].at(-1))[0];
-    if (!mark) return this.take(1, "]");
-    this.at += 1;
-    if (this.match(TARGET)) {
-      const url = this.found[1];
-      const label = this.end(mark);
-      this.out.push(anchor(url, mark === "![" ? ["image: ", ...label] : label));
-    } else {
-      this.waiting[mark].pop(); // it stays text, and marks within it stay open
-      this.add("]");
-    }
-    return undefined;
-  }
-
-  marks(char) {
-    const length = this.run(char);
-    const [before, after] = [this.text[this.at - 1], this.text[this.at + length]];
-    const inWord = char === "_";
-    const opens = !space(after) && !(inWord && word(before));
-    const closes = !space(before) && !(inWord && word(after));
-    if (char === "~" && length !== 2) return this.take(length, char.repeat(length));
-    let left = length;
-    while (left > 0 && closes) {
-      const kinds = (left > 1 ? [char + char, char] : [char]).filter((kind) => this.waiting[kind]?.length);
-      if (!kinds.length) break;
-      const mark = kinds.sort((a, b) => this.waiting[b].at(-1) - this.waiting[a].at(-1))[0];
-      const nodes = this.end(mark);
-      this.take(mark.length, el(TAGS[mark], {}, nodes));
-      left -= mark.length;
-    }
-    while (left > 0) {
-      const mark = left > 1 ? char + char : char;
-      if (opens && TAGS[mark]) this.begin(mark, mark.length);
-      else this.take(mark.length, mark);
-      left -= mark.length;
-    }
-    return undefined;
-  }
+  return content; // text, and what has no form of its own
 }
 
 /** A link that leaves nothing of this page behind; a target of any other kind than the web's and mail's stays text. */
-function anchor(url, label) {
-  let known = null;
-  try {
-    known = new URL(url);
-  } catch {
-    return el("span", {}, label, ` (${url})`);
-  }
-  if (!["http:", "https:", "mailto:"].includes(known.protocol)) return el("span", {}, label, ` (${url})`);
-  return el("a", { href: known.href, title: known.href, target: "_blank", rel: "noopener noreferrer nofollow" }, label);
+function link(target) {
+  const url = URL.canParse(target) ? new URL(target) : null;
+  if (!["http:", "https:", "mailto:"].includes(url?.protocol)) return { node: el("span"), ending: ` (${target})` };
+  return { node: el("a", { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer nofollow" }) };
 }

@@ -2,10 +2,11 @@
 
 import { colour, surface } from "./draw.js";
 
-// What a frame holds: twostroke/engine/picture.py.
+// What a frame holds: twostroke/server/page/snapshot.py.
 const [FREE, PREFIX, SHARED, HELD, ARRIVING, OWNER] = [0, 1, 2, 3, 4, 5];
 const INDEXED = 1 << 14;
 const NAMES = { [PREFIX]: "prefix", [SHARED]: "shared", [HELD]: "held", [ARRIVING]: "arriving", [FREE]: "free" };
+const MIN_CELLS = 240; // squares that are shown of a pool that is hardly used
 const MAX_CELLS = 6000; // squares; of a larger pool, a square is several pages
 
 /** The cells of a pool from their runs. */
@@ -25,8 +26,9 @@ function fill(code, owners) {
   return kind >= OWNER ? ownerColour(owners[kind - OWNER]) : colour(NAMES[kind]);
 }
 
-/** Draw a pool's map. Returns what is in it, counted. */
-export function drawPool(canvas, cells, owners) {
+/** Draw a pool's map, as far as it is used. Returns what is in it, counted. */
+export function drawPool(canvas, pages, owners) {
+  const cells = pages.subarray(0, Math.min(pages.length, Math.max(MIN_CELLS, Math.ceil(pages.findLastIndex(Boolean) * 1.25))));
   const each = Math.ceil(cells.length / MAX_CELLS);
   const squares = Math.ceil(cells.length / each);
   const wide = canvas.clientWidth || 300;
@@ -43,7 +45,7 @@ export function drawPool(canvas, cells, owners) {
       context.fillRect(x, y + size - 3, size - 1, 2);
     }
   }
-  return { ...counted(cells), each, columns, size };
+  return { ...counted(pages), each, columns, size, shown: cells.length };
 }
 
 /** Of several pages in one square, the one to show: any that is not free. */
@@ -70,6 +72,22 @@ export function cachesOf(picture, facts, name) {
   return picture.lanes
     .filter((lane) => picture.owners[lane.owner][0] === name && lane.spans)
     .map((lane) => ({ ...facts.pools[lane.pool], ...lane, color: ownerColour(picture.owners[lane.owner]), cells: codes(lane, picture) }));
+}
+
+/** What a request waits for, in words; "" while it makes tokens. `step` is the last one. */
+export function progressOf(picture, facts, name, step) {
+  const mine = ([own]) => own === name;
+  const at = picture.waiting.findIndex(mine);
+  if (at >= 0) return picture.waiting[at][1] === "waiting" ? `queued behind ${at} others` : "its pages were taken: it starts again when there is room";
+  const lanes = picture.lanes.filter((lane) => mine(picture.owners[lane.owner]));
+  if (lanes.some(({ decodes, todo }) => decodes && todo < 2)) return "";
+  if (lanes.some(({ arriving }) => arriving)) return "its pages are arriving from another tier";
+  const [lane] = lanes.filter(({ todo }) => todo > 0);
+  if (!lane) return "";
+  const number = (value) => value.toLocaleString("en");
+  const held = facts.itl_ms && step?.decode && step.prefill < lane.todo;
+  const why = held ? `, in small chunks: others are to get their tokens within ${Math.round(facts.itl_ms)} ms` : "";
+  return `computing the prompt, ${number(lane.entries)} of ${number(lane.entries + lane.todo)} tokens${why}`;
 }
 
 function codes(lane, picture) {

@@ -36,9 +36,11 @@ export function bind(settings, changed) {
     else if (event.target.dataset.method) ((settings.parameters[event.target.dataset.method] ??= {})[event.target.name] = value);
     else settings[id] = value;
     if (["compare", "format", "method", "other"].includes(id)) show();
+    problem(settings);
     changed();
   };
   show();
+  problem(settings);
 }
 
 /** The fields of a method's parameters. */
@@ -58,16 +60,52 @@ function plain(value) {
   return typeof value === "string" ? value : JSON.stringify(value ?? null);
 }
 
-/** The fields of a request. Throws an Error that names a setting which cannot be read. */
-export function fields(settings, which = "method") {
-  const made = { logprobs: true, top_logprobs: 5, return_token_ids: true, method: chosen(settings, settings[which]) };
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const isSchema = (value) => isObject(value) || typeof value === "boolean";
+const isTools = (value) => [value].flat().every((one) => isObject(one) && (isObject(one.function) || typeof one.name === "string"));
+const WANTED = {
+  tools: [isTools, "a list of functions, each with a name"],
+  schema: [isSchema, "a JSON schema, an object"],
+  extra: [isObject, "an object with fields"],
+};
+
+/** The first setting that cannot be read, or null; each says so at its field. `open` leads the user there. */
+export function problem(settings, open = false) {
+  const wrong = Object.entries(WANTED).filter(([id, wanted]) => {
+    const error = id === "schema" && settings.format !== "json_schema" ? "" : wrongness(settings[id], wanted);
+    const [input, text] = [byId(id), byId(`${id}-error`)];
+    [text.textContent, text.hidden] = [error, !error];
+    input.setAttribute("aria-invalid", String(Boolean(error)));
+    return error;
+  });
+  if (!wrong.length) return null;
+  const input = byId(wrong[0][0]);
+  if (open) {
+    if (!input.checkVisibility()) byId("show-settings").click();
+    input.focus();
+  }
+  return input;
+}
+
+function wrongness(text, [fits, wanted]) {
+  if (!text.trim() && wanted !== WANTED.schema[1]) return ""; // tools and further fields may be left out
+  try {
+    return fits(JSON.parse(text)) ? "" : `This must be ${wanted}.`;
+  } catch (error) {
+    return `This is no JSON: ${error.message}.`;
+  }
+}
+
+/** The fields of a request that are settings, for one of the methods. There must be no `problem`. */
+export function fields(settings, method = settings.method) {
+  const made = { logprobs: true, top_logprobs: 5, return_token_ids: true, method: chosen(settings, method) };
   for (const name of NUMBERS) if (settings[name] !== "") made[name] = Number(settings[name]);
-  if (settings.tools.trim()) made.tools = wrapped(parsed("Tools", settings.tools));
+  if (settings.tools.trim()) made.tools = wrapped(JSON.parse(settings.tools));
   if (settings.format === "json_object") made.response_format = { type: "json_object" };
   if (settings.format === "json_schema") {
-    made.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsed("JSON schema", settings.schema) } };
+    made.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(settings.schema) } };
   }
-  return { ...made, ...(settings.extra.trim() ? parsed("Further fields", settings.extra) : {}) };
+  return { ...made, ...(settings.extra.trim() ? JSON.parse(settings.extra) : {}) };
 }
 
 /** What makes the prompt besides the messages. */
@@ -86,14 +124,6 @@ function value_of(text) {
     return JSON.parse(text);
   } catch {
     return text;
-  }
-}
-
-function parsed(label, text) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${label} in the settings: ${error.message}`);
   }
 }
 

@@ -1,16 +1,18 @@
 // The tokens of an answer: how likely each was, what else could have been there, and what it attended to.
 
 import { showAttention } from "./attention.js";
-import { byId, el, percent, visible } from "./dom.js";
+import { button, byId, el, percent, visible } from "./dom.js";
 
 export class TokensView {
-  /** `attend(index, {layer, head})` asks the server what a token attended to. */
-  constructor(answer, attend) {
+  /** `attend(index, {layer, head})` tells what a token attended to; `branch(index, alternative)` goes on from one. */
+  constructor(answer, { attend, branch }) {
     this.answer = answer;
+    this.branch = branch;
+    this.choice = el("div", { class: "actions" });
     this.list = el("div", { class: "tokens", role: "toolbar", "aria-label": "Tokens of the answer", dir: "auto" });
     this.attention = el("div", { class: "attention", "aria-live": "polite" });
-    const hint = el("p", { class: "hint" }, "Darker is less likely. Hover or use the arrow keys for alternatives; press a token for what it attended to.");
-    this.node = el("div", {}, hint, this.list, this.attention);
+    const hint = el("p", { class: "hint" }, "Darker is less likely. Hover or use the arrow keys for alternatives; press a token to go on from it in another way, and for what it attended to.");
+    this.node = el("div", {}, hint, this.list, this.choice, this.attention);
     this.attend = attend;
     this.list.addEventListener("keydown", (event) => this.move(event));
     this.list.addEventListener("pointerover", (event) => this.hover(event.target));
@@ -56,6 +58,11 @@ export class TokensView {
     for (const one of this.list.querySelectorAll("[aria-pressed]")) one.removeAttribute("aria-pressed");
     node.setAttribute("aria-pressed", "true");
     const index = Number(node.dataset.index);
+    const { text, top } = this.answer.tokens[index];
+    const others = top.filter((one) => one.text !== text && !one.text.includes("\ufffd"));
+    const choices = [{ ...this.answer.tokens[index], here: true }, ...others.map((one) => ({ ...one, top }))];
+    const label = (one) => [one.here ? "the same: " : "", el("code", {}, visible(one.text)), ` ${percent(one.p)}`];
+    this.choice.replaceChildren("Go on from here with ", ...choices.map((one) => button(label(one), () => this.branch(index, one))));
     showAttention(this.attention, this.answer, index, (chosen) => this.attend(index, chosen));
   }
 }

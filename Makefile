@@ -17,6 +17,9 @@ BIN := $(VENV)/bin
 CLUSTER := .venv-cluster
 IN_CLUSTER := PYTHONPATH=. $(CLUSTER)/bin/python
 
+# Each process would compile the package again: a second of each server that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Passed through the environment, so that the shell does not interpret quotes in a prompt.
 export MODEL PROMPT
 

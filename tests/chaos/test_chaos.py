@@ -28,7 +28,11 @@ from twostroke.engine.placement import Placement
 from twostroke.engine.request import Request
 from twostroke.study.simulate.event_queue import EventQueue
 
-LEAST, MOST = 24, 120  # seeds that are run, until all has happened; the long form is `python -m tests.chaos`
+# In RICH, all happens that must; FOUND have found faults (docs/log.md). Any change of the engine moves events to other
+# seeds, so more follow until all has happened. The long form is `python -m tests.chaos`.
+RICH = (96, 35, 36, 45, 107, 73, 1, 69, 11, 118, 66, 117, 50)
+FOUND = (371, 575, 791, 910, 1714)
+MOST = 120
 
 
 @pytest.fixture(autouse=True)
@@ -40,22 +44,28 @@ def nothing_is_logged() -> Iterator[None]:
 
 
 def test_nothing_is_lost_and_every_fault_hits_every_kind_of_request() -> None:
-    happened, matrix, seed = Counter[str](), Matrix(), 0
-    while seed < LEAST or (missing(matrix) and seed < MOST):
+    happened, matrix = Counter[str](), Matrix()
+    for count, seed in enumerate(dict.fromkeys((*RICH, *FOUND, *range(MOST)))):
+        if count >= len(RICH + FOUND) and not (missing(matrix) or never(happened)):
+            break
         try:
             outcome = check(seed)
         except BaseException as error:
             error.add_note(f"run it again: python -m tests.chaos --first {seed} --seeds 1")
             raise
-        happened, matrix, seed = happened + outcome.happened, matrix + outcome.matrix, seed + 1
+        happened, matrix = happened + outcome.happened, matrix + outcome.matrix
     assert not missing(matrix), table(matrix)
-    for what in ("answered", "sent again", "damaged page", "a network that is silent for long", "sent to a dead worker",
-                 "a decode worker prefills", "offer: its lease was released", "offer: its request was cancelled",
-                 "counted beside pages in quarantine"):  # fmt: skip
-        assert happened[what], f"{what} never happened"
-    for fault in ("death", "loss", "stop", "end"):
-        for role in ("prefill", "decode"):
-            assert any(f"{fault} of a {role}" in what for what in happened), f"no {fault} of a {role} worker"
+    assert not never(happened)
+
+
+def never(happened: Counter[str]) -> list[str]:
+    """What must happen in some seed, and has not."""
+    events = ("answered", "sent again", "damaged page", "a network that is silent for long", "sent to a dead worker",
+              "a decode worker prefills", "offer: its lease was released", "offer: its request was cancelled",
+              "counted beside pages in quarantine")  # fmt: skip
+    faults = [f"{fault} of a {role}" for fault in ("death", "loss", "stop", "end") for role in ("prefill", "decode")]
+    missed = [fault for fault in faults if not any(fault in what for what in happened)]
+    return missed + [event for event in events if not happened[event]]
 
 
 def test_a_seed_replays() -> None:
@@ -124,7 +134,7 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a
     (bytes_are_not_checked, 1, "tokens differ"),
     (leases_never_end, 1, "still hold what nobody wants"),
     (an_answer_begins_again, 3, "comes after"),
-    (the_preempted_start_at_once, 132, "preempted again and again"),
+    (the_preempted_start_at_once, 190, "preempted again and again"),
     (a_prefill_that_is_given_up_is_offered_for_ever, 1, "still hold|has ended and holds"),
     (a_teacher_holds_one_choice, 3, "hang"),
 ]

@@ -114,7 +114,7 @@ def test_the_wrong_offset(family: str, tiny_llm: TinyLLM) -> None:
     decoding = llm.decode(kept, max_tokens=10, ignore_eos=True)
     tokens = [token.id for token in decoding]
     assert decoding.kv.positions == [*range(n, 2 * n), *range(n, n + 9)]
-    assert tokens == answer(llm, PROMPT, Repeat(offset="wrong"))
+    assert tokens == answer(llm, PROMPT, Repeat(offset="wrong", sinks=0))
     assert tokens[0] == answer(llm, PROMPT, Repeat())[0]
     # Full repetition drops nothing, so there is no wrong offset.
     assert answer(llm, PROMPT, Repeat(keep="all", offset="wrong")) == answer(llm, PROMPT, Repeat(keep="all"))
@@ -151,7 +151,8 @@ def test_the_user_turn_within_one_template(sinks: int, tiny_llm: TinyLLM) -> Non
     first = (whole[: len(head + copy)] + whole[len(whole) - len(rest) :]).with_tail(whole.tail)
     assert answer(llm, prompt, Repeat(scope="turn", keep="first")) == decoded(llm, first)
     twice = llm.prefill(prompt * 2)
-    assert answer(llm, prompt, Repeat()) == decoded(llm, twice[len(prompt) :])  # template and all
+    assert answer(llm, prompt, Repeat(sinks=0)) == decoded(llm, twice[len(prompt) :])  # template and all
+    assert answer(llm, prompt, Repeat()) == decoded(llm, twice[:4] + twice[len(prompt) :])
     with pytest.raises(InvalidRequest, match="scope must be 'prompt' where the prompt is no chat"):
         llm.generate([PROMPT], method=chosen)
 
@@ -172,7 +173,7 @@ def test_decode_time_memory(tiny_llm: TinyLLM) -> None:
     """During decode only the pages of the last copy and of the answer are held."""
     llm = tiny_llm(prefix_index="off")
     prompt = PROMPT * 16  # 19 whole pages a copy
-    stream = llm.stream(prompt, method=Repeat(), max_tokens=10, ignore_eos=True)
+    stream = llm.stream(prompt, method=Repeat(sinks=0), max_tokens=10, ignore_eos=True)
     used = []
     for _ in stream:
         used.append(llm.pool.num_used)

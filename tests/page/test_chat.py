@@ -238,7 +238,7 @@ def test_alternatives_and_attention(screen: Screen, server: Serving) -> None:
 
 
 def test_side_by_side(screen: Screen, server: Serving) -> None:
-    """Plain beside PTDO: the second cache begins where the second copy of the prompt does."""
+    """Plain beside PTDO: the second cache has four entries, and goes on where the second copy of the prompt begins."""
     screen.settings({"compare": "yes", "other": "repeat"})
     screen.extra({"max_tokens": 300, "ignore_eos": True})
     screen.ask("the quick brown fox jumps over the lazy dog " * 4)
@@ -248,7 +248,7 @@ def test_side_by_side(screen: Screen, server: Serving) -> None:
     prompt = screen.find(".facts").first.text_content()
     size = int(re.search(r"of (\d+) prompt tokens", prompt)[1])  # pyright: ignore
     assert "at positions 0 to" in one
-    assert f"at positions {size} to" in other
+    assert f"at positions 0 to 3, {size} to" in other
     assert [body["method"]["name"] for body in screen.bodies] == ["plain", "repeat"]
     drawn = "(all) => all.map((c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((x) => x))"
     assert screen.find(".cache canvas").evaluate_all(drawn) == [True, True]

@@ -119,7 +119,7 @@ def test_methods(server: Serving) -> None:
     offered = {one["name"]: one for one in told["methods"]}
     assert offered.keys() == {name for name in METHODS if not METHODS[name]().companions}
     times, sinks, keep, *_ = offered["repeat"]["parameters"]
-    assert (times["name"], times["default"], sinks["default"]) == ("times", 2, 0)
+    assert (times["name"], times["default"], sinks["default"]) == ("times", 2, 4)
     assert keep["choices"] == ["last", "all", "first"]
     assert offered["plain"]["about"] == "Prefill the prompt, decode the answer."
 

@@ -2,7 +2,8 @@
 
 Leviathan et al. 2025, "Prompt Repetition Improves Non-Reasoning LLMs" (arXiv:2512.14982): the prompt twice, so that
 its tokens see all of it. FARS 2026, "Prefill Twice, Decode Once" (PTDO): decode from the last copy's KV alone, at
-the positions it has. The sinks are this project's extension, after StreamingLLM (Xiao et al. 2023).
+the positions it has (`sinks=0`). The sinks are this project's extension, after StreamingLLM (Xiao et al. 2023):
+without any, some models repeat one word from the second token on (docs/results/prompt-repetition.md).
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Repeat(Method, name="repeat"):
     Attributes:
         times: how many copies are prefilled, 1 being the plain request; or the texts between copies, one more copy
             than texts.
-        sinks: how many of the very first entries are kept besides the last copy.
+        sinks: how many of the very first entries are kept besides the last copy; 0 is PTDO as it was published.
         keep: the "last" copy; "all" (full repetition, the baseline of both papers); or, as an ablation, the "first"
             copy, which has seen the prompt once.
         scope: what is repeated: the "prompt", chat template and all; or the last user "turn" within one template,
@@ -39,7 +40,7 @@ class Repeat(Method, name="repeat"):
     """
 
     times: int | str | tuple[str, ...] = 2
-    sinks: int = integer(0, least=0)
+    sinks: int = integer(4, least=0)
     keep: str = text("last", choices=("last", "all", "first"))
     scope: str = text("prompt", choices=("prompt", "turn"))
     offset: str = text("right", choices=("right", "wrong"))

@@ -13,7 +13,7 @@ from twostroke.methods import METHODS, Method, method
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "teacher": ("plain", {}),  # beside methods whose student decodes
     "repeat": ("repeat", {"keep": "all"}),  # full repetition, P||P
-    "ptdo": ("repeat", {"keep": "last"}),
+    "ptdo": ("repeat", {"keep": "last", "sinks": 0}),
     "ptdo+sinks": ("repeat", {"keep": "last", "sinks": 4}),
     "streaming": ("drop", {"by": "window"}),  # StreamingLLM
     "h2o": ("drop", {"by": "attention", "sinks": 0}),

@@ -89,19 +89,19 @@ def test_every_method_under_every_schedule(chosen: Method, sampling: dict[str, A
     assert ids(plain, PROMPTS, method=chosen, **sampling) == expected, "batched"
     assert plain.pool.num_used == 0
     assert ids(tiny_llm(max_step_tokens=5), PROMPTS, method=chosen, **sampling) == expected, "chunked"
-    for index in ("radix", "hash"):
-        warm = tiny_llm(prefix_index=index)
-        for state in ("cold", "warm"):
-            assert ids(warm, PROMPTS, method=chosen, **sampling) == expected, f"{index}, {state}"
-        indexes = [model.index for model in warm.engine.models.values()]
-        assert sum(index.hit_tokens for index in indexes if index is not None) > 0
+    index = ("radix", "hash")[(CASES.index(chosen) + bool(sampling)) % 2]  # each method meets both
+    warm = tiny_llm(prefix_index=index)
+    for state in ("cold", "warm"):
+        assert ids(warm, PROMPTS, method=chosen, **sampling) == expected, f"{index}, {state}"
+    indexes = [model.index for model in warm.engine.models.values()]
+    assert sum(index.hit_tokens for index in indexes if index is not None) > 0
     streamed: dict[int, list[int]] = {}
     for token in plain.stream(PROMPTS[2], method=chosen, max_tokens=24, ignore_eos=True, **sampling):
         streamed.setdefault(token.choice, []).append(token.id)
     assert [streamed[choice] for choice in sorted(streamed)] == expected[2], "streamed"
     # Room for hardly more than the largest request: short ones that begin with a page each soon need two.
     tight = tiny_llm(kv_bytes=(most_pages(plain, PROMPTS[-1], chosen, **sampling) + 1) * plain.pool.page_bytes)
-    crowd, answers = PROMPTS[:1] * 16 + PROMPTS, expected[:1] * 16 + expected
+    crowd, answers = PROMPTS[:1] * 6 + PROMPTS, expected[:1] * 6 + expected
     assert ids(tight, crowd, method=chosen, **sampling) == answers, "short of pages"
     assert tight.engine.preemptions > 0
     assert tight.pool.num_used == tight.engine.cached_pages(tight.pool)

@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.cluster_load import Load, apart, hop, migration, routing
 from benchmarks.cluster_tables import table
+from benchmarks.local_cluster import LocalCluster
 from benchmarks.needs import needs
 from benchmarks.results_file import earlier, save
 from benchmarks.server_process import ServerProcess
-from twostroke.cluster.local_cluster import LocalCluster
 
 DEFINITIONS = {
     "ttft_s": "first token - arrival, of the long prompts in `apart`, else of all; a median in `hop`",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twostroke.cluster.local_cluster import ClusterProcess, LocalCluster
+from benchmarks.local_cluster import ClusterProcess, LocalCluster
 from twostroke.engine.timings import percentile
 from twostroke.study.traffic.requests import TokenRequest
 

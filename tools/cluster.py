@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from twostroke.cluster.local_cluster import LocalCluster
+from benchmarks.local_cluster import LocalCluster
 
 QUESTION = "Explain in three sentences what a KV cache is."
 KILL_AT = 25  # tokens

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.local_cluster import ClusterProcess, LocalCluster
 from tests.cluster.client import Answer, stream
 from twostroke.api.llm import LLM
-from twostroke.cluster.local_cluster import ClusterProcess, LocalCluster
 from twostroke.methods import method
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")

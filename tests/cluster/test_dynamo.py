@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.local_cluster import ClusterFailed, LocalCluster
 from tests.cluster.client import Answer, stream
-from twostroke.cluster.local_cluster import ClusterFailed, LocalCluster
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 

@@ -11,8 +11,8 @@ from urllib.error import HTTPError
 
 import pytest
 
+from benchmarks.local_cluster import ClusterProcess, LocalCluster
 from tests.cluster.client import Answer, stream
-from twostroke.cluster.local_cluster import ClusterProcess, LocalCluster
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
 

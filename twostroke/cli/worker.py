@@ -64,7 +64,7 @@ def worker(
 ) -> None:
     """Serve a model as a worker of an NVIDIA Dynamo cluster, until SIGTERM."""
     model_options.validate()
-    from twostroke.cluster.local_cluster import set_environment
+    from twostroke.cluster.environment import set_environment
     from twostroke.cluster.wire.choose_transport import Choice, open_transport
 
     set_environment(os.environ, host)  # before Dynamo is imported, which reads it

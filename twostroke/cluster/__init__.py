@@ -16,5 +16,5 @@ import Dynamo.
     roles.py            prefill, decode, or both
     worker.py           the worker's life: start, requests, end
     worker_metrics.py   its own Prometheus metrics
-    local_cluster.py    a cluster on one machine
+    environment.py      the environment variables of Dynamo's processes
 """

@@ -37,10 +37,6 @@ MAX_SCHEMA_CHARACTERS = 250_000
 MAX_COUNTS = {"minLength": 100_000, "minItems": 10_000, "minProperties": 10_000}
 ANY_OBJECT = {"type": "object"}
 MAX_TRIED = 300  # parts of a schema, to find the one that the library refuses
-_REFUSALS = (  # what the library says, of which keywords, and why
-    ("min/maxProperties", ("minProperties", "maxProperties"), "beside optional properties it is not supported"),
-    ("not disjoint", ("patternProperties",), "its patterns overlap"),
-)
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,8 @@ class _Rewriter:
         while more := {name for name, one in self._definitions.items() if name not in ending and _ends(one, ending)}:
             ending |= more
         self._definitions |= dict.fromkeys(self._definitions.keys() - ending, False)  # without a finite instance
-        while why := self._refusal(root):
-            self._explain(why)
+        if why := self._refusal(root):
+            raise InvalidRequest(self._blame(why))
         return EnforcedSchema(self._document(root), tuple(self._report.warnings), self._open)
 
     def _document(self, schema: dict[str, Any]) -> dict[str, Any]:
@@ -204,8 +200,7 @@ class _Rewriter:
                 if keyword == "oneOf":
                     tag = dict_or_empty(schema.get("discriminator")).get("propertyName")  # of OpenAPI
                     tagged = {"required": [tag]} if is_text(tag) else {}
-                    base = {"allOf": [{key: one for key, one in schema.items() if key != keyword}, tagged]}
-                    if not exclude_each_other(self._root, base, value, closed=alone):
+                    if not exclude_each_other(self._root, value, tag if tagged else None):
                         why = "its options may hold at once (give each a property with its own const, or write anyOf)"
                         self._report.unenforced(path, keyword, why, "is enforced as anyOf")
                 options = [self._schema(one, pointer(path, keyword, n), alone=alone) for n, one in enumerate(value)]
@@ -213,6 +208,9 @@ class _Rewriter:
             case _ if keyword in COUNTS:
                 if value > MAX_COUNTS.get(keyword, value):
                     raise _Wrong(f"more than {MAX_COUNTS[keyword]:,} is too large")
+                optional = dict_or_empty(schema.get("properties")).keys() - set(list_or_empty(schema.get("required")))
+                if keyword.endswith("Properties") and optional:
+                    raise _Wrong("beside optional properties it is not supported")
                 return {keyword: int(value)} if value < 1 << 30 else {}
             case "pattern":
                 return {keyword: self._regex(value)}
@@ -300,6 +298,8 @@ class _Rewriter:
                 why = "this pattern is read in different ways, so additionalProperties must be false"
                 self._report.unenforced(path, "patternProperties", why, "is enforced for a part of the names")
             written[regex] = self._inner(one, path, "patternProperties", pattern)
+        if "not disjoint" in refusal(json.dumps({"patternProperties": dict.fromkeys(written, True)})):
+            raise _Wrong("its patterns overlap")
         return written
 
     def _property_names(self, names: Any, path: str) -> dict[str, Any]:
@@ -316,22 +316,17 @@ class _Rewriter:
             return {"allOf": [{"patternProperties": found} | closed]}
         raise _Wrong("only an enum or a pattern is supported")
 
-    def _explain(self, why: str) -> None:
-        """Find the keyword that the library refuses, and drop it unless the schema is strict. Raises InvalidRequest."""
+    def _blame(self, why: str) -> str:
+        """Which part of the schema the library refuses, and why."""
         failing = (one for one in self._written[:MAX_TRIED] if self._refusal(one[2]))
         path, schema, written = next(failing, ("", self._root, {}))
         why = " ".join((self._refusal(written) or why).split())
-        for cause, keywords, reason in _REFUSALS:
-            if cause in why and (keyword := next((one for one in keywords if one in written), None)):
-                self._report.unenforced(path, keyword, reason)
-                del written[keyword]
-                return
-        keywords, where = ", ".join(map(repr, list(schema)[:8])), f"#{path[-200:]}"
+        keywords, where = ", ".join(map(repr, list(schema)[:8]))[:200], f"#{path[-200:]}"
         if self._definitions.get(written.get("$ref", "")[8:]) is False:
-            raise InvalidRequest(f"{where}: '$ref' leads back to itself in every instance, so none would end")
+            return f"{where}: '$ref' leads back to itself in every instance, so none would end"
         if "nsatisfiable" in why:
-            raise InvalidRequest(f"{where}: nothing satisfies {keywords[:200]}")
-        raise InvalidRequest(f"{where}: {keywords[:200]} cannot be enforced: {why[:150]}")
+            return f"{where}: nothing satisfies {keywords}"
+        return f"{where}: {keywords} cannot be enforced: {why[:150]}"
 
 
 def _add(written: dict[str, Any], rules: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """`twostroke chat` with lines piped in."""
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -51,6 +53,73 @@ def test_commands(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None
     assert "/save needs a path" in result.stderr
     assert "user: the fox" in result.stderr
     assert result.stderr.count("TTFT") == 4
+
+
+def test_undo_and_retry(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
+    """The conversation is what it would be without what was taken back, and the same KV is used again."""
+    plain = run_json("chat", "-m", tiny, *OPTIONS, stdin="the fox\njumps\n")
+    undone = run_json("chat", "-m", tiny, *OPTIONS, stdin="the fox\nover\n/undo\njumps\n")
+    assert undone["messages"] == plain["messages"]
+    assert undone["turns"][2]["reused_tokens"] == plain["turns"][1]["reused_tokens"]
+    retried = run_json("chat", "-m", tiny, *OPTIONS, stdin="the fox\n/retry\njumps\n")
+    assert retried["messages"] == plain["messages"]
+    drawn = run_json("chat", "-m", tiny, "--max-tokens", 8, "--temperature", 1, "--seed", 3, stdin="the\n/retry\n")
+    assert len(drawn["messages"]) == 2
+    assert drawn["messages"][1]["content"] == drawn["turns"][1]["text"] != drawn["turns"][0]["text"]
+
+
+def test_nothing_to_take_back(run: Callable[..., Result], tiny: str) -> None:
+    assert "there is no turn to take back" in run("chat", "-m", tiny, *OPTIONS, stdin="/undo\n").stderr
+
+
+def test_a_question_of_several_lines(run_json: Callable[..., dict[str, Any]], tiny: str) -> None:
+    lines = '"""the fox\n\n  jumps\n"""\n"""over"""\n"""and more\n'
+    asked = run_json("chat", "-m", tiny, *OPTIONS, stdin=lines)["messages"][::2]
+    assert [one["content"] for one in asked] == ["the fox\n\n  jumps", "over", "and more"]
+
+
+def test_a_question_from_an_editor(
+    run_json: Callable[..., dict[str, Any]], run: Callable[..., Result], tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", "sed -i s/fox/dog/")
+    asked = run_json("chat", "-m", tiny, *OPTIONS, stdin="the fox\n/edit\n")["messages"]
+    assert [one["content"] for one in asked[::2]] == ["the dog"]
+    monkeypatch.setenv("EDITOR", "/no/editor")
+    assert "the editor '/no/editor' failed" in run("chat", "-m", tiny, *OPTIONS, stdin="/edit\n").stderr
+
+
+def test_a_cut_answer_says_so(run: Callable[..., Result], tiny: str) -> None:
+    for command in (("chat",), ("generate", "-p", "the fox")):
+        told = run(*command, "-m", tiny, *OPTIONS, "--ignore-eos", stdin="the fox\n").stderr
+        assert told.count("the answer is cut after 8 tokens: --max-tokens allows no more") == 1
+    small = ("--kv-bytes", 96 * 768, "--backend", "reference", "--max-tokens", 2000, "--ignore-eos")
+    assert "there is no room for more" in run("generate", "-p", "the fox", "-m", tiny, *small).stderr
+
+
+def test_a_terminal(tiny: str, tmp_path: Path) -> None:
+    """What is pasted is one question, and the next session finds it in its history."""
+    talk = tmp_path / "talk"
+    command = [sys.executable, "-m", "twostroke", "chat", "-m", tiny, "--max-tokens", "3", "--threads", "1"]
+    environment = os.environ | {"TWOSTROKE_HOME": str(tmp_path), "TERM": "xterm"}
+    for keys, text in (
+        (b"\x1b[200~the fox\njumps\x1b[201~\r", b"the fox\\njumps"),
+        (3 * b"\x1b[A" + b"\r", b"the fox jumps"),
+    ):
+        terminal, other = pty.openpty()
+        with subprocess.Popen(command, stdin=other, stdout=other, stderr=subprocess.PIPE, env=environment) as process:
+            os.close(other)
+            os.write(terminal, keys + f"/save {talk}\r/quit\r".encode())
+            with contextlib.suppress(OSError):  # its end
+                while os.read(terminal, 1000):
+                    pass
+            assert process.stderr is not None
+            told = process.stderr.read().decode()
+        os.close(terminal)
+        assert process.returncode == 0, told
+        assert text in talk.read_bytes()
+    assert (tmp_path / "chat-history").read_text().splitlines()[0] == "the fox jumps"
+    assert (tmp_path / "chat-history").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_chat_that_outgrows_the_context(run: Callable[..., Result], tiny: str) -> None:

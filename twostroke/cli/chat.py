@@ -5,17 +5,17 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from twostroke.cli.chat_input import ChatInput, edited
 from twostroke.cli.options import ChatSamplingOptions, JsonFlag, PositionalModelOptions, choice_settings, spread
-from twostroke.cli.report import note, pace_text, print_json, size
+from twostroke.cli.report import cut_text, note, pace_text, print_json, size
 from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.models.checkpoints.catalog import CATALOG
 
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
 
 HELP = """\
+/retry        answer the last question again
+/undo         take the last question and its answer back
+/edit         write a question, or change the last one, in an editor ($EDITOR)
 /save PATH    write messages and KV cache into a file
 /load PATH    go on with a saved conversation
 /reset        forget all but the system message
 /system TEXT  set the system message (without TEXT: none)
 /kv           facts about the KV cache
 /help         this list
-/quit         leave, as Ctrl-D does; Ctrl-C stops a reply"""
+/quit         leave, as Ctrl-D does; Ctrl-C stops a reply
+A question of several lines begins and ends with \"\"\"; what is pasted is one question."""
 
 
 @spread
@@ -106,12 +110,16 @@ class Session:
             "reset": lambda _: self.conversation.reset(),
             "system": self._system,
             "kv": self._kv,
+            "retry": lambda _: self._answer(self.conversation.undo()),
+            "undo": self._undo,
+            "edit": self._edit,
             "help": lambda _: self._print(HELP),
         }
 
     def run(self) -> None:
         """Read and answer lines until /quit or the end of the input."""
-        for line in self._lines():
+        # Its prompt is written to stdout, which --json reserves for JSON.
+        for line in ChatInput(self.interactive, "> " if self.out is sys.stdout else ""):
             name, _, argument = line[1:].partition(" ")
             if line.startswith("/") and name in ("quit", "exit"):
                 return
@@ -143,28 +151,6 @@ class Session:
             "definitions": DEFINITIONS,
         }
 
-    def _lines(self) -> Iterator[str]:
-        """The user's lines that are not empty."""
-        if self.interactive:
-            import_module("readline")  # line editing and history for input()
-        prompt = "> " if self.out is sys.stdout else ""  # input() writes it to stdout, which --json reserves for JSON
-        while True:
-            try:
-                line = input(prompt) if self.interactive else sys.stdin.readline()
-            except EOFError:
-                self._print("")
-                return
-            except KeyboardInterrupt:
-                if not self.interactive:
-                    raise
-                self._print("")
-                note("Ctrl-D or /quit leaves")
-                continue
-            if not self.interactive and not line:
-                return
-            if line.strip():
-                yield line.strip()
-
     def _answer(self, text: str) -> None:
         fields = {}
         if (seed := self.conversation.sampling.get("seed")) is not None:
@@ -182,6 +168,8 @@ class Session:
         self._print("")
         self.turns.append(_turn(reply))
         note(_facts_line(reply, pressed.is_set()))
+        if reply.finish_reason == "length":
+            note(cut_text(len(reply.tokens), reply.max_tokens))
 
     def _command(self, name: str, argument: str) -> None:
         command = self._commands.get(name)
@@ -205,6 +193,20 @@ class Session:
         self.conversation = type(old).load(Path(path).expanduser(), old.llm, overflow=old.overflow, **old.sampling)
         for message in self.conversation.messages:
             note(f"{message['role']}: {message['content']}")
+
+    def _undo(self, _: str) -> None:
+        note(f"taken back: {self.conversation.undo()}")
+
+    def _edit(self, _: str) -> None:
+        questions = [one["content"] for one in self.conversation.messages if one["role"] == "user"]
+        before = questions[-1] if questions else ""
+        text = edited(before)
+        if not text:
+            note("nothing is asked: the text is empty")
+            return
+        if before:
+            self.conversation.undo()
+        self._answer(text)
 
     def _system(self, text: str) -> None:
         self.conversation.system = text or None

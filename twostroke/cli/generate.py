@@ -6,7 +6,7 @@ import typer
 
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.prompt import PromptOptions
-from twostroke.cli.report import note, pace_text, print_json, size, tier_hits_text, write
+from twostroke.cli.report import cut_text, note, pace_text, print_json, size, tier_hits_text, write
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 
@@ -70,6 +70,9 @@ def generate(
         if logprobs is not None:
             print_logprobs(facts["outputs"])
         note(facts_line(decoding.request, facts))
+        for output in facts["outputs"]:
+            if output["finish_reason"] == "length":
+                note(cut_text(len(output["token_ids"]), params.max_tokens))
         if reason := unavailable():
             note(f"without native kernels: {reason}")
 

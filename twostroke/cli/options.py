@@ -172,7 +172,11 @@ class SamplingOptions(
         SamplingParams,
         "Sampling",
         leave_out=("n", "logprobs", "constraint", "reader"),
-        changes={"seed": {"show_default": "drawn anew"}, "logit_bias": {"metavar": "ID=BIAS"}},
+        changes={
+            "seed": {"show_default": "drawn anew"},
+            "logit_bias": {"metavar": "ID=BIAS"},
+            "max_tokens": {"default": 1024},  # a small model may repeat itself for ever
+        },
     )
 ):
     """How tokens are chosen, and when generation ends."""
@@ -191,6 +195,7 @@ class SamplingOptions(
 
 
 _OWN: dict[str, Any] = {"default": None, "show_default": "the model's own"}
+_WHOLE: dict[str, Any] = {"default": None, "show_default": "until the model ends its answer"}
 
 
 @dataclass(frozen=True)
@@ -198,8 +203,8 @@ class ChatSamplingOptions(
     options_of(
         SamplingParams,
         "Sampling",
-        leave_out=set(rules(SamplingParams)) - set(DEFAULTS),
-        changes=dict.fromkeys(DEFAULTS, _OWN),
+        leave_out=set(rules(SamplingParams)) - {*DEFAULTS, "max_tokens"},
+        changes={**dict.fromkeys(DEFAULTS, _OWN), "max_tokens": _WHOLE},
     ),
     SamplingOptions,
 ):

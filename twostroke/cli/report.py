@@ -105,6 +105,13 @@ def pace_text(pace: "Pace") -> str:
     return " | ".join(parts)
 
 
+def cut_text(made: int, max_tokens: int | None) -> str:
+    """Why an answer of `made` tokens was cut, and what to do."""
+    if max_tokens is not None and made >= max_tokens:
+        return f"the answer is cut after {made:,} tokens: --max-tokens allows no more"
+    return f"the answer is cut after {made:,} tokens: there is no room for more in the context or in --kv-bytes"
+
+
 class ProgressDisplay:
     """While it is open: a spinner on a terminal; once called with progress in bytes, a bar.
 

@@ -30,6 +30,7 @@ class Snap(Repeat, name="snap"):
     """
 
     times: int | str | tuple[str, ...] = 1
+    sinks: int = integer(0, least=0)
     keep: str = "all"
     window: int = integer(32, least=1, most=MAX_OBSERVED)
     budget: int = integer(256)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.sampling.params import sampling_params
+
+UNDO_TURNS = 8  # whose values are held besides the last one
 
 
 class Conversation:
@@ -59,6 +62,7 @@ class Conversation:
     def system(self, text: str | None) -> None:
         rest = self.messages[1:] if self.system is not None else self.messages
         self.messages = rest if text is None else [{"role": "system", "content": text}, *rest]
+        self._before.clear()
 
     @property
     def kv(self) -> KVCache:
@@ -106,6 +110,22 @@ class Conversation:
         self._reply.recomputed, self._reply.left_out = recomputed, including_passages(turn.left_out, cut)
         return self._reply
 
+    def undo(self) -> str:
+        """Take the last turn back, the user's message and its reply. Returns the message.
+
+        The value of before is held for the last turns, as far as nothing was left out since: then the conversation is
+        as it was, to the bit. Else its entries are used again where they fit. Raises InvalidRequest without a turn.
+        """
+        self._end_reply()
+        if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
+            raise InvalidRequest("there is no turn to take back")
+        text = self.messages[-2]["content"]
+        if self._before:
+            self.messages, self._kv, self._unentered, self._rendered = self._before.pop()
+        else:
+            self.messages = self.messages[:-2]
+        return text
+
     def reset(self) -> None:
         """Forget everything except the system message."""
         self._end_reply()
@@ -138,11 +158,14 @@ class Conversation:
     def _reset_kv(self) -> None:
         self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
         self._unentered: list[int] = []  # tokens of an interrupted reply that are not entered yet
+        # Messages, value, what is not entered, and text before each of the last turns. They share their pages.
+        self._before = deque[tuple[list[Message], KVCache, list[int], str]](maxlen=UNDO_TURNS)
 
     def _drop_left_out(self, turn: Turn) -> None:
         """Let go of the entries that a turn goes on without: where the pool is nearly full it needs their pages."""
         if self.overflow.when_full == "refuse" or len(turn.base) == len(self._kv):
             return
+        self._before.clear()
         if not turn.left_out.entries:
             self._rendered, self._unentered = "", []  # what is left is the beginning of other text
         self._kv = turn.base
@@ -183,6 +206,8 @@ class Conversation:
         content = plain if plain == " " + reply.text else reply.text
         if reply.left_out.messages:
             self.messages = reply.messages[:-1]
+        else:
+            self._before.append((list(self.messages), self._kv, self._unentered, self._rendered))
         self.messages += [reply.messages[-1], {"role": "assistant", "content": content}]
         self._kv, self._unentered, self._rendered = kv, due, reply.prompt + whole
 
@@ -195,7 +220,7 @@ class Reply(Iterator[Token]):
         left_out: what there was no room for.
         reused: number of entries that were already there; entered: number of entries that this turn's prompt added.
         recomputed: number of entries dropped because the template changed their text (0 in an ordinary turn).
-        tokens: the tokens so far.
+        tokens: the tokens so far; max_tokens: the most that it may have, None for all that the context allows.
         timings: its arrival is the time of the call to `say`.
     """
 
@@ -206,7 +231,7 @@ class Reply(Iterator[Token]):
         self, conversation: Conversation, turn: Turn, start: KVCache, decoding: Decoding, arrival: float
     ) -> None:
         self.messages, self.prompt, self.reused = turn.messages, turn.prompt, len(turn.base)
-        self.tokens = decoding.tokens
+        self.tokens, self.max_tokens = decoding.tokens, decoding.request.params.max_tokens
         self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
         self._decoding: Decoding | None = decoding
         self._conversation = conversation

@@ -1,6 +1,7 @@
 """Shared fixtures: tiny random models of every family, and the smallest of the catalog for tests with a real model."""
 
 import gc
+import itertools
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -53,6 +54,7 @@ LONGEST = [
     "tests/backends/test_sketch.py",
 ]
 PASSED = pytest.StashKey[bool]()
+MODULES = itertools.count(1)
 
 # A busy machine must not fail a property.
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -78,14 +80,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
 
-def pytest_collection_finish() -> None:
-    """What imports and the collection have made stays, so that `gc.collect()` in tests need not visit it each time."""
-    keep_what_is_there()
-
-
 def keep_what_is_there() -> None:
+    """What is there stays, so that `gc.collect()` in a test need not visit it: a million objects take half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_modules() -> Iterator[None]:
+    """What stayed for the tests of a file, such as its server, may have become garbage. Once in a while it is freed."""
+    yield
+    if next(MODULES) % 20 == 0:
+        gc.unfreeze()
+        keep_what_is_there()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -131,8 +138,6 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def get(family: str) -> Path:
         if family not in written:
             written[family] = write_model(family, tmp_path_factory.mktemp(family))
-            if len(written) == 1:  # transformers has been imported, a million objects
-                keep_what_is_there()
         return written[family]
 
     return get
@@ -146,6 +151,8 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def tiny_llm(tiny_directory: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[Callable[..., LLM]]:
     """A function that opens a tiny model; at the end of a test that passed, no model may have lost a page."""
+    tiny_directory("llama")  # imports transformers, the first time
+    keep_what_is_there()
     opened: list[LLM] = []
 
     def open_tiny(family: str = "llama", **options: Any) -> LLM:

@@ -144,6 +144,18 @@ def test_go_on_from_a_token(screen: Screen, server: Serving) -> None:
     assert screen.find(".markdown").text_content().startswith(begun["content"].strip())
 
 
+def test_explain_this_answer(screen: Screen, tmp_path: Path) -> None:
+    screen.say("the quick brown fox")
+    screen.ask("Who?")
+    with screen.page.expect_download() as download:
+        screen.find("button:text('Explain')").click()
+    download.value.save_as(tmp_path / "explanation.html")
+    screen.page.wait_for_selector("button:text('Explain'):not([disabled])")
+    text = (tmp_path / "explanation.html").read_text()
+    assert "Twostroke: Who?" in text
+    assert '"text": "the quick brown fox"' in text or '"text":"the quick brown fox"' in text
+
+
 def test_a_cut_answer_is_continued(screen: Screen) -> None:
     screen.settings({"max_tokens": "3", "temperature": "0"})
     screen.extra({"ignore_eos": True})

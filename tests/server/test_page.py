@@ -151,6 +151,25 @@ def test_attention(server: Serving) -> None:
     eventually(lambda: server.pages_used == 0)
 
 
+def test_explain(server: Serving) -> None:
+    """The page's data are those of the answer that was made, though greedily the model would have said another."""
+    prompt, answer = [5, 9, 80, 81, 7, 30], [7, 300, 12, 7]
+    with server.http() as http:
+        told = http.post("/explain", json={"tokens": prompt, "answer": answer, "title": "</title><b>"})
+        assert told.headers["content-disposition"].startswith("attachment")
+        assert "<b>" not in told.text
+        [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', told.text, re.S)
+        made = json.loads(data)
+        assert [one["id"] for one in made["tokens"]] == prompt
+        assert [made["prefill"]["token"]["id"], *(step["token_out"]["id"] for step in made["decode"])] == answer
+        many = http.post("/explain", json={"tokens": prompt, "answer": answer * 30}).text
+        assert many.count('"token_out"') == 63
+        for wrong in ({"tokens": []}, {"tokens": prompt, "answer": []}, {"tokens": [1] * 1025}, {"tokens": [9999]}):
+            refused = http.post("/explain", json={"answer": [1]} | wrong)
+            assert (refused.status_code, "error" in refused.json()) == (400, True), refused.text
+    eventually(lambda: server.pages_used == 0)
+
+
 def test_token_ids_of_an_answer(server: Serving) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "seed": 4, "return_token_ids": True}
     with server.http() as http:

@@ -32,7 +32,7 @@ from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
 from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
-from twostroke.server.page import attention
+from twostroke.server.page import attention, explanation
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
 from twostroke.server.settings import Settings
@@ -51,6 +51,7 @@ ROUTES = (
     admin,
     page,
     attention,
+    explanation,
 )
 DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {

@@ -17,6 +17,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.calibration import calibrate
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Prompt
+from twostroke.models.cost import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.explain.attention import check_index
 from twostroke.study.explain.attention_maps import PromptAttention
@@ -57,6 +58,7 @@ class Explanation:
 
     Attributes:
         prompt: the text as it was given; tokens: what the model was given, chat template and all.
+        turn: index of the first token of the user's own words, and of the first one behind them; None without a chat.
         lens: how the first token formed, layer by layer.
         decode: the steps after the first token.
         text: the answer.
@@ -70,6 +72,7 @@ class Explanation:
     model: ModelFacts
     prompt: str
     tokens: tuple[ShownToken, ...]
+    turn: tuple[int, int] | None
     embedding: Embedding
     prefill: PrefillExplanation
     attention: PromptAttention
@@ -91,22 +94,48 @@ class ExplainOptions:
         head: None is the mean over heads.
         naive: tokens that are also made without the cache; 0 for none.
         method: a technique whose caches are shown.
+        predictor: what steps take; None times some first.
     """
 
     layer: int | None = None
     head: int | None = None
     naive: int = 8
     method: Method | None = None
+    predictor: StepPredictor | None = None
+
+
+class GivenAnswer:
+    """A constraint that allows the tokens of an answer that was made before, one after another."""
+
+    def __init__(self, answer: Sequence[int]) -> None:
+        self._left = list(reversed(answer))
+
+    def mask(self) -> np.ndarray:
+        return np.arange(self._left[-1] + 1) == self._left[-1]
+
+    def advance(self, token: int) -> None:
+        self._left.pop()
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
 
 
 def explain(
-    llm: LLM, prompt: str, tokens: Sequence[int], params: SamplingParams, aspects: ExplainOptions | None = None
+    llm: LLM,
+    prompt: str,
+    tokens: Sequence[int],
+    params: SamplingParams,
+    aspects: ExplainOptions | None = None,
+    answer: Sequence[int] = (),
 ) -> Explanation:
     """Answer a prompt and show how.
 
     Args:
         prompt: its text; tokens: its ids, which may have a chat template around it.
         params: how its answer is sampled.
+        aspects: what is shown.
+        answer: tokens that were made before, to explain these and no other answer.
 
     Raises:
         InvalidRequest: no such layer or head, an empty prompt, or a companion that the technique needs is missing.
@@ -123,14 +152,17 @@ def explain(
     llm.model.require_room(len(tokens))
     if aspects.method is not None:
         llm.require_companions(aspects.method)
+    if answer:
+        params = replace(params, max_tokens=len(answer), constraint=lambda: GivenAnswer(answer))
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
-    predictor = calibrate(llm.model)
+    predictor = aspects.predictor or calibrate(llm.model)
     seen = observe(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES)
     made = (seen.first.token.id, *(step.token_out.id for step in seen.steps))
     timed = run_with_cache(llm, tokens, params).way
     seconds = [*timed.seconds[1:], *[None] * len(made)]
     steps = tuple(replace(step, seconds=taken) for step, taken in zip(seen.steps, seconds, strict=False))
+    turn = Prompt(tokens, tokenizer).turn
     chunks = prefill_steps(len(tokens), llm.engine.config.max_step_tokens)
     prefill = PrefillExplanation(
         layer,
@@ -148,6 +180,7 @@ def explain(
         model_facts(llm),
         prompt,
         shown_tokens(tokenizer, tokens),
+        None if turn is None else (turn.start, turn.stop),
         seen.embedding,
         prefill,
         seen.attention,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
@@ -23,6 +23,7 @@ SHADES = " ·░▒▓█"
 FEW_TOKENS, FEW_STEPS, FEW_LAYERS, FEW_CELLS = 24, 8, 6, 32  # of the short form
 CELLS_ALL = 64  # of a map with everything
 BAR = 24  # columns
+SINK = 0.3  # mean weight of the first token from which on it is called a sink
 
 
 def print_explanation(console: Console, made: Explanation, everything: bool) -> None:
@@ -60,9 +61,13 @@ def _tokens(console: Console, made: Explanation, everything: bool) -> None:
             table.add_row(str(token.index), str(token.id), Text(quoted(token.text)))
         console.print(table)
         return
-    shown = made.tokens[:FEW_TOKENS]
-    more = f" and {len(made.tokens) - len(shown):,} more" if len(shown) < len(made.tokens) else ""
+    start, stop = made.turn or (0, len(made.tokens))
+    shown = made.tokens[start:stop][:FEW_TOKENS]
+    more = f" and {stop - start - len(shown):,} more" if len(shown) < stop - start else ""
     print_paragraph(console, "  ".join(f"{token.id} {quoted(token.text)}" for token in shown) + more)
+    if made.turn is not None:
+        around = len(made.tokens) - (stop - start)
+        print_paragraph(console, f"Your words are {stop - start:,} tokens. The chat template has {around:,} (--all).")
     print_paragraph(console, f"{len(made.tokens):,} tokens of a vocabulary of {made.model.vocabulary:,}")
 
 
@@ -130,6 +135,10 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
     rows, starts = attention.shown.weights, attention.starts
     join = -(-len(starts) // most)
     label = max(8, min(16, console.width - 2 * -(-len(starts) // join) - 10))
+    sink = sum(float(row[0]) for row in rows) / len(rows) > SINK
+    scale = max((float(row[1:].max()) for row in rows[1:]), default=1.0) if sink else 1.0
+    marks = "".join(f"{starts[column]:<8}" for column in range(0, len(starts), 4 * join))
+    console.print(Text(" " * (label + 8) + marks, style="dim"), no_wrap=True, overflow="crop")
     for first in range(0, len(starts), join):
         some = rows[first : first + join]
         cells = [
@@ -139,27 +148,29 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
         text = quoted(made.tokens[starts[first]].text)
         line = Text(f"{starts[first]:>6} {text[:label]:<{label}} ")
         for weight in cells:
-            shade = SHADES[min(len(SHADES) - 1, math.ceil(math.sqrt(weight) * (len(SHADES) - 1) - 0.3))]
+            shade = SHADES[min(len(SHADES) - 1, math.ceil(math.sqrt(weight / scale) * (len(SHADES) - 1) - 0.3))]
             line.append(shade * 2, style="cyan")
         console.print(line, no_wrap=True, overflow="crop")
     each = join * (starts[1] if len(starts) > 1 else 1)
     cell = "" if each == 1 else f" A cell is {each:,} x {each:,} tokens."
     print_paragraph(console, f"Each row's sum is 1; columns are the same tokens, from the left.{cell}", "dim")
     share, first = sum(float(row[0]) for row in rows) / len(rows), starts[1] if len(starts) > 1 else 1
-    if share > 0.3:
+    if sink:
         tokens = "the first token: an" if first == 1 else f"the first {first} tokens, with the"
-        print_paragraph(
-            console, f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else.", "dim"
-        )
+        text = f"{share:.0%} goes to {tokens} attention sink, where heads look that find nothing else."
+        print_paragraph(console, f"{text} Shades are relative to the largest weight besides, {scale:.2f}.", "dim")
     if len(starts) == len(made.tokens):
         last = [(int(i), float(rows[-1][i])) for i in np.argsort(-rows[-1], kind="stable")]
         print_paragraph(console, f"The last token attends most to {_attended(made, last)}.")
     print_paragraph(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
 
 
-def _attended(made: Explanation, attends: Iterable[tuple[int, float]], count: int = 3) -> str:
-    texts = _all_texts(made)
-    return ", ".join(f"{quoted(texts[i])} {weight:.2f}" for i, weight in list(attends)[:count])
+def _attended(made: Explanation, attends: Sequence[tuple[int, float]], count: int = 3) -> str:
+    """The entries with the largest weights; without the first one where it is the sink."""
+    texts, sink = _all_texts(made), len(attends) > 1 and attends[0][0] == 0
+    shown = attends[1:] if sink else attends
+    found = ", ".join(f"{quoted(texts[i])} {weight:.2f}" for i, weight in shown[:count])
+    return f"{found} (sink {attends[0][1]:.2f})" if sink else found
 
 
 def _all_texts(made: Explanation) -> list[str]:

@@ -1,7 +1,7 @@
 // An answer on the screen: Markdown, JSON, calls of tools, its tokens, and what it took.
 
 import { going } from "./ask.js";
-import { announce, button, copyButton, el, oncePerFrame } from "./dom.js";
+import { announce, button, copyButton, download, el, oncePerFrame } from "./dom.js";
 import { listing } from "./listing.js";
 import { MarkdownView } from "./markdown.js";
 import { drawCaches } from "./pages.js";
@@ -11,7 +11,7 @@ const SPOKEN = 3000; // characters of an answer that screen readers are told wit
 
 export class AnswerView {
   /**
-   * `actions`: running(), attend(index, chosen), branch(index, alternative), goOn(), and null where there is none:
+   * `actions`: running(), attend(index, chosen), explain(), branch(index, alternative), goOn(), and null where there is none:
    * take(), result(call, text).
    */
   constructor(answer, actions) {
@@ -31,6 +31,7 @@ export class AnswerView {
     this.facts = el("span", { class: "facts" });
     this.tokens = null;
     this.toggle = button("Tokens", () => this.showTokens(), { "aria-expanded": "false" });
+    this.explain = button("Explain", () => this.explained(), { title: "Save a page that walks through how this answer was made" });
     this.goOn = button("Continue", actions.goOn, { hidden: true });
     const take = actions.take ? button("Go on with this one", actions.take) : null;
     this.node = el(
@@ -38,7 +39,7 @@ export class AnswerView {
       { class: "answer" },
       el("p", { class: "method" }, answer.method),
       this.thinking, this.body, this.calls, this.error, this.about, this.cache,
-      el("div", { class: "actions" }, copyButton(() => answer.content), this.toggle, this.goOn, take, this.facts),
+      el("div", { class: "actions" }, copyButton(() => answer.content), this.toggle, this.explain, this.goOn, take, this.facts),
     );
     this.update = oncePerFrame(() => this.show());
     this.show();
@@ -64,6 +65,7 @@ export class AnswerView {
     this.facts.textContent = facts(answer, running);
     this.goOn.hidden = running || !answer.content || answer.calls.length > 0 || !(answer.finish === "length" || answer.state !== "done");
     this.toggle.hidden = !answer.tokens?.length;
+    this.explain.hidden = running || !answer.tokens?.length || answer.tokens.some(({ id }) => id === undefined);
     this.tokens?.show();
     this.drawCache();
   }
@@ -87,6 +89,20 @@ export class AnswerView {
       this.tokens = null;
     }
     this.body.hidden = open;
+  }
+
+  /** Save the walk through this answer as a file. */
+  async explained() {
+    this.explain.disabled = true;
+    this.explain.textContent = "Explaining";
+    try {
+      download("explanation.html", await this.actions.explain());
+    } catch (error) {
+      this.error.hidden = false;
+      this.error.textContent = `No explanation: ${error.message}.`;
+    }
+    this.explain.disabled = false;
+    this.explain.textContent = "Explain";
   }
 
   drawCache() {

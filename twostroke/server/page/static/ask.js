@@ -68,6 +68,14 @@ function token({ token: text, logprob, top_logprobs: top }, id) {
   return { id, text, p: Math.exp(logprob), top: top.map((one) => ({ text: one.token, p: Math.exp(one.logprob) })) };
 }
 
+/** The walk through an answer, as the text of a page: a plain pass over the same tokens, with all of it shown. */
+export async function explanation(prompt, answer, title) {
+  const { tokens } = await json("/tokenize", { body: prompt });
+  const response = await call("/explain", { body: { tokens, answer: answer.tokens.map(({ id }) => id), title } });
+  if (!response.ok) throw new Error(await reason(response));
+  return response.text();
+}
+
 /** What the model attended to when it wrote a token of an answer, as a plain pass over the same tokens does. */
 export async function attention(prompt, answer, index, chosen) {
   const { tokens } = await json("/tokenize", { body: prompt });

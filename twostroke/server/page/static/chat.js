@@ -1,6 +1,6 @@
 // A conversation on the screen: asking, stopping, asking again, changing a question, going on from any token.
 
-import { ask, attention, emptyAnswer, going } from "./ask.js";
+import { ask, attention, emptyAnswer, explanation, going } from "./ask.js";
 import { AnswerView } from "./answer.js";
 import { save, update } from "./conversations.js";
 import { announce, button, byId, copyButton, el } from "./dom.js";
@@ -220,13 +220,16 @@ export class Chat {
     );
   }
 
+  /** What was asked, as the server counts its tokens. */
+  prompt(answer) {
+    return { messages: messages(this.conversation, answer.parent), ...promptFields(this.conversation.settings) };
+  }
+
   view(answer, taken) {
     const view = new AnswerView(answer, {
       running: () => this.going && going(answer),
-      attend: (index, chosen) => {
-        const prompt = { messages: messages(this.conversation, answer.parent), ...promptFields(this.conversation.settings) };
-        return attention(prompt, answer, index, chosen);
-      },
+      attend: (index, chosen) => attention(this.prompt(answer), answer, index, chosen),
+      explain: () => explanation(this.prompt(answer), answer, this.conversation.title),
       branch: (index, alternative) => this.branch(answer, index, alternative),
       goOn: () => this.goOn(answer),
       take: taken ? null : () => this.goTo(answer),

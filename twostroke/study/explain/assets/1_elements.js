@@ -78,7 +78,7 @@ const lastToken = made.decode.length ? made.decode.at(-1).token_out : made.prefi
 // The strip of tokens at the top lights up what a view speaks of. A click leads to a token's row of attention, or to the
 // step that entered it.
 const chips = entries.map((token, i) =>
-  element("button", { type: "button", class: `token${i < made.tokens.length ? "" : " made"}`, title: `entry ${token.index}, id ${token.id}`, on: { click: () => visit(i) } }, visible(token.text)));
+  element("button", { type: "button", class: `token${i >= made.tokens.length ? " made" : made.turn && (i < made.turn[0] || i >= made.turn[1]) ? " around" : ""}`, title: `entry ${token.index}, id ${token.id}`, on: { click: () => visit(i) } }, visible(token.text)));
 function light(...indices) {
   chips.forEach((chip, i) => chip.classList.toggle("lit", indices.includes(i)));
 }

@@ -7,8 +7,13 @@ const shownFirst = attention.head === null ? attention.layers.find((one) => one.
 
 const mapName = (map) => `layer ${map.layer}, ${map.head === null ? "mean over heads" : `head ${map.head}`}`;
 const cellName = (i) => (exact ? visible(made.tokens[i].text) : `${starts[i]}–${cellEnd(i) - 1}`);
-// Weights span orders of magnitude: the square root shows small ones too.
-const shade = (weight) => Math.sqrt(weight);
+// Weights span orders of magnitude: the square root shows small ones too. Where the first token is a sink, they are
+// relative to the largest of the others.
+function shadesOf({ weights }) {
+  const sink = weights.reduce((sum, row) => sum + row[0], 0) / weights.length > 0.3;
+  const scale = sink ? Math.max(1e-6, ...weights.slice(1).flatMap((row) => row.slice(1))) : 1;
+  return (weight) => Math.min(1, Math.sqrt(weight / scale));
+}
 
 function attentionView() {
   seen.map = seen.map ?? shownFirst;
@@ -40,11 +45,12 @@ function attentionView() {
     paragraph("Each token's query is multiplied with the key of every token before it, and with its own. Softmax makes weights of the scores. A row shows where its token looks; its weights add up to 1."),
     exact ? null : soft(`The prompt is long, so a cell joins ${count(cellEnd(0))} × ${count(cellEnd(0))} tokens: the sum over its columns, the mean over its rows.`),
     large, status, below, ...smalls,
-    soft("Many heads give most weight to the first token. It is an attention sink: a place to look where there is nothing to find (Xiao et al. 2023)."),
+    soft("Many heads give most weight to the first token. It is an attention sink: a place to look where there is nothing to find (Xiao et al. 2023). In such a map, colours are relative to the largest of the other weights."),
   ];
 }
 
 function grid(map, status, look) {
+  const shade = shadesOf(map);
   const size = `${Math.max(0.45, Math.min(1.9, 34 / starts.length))}rem`;
   const cells = map.weights.map((row, i) => row.map((weight, j) =>
     element("td", {
@@ -53,7 +59,9 @@ function grid(map, status, look) {
       on: { click: () => choose(i, j), mouseenter: () => point(i, j), focus: () => point(i, j) },
     })));
   const rows = cells.map((line, i) => element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, cellName(i)), line));
-  const node = element("table", { class: "map", role: "grid", style: { "--cell": size }, "aria-label": `Attention, ${mapName(map)}` }, element("tbody", {}, rows));
+  const names = cells.map((_, j) => element("th", { scope: "col", role: "columnheader" }, cellName(j)));
+  const columns = element("tfoot", {}, element("tr", { role: "row" }, element("td", { role: "gridcell", class: "none" }), names));
+  const node = element("table", { class: "map", role: "grid", style: { "--cell": size }, "aria-label": `Attention, ${mapName(map)}` }, element("tbody", {}, rows), columns);
 
   function point(i, j) {
     cells.forEach((line, row) => line.forEach((cell, column) => cell.classList.toggle("cross", (row === i) !== (column === j))));
@@ -81,6 +89,7 @@ function grid(map, status, look) {
 
 function thumbnails(maps, pick) {
   return element("div", { class: "small" }, maps.map((map) => {
+    const shade = shadesOf(map);
     const canvas = element("canvas", { width: starts.length, height: starts.length, "aria-hidden": true });
     const draw = () => {
       const paint = canvas.getContext("2d"), colour = getComputedStyle(document.body).getPropertyValue("--one");

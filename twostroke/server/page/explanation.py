@@ -1,0 +1,65 @@
+"""/explain: the walk through one answer that was just made, as a file that opens offline (`study/explain`)."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+from pydantic import Field
+
+from twostroke.engine.calibration import calibrate
+from twostroke.errors import EngineStopped
+from twostroke.models.cost import StepPredictor
+from twostroke.sampling.params import SamplingParams
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_requests import check_length
+from twostroke.server.errors import to_api_error
+from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
+from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.schemas.base_model import LenientModel, TokenId
+from twostroke.study.explain.explanation import ExplainOptions, explain
+from twostroke.study.explain.html_page import page
+
+router = APIRouter()
+MAX_PROMPT = 1024  # tokens: what is observed of each is in the file
+MAX_ANSWER = 64  # tokens of the answer that are explained: the first ones
+
+
+class ExplainBody(LenientModel):
+    """A prompt's tokens, those of its answer, and a title."""
+
+    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT)]
+    answer: Annotated[list[TokenId], Field(min_length=1)]
+    title: Annotated[str, Field(max_length=10_000)] = ""
+
+
+@router.post("/explain")
+async def explain_answer(body: ExplainBody, http: HttpRequest) -> Response:
+    """The page of an answer: a plain pass over the same tokens, with everything observed.
+
+    It takes some seconds, in which other requests go on; the first call also times the model, which takes one in
+    which they wait.
+    """
+    engine: AsyncEngine = http.app.state.engine
+    warn_of_fields(http, body)
+    llm, answer = engine.llm, body.answer[:MAX_ANSWER]
+    check_length(llm, len(body.tokens) + len(answer) - 1)
+    llm.encode([*body.tokens, *answer])  # ids outside of the vocabulary
+    active_call = engine.reserve_call(1)
+    try:
+        predictor: StepPredictor | None = getattr(http.app.state, "predictor", None)
+        if predictor is None:
+            predictor = await engine.between_steps(lambda loop: calibrate(llm.model))
+            http.app.state.predictor = predictor
+        options = ExplainOptions(naive=0, predictor=predictor)
+        work = asyncio.to_thread(explain, llm, body.title, body.tokens, SamplingParams(), options, answer)
+        made = await cancel_on_disconnect(http.receive, work)
+        text = await engine.run_in_thread(lambda: page(made))
+    except ClientDisconnected:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except EngineStopped as error:
+        raise to_api_error(error) from None
+    finally:
+        active_call.close()
+    headers = {"content-disposition": 'attachment; filename="explanation.html"', "x-content-type-options": "nosniff"}
+    return Response(text.encode("utf-8", "backslashreplace"), headers=headers, media_type="text/html; charset=utf-8")

@@ -244,7 +244,7 @@ def test_variants_we_lack_are_refused(family: str, changes: dict[str, Any], mess
         ({"num_key_value_heads": 3}, "4 heads"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         ({"rope_parameters": []}, "rope_parameters must be an object"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "factor must be a positive number; it is None"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor must be a positive number; it is missing"),
         ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor must be greater"),
     ],
 )

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
-from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_COUNT, MAX_HEAD_DIM, MAX_NUMBER
+from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_HEAD_DIM, ConfigSource
 from twostroke.models.families.tensor_names import StoredName, stored_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
@@ -30,10 +30,10 @@ UNUSED = re.compile(
 )
 
 
-class GgufSource:
+class GgufSource(ConfigSource):
     """Typed access to the metadata of one file, by config.json's keys."""
 
-    format: Literal["gguf"] = "gguf"
+    format = "gguf"
 
     def __init__(
         self, metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], family: Family, path: Path
@@ -52,30 +52,25 @@ class GgufSource:
         # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
         self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
 
+    @property
+    def architecture(self) -> str:
+        return str(self.family.gguf)
+
+    def name(self, key: str) -> str:
+        """The GGUF name of a config.json key; other keys are GGUF names already."""
+        return f"{self.family.gguf}.{self._keys.get(key, key)}"
+
     def get(self, key: str) -> Any:
-        found = self._metadata.get(self._name(key))
+        found = self._metadata.get(self.name(key))
         return self.family.gguf_defaults.get(key) if found is None else found
 
-    def integer(self, key: str, default: int | None = None, limit: int = MAX_COUNT) -> int:
+    def per_layer(self, key: str) -> Any:
         value = self.get(key)
-        value = default if value is None else value
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
-            value = value[0]  # a value per layer, all alike
-        elif isinstance(value, list):
-            raise UnsupportedArchitecture(f"{self.path}: {self._name(key)} differs between layers")
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < limit:
-            raise self._bad(key, "a positive integer", value)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if (
-            not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MAX_NUMBER
-        ):  # a NaN is neither
-            raise self._bad(key, "a positive number", value)
-        return float(value)
+        if not isinstance(value, list) or not value:
+            return value
+        if any(one != value[0] for one in value):
+            raise UnsupportedArchitecture(f"{self.path}: {self.name(key)} differs between layers")
+        return value[0]
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
         """Sliding layers have a base and no scaling. The scalings of Llama 3 and Phi-3 are tensors."""
@@ -135,22 +130,6 @@ class GgufSource:
         if not (np.isfinite(values).all() and (values > 0).all()):
             raise CheckpointError(f"{factors.source}: RoPE factors must be positive")
         return values
-
-    def wrong(self, key: str, expected: str) -> CheckpointError:
-        return self._bad(key, expected, self.get(key))
-
-    def unsupported(self, what: str) -> UnsupportedArchitecture:
-        return UnsupportedArchitecture(
-            f"{self.path}: architecture {self.family.gguf} with {what}, which is not supported"
-        )
-
-    def _name(self, key: str) -> str:
-        """The GGUF name of a config.json key; other keys are GGUF names already."""
-        return f"{self.family.gguf}.{self._keys.get(key, key)}"
-
-    def _bad(self, key: str, expected: str, value: Any) -> CheckpointError:
-        shown = "missing" if value is None else repr(value)[:40]
-        return CheckpointError(f"{self.path}: {self._name(key)} must be {expected}; it is {shown}")
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], path: Path) -> ModelConfig:

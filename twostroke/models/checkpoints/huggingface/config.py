@@ -8,13 +8,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.huggingface.json_files import read_json
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
-from twostroke.models.families.family import MAX_COUNT, MAX_NUMBER
+from twostroke.models.families.family import MAX_COUNT, ConfigSource
 from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
 
 log = logging.getLogger(__name__)
@@ -29,49 +29,24 @@ UNSUPPORTED_KEYS = (
 SCALINGS = {"linear": "linear", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}
 
 
-class HuggingFaceSource:
+class HuggingFaceSource(ConfigSource):
     """Typed access to a config.json. An absent key has its family's default."""
 
-    format: Literal["huggingface"] = "huggingface"
+    format = "huggingface"
 
     def __init__(self, values: Mapping[str, Any], family: Family, path: Path, num_tensors: int) -> None:
-        self.values, self.family, self.path = values, family, path
-        self._num_tensors = num_tensors
-
-    @property
-    def vocab_size(self) -> int:
-        return self.integer("vocab_size")
-
-    @property
-    def tied(self) -> bool:
-        return bool(self.get("tie_word_embeddings"))
-
-    @property
-    def num_layers(self) -> int:
-        return self.integer("num_hidden_layers", limit=self._num_tensors + 1)
-
-    @property
-    def biases(self) -> frozenset[str]:
+        self.values, self.family, self.path, self.num_matrices = values, family, path, num_tensors
+        self.vocab_size, self.tied = self.integer("vocab_size"), bool(self.get("tie_word_embeddings"))
+        self.num_layers = self.integer("num_hidden_layers", limit=num_tensors + 1)
         keys = {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
-        return frozenset(part for key, parts in keys.items() if self.get(key) for part in parts)
+        self.biases = frozenset(part for key, parts in keys.items() if self.get(key) for part in parts)
 
     @property
-    def num_matrices(self) -> int:
-        return self._num_tensors
+    def architecture(self) -> str:
+        return self.family.name
 
     def get(self, key: str) -> Any:
         return self.values[key] if key in self.values else self.family.defaults.get(key)
-
-    def integer(self, key: str, default: int | None = None, limit: int = MAX_COUNT) -> int:
-        value = self.get(key)
-        value = default if value is None else value
-        if type(value) is not int or not 0 < value < limit:
-            raise self._bad(key, "a positive integer", value)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        return self._number(key, default if value is None else value)
 
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
         """Before transformers 5 there is one set of parameters for full attention, and only a base for other layers."""
@@ -85,32 +60,16 @@ class HuggingFaceSource:
             return self._rope({**own, **scaling}, "rope_theta", head_dim)
         return self._rope(own, "rope_local_base_freq", head_dim)
 
-    def wrong(self, key: str, expected: str) -> CheckpointError:
-        return self._bad(key, expected, self.get(key))
-
-    def unsupported(self, what: str) -> UnsupportedArchitecture:
-        return UnsupportedArchitecture(f"{self.path}: architecture {self.family.name} with {what:.80} is not supported")
-
-    def _number(self, key: str, value: Any) -> float:
-        if (
-            not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MAX_NUMBER
-        ):  # a NaN is neither
-            raise self._bad(key, "a positive number", value)
-        return float(value)
-
     def _mapping(self, key: str) -> Mapping[str, Any]:
         value = self.get(key)
         if not isinstance(value, dict | None):
-            raise self._bad(key, "an object", value)
+            raise self.bad(key, "an object", value)
         return value or {}
-
-    def _bad(self, key: str, expected: str, value: Any) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {key} must be {expected}; it is {value!r:.40}")
 
     def _rope(self, parameters: Mapping[str, Any], base_key: str, head_dim: int) -> Rope:
         """One rotary embedding; the base is among its parameters, or at the top level as `base_key`."""
         base = (
-            self._number("rope_theta", parameters["rope_theta"])
+            self.checked("rope_theta", parameters["rope_theta"])
             if "rope_theta" in parameters
             else self.number(base_key)
         )
@@ -132,12 +91,12 @@ class HuggingFaceSource:
         return getattr(self, f"_{SCALINGS[kind]}")(parameters, base, head_dim)
 
     def _linear(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
-        return linear(base, head_dim, self._number("factor", parameters.get("factor")))
+        return linear(base, head_dim, self.checked("factor", parameters.get("factor")))
 
     def _llama3(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
-        factor = self._number("factor", parameters.get("factor"))
-        low = self._number("low_freq_factor", parameters.get("low_freq_factor"))
-        high = self._number("high_freq_factor", parameters.get("high_freq_factor"))
+        factor = self.checked("factor", parameters.get("factor"))
+        low = self.checked("low_freq_factor", parameters.get("low_freq_factor"))
+        high = self.checked("high_freq_factor", parameters.get("high_freq_factor"))
         if high <= low:
             raise CheckpointError(f"{self.path}: high_freq_factor must be greater than low_freq_factor")
         return llama3(base, head_dim, factor, self._original(parameters), low, high)
@@ -145,7 +104,7 @@ class HuggingFaceSource:
     def _yarn(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
         def optional(key: str, default: float) -> float:
             value = parameters.get(key)
-            return self._number(key, value) if value else default  # 0 and null mean the default, as in transformers
+            return self.checked(key, value) if value else default  # 0 and null mean the default, as in transformers
 
         original = self._original(parameters)
         factor = optional("factor", self.number("max_position_embeddings") / original)
@@ -159,7 +118,7 @@ class HuggingFaceSource:
             head_dim,
             factor,
             original,
-            amplitude=self._number("attention_factor", amplitude),
+            amplitude=self.checked("attention_factor", amplitude),
             beta_fast=optional("beta_fast", 32.0),
             beta_slow=optional("beta_slow", 1.0),
             truncate=bool((self._mapping("rope_scaling") or self._mapping("rope_parameters")).get("truncate", True)),
@@ -169,13 +128,13 @@ class HuggingFaceSource:
         def divisors(key: str) -> list[float]:
             values = parameters.get(key)
             if not isinstance(values, list) or len(values) != head_dim // 2:
-                raise self._bad(key, f"a list of {head_dim // 2} numbers", values)
-            return [self._number(key, value) for value in values]
+                raise self.bad(key, f"a list of {head_dim // 2} numbers", values)
+            return [self.checked(key, value) for value in values]
 
         short, long = divisors("short_factor"), divisors("long_factor")
         original, context = self._original(parameters), self.number("max_position_embeddings")
         factor = parameters.get("factor")
-        factor = context / original if factor is None else self._number("factor", factor)
+        factor = context / original if factor is None else self.checked("factor", factor)
         amplitude = parameters.get("attention_factor")
         amplitude = longrope_amplitude(factor, original) if amplitude is None else amplitude
         if context > original:
@@ -184,15 +143,15 @@ class HuggingFaceSource:
                 "set it to %d for the short_factor",
                 self.path, context, original,
             )  # fmt: skip
-        return longrope(base, short, long, original, context, self._number("attention_factor", amplitude))
+        return longrope(base, short, long, original, context, self.checked("attention_factor", amplitude))
 
     def _original(self, parameters: Mapping[str, Any]) -> float:
         """Positions of the context before it was extended. The key outside of the parameters has precedence."""
         original = self.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
         key = "original_max_position_embeddings"
-        original = self._number(key, original or self.get("max_position_embeddings"))
+        original = self.checked(key, original or self.get("max_position_embeddings"))
         if original <= 1:
-            raise self._bad(key, "greater than 1", original)
+            raise self.bad(key, "greater than 1", original)
         return original
 
     def context(self) -> int:
@@ -202,7 +161,7 @@ class HuggingFaceSource:
         if parameters.get("rope_type", parameters.get("type")) != "yarn" or not parameters.get("factor"):
             return stated
         return max(
-            stated, min(int(self._original(parameters) * self._number("factor", parameters["factor"])), MAX_COUNT)
+            stated, min(int(self._original(parameters) * self.checked("factor", parameters["factor"])), MAX_COUNT)
         )
 
 

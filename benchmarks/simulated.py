@@ -38,14 +38,15 @@ from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
 from twostroke.models.cost import StepPredictor
-from twostroke.study.plan.model_timing import ModelTimer, time_rounds
-from twostroke.study.plan.queueing import Queueing
-from twostroke.study.plan.service_times import ServerModel
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet
 from twostroke.study.simulate.local_setup import setup_of
-from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts
+from twostroke.study.simulate.model_timing import ModelTimer, time_rounds
+from twostroke.study.simulate.step_costs import MeasuredCosts
+from twostroke.study.simulate.trial import try_load
+from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.objectives import Objectives
+from twostroke.study.traffic.requests import Traffic
 
 LIMIT = 0.15  # error of p50 and p99 that is aimed at
 STARTING_S = 3.0  # that `bench serve` takes besides, each time
@@ -107,12 +108,10 @@ def loads(rate: float | None, requests: int, seed: int, trace: Path | None) -> l
 
 
 def highest_rate(setup: EngineSetup, load: Load) -> float:
-    """Requests a second beyond which the queue grows without end."""
-    traffic = replace(load.options, rate=1.0, concurrency=None, requests=1000).traffic()
-    tokens = float((traffic.prompts + traffic.outputs).mean())
-    most = min(setup.scheduler.max_running, int(setup.pages * setup.page_size / tokens))
-    costs, budget = HostInclusiveSeconds(setup.costs), setup.scheduler.max_step_tokens
-    return Queueing(ServerModel(costs.seconds, budget, most, setup.http.request_s), traffic).max_rate()
+    """Requests a second beyond which the queue grows without end: what is served where requests never lack."""
+    traffic = replace(load.options, rate=1.0, concurrency=None, requests=200).traffic()
+    waiting = Traffic([replace(one, at=0.0) for one in traffic.arrivals], Replay((0.0,) * 200), traffic.seed)
+    return try_load(Fleet(setup), waiting, Objectives()).first_token_rate
 
 
 def bench_serve(url: str, *arguments: str) -> dict[str, Any]:

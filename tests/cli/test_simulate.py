@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from twostroke.study.simulate import simulation
+
 SMALL = ("--requests", "30", "--input-tokens", "50-200", "--output-tokens", "5", "--seed", "3")
 
 
@@ -71,7 +73,6 @@ def test_tables(run: Callable[..., Result]) -> None:
         (("llama-3-70b", "--on", "h100", "--rate", 1), "leave no room for KV"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--page-size", 1_000_000), "make pages smaller"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--kv-bytes", 1), "or give more (--kv-bytes)"),
-        (("llama-3-8b", "--on", "h100", "--rate", 1, "--worker-life-s", 0.001), "would never end: 1,000 workers died"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--input-tokens", 90_000), "the longest request"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--router", "best"), "the router must be one of"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefill-workers", 1), "at least one worker each"),
@@ -83,6 +84,14 @@ def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run:
     result = run(*simulate(*arguments))
     assert message in result.stderr
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+
+
+def test_what_would_never_end_is_refused(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that die before they have made a token."""
+    monkeypatch.setattr(simulation, "MAX_DEATHS", 20)
+    result = run(*simulate("llama-3-8b", "--on", "h100", "--rate", 1, "--worker-life-s", 0.001))
+    assert "would never end: 20 workers died" in result.stderr
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
 
 
 def test_a_machine_must_be_named(run: Callable[..., Result]) -> None:

@@ -22,7 +22,7 @@ from twostroke.engine.strokes import Await, Decode, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, OutOfPages
 from twostroke.models.cost import StepPredictor
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.step_costs import MeasuredCosts

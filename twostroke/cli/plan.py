@@ -2,7 +2,6 @@
 
 import shlex
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +14,9 @@ from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoints.checkpoint import Checkpoint
-    from twostroke.study.plan.changes import Advice, ChangeLimits
-    from twostroke.study.plan.load import PlannedLoad
     from twostroke.study.plan.plan import Plan
+    from twostroke.study.plan.search import Advice, ChangeLimits
+    from twostroke.study.plan.service import LoadSimulator
 
 
 @spread
@@ -29,6 +28,7 @@ def plan(
     configuration: ConfigurationOptions,
     asked: WorkloadOptions,
     here: HereOptions,
+    every: Annotated[bool, typer.Option("--all", help="Show all tables.")] = False,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a page with plots into this file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -46,8 +46,11 @@ def plan(
         made = _make(model, configuration, asked)
         facts = _facts(made)
         if html is not None:
-            _write_page(html, made, facts)
-        print_json(facts) if as_json else _print(facts)
+            from twostroke.study.plan.page import write_page
+
+            write_page(html, made.advice, facts, made.load)
+            note(f"wrote {html}")
+        print_json(facts) if as_json else _print(facts, every)
 
 
 @dataclass(frozen=True)
@@ -58,33 +61,33 @@ class _Made:
         name: of the model, as it was asked for.
         checkpoint: its files; None if it is known by its sizes alone.
         limits: what advice may change.
-        load: the plan under a load; None if none is asked for.
+        load: simulates the load; None if none is asked for.
         stored: what to call its weights for this engine.
-        draft: the companion's name. asked, on, method: what was asked for, the machine, the technique's name.
     """
 
     name: str
     checkpoint: "Checkpoint | None"
-    plan: "Plan"
+    advice: "Advice"
     limits: "ChangeLimits"
-    load: "PlannedLoad | None"
+    load: "LoadSimulator | None"
     stored: str
-    draft: str | None
+    configuration: ConfigurationOptions
     asked: WorkloadOptions
-    on: str
-    method: str
+
+    @property
+    def plan(self) -> "Plan":
+        return self.advice.asked.plan
+
+    @property
+    def advised(self) -> "Plan":
+        """What is advised first; the plan itself where nothing is."""
+        way = self.advice.same or self.advice.more
+        return self.plan if way is None else way.plan
 
     @property
     def by_this_engine(self) -> bool:
         """Whether it can be started here as it is planned."""
         return _is_here(self.checkpoint, self.plan)
-
-    @cached_property
-    def load_advice(self) -> "Advice[PlannedLoad] | None":
-        """What to change under the load; None without one."""
-        from twostroke.study.plan.load_advice import advise_load
-
-        return None if self.load is None else advise_load(self.load, self.limits)
 
 
 def _is_here(checkpoint: "Checkpoint | None", made: "Plan") -> bool:
@@ -92,152 +95,121 @@ def _is_here(checkpoint: "Checkpoint | None", made: "Plan") -> bool:
 
 
 def _make(model: str | None, configuration: ConfigurationOptions, asked: WorkloadOptions) -> _Made:
-    """The plan. Raises InvalidRequest, UnknownModel."""
-    machine_name = configuration.on
-    if model is None or machine_name is None:
+    """The plan and the advice. Raises InvalidRequest, UnknownModel."""
+    if model is None or configuration.on is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
-    from twostroke.study.plan.changes import ENGINE_FORMATS, ChangeLimits
-    from twostroke.study.plan.load import make_load, mean_profile, require_positions
-    from twostroke.study.plan.local_engine import stored_format
     from twostroke.study.plan.local_machine import machine_for
-    from twostroke.study.plan.models import companion_of, find_model
     from twostroke.study.plan.plan import make_plan
-    from twostroke.study.plan.techniques import choose_technique, techniques
-    from twostroke.study.plan.weights import FORMATS, weight_format
+    from twostroke.study.plan.search import ENGINE_FORMATS, ChangeLimits, LoadSearch, advise
+    from twostroke.study.plan.service import LoadSimulator, mean_profile, require_load
+    from twostroke.study.roofline.named_models import companion_of, find_model
+    from twostroke.study.roofline.techniques import choose_technique, techniques
+    from twostroke.study.roofline.weight_formats import FORMATS, stored_format, weight_format
 
     found, checkpoint = find_model(model)
-    machine = machine_for(machine_name, configuration.efficiency, note)
+    machine = machine_for(configuration.on, configuration.efficiency, note)
     weights = configuration.weights
     stored = weights is None and checkpoint is not None
     form = stored_format(checkpoint) if stored and checkpoint else weight_format(weights or found.weights)
     known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
     technique = choose_technique(known, configuration.method)
-    shape, traffic, load = asked.shape(), asked.traffic(), None
+    shape, traffic = asked.shape(), asked.traffic()
     if traffic is not None:
-        require_positions(found, traffic, technique)
+        require_load(found, traffic, technique)
         shape = mean_profile(traffic, asked.ttft_ms, asked.itl_ms)
-    made = make_plan(found, machine, form, configuration.tp, shape, technique)
-    if traffic is not None:
-        load = make_load(made, traffic, asked.objectives())
-        beside = load.sequences if asked.concurrency is None else asked.concurrency
-        made = replace(made, workload=replace(shape, concurrency=beside))
-    engine = _is_here(checkpoint, made)
+    made = make_plan(found.with_kv_bits(configuration.kv_bits), machine, form, configuration.tp, shape, technique)
+    made = replace(made, workers=configuration.workers, budget=configuration.max_step_tokens)
     limits = (
-        ChangeLimits(1, ENGINE_FORMATS, known, apart=False)
-        if engine
+        ChangeLimits(1, ENGINE_FORMATS, known, apart=False, kv_bits=(16,))
+        if _is_here(checkpoint, made)
         else ChangeLimits(configuration.max_tp, tuple(FORMATS), known)
     )
-    return _Made(
-        model,
-        checkpoint,
-        made,
-        limits,
-        load,
-        weights or "stored",
-        configuration.draft,
-        asked,
-        machine_name,
-        configuration.method,
-    )
+    load = None if traffic is None else LoadSimulator(traffic, asked.objectives())
+    advice = advise(made, limits) if load is None else LoadSearch(made, limits, load).advice()
+    return _Made(model, checkpoint, advice, limits, load, weights or "stored", configuration, asked)
 
 
 def _facts(made: _Made) -> dict[str, Any]:
-    """The account of a plan, and of its load and engine if there are any."""
+    """The account of a plan, of its load and engine if there are any, and commands."""
     from twostroke.study.plan.account import account
-    from twostroke.study.plan.load_account import load_facts
 
-    facts = account(made.plan, made.limits)
-    if (advised := made.load_advice) is not None:
-        load = load_facts(advised.asked, made.limits, advised)
-        facts["load"] = load | {"commands": _commands(made, advised.asked, advised.after)}
+    facts = account(made.advice, made.limits, made.load, made.configuration.device_price)
+    if facts["load"] is not None:
+        facts["load"]["commands"] = _commands(made)
     if made.by_this_engine:
         facts["engine"] = _engine(made)
     return facts
 
 
-def _write_page(path: Path, made: _Made, facts: dict[str, Any]) -> None:
-    from twostroke.study.plan.advice import advise
-    from twostroke.study.plan.page import write_page
-
-    advised = advise(made.plan, made.limits)
-    write_page(path, made.plan, advised.after if advised.steps else None, facts, made.load_advice)
-    note(f"wrote {path}")
-
-
-def _print(facts: dict[str, Any]) -> None:
+def _print(facts: dict[str, Any], every: bool) -> None:
     from twostroke.cli.plan_report import print_blocks
     from twostroke.study.plan.report import report
 
-    print_blocks(report(facts))
+    print_blocks(report(facts, every))
 
 
-def _commands(made: _Made, load: "PlannedLoad", advised: "PlannedLoad") -> dict[str, str]:
-    """The command that simulates the load, that which simulates what is advised, and that which starts it here."""
-    found: dict[str, list[str] | None] = {}
-    if load.fits:
-        found["to simulate it"] = _simulate(made, load)
-    if advised is not load and advised.fits:
-        found["to simulate what is advised"] = _simulate(made, advised)
-    if made.by_this_engine and advised.fits:
-        found["to start a worker like that" if advised.replicas > 1 else "to start it"] = _serve(made, advised)
-    return {title: shlex.join(words) for title, words in found.items() if words is not None}
+def _commands(made: _Made) -> dict[str, str]:
+    """The commands that simulate the load, as planned and as advised."""
+    plans = {"to simulate it": made.plan}
+    if made.advised is not made.plan:
+        plans["to simulate what is advised"] = made.advised
+    return {
+        title: shlex.join(words)
+        for title, plan in plans.items()
+        if plan.memory.users and (words := _simulate(made, plan))
+    }
 
 
-def _simulate(made: _Made, load: "PlannedLoad") -> list[str] | None:
-    """None for prompts that no option of the command describes."""
-    from twostroke.study.plan.load import SEED
-
-    plan, asked, traffic = load.plan, made.asked, load.traffic
+def _simulate(made: _Made, plan: "Plan") -> list[str]:
+    """The command that simulates a plan under the load."""
+    asked, machine, load = made.asked, plan.machine, made.load
+    assert load is not None
     drawn = asked.trace is None and asked.workload == "synthetic"
-    words = ["twostroke", "simulate", made.name, "--on", made.on, "--tp", str(plan.tp)]
-    words = words[:-2] if plan.tp == 1 else words
-    if plan.weights.name not in ("stored", plan.model.weights):
-        words += ["--weights", plan.weights.name]
-    words += ["--method", made.method] if made.method != "plain" else []
-    words += ["--max-step-tokens", str(load.budget)]
-    if load.replicas > 1:
-        words += ["--workers", str(load.replicas)]
-    words += ["--rate", f"{load.rate:.4g}"] if load.rate is not None else ["--concurrency", str(traffic.concurrency)]
+    words = ["twostroke", "simulate", made.name, "--on", made.configuration.on or machine.name]
+    words += ["--tp", str(plan.tp)] if plan.tp > 1 else []
+    words += ["--weights", plan.weights.name] if plan.weights.name not in ("stored", plan.model.weights) else []
+    words += ["--kv-bits", f"{8 * plan.model.kv_value_bytes:.0f}"] if plan.model.kv_value_bytes != 2 else []
+    words += ["--method", made.configuration.method] if made.configuration.method != "plain" else []
+    words += ["--max-step-tokens", str(plan.budget), "--max-running", str(plan.max_running)]
+    if plan.prefill_workers:
+        link = machine.link if machine.link is not None else machine.host or 0.0
+        words += ["--prefill-workers", str(plan.prefill_workers)]
+        words += ["--decode-workers", str(plan.workers - plan.prefill_workers)]
+        words += ["--link-gbs", f"{plan.tp * link * machine.link_share / 1e9:g}"]
+    elif plan.workers > 1:
+        words += ["--workers", str(plan.workers)]
+    users = load.traffic.concurrency
+    words += ["--rate", f"{load.rate:.4g}"] if load.rate is not None else ["--concurrency", str(users)]
     if drawn:
-        first = traffic.arrivals[0]
-        shared = first.pieces[0].tokens if len(first.pieces) > 1 else 0
-        words += ["--input-tokens", str(first.prompt_tokens - shared), "--output-tokens", str(first.output_tokens)]
-        words += ["--prefix-tokens", str(shared)] if shared else []
-    elif made.load is not None and traffic.shared.sum() != made.load.traffic.shared.sum():
-        return None
+        own = asked.prompt_tokens - asked.shared_prefix
+        words += ["--input-tokens", str(own), "--output-tokens", str(asked.output_tokens)]
+        words += ["--prefix-tokens", str(asked.shared_prefix)] if asked.shared_prefix else []
     else:
         words += ["--workload", "sharegpt"] if asked.trace is None else ["--trace", str(asked.trace)]
     if asked.trace is None:
-        words += ["--requests", "1000", "--seed", str(SEED)]
+        words += ["--requests", "1000", "--seed", "1"]
         words += ["--burstiness", f"{asked.burstiness:g}"] if asked.burstiness != 1 and load.rate is not None else []
     for name, limit in (("ttft", asked.ttft_ms), ("itl", asked.itl_ms)):
         words += [] if limit is None else [f"--slo-{name}-ms", f"{limit:g}"]
     return words
 
 
-def _serve(made: _Made, load: "PlannedLoad") -> list[str]:
-    """The command that starts each worker of a load on this engine."""
-    from twostroke.study.plan.local_engine import engine_memory, serve_command
-
-    assert made.checkpoint is not None
-    plan = replace(load.plan, workload=replace(made.plan.workload, concurrency=load.peak))
-    form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.name
-    return serve_command(plan, made.name, form, engine_memory(made.checkpoint, form), made.draft, load.budget)
-
-
 def _engine(made: _Made) -> dict[str, Any]:
     """What this engine allocates for the plan and for what is advised, exactly, and the commands that start them."""
-    from twostroke.study.plan.advice import advise
     from twostroke.study.plan.local_engine import engine_memory, pool_bytes, serve_command
 
     assert made.checkpoint is not None
     checkpoint = made.checkpoint
 
     def facts(plan: "Plan") -> dict[str, Any]:
-        form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.name
+        if made.load is not None:  # room for three deviations more sequences than the mean
+            from twostroke.study.plan.service import peak_sequences
+
+            plan = replace(plan, workload=replace(plan.workload, concurrency=peak_sequences(plan, made.load)))
+        form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.engine
         memory = engine_memory(checkpoint, form)
-        command = serve_command(plan, made.name, form, memory, made.draft)
+        command = serve_command(plan, made.name, form, memory, made.configuration.draft, plan.budget)
         return {
             "backend": memory.backend,
             "weights_bytes": memory.matrices + memory.vectors,
@@ -246,5 +218,5 @@ def _engine(made: _Made) -> dict[str, Any]:
             "method": dict(plan.technique.method),
         }
 
-    advised = advise(made.plan, made.limits)
-    return facts(made.plan) | {"advised": facts(advised.after) if advised.steps else None}
+    advised = None if made.advised is made.plan else facts(made.advised)
+    return facts(made.plan) | {"advised": advised}

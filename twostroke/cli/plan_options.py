@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.traffic import WORKLOADS, Burstiness, load_option
+from twostroke.cli.traffic import TRACE_HELP, WEIGHTS_HELP, WORKLOADS, Burstiness, load_option
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE
 
@@ -29,10 +29,11 @@ class ConfigurationOptions:
     on: Annotated[
         str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
     ] = None
-    weights: Annotated[
-        str | None, typer.Option(help="bf16, fp8, int8, int4, int4-g128 or mxfp4.", show_default="as published")
-    ] = None
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP, show_default="as published")] = None
+    kv_bits: Annotated[int, typer.Option(help="Bits of a number in the KV cache, 16 or 8.")] = 16
     tp: Annotated[int, typer.Option(min=1, help="Devices that share each product (tensor parallelism).")] = 1
+    workers: Annotated[int, typer.Option(min=1, help="Workers of so many devices each.")] = 1
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step, as of the engine.")] = 512
     max_tp: Annotated[int, typer.Option(min=1, help="Most devices that advice may ask for.")] = 8
     method: Annotated[
         str,
@@ -47,6 +48,9 @@ class ConfigurationOptions:
     ] = None
     efficiency: Annotated[
         float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
+    ] = None
+    device_price: Annotated[
+        float | None, typer.Option(help="What a device costs an hour.", show_default="not counted")
     ] = None
 
 
@@ -72,7 +76,7 @@ class WorkloadOptions:
     ] = "synthetic"
     trace: Annotated[
         Path | None,
-        load_option(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none"),
+        load_option(metavar="FILE", help=TRACE_HELP, show_default="none"),
     ] = None
 
     def shape(self) -> "RequestProfile":
@@ -97,7 +101,7 @@ class WorkloadOptions:
 
     def traffic(self) -> "Traffic | None":
         """The requests, if a load is asked for. Raises InvalidRequest."""
-        from twostroke.study.plan.load import drawn_traffic
+        from twostroke.study.plan.service import drawn_traffic
         from twostroke.study.traffic.arrivals import ClosedLoop
         from twostroke.study.traffic.trace import read_trace
 

@@ -34,9 +34,12 @@ def print_blocks(blocks: Iterable[Block]) -> None:
 
 def _table(grid: Grid) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in grid.columns:
+    for i, name in enumerate(grid.columns):
         left = name in grid.left
-        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        # Numbers stay whole, and heads are folded between words where a terminal is narrow.
+        widest = 0 if left else max((len(row[i].text) for row in grid.rows), default=0)
+        words = max((len(word) for word in name.split()), default=0)
+        table.add_column(name, justify="left" if left else "right", min_width=max(widest, words), overflow="fold")
     for row in grid.rows:
         table.add_row(*(Text(cell.text, STYLES.get(cell.style, "")).append(cell.faint, "dim") for cell in row))
     return table

@@ -9,7 +9,7 @@ import typer
 from twostroke.cli.options import JsonFlag, choice_settings, option, spread
 from twostroke.cli.parsers import parse_size
 from twostroke.cli.report import latency_table, note, print_json, stderr_console
-from twostroke.cli.traffic import TrafficOptions, above_zero, zero_or_more
+from twostroke.cli.traffic import WEIGHTS_HELP, TrafficOptions, above_zero, zero_or_more
 from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
 
@@ -42,9 +42,8 @@ class EngineOptions:
     """One engine and the machine that it runs on."""
 
     on: Annotated[str, _engine(help="A named machine, such as h100, a file of one, or here: measured for seconds.")]
-    weights: Annotated[
-        str | None, _engine(help="bf16, fp8, int8, int4, int4-g128 or mxfp4.", show_default="as published")
-    ] = None
+    weights: Annotated[str | None, _engine(help=WEIGHTS_HELP, show_default="as published")] = None
+    kv_bits: Annotated[int, _engine(help="Bits of a number in the KV cache, 16 or 8.")] = 16
     tp: Annotated[int, _engine(min=1, help="Devices that share each product (tensor parallelism).")] = 1
     efficiency: Annotated[
         Number, _engine(help="Fraction of the peak rate that products reach.", show_default="the machine's")
@@ -99,6 +98,7 @@ class EngineOptions:
             name,
             self.on,
             weights=self.weights,
+            kv_bits=self.kv_bits,
             tp=self.tp,
             efficiency=self.efficiency,
             kv_bytes=self.kv_bytes,

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 WORKLOADS = choice_settings(("synthetic", "sharegpt"))
 REQUESTS = 100  # where nobody says how many
+WEIGHTS_HELP = (
+    "bf16, fp8-w8a8, int8-w8a8, nvfp4-w4a4, int4-w4a8, int4-w4a16 or mxfp4-w4a16. "
+    "W4A8 has 4 bits of weights and products in 8."
+)
+TRACE_HELP = "Requests of Mooncake's (JSON lines), Azure's (2023, 2024) or BurstGPT's (CSV) traces."
 
 
 def parse_range(text: str) -> Any:
@@ -71,7 +76,7 @@ class TrafficOptions:
     workload: Annotated[str, _workload(help="sharegpt: lengths as in its conversations.", **WORKLOADS)] = "synthetic"
     trace: Annotated[
         Path | None,
-        _workload(metavar="FILE", help="Requests as lines of JSON in Mooncake's format.", show_default="none"),
+        _workload(metavar="FILE", help=TRACE_HELP, show_default="none"),
     ] = None
     input_tokens: Annotated[
         Tokens,

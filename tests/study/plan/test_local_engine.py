@@ -26,8 +26,9 @@ from twostroke.cli.app import app
 from twostroke.methods import method as method_of
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.plan.local_engine import engine_memory, stored_format
-from twostroke.study.plan.models import find_model
+from twostroke.study.plan.local_engine import engine_memory
+from twostroke.study.roofline.named_models import find_model
+from twostroke.study.roofline.weight_formats import stored_format
 
 NATIVE = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
 PROMPT, OUTPUT = 64, 16
@@ -166,7 +167,7 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
 
 
 SERVED = [
-    ({"bandwidth": 1e-6}, ("--itl-ms", 250), "weights in int8"),
+    ({"bandwidth": 1e-6}, ("--itl-ms", 250), "int8 weights, int8 products"),
     ({"bandwidth": 1e-6}, ("--itl-ms", 90), "speculation by prompt lookup"),
 ]
 
@@ -177,7 +178,7 @@ def test_advised_commands_start(
 ) -> None:
     """As processes, by the printed command with a port: each answers a request in the advised way, and ends."""
     facts = planned(*options, **machine)
-    assert change in facts["advice"]["changes"]
+    assert change in facts["ways_out"]["same_devices"]["changes"]
     advised = facts["engine"]["advised"]
     for answer in started(advised["command"], advised["method"]):
         assert answer["usage"]["completion_tokens"] == OUTPUT
@@ -185,9 +186,9 @@ def test_advised_commands_start(
 
 def test_the_command_of_a_load_starts(planned: Callable[..., dict[str, Any]]) -> None:
     """It has room for more sequences than the mean."""
-    load = planned("--rate", 1, "--itl-ms", 250)["load"]
-    command = load["commands"]["to start it"]
-    assert options_of(command)["max_running"] > load["served"]["sequences"]
+    facts = planned("--rate", 1, "--itl-ms", 250)
+    command = facts["engine"]["command"]
+    assert options_of(command)["max_running"] > facts["load"]["served"]["sequences"]
     for answer in started(command, {}):
         assert answer["usage"]["completion_tokens"] == OUTPUT
 

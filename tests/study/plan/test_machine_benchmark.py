@@ -9,7 +9,7 @@ from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.study.plan import local_machine, machine_benchmark
 from twostroke.study.plan.machine_benchmark import MachineMeasurement
-from twostroke.study.plan.machines import find_machine
+from twostroke.study.roofline.machines import find_machine
 
 FOUND = MachineMeasurement(
     "native-test", 2, {"int8": 5e11, "bf16": 2e11, "attention": 1e11}, {"int8": 2e10, "bf16": 3e10}, 1e10, 1.5e9, 4e8,

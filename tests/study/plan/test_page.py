@@ -15,50 +15,43 @@ from typer.testing import CliRunner
 from twostroke.cli.app import app
 from twostroke.study.charts import HEIGHT, WIDTH, Axis, Series, line_chart
 from twostroke.study.plan.account import account
-from twostroke.study.plan.advice import advise
-from twostroke.study.plan.changes import ChangeLimits
-from twostroke.study.plan.load import PlannedLoad, make_load
-from twostroke.study.plan.load_account import load_facts
-from twostroke.study.plan.load_advice import advise_load
-from twostroke.study.plan.machines import MachineSpec, find_machine, machines
-from twostroke.study.plan.models import specifications
 from twostroke.study.plan.page.load_plots import load_plots
 from twostroke.study.plan.page.page import render
-from twostroke.study.plan.page.plots import ms, plots
-from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
-from twostroke.study.plan.specification import ModelSpec
-from twostroke.study.plan.techniques import Companion, techniques
-from twostroke.study.plan.weights import FORMATS, WeightFormat
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.lengths import TokenRange
+from twostroke.study.plan.page.plots import plots
+from twostroke.study.plan.plan import RequestProfile, make_plan
+from twostroke.study.plan.search import Advice, ChangeLimits, LoadSearch, advise
+from twostroke.study.plan.service import LoadSimulator, drawn_traffic
+from twostroke.study.roofline.machines import MachineSpec, find_machine, machines
+from twostroke.study.roofline.model_spec import ModelSpec
+from twostroke.study.roofline.named_models import specifications
+from twostroke.study.roofline.techniques import Companion, techniques
+from twostroke.study.roofline.weight_formats import FORMATS, WeightFormat
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.workload_sampler import WorkloadSampler as Drawn
 
 LLAMA = specifications()["llama-3-70b"]
+FEW = ("bf16", "int8-w8a8")
 LIMITS = ChangeLimits(8, tuple(FORMATS), techniques(LLAMA))
 
 
 @pytest.fixture(params=[1, 8])
-def made(request: pytest.FixtureRequest) -> tuple[Plan, Plan | None]:
+def made(request: pytest.FixtureRequest) -> Advice:
     """One that does not fit, with its advice; and one with nothing to do."""
     load = RequestProfile(4096, 256, ttft_ms=500, itl_ms=50)
-    plan = make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], request.param, load)
-    advised = advise(plan, LIMITS)
-    return plan, advised.after if advised.steps else None
+    return advise(make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], request.param, load), LIMITS)
 
 
 def svgs(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-def test_the_page_is_whole(made: tuple[Plan, Plan | None]) -> None:
+def test_the_page_is_whole(made: Advice) -> None:
     """Four plots that are well-formed, the verdict and the figures; and nothing that would be fetched."""
-    plan, advised = made
-    page = render(plan, advised, account(plan, LIMITS))
+    plan = made.asked.plan
+    page = render(made, account(made, LIMITS))
     assert len(svgs(page)) == 4
     assert plan.verdict.capitalize() in page
     assert f"{plan.ttft_ms:,.1f} ms" in page
-    assert ("tensor parallelism of 4" in page) == (plan.tp == 1)
+    assert ("with more devices: tensor parallelism of 4" in page) == (plan.tp == 1)
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttp""", page) == []
 
 
@@ -84,9 +77,8 @@ def test_every_plan_has_a_page(
     draft = replace(specifications()["smollm2-135m"], vocab=model.vocab)
     limits = ChangeLimits(8, tuple(FORMATS), techniques(model, Companion(draft, FORMATS["bf16"])))
     technique = limits.techniques[data.draw(st.sampled_from(list(limits.techniques)))]
-    plan = make_plan(model, machine, weights, 1, load, technique)
-    advised = advise(plan, limits)
-    page = render(plan, advised.after if advised.steps else None, account(plan, limits))
+    advice = advise(make_plan(model, machine, weights, 1, load, technique), limits)
+    page = render(advice, account(advice, limits))
     for svg in svgs(page):
         assert svg.findall("line[@class='grid']")
         for dot in svg.iter("circle"):
@@ -95,80 +87,44 @@ def test_every_plan_has_a_page(
 
 
 def test_names_are_escaped() -> None:
-    load = RequestProfile(64, 8)
     model = replace(LLAMA, name="<script>alert(1)</script>")
-    plan = make_plan(model, find_machine("h100"), FORMATS["bf16"], 8, load)
-    page = render(plan, None, account(plan, LIMITS))
+    advice = advise(make_plan(model, find_machine("h100"), FORMATS["bf16"], 8, RequestProfile(64, 8)), LIMITS)
+    page = render(advice, account(advice, LIMITS))
     assert "<script>alert" not in page
     assert page.count("<script>") == 1
 
 
-def test_points_tell_the_plan_s_figures(made: tuple[Plan, Plan | None]) -> None:
-    plan, advised = made
-    told = {title: svg for title, svg, _ in plots(plan, advised)}
+def test_points_tell_the_plan_s_figures(made: Advice) -> None:
+    plan, way = made.asked.plan, made.same or made.more
+    told = {title: svg for title, svg, _ in plots(plan, None if way is None else way.plan)}
     assert f"as planned: {plan.ttft_ms:.3g} ms at 4,096" in told["TTFT by length of the prompt"]
     assert f"as planned: {plan.itl_ms:.3g} ms at 1" in told["ITL by batch"]
     assert "prefill, 4,096 tokens" in told["Roofline"]
     assert "decode, batch 1 to 256, batch 64" in told["Roofline"]
 
 
-def under(rate: float | None, users: int = 0, outputs: int = 64) -> PlannedLoad:
-    """A load of short prompts: with objectives that are missed where others wait."""
-    plan = make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], 8, RequestProfile(1024, outputs))
-    pattern = ClosedLoop(users) if rate is None else OpenLoop(rate)
-    traffic = Drawn(300, TokenRange(512, 1536), TokenRange(outputs, outputs), seed=1).traffic(pattern)
-    return make_load(plan, traffic, Objectives(0.3, 0.05))
-
-
 @pytest.mark.parametrize(
     ("rate", "users", "verdict"),
-    [
-        (1.0, 0, "nothing to do"),
-        (18.0, 0, "misses the objective"),
-        (1000.0, 0, "cannot be served"),
-        (None, 1, "nothing to do"),
-        (None, 40, "misses the objective"),
-    ],
+    [(1.0, None, "nothing to do"), (1000.0, None, "cannot be served"), (None, 2, "misses")],
 )
-def test_the_page_shows_the_load(rate: float | None, users: int, verdict: str) -> None:
-    """The answer, the advice, and four more plots, whose points lie within them."""
-    load = under(rate, users)
-    advised = advise_load(load, LIMITS)
-    facts = account(load.plan, LIMITS) | {"load": load_facts(load, LIMITS, advised)}
-    page = render(load.plan, None, facts, advised)
-    assert load.verdict == verdict
-    assert f"under the load: {verdict}" in page
-    assert all(step.change.name in page for step in advised.steps)
-    assert (not advised.steps) == (verdict == "nothing to do")
-    assert len(svgs(page)) == 8
+def test_the_page_shows_the_load(rate: float | None, users: int | None, verdict: str) -> None:
+    """The answer, the advice, and plots of the load, whose points lie within them and tell the simulator's figures."""
+    small = specifications()["llama-3-8b"]
+    profile = RequestProfile(512, 16, ttft_ms=5000.0 if rate else 1.0)
+    load = LoadSimulator(drawn_traffic(profile, rate, users, 1.0, False), Objectives(5.0 if rate else 0.001))
+    limits = ChangeLimits(2, FEW, techniques(small))
+    plan = make_plan(small, find_machine("h100"), FORMATS["bf16"], 1, profile)
+    advice = LoadSearch(plan, limits, load).advice()
+    page = render(advice, account(advice, limits, load), load)
+    assert page.count("class='verdict") == 1
+    assert verdict.capitalize() in page
+    assert len(svgs(page)) >= 6
     for svg in svgs(page):
         for dot in svg.iter("circle"):
             assert 0 <= float(dot.attrib["cx"]) <= WIDTH
             assert 0 <= float(dot.attrib["cy"]) <= HEIGHT
-
-
-def test_points_tell_the_load_s_figures() -> None:
-    load = under(2.0)
-    assert load.served is not None
-    told = {title: svg for title, svg, _ in load_plots(load, None)}
-    assert f"p99: {ms(1e3 * load.served.ttft.wanted)} at 2" in told["TTFT by rate"]
-    assert f"p50: {ms(1e3 * load.served.itl.p50)} at 2" in told["ITL by rate"]
-    assert f"prefill, of the time: {load.served.prefill_share:.0%} at 2" in told["Utilization by rate"]
-    assert f"sequences: {load.served.sequences:.2g} at 2" in told["Users by rate"]
-    assert f"highest, {load.max_rate:.3g}/s" in told["TTFT by rate"]
-    assert "objective, 300 ms" in told["TTFT by rate"]
-    closed = under(None, 3)
-    assert closed.closed is not None
-    told = {title: svg for title, svg, _ in load_plots(closed, None)}
-    assert f"as planned: {ms(1e3 * closed.closed.ttft_s)} at 3" in told["TTFT by users"]
-    assert f"as planned: {closed.closed.rate:.2g} at 3" in told["Requests by users"]
-
-
-def test_answers_of_one_token_have_no_plot_of_those_who_decode() -> None:
-    assert [title for title, _, _ in load_plots(under(2.0, outputs=1), None)] == [
-        "TTFT by rate", "ITL by rate", "Utilization by rate",
-    ]  # fmt: skip
-    assert len(list(load_plots(under(None, 3, outputs=1), None))) == 3
+    titles = [title for title, _, _ in load_plots(advice, load)]
+    assert titles[:2] == (["TTFT by requests/s", "ITL by requests/s"] if rate else ["TTFT by users", "ITL by users"])
 
 
 def test_points_lie_where_their_values_are() -> None:
@@ -209,7 +165,7 @@ FAINT = """() => {
 }"""
 
 
-@pytest.mark.parametrize(("load", "plots"), [((), 4), (("--rate", "1"), 8)])
+@pytest.mark.parametrize(("load", "plots"), [((), 4), (("--tp", "4", "--rate", "1", "--output-tokens", "16"), 6)])
 def test_in_a_browser(tmp_path: Path, load: tuple[str, ...], plots: int) -> None:
     """No message and no request; it fits a phone; a point tells its values; both schemes can be chosen, and read."""
     sync_api: Any = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from twostroke.cli.app import app
 from twostroke.errors import InvalidRequest, TwostrokeError
-from twostroke.study.plan.machines import find_machine
-from twostroke.study.plan.models import specifications
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
-from twostroke.study.plan.weights import FORMATS
+from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.named_models import specifications
+from twostroke.study.roofline.weight_formats import FORMATS
 
 
 def llama(tp: int = 1, weights: str = "bf16", **load: Any) -> Plan:
@@ -89,7 +89,9 @@ def test_the_command() -> None:
     done = CliRunner().invoke(app, [*wanted, "--ttft-ms", "500", "--itl-ms", "50"])
     assert done.exit_code == 0, done.output
     assert "verdict: does not fit" in done.output
-    assert "In all: tensor parallelism of 4." in done.output
+    assert "with more devices: tensor parallelism of 4\n" in done.output
+    assert len(done.output.splitlines()) <= 24
+    assert len(CliRunner().invoke(app, [*wanted, "--all"]).output.splitlines()) > 40
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,10 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "h100", "--method", "compress"], "needs a draft: say --draft MODEL"),
         (["llama-3-70b", "--on", "h100", "--draft", "qwen2.5-0.5b"], "a draft needs the model's tokenizer"),
         (["llama-3-70b", "--on", "unlinked.toml", "--tp", "2"], "machine unlinked needs a positive link_gbs, not 0"),
+        (["llama-3-70b", "--on", "silent.toml", "--tp", "2"], "machine silent has no link_us: tensor parallelism"),
+        (["llama-3-70b", "--on", "mi300x", "--tp", "2"], "machine mi300x has no link_us: tensor parallelism"),
+        (["llama-3-70b", "--on", "h100", "--kv-bits", "4"], "16 or 8 bits, not 4"),
+        (["llama-3-70b", "--on", "h100", "--weights", "int3"], "weights must be one of bf16, fp8-w8a8"),
         (["llama-3-70b", "--on", "early.toml"], "machine early needs link_us of 0 or more, not -5"),
     ],
 )
@@ -121,6 +127,7 @@ def test_bad_input_is_one_line(
     Path("early.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_us = -5\n")
     Path("untyped.toml").write_text("memory_gb = 80\ntflops = { bf16 = true }\n")
     Path("unlinked.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_gbs = 0\n")
+    Path("silent.toml").write_text(f"{sizes}bandwidth_tbs = 1\nlink_gbs = 1\n")
     Path("bert").mkdir()
     Path("bert/config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     refused = CliRunner().invoke(app, ["plan", *arguments])

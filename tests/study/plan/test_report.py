@@ -6,17 +6,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.study.plan.conftest import short_trials
 from twostroke.cli import plan_report
 from twostroke.study.plan.account import account
-from twostroke.study.plan.changes import ChangeLimits
-from twostroke.study.plan.load_report import advice
-from twostroke.study.plan.machines import find_machine
-from twostroke.study.plan.models import specifications
 from twostroke.study.plan.plan import RequestProfile, make_plan
 from twostroke.study.plan.report import report
 from twostroke.study.plan.report_blocks import Block, Cell, Grid, Line, Section, Verdict, record_grid, shown, title
-from twostroke.study.plan.techniques import techniques
-from twostroke.study.plan.weights import FORMATS
+from twostroke.study.plan.search import ChangeLimits, LoadSearch, advise
+from twostroke.study.plan.service import LoadSimulator, drawn_traffic
+from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.named_models import specifications
+from twostroke.study.roofline.techniques import techniques
+from twostroke.study.roofline.weight_formats import FORMATS
+from twostroke.study.traffic.objectives import Objectives
 
 LLAMA = specifications()["llama-3-70b"]
 LIMITS = ChangeLimits(8, tuple(FORMATS), techniques(LLAMA))
@@ -24,7 +26,27 @@ LIMITS = ChangeLimits(8, tuple(FORMATS), techniques(LLAMA))
 
 def facts(tp: int = 4, **load: Any) -> dict[str, Any]:
     workload = RequestProfile(**({"prompt": 4096, "output": 256} | load))
-    return account(make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], tp, workload), LIMITS)
+    return account(advise(make_plan(LLAMA, find_machine("h100"), FORMATS["bf16"], tp, workload), LIMITS), LIMITS)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Any]:
+    """A load that cannot be served as it is planned."""
+    small = specifications()["llama-3-8b"]
+    profile = RequestProfile(1024, 16, ttft_ms=500)
+    made = make_plan(small, find_machine("rtx-4090"), FORMATS["bf16"], 1, profile)
+    load = LoadSimulator(drawn_traffic(profile, 12.0, None, 1.0, False), Objectives(0.5))
+    limits = ChangeLimits(4, ("bf16", "int8-w8a8"), techniques(small))
+    with short_trials():
+        return account(LoadSearch(made, limits, load).advice(), limits, load)
+
+
+def verdicts(blocks: list[Block]) -> list[Verdict]:
+    return [one for one in blocks if isinstance(one, Verdict)]
+
+
+def lines(blocks: list[Block]) -> list[str]:
+    return [one.text for one in blocks if isinstance(one, Line)]
 
 
 def sections(blocks: list[Block]) -> list[str]:
@@ -43,39 +65,51 @@ def test_the_answer_is_that_of_the_account() -> None:
         ["TTFT", f"{known['prefill']['ms']:,.1f} ms", "1 ms", "compute", "missed"],
         ["ITL", f"{known['decode']['ms']:,.1f} ms", "1,000 ms", "bandwidth", "kept"],
     ]
-    assert next(one for one in blocks if isinstance(one, Verdict)) == Verdict("misses the objective (TTFT)", "warn")
+    assert verdicts(blocks) == [Verdict("misses the objective: TTFT (compute binds)", "warn")]
 
 
-def test_advice_is_shown_where_something_is_wrong() -> None:
-    assert sections(list(report(facts())))[0] == "Each change alone"
+def test_one_verdict_and_two_ways_out(loaded: dict[str, Any]) -> None:
+    """The hardest demand is the verdict, and there is no other; each way out tells what it serves."""
+    blocks = list(report(loaded))
+    (verdict,) = verdicts(blocks)
+    assert verdict.kind == "bad"
+    assert verdict.text.startswith("cannot be served: at most ")
+    assert not any("nothing to do" in text for text in lines(blocks))
+    first = lines(list(report(loaded, details=False)))
+    for key, words in (("same_devices", "without more devices"), ("more_devices", "with more devices")):
+        way = loaded["ways_out"][key]
+        place = next(i for i, text in enumerate(first) if text.startswith(f"{words}: "))
+        assert first[place] == f"{words}: {' + '.join(way['changes'])}"
+        assert f"serves {way['requests_per_second']:,.3g} requests/s" in first[place + 1]
+        assert f"{way['watts']:,.0f} W" in first[place + 1]
+    answer = next(one for one in blocks if isinstance(one, Grid))
+    assert [row[0].text for row in answer.rows] == ["rate", "TTFT", "ITL"]
+
+
+def test_the_first_screen_has_no_tables(loaded: dict[str, Any]) -> None:
+    for known in (loaded, facts(tp=1)):
+        assert sections(list(report(known, details=False))) == []
+        assert "Each change alone, without queueing" in sections(list(report(known)))
+    assert sections(list(report(loaded)))[0] == "Under the load"
+
+
+def test_what_does_not_fit() -> None:
     blocks = list(report(facts(tp=1)))
-    assert sections(blocks)[:2] == ["What to do, in order", "Each change alone"]
-    lines = [one.text for one in blocks if isinstance(one, Line)]
-    assert "1. It does not fit; memory binds." in lines
-    assert any(text.startswith(f"In all: {' + '.join(facts(tp=1)['advice']['changes'])}. TTFT ") for text in lines)
-    verdict = next(one for one in blocks if isinstance(one, Verdict))
-    assert verdict == Verdict("does not fit; times are those that it would have if it did", "bad")
+    (verdict,) = verdicts(blocks)
+    assert verdict.text.startswith("does not fit: 142.5 GB of 72.0 GB")
+    assert "with more devices: tensor parallelism of 4" in lines(
+        blocks
+    ) or "with more devices: tensor parallelism of 2" in lines(blocks)
+    lost = list(report(facts(tp=1, ttft_ms=0.1)))
+    assert "without more devices: nothing that is known here helps" in lines(lost)
+    assert "with more devices: nothing that is known here helps" in lines(lost)
 
 
 def test_every_change_has_a_row() -> None:
     known = facts()
     grid = [one for one in report(known) if isinstance(one, Grid)][1]
     assert [row[0].text for row in grid.rows] == [one["lever"] for one in known["levers"]]
-    assert {row[-1].text for row in grid.rows} <= {"enough", "misses", "does not fit"}
-
-
-def test_advice_on_a_load() -> None:
-    wrong = {"missed": ["TTFT", "ITL"], "bound_by": "queueing", "lever": "more workers", "needs": "2 more devices"}
-    times = {"ttft_ms": 10.0, "waiting_ms": 4.0, "itl_ms": 2.0, "verdict": "misses the objective"}
-    step = wrong | times | {"before": times | {"ttft_ms": None}}
-    load = {"users": None, "percentile": 99.0, "advice": {"steps": [step], "verdict": "misses the objective"}}
-    assert advice(load) == [
-        "1. TTFT and ITL too long; queueing binds: more workers (2 more devices)",
-        "   p99 without end -> TTFT 10.0 ms (4.0 waiting), ITL 2.0 ms: misses the objective",
-        "no change that is known here is enough",
-    ]
-    load["advice"] = {"steps": [], "verdict": "cannot be served"}
-    assert advice(load) == ["no change that is known here helps"]
+    assert {row[-1].text for row in grid.rows} <= {"enough", "misses", "no room"}
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (1234.56, "1,234.6"), (1234, "1,234"), ("x", "x")])
@@ -85,24 +119,40 @@ def test_values_in_tables(value: Any, text: str) -> None:
 
 
 def test_heads_of_columns() -> None:
-    assert [title(name) for name in ("itl_ms", "gb_sent", "compute_percent")] == ["ITL ms", "GB sent", "compute %"]
+    names = ("itl_ms", "gb_sent", "compute_percent", "tokens_per_second")
+    assert [title(name) for name in names] == ["ITL ms", "GB sent", "compute %", "tokens/s"]
+
+
+def printed(blocks: list[Block], width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    out = io.StringIO()
+    monkeypatch.setattr(plan_report, "Console", lambda **options: Console(file=out, width=width, **options))
+    plan_report.print_blocks(blocks)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def test_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Indents, marks of items, tables; text that looks like markup stays text, and sources are for pages."""
-    out = io.StringIO()
-    monkeypatch.setattr(plan_report, "Console", lambda **options: Console(file=out, width=60, **options))
-    plan_report.print_blocks(
-        [
-            Line("[bold]name", "title"),
-            Section("Part"),
-            Line("deep", indent=3),
-            Line("one", "item"),
-            Line("hidden", "source"),
-            Grid(("", "ms"), [[Cell("TTFT"), Cell("1.5")]]),
-            Verdict("nothing to do", "good"),
-        ]
-    )
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+    blocks: list[Block] = [
+        Line("[bold]name", "title"),
+        Section("Part"),
+        Line("deep", indent=3),
+        Line("one", "item"),
+        Line("hidden", "source"),
+        Grid(("", "ms"), [[Cell("TTFT"), Cell("1.5")]]),
+        Verdict("nothing to do", "good"),
+    ]
+    assert printed(blocks, 60, monkeypatch) == [
         "[bold]name", "", "Part", "   deep", "  - one", "         ms", "  TTFT  1.5", "verdict: nothing to do",
     ]  # fmt: skip
+
+
+def test_nothing_is_cut_at_80_columns(loaded: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of columns are folded, not cut; and the first screen has 24 lines."""
+    for known in (loaded, facts(concurrency=4)):
+        text = printed(list(report(known)), 80, monkeypatch)
+        assert not any("…" in line for line in text)
+        heads = " ".join(text)
+        for word in ("link", "gathered", "bandwidth"):
+            assert word in heads
+    wrapped = sum(-(-len(line) // 80) or 1 for line in printed(list(report(loaded, details=False)), 80, monkeypatch))
+    assert wrapped <= 24

@@ -7,11 +7,11 @@ import pytest
 
 from twostroke.api.llm import LLM
 from twostroke.models.cost import SequenceRows, StepPredictor
-from twostroke.study.plan import model_timing as timed
-from twostroke.study.plan.model_timing import LatencyModel
 from twostroke.study.plan.verification_cells import CELLS, QUICK, VerificationCell
 from twostroke.study.plan.verify import CellResult as Figure
 from twostroke.study.plan.verify import Verification, predict, verify
+from twostroke.study.simulate import model_timing as timed
+from twostroke.study.simulate.model_timing import LatencyModel
 
 SMALL = (
     VerificationCell("prefill", 40, 16),

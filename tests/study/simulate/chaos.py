@@ -15,7 +15,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel, StepPredictor
 from twostroke.models.rope import Rope
-from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.router import ROUTERS

@@ -11,10 +11,10 @@ from tests.study.simulate.chaos import draw
 from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
-from twostroke.study.plan.machines import find_machine
-from twostroke.study.plan.models import find_model
-from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.weights import weight_format
+from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.named_models import find_model
+from twostroke.study.roofline.roofline import Roofline
+from twostroke.study.roofline.weight_formats import weight_format
 from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.figures import QuantileSketch
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink

@@ -17,7 +17,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.request import _arrivals
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import CostModel, StepPredictor
-from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.http_overhead import HttpOverhead

@@ -6,7 +6,7 @@ from typing import Any
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import SequenceRows
-from twostroke.study.plan.models import find_model
+from twostroke.study.roofline.named_models import find_model
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.figures import SimulationFigures
 from twostroke.study.simulate.fleet import Fleet, KvLink

@@ -8,12 +8,12 @@ import pytest
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
-from twostroke.study.plan.machines import find_machine
-from twostroke.study.plan.models import find_model
 from twostroke.study.plan.plan import RequestProfile, make_plan
-from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.techniques import techniques
-from twostroke.study.plan.weights import FORMATS, weight_format
+from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.named_models import find_model
+from twostroke.study.roofline.roofline import Roofline
+from twostroke.study.roofline.techniques import techniques
+from twostroke.study.roofline.weight_formats import FORMATS, weight_format
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.machine_setup import machine_setup
@@ -54,7 +54,7 @@ def test_a_request_alone_takes_what_the_plan_counts(method: str) -> None:
     technique = techniques(MODEL)[method]
     plan = make_plan(MODEL, MACHINE, weight_format("bf16"), 1, RequestProfile(PROMPT, OUTPUT), technique)
     assert timings.ttft == pytest.approx(plan.prefill.seconds)
-    weights = FORMATS["int4"] if method == "overfill" else weight_format("bf16")
+    weights = FORMATS["int4-w4a8"] if method == "overfill" else weight_format("bf16")
     kept = technique.kept(PROMPT) + (4 if method == "ptdo" else 0)  # sinks
     expected = decoded(Roofline(MODEL, MACHINE, weights, 1), kept)
     assert timings.itls == pytest.approx(expected)

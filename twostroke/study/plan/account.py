@@ -1,23 +1,50 @@
-"""The account of a plan: all its figures as plain values, for JSON and reports. Milliseconds, bytes, FLOPs."""
+"""All figures of a plan and of its load as plain values, for JSON and reports. Milliseconds, bytes, requests/s."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
-from twostroke.study.plan.advice import advise, binds, problems, without_more_devices
-from twostroke.study.plan.changes import DEGREES, Advice, ChangeLimits, Made, PlanChange, changes_alone
-from twostroke.study.plan.disaggregation import assess_disaggregation
-from twostroke.study.plan.machines import MachineSpec
-from twostroke.study.plan.plan import BATCHES, CHUNKS, Plan
-from twostroke.study.plan.roofline import Roofline, StepTime
-from twostroke.study.plan.specification import VALUE_BYTES
+import numpy as np
+
+from twostroke.study.plan.plan import Plan
+from twostroke.study.plan.search import DEGREES, Advice, ChangeLimits, WayOut, changes_alone
+from twostroke.study.plan.service import LoadSimulator, Service
+from twostroke.study.roofline.machines import MachineSpec
+from twostroke.study.roofline.roofline import StepTime
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 
 
-def account(plan: Plan, limits: ChangeLimits) -> dict[str, Any]:
-    """All facts; `verdict` is one of three answers, "nothing to do", "misses the objective" and "does not fit"."""
+def account(
+    advice: Advice, limits: ChangeLimits, load: LoadSimulator | None = None, price: float | None = None
+) -> dict[str, Any]:
+    """All facts. `price` is that of a device and hour.
+
+    `verdict` is the hardest of four answers: "nothing to do", "misses the objective", "cannot be served" and "does not
+    fit"; with a load it is the load's.
+    """
+    plan, asked = advice.asked.plan, advice.asked
+    ways = {
+        name: None if way is None else _way(way, load, price)
+        for name, way in (("same_devices", advice.same), ("more_devices", advice.more), ("cheapest", advice.cheapest))
+    }
+    return {
+        **_asked(plan),
+        **_strokes(plan),
+        **_tables(plan, limits),
+        "verdict": plan.verdict if asked.service is None else asked.service.verdict,
+        "missed": plan.missed() if asked.service is None else asked.service.missed,
+        "binds": plan.binds if asked.service is None else asked.service.binds,
+        "ways_out": ways,
+        "load": None if load is None or asked.service is None else _load(asked.service, load, advice),
+    }
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """The configuration, its workload, and what is assumed."""
     load, machine, memory = plan.workload, plan.machine, plan.memory
-    advised = advise(plan, limits)
-    chunk = plan.largest_chunk() if load.concurrency > 1 and load.itl_ms is not None else None
     return {
         "model": plan.model.name,
         "parameters": plan.model.parameters,
@@ -34,50 +61,41 @@ def account(plan: Plan, limits: ChangeLimits) -> dict[str, Any]:
         },
         "assumed": {
             "compute": machine.compute,
+            "compute_range": [one.compute for one in machine.efficiencies],
             "bandwidth": machine.memory_share,
             "link": machine.link_share,
             "technique": plan.technique.assumed,
         },
         "weights": plan.weights.name,
-        "devices": plan.tp,
+        "weights_title": plan.weights.title(machine),
+        "kv_bits": round(8 * plan.model.kv_value_bytes),
+        "devices": plan.devices,
         "technique": plan.technique.name,
         "memory": {
             "weights_bytes": memory.weights,
-            "kv_bytes_per_token": plan.model.kv_values * VALUE_BYTES,
+            "kv_bytes_per_token": plan.model.kv_bytes(1),
             "kv_bytes_per_user": memory.kv_per_user,
             "usable_bytes": plan.capacity,
             "room_for_kv_bytes": memory.room,
             "users": memory.users,
         },
+    }
+
+
+def _strokes(plan: Plan) -> dict[str, Any]:
+    """Both strokes without queueing, and where they turn."""
+    load, machine = plan.workload, plan.machine
+    chunk = plan.largest_chunk() if load.concurrency > 1 and load.itl_ms is not None else None
+    return {
         "prefill": _step(plan.prefill, machine)
         | {"flops_by_part": plan.model.prefill_flops(load.prompt - load.shared, load.shared)},
         "decode": _step(plan.decode(), machine) | {"tokens_per_second": plan.tokens_per_second},
         "attention_overtakes_at": plan.model.crossover(),
         "kv_break_even_bytes_per_second": plan.break_even_bandwidth,
         "compute_bound_batch": plan.compute_bound_batch(),
-        "batches": [
-            {"batch": batch, "itl_ms": 1e3 * step.seconds, "tokens_per_second": batch / step.seconds}
-            | _utilization(step, machine)
-            for batch in BATCHES
-            if batch <= memory.users
-            for step in [plan.decode(batch)]
-        ],
-        "chunks": [
-            {"chunk": chunk, "ttft_ms": 1e3 * plan.chunked_ttft(chunk), "longest_itl_ms": 1e3 * step.seconds}
-            for chunk in CHUNKS
-            if load.concurrency > 1 and chunk < load.prompt
-            for step in [plan.mixed(chunk)]
-        ],
         "largest_chunk": chunk,
         "ttft_in_chunks_ms": None if chunk is None else plan.ttft_beside_ms,
-        "tensor_parallelism": _tensor_parallelism(plan),
-        "apart": _apart(plan if plan.fits else advised.after),
-        "verdict": plan.verdict,
-        "missed": plan.missed(),
-        "binds": {problem: binds(plan, problem) for problem in problems(plan)},
-        "advice": advice_account(advised, _figures),
-        "advice_without_more_devices": advice_account(without_more_devices(plan, limits), _figures),
-        "levers": [change_account(one, _figures) for one in changes_alone(plan, limits)],
+        "tiers": _tiers(plan),
     }
 
 
@@ -98,59 +116,146 @@ def _utilization(step: StepTime, machine: MachineSpec) -> dict[str, float]:
     return {"compute_percent": 100 * compute, "bandwidth_percent": 100 * bandwidth}
 
 
-def _figures(plan: Plan) -> dict[str, Any]:
-    """The figures that changes are compared by."""
-    return {"ttft_ms": plan.ttft_ms, "itl_ms": plan.itl_ms, "users": plan.memory.users, "verdict": plan.verdict}
-
-
-def change_account(change: PlanChange[Made], figures: Callable[[Made], dict[str, Any]]) -> dict[str, Any]:
-    """A change, and the figures that it leads to."""
-    return {"lever": change.name, **figures(change.after), "needs": change.needs}
-
-
-def advice_account(advised: Advice[Made], figures: Callable[[Made], dict[str, Any]]) -> dict[str, Any]:
-    """Each decision with the figures before and after it, and those after all of them."""
-    steps = [
-        {"problem": step.problem, "bound_by": step.binds, "before": figures(step.before)}
-        | change_account(step.change, figures)
-        for step in advised.steps
+def _tiers(plan: Plan) -> list[dict[str, Any]]:
+    """For each place whose bandwidth is known: whether reading a prompt's KV is faster than computing it."""
+    machine, needed = plan.machine, plan.break_even_bandwidth
+    places = (
+        ("host memory", machine.host, machine.link_share),
+        ("another device", machine.link, machine.link_share),
+        ("disk", machine.disk, 1.0),
+        ("loopback", machine.loopback, 1.0),
+    )
+    return [
+        {"tier": name, "bytes_per_second": rate * share, "pays": rate * share > needed, "times": rate * share / needed}
+        for name, rate, share in places
+        if rate is not None
     ]
-    return {"steps": steps, "changes": [one.name for one in advised.changes], **figures(advised.after)}
 
 
-def _tensor_parallelism(plan: Plan) -> list[dict[str, Any]]:
-    """Each degree that can be planned: times, and what crosses the links in a prefill."""
-    found: list[dict[str, Any]] = []
-    for tp in (1, *DEGREES):
-        divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
-        if tp > 1 and (plan.machine.link is None or not divided):
-            continue
-        made = replace(plan, tp=tp)
-        rows = made.technique.entered(made.workload.prompt) - made.workload.shared
-        roofline = Roofline(made.model, made.machine, made.weights, tp)
-        found.append(
+def _tables(plan: Plan, limits: ChangeLimits) -> dict[str, list[dict[str, Any]]]:
+    """What `--all` shows besides."""
+    load, machine = plan.workload, plan.machine
+    return {
+        "levers": [
             {
+                "lever": one.changes[0].name,
+                "needs": one.changes[0].needs,
+                "ttft_ms": one.plan.ttft_ms,
+                "itl_ms": one.plan.itl_ms,
+                "users": one.plan.memory.users,
+                "verdict": one.plan.verdict,
+            }
+            for one in changes_alone(plan, limits)
+        ],
+        "batches": [
+            {"batch": batch, "itl_ms": 1e3 * step.seconds, "tokens_per_second": batch / step.seconds}
+            | _utilization(step, machine)
+            for batch in BATCHES
+            if batch <= plan.memory.users
+            for step in [plan.decode(batch)]
+        ],
+        "chunks": [
+            {"chunk": chunk, "ttft_ms": 1e3 * plan.chunked_ttft(chunk), "longest_itl_ms": 1e3 * step.seconds}
+            for chunk in CHUNKS
+            if load.concurrency > 1 and chunk < load.prompt
+            for step in [plan.mixed(chunk)]
+        ],
+        "tensor_parallelism": list(_tensor_parallelism(plan)),
+    }
+
+
+def _tensor_parallelism(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Each degree that can be planned: times, and what crosses the links in a prefill."""
+    if plan.machine.unknown_link:
+        return
+    for tp in DEGREES:
+        if all(kind.heads % tp == 0 for kind in plan.model.layers):
+            made = replace(plan, tp=tp)
+            rows, roofline = made.technique.entered(made.workload.prompt) - made.workload.shared, made.roofline
+            yield {
                 "devices": tp,
                 "ttft_ms": made.ttft_ms,
                 "itl_ms": made.itl_ms,
-                "all_reduces": roofline.all_reduces,
                 "gb_sent": roofline.all_reduces * roofline.all_reduce_bytes(rows) / 1e9,
                 "gb_if_gathered": roofline.gather_bytes(rows) / 1e9,
-                "link_ms_prefill": 1e3 * made.prefill.link_s,
+                "link_ms": 1e3 * made.prefill.link_s,
                 "link_ms_decode": 1e3 * made.decode().link_s,
                 "users": made.memory.users,
             }
-        )
-    return found if len(found) > 1 else []
 
 
-def _apart(plan: Plan) -> dict[str, Any]:
-    made = assess_disaggregation(plan)
-    return {
-        "devices": plan.tp,
-        "pays": made.pays,
-        "why": made.why,
-        "kv_bytes": made.kv_bytes,
-        "transfer_ms": None if made.transfer_s is None else 1e3 * made.transfer_s,
-        "prefill_workers_per_decode_worker": made.prefill_per_decode,
+def _way(way: WayOut, load: LoadSimulator | None, price: float | None) -> dict[str, Any]:
+    """A configuration that is advised, its price, and what it serves."""
+    plan, machine, service = way.plan, way.plan.machine, way.service
+    found = {
+        "changes": [one.name for one in way.candidate.changes],
+        "needs": [one.needs for one in way.candidate.changes if one.needs],
+        "devices": plan.devices,
+        "tensor_parallelism": plan.tp,
+        "workers": plan.workers,
+        "prefill_workers": plan.prefill_workers,
+        "weights": plan.weights.name,
+        "kv_bits": round(8 * plan.model.kv_value_bytes),
+        "max_step_tokens": plan.budget,
+        "watts": None if machine.watts is None else plan.devices * machine.watts,
+        "price_per_hour": None if price is None else plan.devices * price,
+        "enough": way.enough,
+        "users": plan.workers * plan.memory.users,
     }
+    if service is None or load is None:
+        return found | {"ttft_ms": plan.ttft_ms, "itl_ms": plan.itl_ms, "requests_per_second": None}
+    return found | _percentiles(service, load) | {"requests_per_second": service.within}
+
+
+def _percentiles(service: Service, load: LoadSimulator) -> dict[str, float | None]:
+    """The percentile of the objectives, in milliseconds; None where the queue grows without end."""
+    percent, lost = load.objectives.percent, service.verdict in ("does not fit", "cannot be served")
+    return {
+        "ttft_ms": None if lost else 1e3 * service.at("ttft", percent),
+        "itl_ms": 1e3 * service.at("gaps", percent) if service.trials else None,
+    }
+
+
+def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, Any]:
+    """What the load asks, and what the configuration that was asked for serves of it."""
+    traffic, plan, percent = load.traffic, service.plan, load.objectives.percent
+    prompts, outputs, shared = traffic.prompts, traffic.outputs, traffic.shared
+    best = next((way.service for way in (advice.same, advice.asked) if way is not None and way.service), service)
+    spread = {
+        name: None if not service.trials else [1e3 * one for one in service.spread(values, percent)]
+        for name, values in (("ttft_ms", "ttft"), ("itl_ms", "gaps"))
+    }
+    return {
+        "verdict": service.verdict,
+        "percentile": percent,
+        "requests_per_second": load.rate,
+        "users": traffic.concurrency,
+        "lengths": {
+            "requests": len(prompts),
+            **{f"prompt_{name}": value for name, value in _lengths(prompts).items()},
+            **{f"output_{name}": value for name, value in _lengths(outputs).items()},
+            "shared_part": float(shared.sum() / prompts.sum()),
+        },
+        "served": _percentiles(service, load) | _all_percentiles(service) | {"sequences": service.sequences},
+        "most_requests_per_second": service.highest,
+        "most_within_objectives": service.within,
+        "workers_needed": ceil(load.rate / service.within * plan.workers) if load.rate and service.within else None,
+        "sure": {"requests_simulated": load.requests, "trials": len(service.trials), "between": spread},
+        "range": load.range_of(best),
+        "frontier": [
+            {"devices": devices, "requests_per_second": rate, "how": how} for devices, rate, how in advice.frontier
+        ],
+    }
+
+
+def _all_percentiles(service: Service) -> dict[str, Any]:
+    """Means and percentiles in milliseconds."""
+    return {
+        name: {"mean": 1e3 * service.mean(values)}
+        | {f"p{percent}": 1e3 * service.at(values, percent) for percent in (50, 90, 99)}
+        for name, values in (("ttft_percentiles_ms", "ttft"), ("itl_percentiles_ms", "gaps"))
+    }
+
+
+def _lengths(counts: np.ndarray) -> dict[str, float]:
+    return {"mean": float(np.mean(counts)), "p50": float(np.median(counts)), "p99": float(np.percentile(counts, 99))}

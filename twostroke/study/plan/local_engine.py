@@ -1,6 +1,5 @@
 """Exact memory of the engine on this machine, and the command that starts a configuration."""
 
-from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -13,7 +12,6 @@ from twostroke.models.checkpoints.quantize import fitted, quantize
 from twostroke.models.config import ModelConfig, is_weight_matrix
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.study.plan.plan import Plan
-from twostroke.study.plan.weights import WeightFormat
 
 PAGE_SIZE = 16
 
@@ -42,23 +40,6 @@ class EngineMemory:
     def pool(self, sequences: int, tokens: int) -> int:
         """Bytes of KV for that many sequences of that length: what --kv-bytes has to be."""
         return sequences * self.pages(tokens) * self.page
-
-
-def stored_format(checkpoint: Checkpoint) -> WeightFormat:
-    """The mean bytes per weight of a checkpoint's own matrices, in and outside of layers."""
-    sizes: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for name, tensor in checkpoint.matrices().items():
-        part = name if name in ("embed", "head") else "expert" if ".experts." in name else "layer"
-        sizes[part] += tensor.nbytes
-        counts[part] += tensor.num_elements
-    mean = {part: sizes[part] / counts[part] for part in sizes}
-    whole = sum(sizes.values()) / sum(counts.values())
-    layer, expert, embedding = (mean.get(part, whole) for part in ("layer", "expert", "embed"))
-    arithmetic = ("bf16",) if layer >= 2 else ("int8", "bf16")
-    return WeightFormat(
-        "stored", layer, expert, mean.get("head", embedding), embedding, arithmetic, "as the file has them"
-    )
 
 
 def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto") -> EngineMemory:

@@ -10,7 +10,7 @@ from pathlib import Path
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
 from twostroke.study.plan.machine_benchmark import MachineMeasurement, measure_machine
-from twostroke.study.plan.machines import MachineSpec, find_machine
+from twostroke.study.roofline.machines import MachineSpec, find_machine
 from twostroke.system.atomic_files import atomic_replace
 from twostroke.system.cores import usable_cores
 from twostroke.system.home import home

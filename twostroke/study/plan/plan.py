@@ -1,23 +1,22 @@
-"""The plan of a deployment: memory, both strokes, and what binds."""
+"""One configuration and what it takes: memory, and both strokes without queueing."""
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
-from twostroke.study.plan.machines import MachineSpec
-from twostroke.study.plan.roofline import Roofline, StepTime
-from twostroke.study.plan.specification import ModelSpec
-from twostroke.study.plan.techniques import PLAIN, Technique
-from twostroke.study.plan.weights import WeightFormat
+from twostroke.study.roofline.machines import MachineSpec
+from twostroke.study.roofline.model_spec import ModelSpec
+from twostroke.study.roofline.roofline import Roofline, StepTime
+from twostroke.study.roofline.techniques import PLAIN, Technique
+from twostroke.study.roofline.weight_formats import WeightFormat
 
-RESERVED_SHARE = (
-    0.10  # of the memory, for activations and the runtime: an assumption, as in vLLM's gpu_memory_utilization
-)
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MAX_BATCH = 1 << 16
-CHUNKS = (128, 256, 512, 1024, 2048, 4096)
+BUDGET = 512  # tokens of a step: the engine's own default
+MAX_RUNNING = 256  # sequences at once: the engine's own default
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class RequestProfile:
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Bytes of all devices together.
+    """Bytes of all devices of a worker together.
 
     Attributes:
         weights: of the model, and of the companion that the technique needs.
@@ -76,8 +75,10 @@ class Plan:
     """One configuration and what is predicted of it.
 
     Attributes:
-        tp: devices that share each product.
-        disaggregated: prefill runs on workers of its own, each like this one, which send prompts' KV over the link.
+        tp: devices that share each product; they are one worker.
+        workers: workers of both strokes, or of either where strokes have workers of their own.
+        prefill_workers: how many of these prefill alone, while the others decode alone; 0 for none.
+        budget, max_running: tokens of a step and sequences at once, as the engine's options.
     """
 
     model: ModelSpec
@@ -86,22 +87,28 @@ class Plan:
     tp: int
     workload: RequestProfile
     technique: Technique = PLAIN
-    disaggregated: bool = False
+    workers: int = 1
+    prefill_workers: int = 0
+    budget: int = BUDGET
+    max_running: int = MAX_RUNNING
 
     @property
+    def devices(self) -> int:
+        return self.tp * self.workers
+
+    @cached_property
     def roofline(self) -> Roofline:
         return Roofline(self.model, self.machine, self.weights, self.tp)
 
     @property
     def capacity(self) -> int:
-        """Bytes of all devices without what is reserved."""
-        return int(self.tp * self.machine.memory * (1 - RESERVED_SHARE))
+        """Bytes of a worker's devices without what is reserved."""
+        return int(self.tp * self.machine.usable_memory)
 
-    @property
+    @cached_property
     def memory(self) -> PlannedMemory:
-        """Memory for sequences of full length. KV heads are copied if there are fewer than devices."""
-        copies = max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
-        load, used = self.workload, self.technique
+        """Memory of a worker for sequences of full length."""
+        load, used, copies = self.workload, self.technique, self.roofline.kv_copies
         weights, held = self.weights.total(self.model), used.held(load.prompt, load.output)
         kv = self.model.kv_bytes(held) * copies
         if (companion := used.companion) is not None:
@@ -128,26 +135,21 @@ class Plan:
         """Mean entries before a decoded token."""
         return self.technique.context(self.workload.prompt, self.workload.output)
 
-    @property
-    def _others(self) -> list[SequenceRows]:
-        """A token for each sequence beside one that is prefilled."""
-        return [SequenceRows(1, self.context, 1)] * (self.workload.concurrency - 1)
-
-    def mixed(self, chunk: int) -> StepTime:
-        """The longest step of chunked prefill: the last chunk of a prompt, and a token for each other sequence."""
+    def mixed(self, chunk: int, known: int | None = None, others: int | None = None) -> StepTime:
+        """A step of chunked prefill: a chunk after `known` entries (None for the prompt's last), and a token of each
+        of `others` (None for all other sequences of the workload)."""
         entered = self.technique.entered(self.workload.prompt)
         chunk = min(chunk, entered)
-        return self.roofline.step([SequenceRows(chunk, entered - chunk, 1), *self._others])
+        rows = Counter({SequenceRows(1, self.context, 1): self.workload.concurrency - 1 if others is None else others})
+        known = entered - chunk if known is None else known
+        rows[SequenceRows(chunk, known, int(known + chunk >= entered))] += 1
+        return self.roofline.step(+rows)
 
     def chunked_ttft(self, chunk: int) -> float:
         """Seconds until the first token if each step has one chunk of the prompt beside the other sequences."""
         entered = self.technique.entered(self.workload.prompt)
-        left, known, total = entered - self.workload.shared, self.workload.shared, 0.0
-        while left > 0:
-            now = min(chunk, left)
-            total += self.roofline.step([SequenceRows(now, known, int(now == left)), *self._others]).seconds
-            left, known = left - now, known + now
-        return total
+        starts = range(self.workload.shared, entered, chunk)
+        return sum(self.mixed(min(chunk, entered - start), start).seconds for start in starts)
 
     def largest_chunk(self) -> int | None:
         """The largest multiple of 16 tokens whose step keeps the objective for ITL; None if none does.
@@ -161,21 +163,14 @@ class Plan:
         return 16 * found or None
 
     @property
-    def transfer_s(self) -> float | None:
-        """Seconds in which the KV of a prompt crosses the link, all after the prefill; None if the link is unknown."""
-        link = self.machine.link if self.machine.link is not None else self.machine.host
-        size = self.model.kv_bytes(self.technique.kept(self.workload.prompt))
-        return None if link is None else size / (link * self.machine.link_share)
-
-    @property
     def ttft_ms(self) -> float:
-        """Milliseconds of a prefill without queueing, and of what follows it before the first token."""
-        return 1e3 * (self.prefill.seconds + ((self.transfer_s or 0.0) if self.disaggregated else 0.0))
+        """Milliseconds of a prefill without queueing."""
+        return 1e3 * self.prefill.seconds
 
     @property
     def ttft_beside_ms(self) -> float:
         """TTFT in chunks that keep the objective for ITL beside the other sequences; infinite if none does."""
-        if self.disaggregated or self.workload.concurrency == 1 or self.workload.itl_ms is None:
+        if self.workload.concurrency == 1 or self.workload.itl_ms is None:
             return self.ttft_ms
         chunk = self.largest_chunk()
         return math.inf if chunk is None else 1e3 * self.chunked_ttft(chunk)
@@ -222,6 +217,12 @@ class Plan:
         most = math.inf if self.workload.ttft_ms is None else self.workload.ttft_ms
         beside = self.ttft_beside_ms
         return alone or (["both together"] if beside > most or beside == math.inf else [])
+
+    @property
+    def binds(self) -> dict[str, str]:
+        """What binds memory and each objective that is missed."""
+        strokes = {"TTFT": self.prefill.bound, "ITL": self.decode().bound, "both together": "interference"}
+        return ({} if self.fits else {"memory": "memory"}) | {name: strokes[name] for name in self.missed()}
 
     @property
     def verdict(self) -> str:

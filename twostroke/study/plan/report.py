@@ -1,13 +1,15 @@
-"""A plan's account as a report: the blocks that a terminal (`cli/plan_report.py`) and a page (`page/page.py`) show."""
+"""A plan's account as a report: the blocks that a terminal (`cli/plan_report.py`) and a page (`page/page.py`) show.
+
+The first screen has one verdict, three numbers, and two ways out. Everything else is a detail.
+"""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from twostroke.study.plan.advice import PROBLEMS
-from twostroke.study.plan.load_report import load_blocks
 from twostroke.study.plan.report_blocks import (
     KINDS,
+    SHORT,
     Block,
     Cell,
     Grid,
@@ -15,9 +17,8 @@ from twostroke.study.plan.report_blocks import (
     Plots,
     Section,
     Verdict,
-    change_grid,
-    of_verdict,
     record_grid,
+    shown,
 )
 
 TABLES = {
@@ -25,103 +26,200 @@ TABLES = {
     "chunks": "Chunked prefill beside the other sequences",
     "tensor_parallelism": "Tensor parallelism: two all-reduces a layer",
 }
+WAYS = {
+    "same_devices": "without more devices",
+    "more_devices": "with more devices",
+    "cheapest": "with fewer devices",
+}
 
 
-def report(facts: dict[str, Any]) -> Iterator[Block]:
-    """The answer first, then what to do about it, then what it rests on."""
+def report(facts: dict[str, Any], details: bool = True) -> Iterator[Block]:
+    """The first screen, and all tables if `details` are wanted."""
     yield from _head(facts)
-    yield from _answer(facts)
-    if facts["verdict"] != "nothing to do":
-        yield from _advice(facts)
-    yield Plots("plan")
-    yield Section("Each change alone")
-    yield change_grid(facts["levers"], {"ttft_ms": "TTFT ms", "itl_ms": "ITL ms", "users": "users"})
+    yield from _numbers(facts)
+    yield from _ways(facts)
+    yield from _assumed(facts)
+    yield Plots()
+    for title, command in (facts["load"] or {}).get("commands", {}).items():
+        yield from (Line(f"{title}:", indent=2), Line(command, "code", indent=2))
+    if "engine" in facts:
+        yield from _engine(facts["engine"])
+    if details:
+        yield from _details(facts)
+
+
+def _head(facts: dict[str, Any]) -> Iterator[Block]:
+    asked, load = facts["workload"], facts["load"]
+    yield Line(f"{facts['model']} on {facts['devices']} x {facts['machine']}", "title")
+    shared = f", {asked['shared_prefix']:,} of them known" if asked["shared_prefix"] else ""
+    mean = "on average " if load and load["lengths"]["prompt_p99"] > 1.01 * load["lengths"]["prompt_mean"] else ""
+    requests = (
+        f"{_count(asked['concurrency'], 'sequence')} at once"
+        if load is None
+        else f"{load['users']:,} users"
+        if load["users"]
+        else f"{load['requests_per_second']:,.3g} requests/s"
+    )
+    technique = "" if facts["technique"] == "plain" else f"; {facts['technique']}"
+    assumed = f", {facts['assumed']['technique']}" if facts["assumed"]["technique"] else ""
+    yield Line(
+        f"{facts['parameters'] / 1e9:.2f} B parameters, {facts['weights_title']}{technique}{assumed}; {requests}, "
+        f"{mean}{asked['prompt_tokens']:,} prompt tokens{shared} and {asked['output_tokens']:,} output tokens"
+    )
+    yield Verdict(_verdict(facts), KINDS[facts["verdict"]])
+
+
+def _verdict(facts: dict[str, Any]) -> str:
+    """The answer, with what it rests on: the hardest of all demands."""
+    verdict, load, binds = facts["verdict"], facts["load"], facts["binds"]
+    if verdict == "does not fit":
+        needed = facts["memory"]["weights_bytes"] + facts["memory"]["kv_bytes_per_user"] * _sequences(facts)
+        return f"does not fit: {_gb(needed)} of {_gb(facts['memory']['usable_bytes'])}"
+    if verdict == "cannot be served":
+        return f"cannot be served: at most {load['most_requests_per_second']:,.3g} requests/s; {binds['rate']} binds"
+    if facts["missed"]:
+        named = " and ".join(f"{name} ({binds[name]} binds)" for name in facts["missed"])
+        return f"misses the objective: {named}"
+    return verdict
+
+
+def _sequences(facts: dict[str, Any]) -> int:
+    return 1 if facts["load"] else facts["workload"]["concurrency"]
+
+
+def _numbers(facts: dict[str, Any]) -> Iterator[Block]:
+    """Three rows: what is served or what has room, TTFT, and ITL."""
+    asked, load, binds, missed = facts["workload"], facts["load"], facts["binds"], facts["missed"]
+    rows: list[list[Cell]] = []
+    if load is None:
+        memory, fits = facts["memory"], facts["verdict"] != "does not fit"
+        needed = memory["weights_bytes"] + asked["concurrency"] * memory["kv_bytes_per_user"]
+        answer = Cell("fits", "good") if fits else Cell("no", "bad")
+        rows.append([Cell("memory"), Cell(_gb(needed)), Cell(_gb(memory["usable_bytes"])), Cell(""), answer])
+        got = {"TTFT": facts["prefill"]["ms"], "ITL": facts["decode"]["ms"]}
+        bound = {"TTFT": facts["prefill"]["bound"], "ITL": facts["decode"]["bound"]}
+    else:
+        within, rate = load["most_within_objectives"], load["requests_per_second"]
+        if rate is not None:
+            served = within is not None and within >= rate
+            text = f"{within:,.3g}/s" if within else "too few" if load["most_requests_per_second"] else "none"
+            answer = Cell("kept", "good") if served else Cell("missed", "bad")
+            rows.append([Cell("rate"), Cell(text), Cell(f"{rate:,.3g}/s"), Cell(binds.get("rate", "")), answer])
+        got = {"TTFT": load["served"]["ttft_ms"], "ITL": load["served"]["itl_ms"]}
+        bound = binds
+    for name, limit in (("TTFT", asked["ttft_ms"]), ("ITL", asked["itl_ms"])):
+        kept = Cell("") if limit is None else Cell("missed", "warn") if name in missed else Cell("kept", "good")
+        value = "without end" if got[name] is None else f"{got[name]:,.1f} ms"
+        limit = "" if limit is None else f"{limit:,g} ms"
+        rows.append([Cell(name), Cell(value), Cell(limit), Cell(bound.get(name, "")), kept])
+    which = "predicted" if load is None else f"p{load['percentile']:g}"
+    yield Grid(("", which, "limit", "bound by", ""), rows, left=("", "bound by"), tiles=True)
+
+
+def _ways(facts: dict[str, Any]) -> Iterator[Block]:
+    """Two ways out, or what would do with less; and the frontier."""
+    ways = facts["ways_out"]
+    enough = facts["verdict"] == "nothing to do"
+    for key, title in WAYS.items():
+        way = ways[key]
+        if way is None:
+            if key != "cheapest" and not enough:
+                yield Line(f"{title}: nothing that is known here helps", "strong")
+            continue
+        yield Line(f"{title}: {' + '.join(way['changes'])}", "strong")
+        yield Line(_served(way, facts), indent=2)
+    frontier = facts["load"]["frontier"] if facts["load"] else []
+    if len(frontier) > 1:
+        points = "; ".join(f"{one['devices']}: {one['requests_per_second']:,.3g}/s" for one in frontier)
+        yield Line(f"most within the objectives, by devices: {points}")
+
+
+def _served(way: dict[str, Any], facts: dict[str, Any]) -> str:
+    price = [f"{way['devices']:,} device{'s' if way['devices'] > 1 else ''}"]
+    price += [] if way["watts"] is None else [f"{way['watts']:,.0f} W"]
+    price += [] if way["price_per_hour"] is None else [f"{way['price_per_hour']:,.2f} an hour"]
+    rate = way["requests_per_second"]
+    served = f"serves {rate:,.3g} requests/s" if rate else f"room for {way['users']:,}"
+    ttft = "without end" if way["ttft_ms"] is None else f"{way['ttft_ms']:,.0f} ms"
+    itl = "-" if way["itl_ms"] is None else f"{way['itl_ms']:,.1f} ms"
+    needs = "".join(f"; {need}" for need in dict.fromkeys(way["needs"]) if "device" not in need)
+    short = "" if way["enough"] else "; not enough"
+    return f"{served} on {', '.join(price)}: TTFT {ttft}, ITL {itl}{needs}{short}"
+
+
+def _assumed(facts: dict[str, Any]) -> Iterator[Block]:
+    """What the answer rests on, and how sure it is."""
+    assumed, load = facts["assumed"], facts["load"]
+    text = (
+        f"assumed: {assumed['compute']:.0%} of the peak rate, {assumed['bandwidth']:.0%} of the bandwidth, "
+        f"{assumed['link']:.0%} of the link"
+    )
+    if load is None:
+        yield Line(f"{text}; no queueing (say --rate)", "faint")
+        return
+    if len(load["range"]) == 2:
+        low, high = assumed["compute_range"]
+        text += f"; with {low:.0%} to {high:.0%} of the peak "
+        text += f"{load['range'][0]:,.3g} to {load['range'][1]:,.3g} requests/s are served"
+    yield Line(text, "faint")
+    sure, parts = load["sure"], list[str]()
+    for name, key in (("TTFT", "ttft_ms"), ("ITL", "itl_ms")):
+        if (between := sure["between"][key]) and between[1] < float("inf"):
+            parts.append(f"{name} {between[0]:,.1f} to {between[1]:,.1f} ms")
+    spread = f"; {sure['trials']} draws gave p{load['percentile']:g} of {', '.join(parts)}" if parts else ""
+    yield Line(f"sure within a tenth: {sure['requests_simulated']:,} requests were simulated{spread}", "faint")
+
+
+def _details(facts: dict[str, Any]) -> Iterator[Block]:
+    """All tables and single facts."""
+    if (load := facts["load"]) is not None:
+        yield from _load(load)
+    yield Section("Each change alone, without queueing")
+    rows = [
+        [
+            Cell(one["lever"], faint=f" ({one['needs']})" if one["needs"] else ""),
+            *(Cell(shown(one[name])) for name in ("ttft_ms", "itl_ms", "users")),
+            Cell(SHORT[one["verdict"]], KINDS[one["verdict"]]),
+        ]
+        for one in facts["levers"]
+    ]
+    yield Grid(("change", "TTFT ms", "ITL ms", "users", ""), rows)
     for key, title in TABLES.items():
         if facts[key]:
             yield from (Section(title), record_grid(facts[key]))
     yield Section("Also")
     yield from (Line(text, "item") for text in _also(facts))
     yield Line(f"model: {facts['source']}; machine: {facts['machine_source']}", "source")
-    if "engine" in facts:
-        yield from _engine(facts["engine"])
-    if "load" in facts:
-        yield from load_blocks(facts["load"])
 
 
-def _head(facts: dict[str, Any]) -> Iterator[Block]:
-    load, assumed, weights = facts["workload"], facts["assumed"], facts["weights"]
-    yield Line(f"{facts['model']} on {facts['devices']} x {facts['machine']}", "title")
-    shared = f", {load['shared_prefix']:,} of them known" if load["shared_prefix"] else ""
+def _load(load: dict[str, Any]) -> Iterator[Block]:
+    """Percentiles at what was asked, and the frontier."""
+    served, lengths = load["served"], load["lengths"]
+    yield Section("Under the load")
+    names = ("mean", "p50", "p90", "p99")
+    rows = [
+        [Cell(name), *(Cell(shown(served[key][column])) for column in names)]
+        for name, key in (("TTFT", "ttft_percentiles_ms"), ("ITL", "itl_percentiles_ms"))
+    ]
+    yield Grid(("ms", *names), rows, left=("ms",))
     yield Line(
-        f"{facts['parameters'] / 1e9:.2f} B parameters {'as stored' if weights == 'stored' else f'in {weights}'}; "
-        f"{load['prompt_tokens']:,} prompt tokens{shared} and {load['output_tokens']:,} output tokens; "
-        f"{_count(load['concurrency'], 'sequence')} at once"
+        f"prompts of {lengths['prompt_mean']:,.0f} tokens on average (p99 {lengths['prompt_p99']:,.0f}), "
+        f"{lengths['shared_part']:.0%} of them known; answers of {lengths['output_mean']:,.0f} "
+        f"(p99 {lengths['output_p99']:,.0f}); {served['sequences']:,.1f} sequences decode at once",
+        "item",
     )
-    if facts["technique"] != "plain":
-        yield Line(facts["technique"] + (f", {assumed['technique']}" if assumed["technique"] else ""))
-    yield Line(
-        f"assumed: {assumed['compute']:.0%} of the peak rate, {assumed['bandwidth']:.0%} of the bandwidth, "
-        f"{assumed['link']:.0%} of the link; no queueing",
-        "faint",
-    )
-
-
-def _answer(facts: dict[str, Any]) -> Iterator[Block]:
-    """Three rows, memory, TTFT and ITL; and the verdict, of the load too if there is one."""
-    load, memory, fits = facts["workload"], facts["memory"], facts["verdict"] != "does not fit"
-    needed = memory["weights_bytes"] + load["concurrency"] * memory["kv_bytes_per_user"]
-    answer = Cell("fits", "good") if fits else Cell("no", "bad")
-    rows = [[Cell("memory"), Cell(_gb(needed)), Cell(_gb(memory["usable_bytes"])), Cell(""), answer]]
-    for name, stroke, limit in (("TTFT", "prefill", load["ttft_ms"]), ("ITL", "decode", load["itl_ms"])):
-        one, kept = facts[stroke], Cell("") if limit is None else Cell("kept", "good")
-        answer = Cell("missed", "warn") if name in facts["missed"] else kept
-        limit = "" if limit is None else f"{limit:,g} ms"
-        rows.append([Cell(name), Cell(f"{one['ms']:,.1f} ms"), Cell(limit), Cell(one["bound"]), answer])
-    yield Section("")
-    yield Grid(("", "predicted", "limit", "bound by", ""), rows, left=("", "bound by"), tiles=True)
-    verdicts, text = [facts["verdict"]], of_verdict(facts)
-    text += "" if fits else "; times are those that it would have if it did"
-    if "load" in facts:
-        verdicts.append(facts["load"]["verdict"])
-        text += f"; under the load: {of_verdict(facts['load'])}"
-    kinds = [KINDS[one] for one in verdicts]
-    yield Verdict(text, next(kind for kind in ("bad", "warn", "good") if kind in kinds))
-
-
-def _advice(facts: dict[str, Any]) -> Iterator[Block]:
-    """The decisions in order, their sum, and the sum without more devices."""
-    load, advice = facts["workload"], facts["advice"]
-    yield Section("What to do, in order")
-    if not advice["steps"]:
-        yield Line("no change that is known here helps", indent=2)
-    for number, step in enumerate(advice["steps"], 1):
-        before, limit = step["before"], {"TTFT": load["ttft_ms"], "ITL": load["itl_ms"]}.get(step["problem"])
-        over = "" if limit is None else f" ({before[step['problem'].lower() + '_ms']:,.1f} > {limit:,g} ms)"
-        yield Line(f"{number}. {PROBLEMS[step['problem']]}{over}; {step['bound_by']} binds.", indent=2)
-        yield Line(f"{step['lever']} ({step['needs']})", "strong", indent=5)
-        yield Line(
-            f"TTFT {before['ttft_ms']:,.1f} -> {step['ttft_ms']:,.1f} ms, ITL {before['itl_ms']:,.1f} -> "
-            f"{step['itl_ms']:,.1f} ms, room for {before['users']:,} -> {step['users']:,} users",
-            "faint",
-            indent=5,
-        )
-    yield _sum("In all", advice)
-    other = facts["advice_without_more_devices"]
-    if other["changes"] != advice["changes"]:
-        yield _sum("Without more devices", other)
-
-
-def _sum(title: str, advice: dict[str, Any]) -> Line:
-    if not advice["changes"]:
-        return Line(f"{title}: nothing helps.", indent=2)
-    times = f"TTFT {advice['ttft_ms']:,.1f} ms, ITL {advice['itl_ms']:,.1f} ms, {_count(advice['users'], 'user')}"
-    left = "nothing left to do" if advice["verdict"] == "nothing to do" else f"it still {advice['verdict']}"
-    return Line(f"{title}: {' + '.join(advice['changes'])}. {times}: {left}.", indent=2)
+    if load["frontier"]:
+        yield Section("Devices, and the highest rate within the objectives that was found with them")
+        rows = [
+            [Cell(shown(one["devices"])), Cell(f"{one['requests_per_second']:,.3g}"), Cell(one["how"])]
+            for one in load["frontier"]
+        ]
+        yield Grid(("devices", "requests/s", "how"), rows)
 
 
 def _also(facts: dict[str, Any]) -> Iterator[str]:
     """Single facts."""
-    memory, apart, decode = facts["memory"], facts["apart"], facts["decode"]
+    memory, decode = facts["memory"], facts["decode"]
     crossover, batch, chunk = facts["attention_overtakes_at"], facts["compute_bound_batch"], facts["largest_chunk"]
     yield (
         f"weights {_gb(memory['weights_bytes'])}; KV {memory['kv_bytes_per_token']:,} bytes a token, "
@@ -141,17 +239,17 @@ def _also(facts: dict[str, Any]) -> Iterator[str]:
         else "attention scores never take more FLOPs than the matrices"
     )
     yield f"KV from a tier is faster than computing it above {facts['kv_break_even_bytes_per_second'] / 1e9:.2f} GB/s"
+    for one in facts["tiers"]:
+        answer = "pays" if one["pays"] else "does not pay"
+        yield (
+            f"a hit in {one['tier']} {answer}: {one['bytes_per_second'] / 1e9:,.2f} GB/s, "
+            f"{one['times']:,.{0 if one['times'] >= 10 else 1}f} times what is needed"
+        )
     if chunk is not None:
         ttft = facts["ttft_in_chunks_ms"]
         yield f"chunks of at most {chunk:,} tokens keep ITL beside a prefill; TTFT is then {ttft:,.1f} ms"
     elif facts["workload"]["itl_ms"] is not None and facts["workload"]["concurrency"] > 1:
         yield "no chunk keeps ITL beside a prefill"
-    move = "" if apart["transfer_ms"] is None else f", {apart['transfer_ms']:.1f} ms over the link"
-    yield (
-        f"prefill and decode on workers of their own: {'yes' if apart['pays'] else 'no'}, {apart['why']} "
-        f"({_gb(apart['kv_bytes'])} of KV a prompt{move}; {apart['prefill_workers_per_decode_worker']:.2f} prefill "
-        f"workers for each decode worker)"
-    )
 
 
 def _engine(engine: dict[str, Any]) -> Iterator[Block]:

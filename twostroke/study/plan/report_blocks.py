@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KINDS = {"nothing to do": "good", "misses the objective": "warn", "does not fit": "bad", "cannot be served": "bad"}
-SHORT = {"nothing to do": "enough", "misses the objective": "misses", "cannot be served": "not served"}
+SHORT = {"nothing to do": "enough", "misses the objective": "misses", "does not fit": "no room"}
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,13 @@ class Grid:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    left: Sequence[str] = ("", "change")
+    left: Sequence[str] = ("", "change", "how")
     tiles: bool = False
 
 
 @dataclass(frozen=True)
 class Plots:
-    """Where a page shows plots: of the "plan", or of its "load"."""
-
-    of: str
+    """Where a page shows its plots."""
 
 
 Block = Section | Line | Verdict | Grid | Plots
@@ -75,21 +73,10 @@ def record_grid(rows: Sequence[dict[str, Any]]) -> Grid:
     return Grid([title(name) for name in rows[0]], [[Cell(shown(value)) for value in row.values()] for row in rows])
 
 
-def change_grid(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Grid:
-    """A row for each change: its figures (`columns` by their fields), and whether it is enough."""
-
-    def row(one: dict[str, Any]) -> list[Cell]:
-        verdict: str = one["verdict"]
-        answer = Cell(SHORT.get(verdict, verdict), KINDS[verdict])
-        return [Cell(one["lever"], faint=f" ({one['needs']})"), *(Cell(shown(one[name])) for name in columns), answer]
-
-    return Grid(["change", *columns.values(), ""], [row(one) for one in rows])
-
-
 def title(name: str) -> str:
     """A field's name as the head of a column."""
-    words = {"ttft": "TTFT", "itl": "ITL", "gb": "GB", "percent": "%"}
-    return " ".join(words.get(word, word) for word in name.split("_"))
+    words = {"ttft": "TTFT", "itl": "ITL", "gb": "GB", "percent": "%", "per": "/", "second": "s"}
+    return " ".join(words.get(word, word) for word in name.split("_")).replace(" / ", "/")
 
 
 def shown(value: Any) -> str:
@@ -97,8 +84,3 @@ def shown(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def of_verdict(facts: dict[str, Any]) -> str:
-    """A verdict, with the objectives that are missed."""
-    return facts["verdict"] + (f" ({', '.join(facts['missed'])})" if facts["missed"] else "")

@@ -25,8 +25,8 @@ from twostroke.kv.stream import StreamReader
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.plan.model_timing import LatencyModel, ModelTimer, generate, random_prompt
 from twostroke.study.plan.verification_cells import VerificationCell
+from twostroke.study.simulate.model_timing import LatencyModel, ModelTimer, generate, random_prompt
 from twostroke.system.machine import busy_seconds
 
 LIMIT = 0.10  # mean absolute error of TTFT, and of ITL, that is promised

@@ -19,8 +19,8 @@ from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Sampled
-from twostroke.study.plan.specification import ModelSpec
-from twostroke.study.plan.techniques import PLAIN, SpeculatedDecode, Technique
+from twostroke.study.roofline.model_spec import ModelSpec
+from twostroke.study.roofline.techniques import PLAIN, SpeculatedDecode, Technique
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.null_objects import NullPool, NullTokenizer
@@ -75,7 +75,7 @@ class EngineSetup:
     @property
     def entry_bytes(self) -> int:
         """Bytes of an entry, on all devices together."""
-        return 2 * self.model.kv_values
+        return self.model.kv_bytes(1)
 
     @property
     def max_tokens(self) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from twostroke.api.llm import LLM
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.study.plan.model_timing import LatencyModel, time_model
-from twostroke.study.plan.specification import spec_of_config
+from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.model_timing import LatencyModel, time_model
 from twostroke.study.simulate.step_costs import MeasuredCosts
 
 SECONDS = 20.0  # that timing takes

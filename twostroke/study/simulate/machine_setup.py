@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.local_engine import stored_format
-from twostroke.study.plan.machines import find_machine
-from twostroke.study.plan.models import companion_of, find_model
-from twostroke.study.plan.plan import RESERVED_SHARE
-from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.techniques import choose_technique, techniques
-from twostroke.study.plan.weights import weight_format
+from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.named_models import companion_of, find_model
+from twostroke.study.roofline.roofline import Roofline
+from twostroke.study.roofline.techniques import PLAIN, Technique, choose_technique, techniques
+from twostroke.study.roofline.weight_formats import stored_format, weight_format
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.step_costs import RooflineCosts
 
@@ -20,6 +18,7 @@ def machine_setup(
     on: str,
     *,
     weights: str | None = None,
+    kv_bits: int = 16,
     tp: int = 1,
     efficiency: float | None = None,
     kv_bytes: int | None = None,
@@ -31,13 +30,13 @@ def machine_setup(
     draft: str | None = None,
     acceptance: float | None = None,
 ) -> EngineSetup:
-    """An engine of `tp` devices. Everything but a CPU keeps a step in flight.
+    """An engine of `tp` devices, by the names of its model and its machine.
 
     Args:
         name, on: a model and a machine, as for `twostroke plan`.
-        weights: a format of `planning.weights`; None is that of the files, or as published.
-        kv_bytes: bytes for KV, on all devices together; None is what the weights leave of 90% of the memory.
-        method, draft, acceptance: a technique of `planning.techniques`, its companion, the share of guesses that stand.
+        weights: a format of `roofline.weight_formats`; None is that of the files, or as published.
+        kv_bits: of a number in the KV cache.
+        method, draft, acceptance: a technique of `roofline.techniques`, its companion, the share of guesses that stand.
 
     Raises:
         InvalidRequest, UnknownModel: unknown names; no room for KV.
@@ -50,31 +49,56 @@ def machine_setup(
         if stored and found.checkpoint
         else weight_format(weights or found.model.weights)
     )
-    machine = find_machine(on, efficiency)
-    roofline = Roofline(found.model, machine, form, tp)
-    used, total, entry = technique.companion, form.total(found.model), found.model.kv_values
-    companion_costs = None
+    roofline = Roofline(found.model.with_kv_bits(kv_bits), find_machine(on, efficiency), form, tp)
+    return roofline_setup(
+        roofline,
+        technique,
+        kv_bytes=kv_bytes,
+        page_size=page_size,
+        index=index,
+        scheduler=scheduler or SchedulerConfig(),
+        host_s=host_s,
+    )
+
+
+def roofline_setup(
+    roofline: Roofline,
+    technique: Technique = PLAIN,
+    *,
+    kv_bytes: int | None = None,
+    page_size: int = 16,
+    index: str = "radix",
+    scheduler: SchedulerConfig | None = None,
+    host_s: float = 0.0,
+) -> EngineSetup:
+    """An engine whose steps a roofline times. Everything but a CPU keeps a step in flight.
+
+    `kv_bytes`: bytes for KV, on all devices together; None is what the weights leave of 90% of the memory.
+    Raises InvalidRequest if there is no room for KV.
+    """
+    model, machine, used = roofline.model, roofline.machine, technique.companion
+    total, companion_costs = roofline.weights.total(model), None
+    page = model.kv_bytes(1) * page_size
     if used is not None:
         companion_costs = RooflineCosts(used.roofline(roofline), host_s)
         total += used.weights.total(used.model)
-        entry += used.model.kv_values if technique.role == "draft" else 0  # its pool has as many pages
+        page += used.model.kv_bytes(1) * page_size if technique.role == "draft" else 0  # its pool has as many pages
     room = kv_bytes
     if room is None:
-        copies = max(1, tp // min(kind.kv_heads for kind in found.model.layers))  # fewer KV heads than devices
-        room = int(tp * machine.memory * (1 - RESERVED_SHARE) - total) // copies
-        if room < 2 * entry:
+        room = (int(roofline.tp * machine.usable_memory) - total) // roofline.kv_copies
+        if room < page // page_size:
             raise InvalidRequest(
-                f"the weights of {found.model.name} leave no room for KV: use more devices (--tp), smaller weights, or "
+                f"the weights of {model.name} leave no room for KV: use more devices (--tp), smaller weights, or "
                 f"say --kv-bytes"
             )
-    pages = room // (2 * entry * page_size)
+    pages = room // page
     if pages < 1:
         raise InvalidRequest(
-            f"a page of {page_size:,} entries takes {2 * entry * page_size:,} bytes, and there are {room:,} for KV: "
+            f"a page of {page_size:,} entries takes {page:,} bytes, and there are {room:,} for KV: "
             f"make pages smaller (--page-size), or give more (--kv-bytes)"
         )
     return EngineSetup(
-        model=found.model,
+        model=model,
         costs=RooflineCosts(roofline, host_s),
         pages=pages,
         page_size=page_size,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from twostroke.study.simulate.kv_transfers import KvTransfers
 from twostroke.study.simulate.page_audit import leaked_pages
 from twostroke.study.simulate.router import LeastLoaded, RoundRobin, Router, make_router
 from twostroke.study.simulate.simulated_request import SimulatedRequest
-from twostroke.study.simulate.worker import SimulatedWorker, StepObserver, failed
+from twostroke.study.simulate.worker import SimulatedWorker, StepObserver, failed, made_in_no_time
 from twostroke.study.traffic.requests import Traffic, TrafficRequest
 
 FAULTS = (
@@ -30,12 +31,19 @@ MAX_DEATHS = 1000  # of workers that serve one request, beyond the tokens that i
 RETRY_S = 0.1  # until a call is routed again for which an engine had no room
 
 
+class BegunRequest(NamedTuple):
+    """A request of which `made` tokens, at least one, have been decoded."""
+
+    asked: TrafficRequest
+    made: int
+
+
 class Simulation:
     """Runs traffic on a fleet.
 
     Attributes:
         came: how many calls have come.
-        calls: these, in order; none unless they are kept.
+        calls: these, in order; none unless they are kept. begun: those that were decoded from the start.
         events: what happens when.
         workers: those that live.
         happened: how often each thing of `RARE` has happened.
@@ -49,9 +57,11 @@ class Simulation:
         watch: StepObserver | None = None,
         ended: Callable[[SimulatedRequest], None] | None = None,
         keep: bool = True,
+        begun: Sequence[BegunRequest] = (),
     ) -> None:
         """`watch` is told of each engine's steps, `ended` of each call that has got all its tokens.
         `keep`: whether `calls` has them; a million of them with all their tokens take gigabytes.
+        `begun`: what workers decode when time begins, as many as have room; `ended` is not told of them.
 
         Raises InvalidRequest: a request does not fit.
         """
@@ -64,7 +74,7 @@ class Simulation:
             )
         self.fleet, self.traffic = fleet, traffic
         self.events = EventQueue()
-        self.came, self.calls = 0, list[SimulatedRequest]()
+        self.came, self.calls, self.begun = 0, list[SimulatedRequest](), list[SimulatedRequest]()
         self.happened: Counter[str] = Counter()
         self.steps = self.stranded = 0
         self.workers: list[SimulatedWorker] = []
@@ -85,10 +95,11 @@ class Simulation:
             self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded(size)
             for _ in range(fleet.decode):
                 self._begin(self._decoders)
+        self._resume(begun)
         if traffic.concurrency is None:
             self._plan_next()
         else:
-            for asked in islice(self._arrivals, traffic.concurrency):
+            for asked in islice(self._arrivals, traffic.concurrency - len(self.begun)):
                 self.events.at(0.0, partial(self._arrive, asked))
 
     # Running ----------------------------------------------------------------------------------------------------
@@ -123,6 +134,20 @@ class Simulation:
             made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
             found += leaked_pages(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
         return found
+
+    def _resume(self, begun: Sequence[BegunRequest]) -> None:
+        """Decode requests from where they are. Those for which there is no room are left out."""
+        router = self._decoders or self.router
+        calls = [SimulatedRequest(-1 - i, one.asked, 0.0, [0.0] * one.made) for i, one in enumerate(begun)]
+        for call, kv in zip(calls, made_in_no_time(self.fleet.setup, calls), strict=True):
+            worker = router.choose(call)
+            if worker is None or not worker.has_room(kv):
+                if worker is not None:
+                    router.done(worker, call)
+                return
+            self.begun.append(call)
+            self._open += 1
+            worker.decode(call, [kv.copy_to(worker.pool)])
 
     # Workers ----------------------------------------------------------------------------------------------------
 
@@ -262,7 +287,7 @@ class Simulation:
         call.tokens = self.fleet.setup.http.delivery_times(call.number, call.tokens)
         call.ended = call.tokens[-1]
         self._open -= 1
-        if self._ended is not None:
+        if self._ended is not None and call.number >= 0:
             self._ended(call)
         if self.traffic.concurrency is not None and (asked := next(self._arrivals, None)) is not None:
             if call.ended > self.events.now:  # its user does not know it yet

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from twostroke.models.cost import SequenceRows, StepPredictor, attended
-from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.specification import VALUE_BYTES
+from twostroke.study.roofline.roofline import Roofline
 
 
 class StepCost(NamedTuple):
@@ -67,6 +66,17 @@ class MeasuredCosts:
         return StepCost(seconds, flops, work.weight_bytes + work.kv_bytes)
 
 
+class NoCosts:
+    """Steps take no time: for what is there before a simulation begins."""
+
+    peak: StepCost | None = None
+    host_s = token_s = 0.0
+    stalls: Sequence[float] = ()
+
+    def step(self, rows: Sequence[SequenceRows]) -> StepCost:
+        return StepCost(0.0, 0.0, 0.0)
+
+
 class RooflineCosts:
     """Costs by a roofline: those of `Roofline.step`, counted faster.
 
@@ -82,7 +92,9 @@ class RooflineCosts:
         read: defaultdict[int | None, float] = defaultdict(float)
         for kind in roofline.model.layers:
             flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
-            read[kind.window] += kind.count * kind.kv_values * VALUE_BYTES / min(roofline.tp, kind.kv_heads)
+            read[kind.window] += (
+                kind.count * kind.kv_values * roofline.model.kv_value_bytes / min(roofline.tp, kind.kv_heads)
+            )
         self._windows = [(window, flops[window], read[window]) for window in flops]
         machine = roofline.machine
         self.peak = StepCost(1.0, machine.flops[roofline.dtype], machine.bandwidth)

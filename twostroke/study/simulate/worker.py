@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from twostroke.engine.request import Request
@@ -19,7 +20,7 @@ from twostroke.study.simulate.kv_events import KvEventLog
 from twostroke.study.simulate.null_objects import NullTokenizer
 from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulated_request import SimulatedRequest
-from twostroke.study.simulate.step_costs import StepCost
+from twostroke.study.simulate.step_costs import NoCosts, StepCost
 from twostroke.study.simulate.timeline import TimelineInterval
 
 IDLE_S = 0.01  # pause after a step without work while there are requests
@@ -209,6 +210,25 @@ class SimulatedWorker:
         self.calls.clear()
         self._arrived.clear()
         self.engine.close()
+
+
+def made_in_no_time(setup: EngineSetup, calls: Iterable[SimulatedRequest]) -> Iterator[KVCache]:
+    """The KV that each request has by now, one after the other, in the pool of an engine whose steps take no time."""
+    events, made = EventQueue(), list[KVCache]()
+    scheduler = replace(setup.scheduler, max_step_tokens=setup.max_tokens, itl_ms=None)
+    instant = replace(setup, costs=NoCosts(), asynchronous=False, scheduler=scheduler, index="off")
+
+    def over(worker: SimulatedWorker, call: SimulatedRequest, request: Request) -> None:
+        assert isinstance(request.result, KVCache)
+        made.append(request.result)
+        worker.leave(call)
+
+    worker = SimulatedWorker(0, instant, events, over)
+    for call in calls:
+        worker.prefill(call)
+        while not made and events.step():
+            pass
+        yield made.pop()
 
 
 @lru_cache(maxsize=1 << 14)

@@ -8,33 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.changes import Advice
-from twostroke.study.plan.load import PlannedLoad
 from twostroke.study.plan.page.load_plots import load_plots
 from twostroke.study.plan.page.plots import Plot, plots
-from twostroke.study.plan.plan import Plan
 from twostroke.study.plan.report import report
 from twostroke.study.plan.report_blocks import Block, Cell, Grid, Line, Plots, Section, Verdict
+from twostroke.study.plan.search import Advice
+from twostroke.study.plan.service import LoadSimulator
 
 
-def write_page(
-    path: Path, plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: Advice[PlannedLoad] | None = None
-) -> None:
+def write_page(path: Path, advice: Advice, facts: Mapping[str, Any], load: LoadSimulator | None = None) -> None:
     """Write the page of a plan and its account, as `render`. Raises InvalidRequest if the file cannot be written."""
     try:
-        path.write_text(render(plan, advised, facts, load))
+        path.write_text(render(advice, facts, load))
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
 
 
-def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: Advice[PlannedLoad] | None = None) -> str:
-    """The page's text. `advised` is the plan with all advice, None where there is none; `load` is that of the facts."""
+def render(advice: Advice, facts: Mapping[str, Any], load: LoadSimulator | None = None) -> str:
+    """The page's text. `load` is that of the facts, None where there is none."""
     here = files("twostroke.study.plan.page")
     head, *blocks = report(dict(facts))
     assert isinstance(head, Line)
-    made = {"plan": plots(plan, advised)}
-    if load is not None:
-        made["load"] = load_plots(load.asked, load.after if load.steps else None)
+    way = advice.same or advice.more
+    made = list(plots(advice.asked.plan, None if way is None else way.plan))
+    made = made if load is None else [*load_plots(advice, load), *made]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -45,13 +42,13 @@ def render(plan: Plan, advised: Plan | None, facts: Mapping[str, Any], load: Adv
     )
 
 
-def _body(blocks: Iterable[Block], made: Mapping[str, Iterable[Plot]]) -> Iterator[str]:
+def _body(blocks: Iterable[Block], made: Iterable[Plot]) -> Iterator[str]:
     for is_item, some in groupby(blocks, lambda one: isinstance(one, Line) and one.style == "item"):
         parts = "".join(_block(block, made) for block in some)
         yield f"<ul>{parts}</ul>" if is_item else parts
 
 
-def _block(block: Block, made: Mapping[str, Iterable[Plot]]) -> str:
+def _block(block: Block, made: Iterable[Plot]) -> str:
     match block:
         case Section(title):
             return f"<h2>{_e(title)}</h2>" if title else ""
@@ -60,7 +57,7 @@ def _block(block: Block, made: Mapping[str, Iterable[Plot]]) -> str:
         case Line(text, "item"):
             return f"<li>{_e(text)}</li>"
         case Line(text, "code"):
-            return f"<pre>{_e(text)}</pre>"
+            return f"<div class=code><pre>{_e(text)}</pre><button class=copy>copy</button></div>"
         case Line(text, style):
             return f"<p class='line {style}'>{_e(text)}</p>"
         case Grid(columns, rows, tiles=True):
@@ -68,10 +65,10 @@ def _block(block: Block, made: Mapping[str, Iterable[Plot]]) -> str:
         case Grid(columns, rows):
             body = "".join(_row("td", row, block) for row in rows)
             return f"<div class=table><table>{_row('th', map(Cell, columns), block)}{body}</table></div>"
-        case Plots(of):
+        case Plots():
             figures = (
                 f"<figure><h3>{_e(title)}</h3>{svg}<figcaption>{_e(caption)}</figcaption></figure>"
-                for title, svg, caption in made[of]
+                for title, svg, caption in made
             )
             return f"<div class=plots>{''.join(figures)}</div>"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from twostroke.study.charts import Axis, Point, Series, horizontal, line_chart
 from twostroke.study.plan.plan import Plan
-from twostroke.study.plan.roofline import StepTime
+from twostroke.study.roofline.roofline import StepTime
 
 PREFILL, DECODE, ADVISED, LIMIT, OTHER = range(5)  # colours
 LENGTHS, BATCHES = tuple(2**i for i in range(5, 21)), (1, 2, 4, 8, 16, 32, 64, 128, 256)

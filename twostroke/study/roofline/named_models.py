@@ -15,11 +15,10 @@ from twostroke.models.checkpoints.fetch import is_fetched, model_path
 from twostroke.models.checkpoints.gguf.file import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
-from twostroke.study.plan.local_engine import stored_format
-from twostroke.study.plan.specification import LayerKind, ModelSpec, spec_of_config
-from twostroke.study.plan.suggestions import did_you_mean
-from twostroke.study.plan.techniques import Companion
-from twostroke.study.plan.weights import weight_format
+from twostroke.study.roofline.model_spec import LayerKind, ModelSpec, spec_of_config
+from twostroke.study.roofline.suggestions import did_you_mean
+from twostroke.study.roofline.techniques import Companion
+from twostroke.study.roofline.weight_formats import stored_format, weight_format
 
 # A config.json alone does not tell how many tensors there are; no model has more.
 MAX_TENSORS = 1 << 20
@@ -65,7 +64,7 @@ def find_model(name: str) -> FoundModel:
 @cache
 def specifications() -> Mapping[str, ModelSpec]:
     """All named specifications."""
-    text = files("twostroke.study.plan").joinpath("data/models.toml").read_text()
+    text = files("twostroke.study.roofline").joinpath("data/models.toml").read_text()
     tables = tomllib.loads(text)
     return {name: _of_table(name, tables.get(table.get("like", ""), {}) | table) for name, table in tables.items()}
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.suggestions import did_you_mean
+from twostroke.study.roofline.suggestions import did_you_mean
+
+# Part of the memory for activations and the runtime: an assumption, as in vLLM's gpu_memory_utilization.
+RESERVED_SHARE = 0.10
+
+
+# Factors on the fraction of compute between which engines were measured (docs/planning.md).
+SPREAD = (0.75, 1.2)
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,9 @@ class MachineSpec:
         flops: peak FLOP/s by dtype; "attention", where it is known, is that of scores and weighted values.
         link, host: bytes/s one way to another device, and to host memory; None if unknown.
         compute, memory_share, link_share: fractions of the peaks that are expected.
-        link_latency: seconds that an all-reduce of a few bytes takes.
+        link_latency: seconds that an all-reduce of a few bytes takes; None if unknown.
+        watts: power of one device; None if unknown.
+        spread: by what the fraction of compute may be off, as factors: what engines reach differs by so much.
         disk, loopback: bytes/s read from a disk, and over TCP to itself; None if unknown.
     """
 
@@ -41,9 +50,11 @@ class MachineSpec:
     compute: float
     memory_share: float
     link_share: float
-    link_latency: float = 0.0
+    link_latency: float | None = None
     disk: float | None = None
     loopback: float | None = None
+    watts: float | None = None
+    spread: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         rates = {"bandwidth": self.bandwidth, "memory": self.memory, **{f"{k} rate": v for k, v in self.flops.items()}}
@@ -54,13 +65,29 @@ class MachineSpec:
         for name, value in known.items():
             if value is not None and not 0 < value < math.inf:
                 raise InvalidRequest(f"machine {self.name} needs a positive {name}_gbs, not {value / 1e9:g}, or none")
-        if not 0 <= self.link_latency < math.inf:
+        if self.link_latency is not None and not 0 <= self.link_latency < math.inf:
             raise InvalidRequest(f"machine {self.name} needs link_us of 0 or more, not {1e6 * self.link_latency:g}")
         for name in ("compute", "memory_share", "link_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise InvalidRequest(f"machine {self.name}: efficiency must be above 0 and at most 1 ({name})")
         if "bf16" not in self.flops:
             raise InvalidRequest(f"machine {self.name} needs a rate of bf16 products (tflops.bf16)")
+
+    @property
+    def efficiencies(self) -> list["MachineSpec"]:
+        """The machine at the least and at the most that engines reach of its peak rate; empty where it is known."""
+        low, high = self.spread
+        return [replace(self, compute=min(1.0, factor * self.compute)) for factor in self.spread] if low < high else []
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes without what is reserved."""
+        return self.memory * (1 - RESERVED_SHARE)
+
+    @property
+    def unknown_link(self) -> str:
+        """What tensor parallelism needs and is not known, "link_gbs" or "link_us"; empty if nothing is missing."""
+        return "link_gbs" if self.link is None else "link_us" if self.link_latency is None else ""
 
     def dtype(self, wanted: tuple[str, ...]) -> str:
         """The first of these dtypes that the machine multiplies."""
@@ -74,7 +101,7 @@ class MachineSpec:
 @cache
 def machines() -> Mapping[str, MachineSpec]:
     """All named machines."""
-    tables = tomllib.loads(files("twostroke.study.plan").joinpath("data/machines.toml").read_text())
+    tables = tomllib.loads(files("twostroke.study.roofline").joinpath("data/machines.toml").read_text())
     return {name: _of_table(name, table) for name, table in tables.items()}
 
 
@@ -92,7 +119,7 @@ def find_machine(name: str, efficiency: float | None = None) -> MachineSpec:
     else:
         hint = did_you_mean(name, machines())
         raise InvalidRequest(f"unknown machine {name!r}: {hint}known are {', '.join(machines())}, or give a file")
-    return machine if efficiency is None else replace(machine, compute=efficiency)
+    return machine if efficiency is None else replace(machine, compute=efficiency, spread=(1.0, 1.0))
 
 
 def _of_file(path: Path) -> MachineSpec:
@@ -138,5 +165,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> MachineSpec:
         link_share=number("link", 1) or 1.0,
         disk=number("disk_gbs", 1e9),
         loopback=number("loopback_gbs", 1e9),
-        link_latency=number("link_us", 1e-6) or 0.0,
+        link_latency=number("link_us", 1e-6),
+        watts=number("watts", 1),
+        spread=SPREAD if needed("compute", 1) < 1 else (1.0, 1.0),
     )

@@ -11,12 +11,12 @@ from typing import Any
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
-from twostroke.study.plan.roofline import Roofline, StepTime
-from twostroke.study.plan.specification import ModelSpec
-from twostroke.study.plan.suggestions import did_you_mean
-from twostroke.study.plan.weights import FORMATS, WeightFormat
+from twostroke.study.roofline.model_spec import ModelSpec
+from twostroke.study.roofline.roofline import Roofline, StepTime
+from twostroke.study.roofline.suggestions import did_you_mean
+from twostroke.study.roofline.weight_formats import FORMATS, WeightFormat
 
-STUDENT = FORMATS["int4"]  # the engine's `--student int4`
+STUDENT = FORMATS["int4-w4a8"]  # the engine's `--student int4`
 # Shares of guesses that stand, from docs/results/speculation.md: lookup where answers repeat their prompt, a draft of a
 # third of the size on open questions, a model's own int4 copy.
 ACCEPTED = {"lookup": 0.6, "draft": 0.5, "student": 0.9}
@@ -82,7 +82,7 @@ class Technique:
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         """The mean cost of one token of each of `batch` sequences."""
-        return roofline.step([SequenceRows(1, context, 1)] * batch)
+        return roofline.step({SequenceRows(1, context, 1): batch})
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CompressedPrompt(Technique):
         assert self.companion is not None
         draft, size = self.companion.roofline(roofline), min(SEGMENT, prompt)
         segments, known = ceil(prompt / size), self.entered(prompt) // 2
-        chosen = draft.step([SequenceRows(size, 0, size)] * segments)
+        chosen = draft.step({SequenceRows(size, 0, size): segments})
         scored = draft.step([SequenceRows(round(size * (1 + self.ratio)), known, size)])
         return chosen + scored * segments + roofline.step([SequenceRows(self.entered(prompt), 0, 1)])
 
@@ -163,9 +163,9 @@ class SpeculatedDecode(Technique):
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         count = self.guesses + 1
-        step = roofline.step([SequenceRows(count, context, count)] * batch)
+        step = roofline.step({SequenceRows(count, context, count): batch})
         if self.companion is not None:
-            drafts = self.companion.roofline(roofline).step([SequenceRows(1, context, 1)] * batch)
+            drafts = self.companion.roofline(roofline).step({SequenceRows(1, context, 1): batch})
             step = step + drafts * self.guesses
         return step * (1 / self.tokens_a_round)
 
@@ -185,10 +185,10 @@ class StudentDecode(Technique):
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         assert self.companion is not None
-        step = self.companion.roofline(roofline).step([SequenceRows(1, context, 1)] * batch)
+        step = self.companion.roofline(roofline).step({SequenceRows(1, context, 1): batch})
         if self.every is None:
             return step
-        refresh = roofline.step([SequenceRows(self.every, max(0, context - self.every))] * batch)
+        refresh = roofline.step({SequenceRows(self.every, max(0, context - self.every)): batch})
         return step + refresh * (1 / self.every)
 
 

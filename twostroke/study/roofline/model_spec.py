@@ -7,16 +7,16 @@ that the engine cannot run (GPT-3, gpt-oss), so that plans can be made for them.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from typing import NamedTuple
 
+from twostroke.errors import InvalidRequest
 from twostroke.models.config import Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
 from twostroke.models.cost import SequenceRows, attended, experts_read
 
 MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
-VALUE_BYTES = 2  # of a number in the KV cache, bfloat16
 
 
 class WeightMatrix(NamedTuple):
@@ -108,6 +108,7 @@ class ModelSpec:
         source: where its numbers are from.
         published: number of parameters that its publisher states; None if unknown.
         config: the engine's description, if the engine knows the family.
+        kv_value_bytes: bytes of a number in the KV cache, 2 for bfloat16.
     """
 
     name: str
@@ -121,6 +122,13 @@ class ModelSpec:
     source: str = ""
     published: int | None = None
     config: ModelConfig | None = None
+    kv_value_bytes: float = 2
+
+    def with_kv_bits(self, bits: int) -> "ModelSpec":
+        """The model with so many bits of a number in its KV cache. Raises InvalidRequest unless they are 16 or 8."""
+        if bits not in (16, 8):
+            raise InvalidRequest(f"a number in the KV cache has 16 or 8 bits, not {bits}")
+        return replace(self, kv_value_bytes=bits / 8)
 
     @property
     def num_layers(self) -> int:
@@ -162,9 +170,12 @@ class ModelSpec:
         return matrices + self.head.parameters + self.hidden + self.other_parameters
 
     def kv_bytes(self, entries: int) -> int:
-        """Bytes of the KV of one sequence of `entries` entries; a layer with a window keeps its window alone."""
+        """Bytes of the KV of one sequence of `entries` entries; a layer with a window keeps its window alone.
+
+        All counts of KV memory are made here.
+        """
         kept = ((kind, min(entries, kind.window or entries)) for kind in self.layers)
-        return VALUE_BYTES * sum(kind.count * kind.kv_values * count for kind, count in kept)
+        return ceil(self.kv_value_bytes * sum(kind.count * kind.kv_values * count for kind, count in kept))
 
     @property
     def kv_values(self) -> int:

@@ -13,11 +13,11 @@ from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
 from twostroke.models.config import tensor_shapes
 from twostroke.models.cost import SequenceRows
-from twostroke.study.plan.machines import find_machine, machines
-from twostroke.study.plan.models import find_model, specifications
-from twostroke.study.plan.roofline import Roofline
-from twostroke.study.plan.specification import ModelSpec, spec_of_config
-from twostroke.study.plan.weights import FORMATS
+from twostroke.study.roofline.machines import find_machine, machines
+from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
+from twostroke.study.roofline.named_models import find_model, specifications
+from twostroke.study.roofline.roofline import Roofline
+from twostroke.study.roofline.weight_formats import FORMATS
 
 LLAMA = specifications()["llama-3-70b"]
 

@@ -4,14 +4,15 @@ A step is a sequence of products: those of the layers' matrices, attention, and 
 FLOPs or its bytes, whichever is longer, and they follow each other. So a step is never predicted below its floor.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows, attended
-from twostroke.study.plan.machines import MachineSpec
-from twostroke.study.plan.specification import VALUE_BYTES, ModelSpec, WeightMatrix
-from twostroke.study.plan.weights import WeightFormat
+from twostroke.study.roofline.machines import MachineSpec
+from twostroke.study.roofline.model_spec import ModelSpec, WeightMatrix
+from twostroke.study.roofline.weight_formats import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,20 @@ class Roofline:
         """Raises InvalidRequest if the heads cannot be divided, or if the machine's link is unknown."""
         if any(kind.heads % tp for kind in model.layers):
             raise InvalidRequest(f"the heads of {model.name} cannot be divided among {tp} devices")
-        if tp > 1 and machine.link is None:
-            raise InvalidRequest(f"machine {machine.name} has no link_gbs: tensor parallelism cannot be planned")
+        if tp > 1 and (missing := machine.unknown_link):
+            raise InvalidRequest(
+                f"machine {machine.name} has no {missing}: tensor parallelism cannot be planned. Measure it, and plan "
+                f"with a file that has it"
+            )
         self.model, self.machine, self.weights, self.tp = model, machine, weights, tp
         self.dtype = machine.dtype(weights.arithmetic)
+        self._matrices = list(model.matrices())
 
-    def step(self, rows: Sequence[SequenceRows]) -> StepTime:
-        """The step of these rows, those of several sequences."""
-        count, logits = sum(one.count for one in rows), sum(one.logits for one in rows)
-        matrices = [(layers, one, count) for layers, one in self.model.matrices()]
+    def step(self, rows: Sequence[SequenceRows] | Mapping[SequenceRows, int]) -> StepTime:
+        """The step of the rows of several sequences; a mapping says how many sequences have the same."""
+        rows = rows if isinstance(rows, Mapping) else Counter(rows)
+        count, logits = (sum(getattr(one, name) * times for one, times in rows.items()) for name in ("count", "logits"))
+        matrices = [(layers, one, count) for layers, one in self._matrices]
         matrices += [(1, self.model.head, logits)] if logits else []
         names = dict.fromkeys(one.part for _, one, _ in matrices)
         parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
@@ -108,23 +114,28 @@ class Roofline:
         )
         return self._part(name, flops, read / self.tp, self.dtype)
 
-    def _attention(self, rows: Sequence[SequenceRows]) -> RooflinePart:
+    def _attention(self, rows: Mapping[SequenceRows, int]) -> RooflinePart:
         """Scores and weighted values, at the rate of attention or else of bf16.
 
         KV heads are copied to all devices if there are fewer than devices.
         """
         flops = read = 0.0
         for kind in self.model.layers:
-            for one in rows:
-                pairs, entries = attended(one, kind.window)
+            for one, times in rows.items():
+                pairs, entries = (times * amount for amount in attended(one, kind.window))
                 flops += kind.count * kind.pair_flops * pairs / self.tp
-                read += kind.count * kind.kv_values * VALUE_BYTES * entries / min(self.tp, kind.kv_heads)
+                read += kind.count * kind.kv_values * self.model.kv_value_bytes * entries / min(self.tp, kind.kv_heads)
         return self._part("scores", flops, read, self.machine.dtype(("attention",)))
 
     def _part(self, name: str, flops: float, read: float, dtype: str) -> RooflinePart:
         machine = self.machine
         compute = flops / (machine.flops[dtype] * machine.compute)
         return RooflinePart(name, flops, read, compute, read / (machine.bandwidth * machine.memory_share))
+
+    @property
+    def kv_copies(self) -> int:
+        """How often each KV entry is held: KV heads are copied if there are fewer than devices."""
+        return max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
 
     def all_reduce_bytes(self, rows: int) -> float:
         """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""
@@ -149,7 +160,7 @@ class Roofline:
 
     def _link(self, rows: int) -> float:
         """Seconds of all all-reduces: each takes its bytes over the link, and the latency of a small one."""
-        if self.tp == 1 or self.machine.link is None:
+        link, latency = self.machine.link, self.machine.link_latency
+        if self.tp == 1 or link is None or latency is None:
             return 0.0
-        rate = self.machine.link * self.machine.link_share
-        return self.all_reduces * (self.machine.link_latency + self.all_reduce_bytes(rows) / rate)
+        return self.all_reduces * (latency + self.all_reduce_bytes(rows) / (link * self.machine.link_share))

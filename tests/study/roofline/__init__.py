@@ -1,0 +1,1 @@
+"""Sizes, machines and step times."""

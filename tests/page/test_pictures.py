@@ -7,12 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.page.conftest import Screen
 from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
+from twostroke.methods import method
+from twostroke.sampling.params import SamplingParams
+from twostroke.study.explain.explanation import ExplainOptions, explain
+from twostroke.study.explain.html_page import write_page
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WHY = "pictures are made on demand (TWOSTROKE_PICTURES=1)"
@@ -69,3 +74,21 @@ def test_pictures(open_page: Callable[..., Screen], real: Serving) -> None:
     phone.ask(QUESTION, wait=False)
     phone.answered(120)
     phone.page.screenshot(path=IMAGES / "page-phone.png")
+
+
+def test_pictures_of_the_tutorial(browser: Any, real: Serving, tmp_path: Path) -> None:
+    """Of each step of the page that `explain --html` writes for the tutorial's prompt."""
+    prompt = "Explain how a CPU works to a 5-year-old"
+    tokens = real.llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    options = ExplainOptions(method=method("repeat"))
+    write_page(tmp_path / "page.html", explain(real.llm, prompt, tokens, SamplingParams(max_tokens=8), options))
+    tab = browser.new_page(viewport={"width": 860, "height": 2400})
+    shown = {"tokens": "#tokens", "embedding": "main .scroll", "prefill": "main", "attention": ".map", "layers": "main"}
+    shown |= {"decode": "main .scroll", "cache": "main", "method": "main"}
+    for name, selector in shown.items():
+        tab.goto(f"{(tmp_path / 'page.html').as_uri()}#{name}")
+        tab.wait_for_selector(selector)
+        tab.wait_for_timeout(300)
+        box = tab.locator(selector).first.bounding_box()
+        height = min(box["height"], 640 if name == "attention" else 420)
+        tab.screenshot(path=IMAGES / f"explain-{name}.png", clip=box | {"height": height})

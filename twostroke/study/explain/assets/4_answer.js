@@ -35,7 +35,9 @@ function decodeView() {
 
   function draw() {
     const step = made.decode[chosen.step], n = made.tokens.length;
-    light(step.token_in.index, ...step.attends.slice(0, 3).map(([i]) => i));
+    const [[first, share]] = step.attends, sink = first === 0;
+    const attends = sink ? step.attends.slice(1) : step.attends, largest = attends[0]?.[1] ?? 1;
+    light(step.token_in.index, ...attends.slice(0, 3).map(([i]) => i));
     detail.replaceChildren(
       paragraph(quoted(step.token_in.text), ` goes in as entry ${step.token_in.index}. K and V of this one token are computed, and all ${count(step.after.entries)} entries are read. `, quoted(step.token_out.text), " comes out."),
       element("div", { class: "strip", role: "img", "aria-label": `${n} entries of the prompt, ${step.before.entries - n} of the answer, 1 new` },
@@ -43,7 +45,8 @@ function decodeView() {
         element("span", { class: "student", style: { width: `${(100 * (step.before.entries - n)) / most}%` } }),
         element("span", { class: "draft", style: { width: `${100 / most}%` } })),
       soft(`The cache: prompt, answer so far, new. ${count(step.before.entries)} → ${count(step.after.entries)} entries, ${amount(step.after.bytes, "B")}, ${plural(step.after.pages, "page")}.`),
-      table(["attends most to", ">weight", ""], step.attends.map(([i, weight]) => [quoted(entries[i].text), number(weight), bar(weight)]), (i) => light(step.attends[i][0])),
+      table(["attends most to", ">weight", ""], attends.map(([i, weight]) => [quoted(entries[i].text), number(weight), bar(weight / largest / 2)]), (i) => light(attends[i][0])),
+      ...(sink ? [soft(`Besides the first token, the sink, which has ${percent(share)}.`)] : []),
       candidateTable(step.candidates, step.token_out),
       paragraph(`${amount(step.work.flops, "FLOP")} over ${amount(step.work.bytes, "B")}: ${step.work.intensity.toFixed(1)} FLOPs a byte, bound by ${step.work.bound}. K and V are ${amount(step.work.kv_bytes, "B")} of what is read; the rest are weights, read for this one token.`));
     const rows = made.decode.map((one) => [count(one.token_in.index), quoted(one.token_in.text), quoted(one.token_out.text), percent(one.token_out.probability), `${count(one.before.entries)} → ${count(one.after.entries)}`, amount(one.work.bytes, "B"), ms(one.seconds)]);

@@ -79,7 +79,7 @@ def test_packed_weights(weights: str, tiny_directory: Callable[[str], object], o
 def test_answers_in_chunks_and_beside_others(on_gpu: TinyLLM) -> None:
     """As text, greedy and drawn. On a GPU logits are compared too, to the bit (`test_bits.py`)."""
     alone, together = on_gpu("llama", max_step_tokens=64), on_gpu("llama", max_step_tokens=7)
-    prompts = [ids(20), ids(33)[::-1]]
+    prompts = [ids(11), ids(18)[::-1]]  # within a page, and past it
     for params in (
         SamplingParams(max_tokens=3, ignore_eos=True),
         SamplingParams(max_tokens=3, ignore_eos=True, temperature=0.8, seed=4, top_p=0.9),

@@ -4,7 +4,7 @@ Each number has one place here. `vllm_names.py` gives the same numbers under vLL
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -127,39 +127,33 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine: Engine = self._llm.engine
-        pool, index = self._llm.pool, self._llm.model.index
+        pool, index, memory = self._llm.pool, self._llm.model.index, self._llm.memory
         cached = engine.cached_pages(pool)
-        pages = GaugeMetricFamily(
-            "twostroke_kv_pages",
-            "KV pages: free, in the prefix index (cached), or held by requests alone (used)",
-            labels=["state"],
-        )
-        pages.add_metric(["used"], max(0, pool.num_used - cached))
-        pages.add_metric(["cached"], cached)
-        pages.add_metric(["free"], pool.num_free)
-        yield pages
-        requests = GaugeMetricFamily("twostroke_requests", "Choices (n per prompt) in the engine", labels=["state"])
-        requests.add_metric(["running"], engine.num_running)
-        requests.add_metric(["waiting"], engine.num_waiting)
-        requests.add_metric(["arriving"], engine.num_arriving)
-        yield requests
         # Pages that only a prefix index holds can be freed for any request, and vLLM counts them as free.
-        used = max(0, pool.num_used - cached) / pool.num_pages
-        yield GaugeMetricFamily("twostroke_kv_usage_ratio", "KV pages held by requests / all pages", value=used)
-        planned = GaugeMetricFamily(
-            "twostroke_memory_planned_bytes", "What was added up at start, by what it is for", labels=["part"]
-        )
-        for part, size in self._llm.memory.parts.items():
-            planned.add_metric([part], size)
-        yield planned
-        left = self._llm.memory.limit_bytes
-        yield GaugeMetricFamily(
-            "twostroke_memory_limit_bytes", "What the process could still take at start", value=left
-        )
+        used = max(0, pool.num_used - cached)
+        pages = {"used": used, "cached": cached, "free": pool.num_free}
+        told = "KV pages: free, in the prefix index (cached), or held by requests alone (used)"
+        yield _gauges("kv_pages", told, "state", pages)
+        choices = {"running": engine.num_running, "waiting": engine.num_waiting, "arriving": engine.num_arriving}
+        yield _gauges("requests", "Choices (n per prompt) in the engine", "state", choices)
+        yield _gauge("kv_usage_ratio", "KV pages held by requests / all pages", used / pool.num_pages)
+        yield _gauges("memory_planned_bytes", "What was added up at start, by what it is for", "part", memory.parts)
+        yield _gauge("memory_limit_bytes", "What the process could still take at start", memory.limit_bytes)
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
         yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)
         yield _counter("preemptions", "Choices that gave up their pages and started again", engine.preemptions)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"twostroke_{name}", text, value=value)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    made = GaugeMetricFamily(f"twostroke_{name}", text, labels=[label])
+    for key, value in values.items():
+        made.add_metric([key], value)
+    return made
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -143,6 +143,9 @@ class Evaluation:
         for measure in self.measures:
             for records, made in zip(known, measure.measure(self.comparison, cases, known), strict=True):
                 records[measure.name] = made
+                kept = made[self.comparison.baseline.name].get("kept_bytes")
+                for record in made.values() if kept is not None else ():
+                    record["kept_ratio"] = record["kept_bytes"] / kept
         return [ItemRecords(case.item.id, records) for case, records in zip(cases, known, strict=True)]
 
     def _resume(self, directory: Path) -> dict[str, ItemRecords]:

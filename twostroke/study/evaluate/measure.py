@@ -39,18 +39,11 @@ class Metric:
     exponent_of: str | None = None
 
 
-# What a method keeps of the prompt; `add_ratios` fills in the second.
+# What a method keeps of the prompt; an evaluation fills in the second.
 KEPT = (
     Metric("kept_bytes", "KV kept", "bytes", "K and V of the value that the first decode starts from"),
     Metric("kept_ratio", "KV ratio", "ratio", "KV kept / the baseline's"),
 )
-
-
-def add_ratios(records: dict[str, Record], baseline: str) -> dict[str, Record]:
-    """`kept_ratio` from every contender's `kept_bytes`, in place."""
-    for record in records.values():
-        record["kept_ratio"] = record["kept_bytes"] / records[baseline]["kept_bytes"]
-    return records
 
 
 @dataclass(frozen=True)

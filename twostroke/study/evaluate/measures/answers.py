@@ -9,16 +9,7 @@ from twostroke.engine.timings import Pace
 from twostroke.methods.method import method_facts
 from twostroke.study.evaluate.contenders import Contender
 from twostroke.study.evaluate.forced_text import with_stroke_times
-from twostroke.study.evaluate.measure import (
-    KEPT,
-    Case,
-    Comparison,
-    Measure,
-    Metric,
-    Record,
-    RecordsByMeasure,
-    add_ratios,
-)
+from twostroke.study.evaluate.measure import KEPT, Case, Comparison, Measure, Metric, Record, RecordsByMeasure
 from twostroke.study.evaluate.task import random_stream
 
 
@@ -65,7 +56,6 @@ class Answers(Measure):
             for made, record in zip(records, self._answers(comparison, contender, cases), strict=True):
                 made[contender.name] = record
         for made in records:
-            add_ratios(made, comparison.baseline.name)
             baseline = made[comparison.baseline.name]
             ids, gap = baseline["token_ids"], baseline["itl_mean_s"]
             for record in made.values():

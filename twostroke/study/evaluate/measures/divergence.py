@@ -12,16 +12,7 @@ from twostroke.engine.strokes import Program
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.forced_text import force_text
 from twostroke.study.evaluate.logit_distance import compare
-from twostroke.study.evaluate.measure import (
-    KEPT,
-    Case,
-    Comparison,
-    Measure,
-    Metric,
-    Record,
-    RecordsByMeasure,
-    add_ratios,
-)
+from twostroke.study.evaluate.measure import KEPT, Case, Comparison, Measure, Metric, Record, RecordsByMeasure
 
 
 class Divergence(Measure):
@@ -67,7 +58,7 @@ class Divergence(Measure):
                     "exact": all(same),
                     "kept_bytes": made.kv_bytes,
                 }
-            return add_ratios(records, comparison.baseline.name)
+            return records
 
         programs = [lambda case=case, text=text: program(case, text) for case, text in zip(cases, texts, strict=True)]
         return [request.result for request in comparison.run(programs)]

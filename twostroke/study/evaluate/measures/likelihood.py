@@ -8,16 +8,7 @@ from typing import Any
 from twostroke.engine.strokes import Program
 from twostroke.study.evaluate.contenders import Contender
 from twostroke.study.evaluate.forced_text import force_text
-from twostroke.study.evaluate.measure import (
-    KEPT,
-    Case,
-    Comparison,
-    Measure,
-    Metric,
-    Record,
-    RecordsByMeasure,
-    add_ratios,
-)
+from twostroke.study.evaluate.measure import KEPT, Case, Comparison, Measure, Metric, Record, RecordsByMeasure
 from twostroke.study.evaluate.task import Task
 
 
@@ -51,7 +42,7 @@ class Likelihood(Measure):
             records: dict[str, Record] = {}
             for contender in comparison.contenders:
                 records[contender.name] = yield from _score(contender, case)
-            return add_ratios(records, comparison.baseline.name)
+            return records
 
         return [request.result for request in comparison.run([lambda case=case: program(case) for case in cases])]
 

@@ -109,8 +109,8 @@ def loads(rate: float | None, requests: int, seed: int, trace: Path | None) -> l
 
 def highest_rate(setup: EngineSetup, load: Load) -> float:
     """Requests a second beyond which the queue grows without end: what is served where requests never lack."""
-    traffic = replace(load.options, rate=1.0, concurrency=None, requests=200).traffic()
-    waiting = Traffic([replace(one, at=0.0) for one in traffic.arrivals], Replay((0.0,) * 200), traffic.seed)
+    traffic = replace(load.options, rate=1.0, concurrency=None, requests=100).traffic()
+    waiting = Traffic([replace(one, at=0.0) for one in traffic.arrivals], Replay((0.0,) * 100), traffic.seed)
     return try_load(Fleet(setup), waiting, Objectives()).first_token_rate
 
 
@@ -191,13 +191,15 @@ class Comparison:
                 rate = load.options.rate or self.options.part * highest_rate(setup, load)
                 one = one.at(facts.setdefault("rate", float(f"{rate:.3g}")))
             missing.append(one)
-            seconds += run(Fleet(setup), one.options.traffic(), Objectives())["duration_s"] + STARTING_S
+            seconds += run({self.model: Fleet(setup)}, one.options.traffic(), Objectives())["duration_s"] + STARTING_S
         typer.echo(f"{self.model}: {len(missing)} runs, about {seconds / 60:.1f} minutes and the times between them")
         timing.round()
         for load in missing:
             theirs, facts = bench_serve(url, *load.arguments()), self.facts[load.name]
             timing.round()
-            ours = run(Fleet(with_kernels(setup, timing.kernels(2))), load.options.traffic(), Objectives())
+            ours = run(
+                {self.model: Fleet(with_kernels(setup, timing.kernels(2)))}, load.options.traffic(), Objectives()
+            )
             facts["rounds"].append({"simulated": percentiles(ours), "measured": percentiles(theirs)})
             facts["figures"] = figures(facts["rounds"])
             facts["simulated_requests_per_wall_second"] = ours["requests_per_wall_second"]

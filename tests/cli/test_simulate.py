@@ -106,6 +106,42 @@ def test_times_are_numbers_of_at_least_0(option: str, seconds: str, run: Callabl
     assert (result.exit_code, "must be a number of at least 0" in result.stderr) == (2, True)
 
 
+def test_what_was_simulated_is_told(run: Callable[..., Result], trace: Path) -> None:
+    """Model, formats, machine, lengths, and arrivals."""
+    found = run(
+        *simulate("llama-3-8b", "--on", "h100", "--weights", "int4", "--workers", 2, "--rate", 50, *SMALL)
+    ).output
+    assert "llama-3-8b (int4 weights, int8 products) on 2 x 1 x NVIDIA H100 SXM5 80 GB" in found
+    assert "30 requests, 50 a second: 50-200 prompt and 5 answer tokens" in found
+    replayed = run(*simulate("llama-3-8b", "--on", "h100", "--trace", trace)).output
+    assert "6 requests, in 1 s, at the times of the trace: trace trace.jsonl" in replayed
+
+
+def test_several_models(run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:
+    """Each has workers of its own and its share of the requests; figures are those of all and of each."""
+    asked = simulate("llama-3-70b", "--on", "h100", "--tp", 4, "--rate", 50, *SMALL)
+    also = ("--also", "llama-3-8b,share=0.4,workers=2,tp=1")
+    facts = run_json(*asked, *also)
+    large, small = facts["fleets"]
+    assert (large["devices"], large["workers_in_all"], small["devices"], small["workers_in_all"]) == (4, 1, 1, 2)
+    assert facts["completed"] == large["completed"] + small["completed"] == 30
+    assert small["ttft_s"]["p50"] < facts["ttft_s"]["p50"] < large["ttft_s"]["p50"]
+    found = run(*asked, *also).output
+    assert "llama-3-8b (bf16 weights, bf16 products) on 2 x 1 x NVIDIA H100" in found
+    assert f"llama-3-70b: {large['completed']} requests, TTFT p99 " in found
+    for wrong in ("llama-3-8b", "llama-3-8b,share=2", "llama-3-8b,share=0.2,color=red"):
+        failed = run(*asked, "--also", wrong)
+        assert (failed.exit_code, "write MODEL,share=0.3" in failed.stderr.replace("\n", " ")) == (2, True)
+
+
+def test_thrashing_is_told(run: Callable[..., Result]) -> None:
+    """A pool for a few sequences under many: choices are preempted, wait in the queue, and are computed again."""
+    small = ("--kv-bytes", 80 << 20, "--input-tokens", 200, "--output-tokens", 60, "--requests", 30, "--seed", 3)
+    result = run(*simulate("llama-3-8b", "--on", "h100", "--rate", 500, *small))
+    assert "thrashing: " in result.output
+    assert "thrashing" not in run(*simulate("llama-3-8b", "--on", "h100", "--rate", 5, *SMALL)).output
+
+
 def test_a_technique(run_json: Callable[..., dict[str, Any]], run: Callable[..., Result]) -> None:
     facts = run_json(*simulate("llama-3-8b", "--on", "h100", "--rate", 50, *SMALL, "--method", "ptdo"))
     assert facts["completed"] == 30

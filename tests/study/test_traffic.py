@@ -1,4 +1,4 @@
-"""Requests before they are sent: prompts in pieces, traces in Mooncake's format, objectives."""
+"""Requests before they are sent: prompts in pieces, public traces, objectives."""
 
 import json
 from pathlib import Path
@@ -40,6 +40,79 @@ def test_a_trace_is_ordered_and_begins_at_zero(tmp_path: Path) -> None:
         "tokens without an id are the prompt's own"
     )
     assert len(read_trace(written(tmp_path, *LINES), 2).arrivals) == 2
+
+
+AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2225670,879,55
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:00.017335+00:00,2399,6
+2024-05-10 00:00:02+00:00,76,15
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,0,1087,Conversation log
+45.5,GPT-4,417,276,693,API log
+118,ChatGPT,1360,647,2007,Conversation log
+"""
+WITH_SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,1,3.2,ChatGPT,472,18,490,Conversation log
+6,1,3.3,ChatGPT,100,7,107,Conversation log
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "prompts", "outputs"),
+    [
+        (AZURE_2023, [0, 4.314579, 4.541977], [374, 396, 879], [44, 109, 55]),
+        (AZURE_2024, [0, 0.007405, 1.99007], [2162, 2399, 76], [5, 6, 15]),
+        (BURSTGPT, [0, 40.5, 113], [472, 417, 1360], [18, 276, 647]),
+        (WITH_SESSIONS, [0, 1], [472, 100], [18, 7]),
+    ],
+)
+def test_public_tables(text: str, times: list[float], prompts: list[int], outputs: list[int], tmp_path: Path) -> None:
+    """Azure's of 2023 and 2024, and BurstGPT's without its failures: no prompt shares anything with another."""
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    traffic = read_trace(path)
+    assert [one.at for one in traffic.arrivals] == pytest.approx(times, abs=1e-6)
+    assert (traffic.prompts.tolist(), traffic.outputs.tolist()) == (prompts, outputs)
+    assert traffic.shared.tolist() == [0] * len(times)
+    assert len(read_trace(path, 2).arrivals) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (AZURE_2023.replace("2023-11-16 18:15:50.9951690", "soon"), "line 3: TIMESTAMP must be a date"),
+        (AZURE_2023.replace("396", "-1"), "line 3: ContextTokens must be a number of tokens"),
+        (AZURE_2023.replace(",109", ""), "line 3: GeneratedTokens must be"),
+        (BURSTGPT.replace("118,", "never,"), "line 5: Timestamp must be seconds"),
+        (BURSTGPT.replace("276", "x"), "line 4: Response tokens must be"),
+        ("Time,Tokens\n1,2\n", "line 1: a request is a JSON object"),
+        (BURSTGPT.splitlines()[0] + "\n", "has no request"),
+    ],
+)
+def test_tables_that_are_none(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match=message):
+        read_trace(path)
+
+
+def test_requests_are_split_by_shares() -> None:
+    traffic = WorkloadSampler(1000, TokenRange(5, 9), TokenRange(1, 4), seed=2).traffic(OpenLoop(2.0))
+    parts = traffic.split([0.7, 0.3])
+    assert sorted([*parts[0].arrivals, *parts[1].arrivals], key=lambda one: one.at) == list(traffic.arrivals)
+    assert len(parts[0].arrivals) == pytest.approx(700, abs=60)
+    for shares in ([0.5, 0.4], [1.2, -0.2]):
+        with pytest.raises(InvalidRequest, match="sum to 1"):
+            traffic.split(shares)
+    with pytest.raises(InvalidRequest, match="closed loop"):
+        traffic.in_closed_loop(ClosedLoop(2)).split([0.5, 0.5])
 
 
 def test_prompts_of_a_trace_share_what_their_ids_say(tmp_path: Path) -> None:

@@ -1,19 +1,21 @@
 """`twostroke simulate`: the engine, or many of them behind a router, on a virtual clock."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twostroke.cli.options import JsonFlag, choice_settings, option, spread
 from twostroke.cli.parsers import parse_size
-from twostroke.cli.report import latency_table, note, print_json, stderr_console
+from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.cli.traffic import WEIGHTS_HELP, TrafficOptions, above_zero, zero_or_more
 from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from twostroke.study.simulate.engine_setup import EngineSetup
     from twostroke.study.simulate.fleet import Fleet
     from twostroke.study.traffic.objectives import Objectives
@@ -144,6 +146,31 @@ class FleetOptions:
         return Fleet(setup, together, self.prefill_workers, self.decode_workers, self.router, link, faults)
 
 
+@dataclass(frozen=True)
+class OtherModel:
+    """Another model of a fleet: its share of the requests, and what differs from the first one's options."""
+
+    model: str
+    share: float
+    workers: int = 1
+    on: str = ""
+    tp: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> "OtherModel":
+        """Of `MODEL,share=0.3,workers=2,on=l4,tp=2`. Raises BadParameter."""
+        model, *fields = text.split(",")
+        try:
+            given = dict(field.split("=", 1) for field in fields)
+            share = float(given.pop("share"))
+            found = cls(model, share, int(given.pop("workers", 1)), given.pop("on", ""), int(given.pop("tp", 0)))
+        except (ValueError, KeyError):
+            found, given = None, {"": ""}
+        if found is None or given or not 0 < found.share < 1 or found.workers < 1:
+            raise typer.BadParameter(f"{text!r}: write MODEL,share=0.3 with workers=, on= and tp= as wanted")
+        return found
+
+
 @spread
 def simulate(
     model: Annotated[str, typer.Argument(help="A named model, a GGUF file, or a directory with a config.json.")],
@@ -155,20 +182,35 @@ def simulate(
     slo_itl_ms: Annotated[
         Number, typer.Option(callback=above_zero, help="ITL objective: of the 99th percentile of an answer's gaps.")
     ] = None,
+    also: Annotated[
+        list[str] | None,
+        _fleet(
+            metavar="MODEL,KEY=VALUE,...",
+            help="Another model with workers of its own: share= of the requests, and workers=, on=, tp=.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve requests by the engine's own scheduler, placement and prefix index on a virtual clock. A cost model stands
     in for the kernels. Latencies, goodput and utilization over time come out in seconds."""
+    from twostroke.cli.simulate_report import print_report
     from twostroke.study.traffic.objectives import Objectives
 
     traffic_options.check()
     ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms))
     objectives = Objectives(ttft_s, itl_s)
     traffic = traffic_options.traffic()
-    fleet = fleet_options.fleet(engine_options.setup(model))
+    others = [OtherModel.of(text) for text in also or []]
+    fleets = {model: fleet_options.fleet(engine_options.setup(model))}
+    for one in others:
+        engine = replace(engine_options, on=one.on or engine_options.on, tp=one.tp or engine_options.tp)
+        fleets[one.model] = replace(fleet_options, workers=one.workers).fleet(engine.setup(one.model))
+    if len(fleets) <= len(others):
+        raise typer.BadParameter("each model of a fleet is named once", param_hint="--also")
+    shares = [1 - sum(one.share for one in others), *(one.share for one in others)]
     facts = {"model": model, "machine": engine_options.on, "seed": traffic.seed}
     facts |= {"workload": traffic_options.describe(traffic), "arrivals": traffic.pattern.describe()}
-    facts |= describe(fleet) | {"objectives": asdict(objectives)} | run(fleet, traffic, objectives)
+    facts |= describe(fleets[model]) | {"objectives": asdict(objectives)} | run(fleets, traffic, objectives, shares)
     print_json(facts) if as_json else print_report(facts)
 
 
@@ -195,8 +237,13 @@ def describe(fleet: "Fleet") -> dict[str, Any]:
     }
 
 
-def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[str, Any]:
-    """All figures, with a bar on a terminal."""
+def run(
+    fleets: "Mapping[str, Fleet]", traffic: "Traffic", objectives: "Objectives", shares: "Sequence[float]" = (1.0,)
+) -> dict[str, Any]:
+    """All figures, with a bar on a terminal. Each fleet serves a model, and gets its share of the requests.
+
+    Latencies and rates are those of all; what happens over time is that of the first fleet.
+    """
     from rich.progress import Progress
 
     from twostroke.study.simulate.figures import DEFINITIONS, SimulationFigures
@@ -204,106 +251,39 @@ def run(fleet: "Fleet", traffic: "Traffic", objectives: "Objectives") -> dict[st
     from twostroke.study.simulate.simulation import Simulation
 
     figures, began = SimulationFigures(objectives), time.perf_counter()
+    parts = [traffic] if len(fleets) == 1 else traffic.split(shares)
+    found, first = list[dict[str, Any]](), list[Simulation]()
     with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
         task = bar.add_task("requests", total=len(traffic.arrivals))
+        for (model, fleet), part in zip(fleets.items(), parts, strict=True):
+            own = figures if len(fleets) == 1 else SimulationFigures(objectives)
 
-        def ended(call: SimulatedRequest) -> None:
-            figures.ended(call)
-            bar.advance(task)
+            def ended(call: SimulatedRequest, own: SimulationFigures = own) -> None:
+                own.ended(call)
+                if own is not figures:
+                    figures.ended(call)
+                bar.advance(task)
 
-        service = Simulation(fleet, traffic, figures.watch, ended, keep=False)
-        service.run()
-    wall_s = time.perf_counter() - began
-    wall = {"wall_s": wall_s, "requests_per_wall_second": service.came / wall_s}
-    return figures.summary(service) | wall | {"over_time": figures.over_time(service), "definitions": DEFINITIONS}
-
-
-def print_report(facts: dict[str, Any]) -> None:
-    """Latencies, rates, and utilization over time."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(latency_table(facts, ",.2f"))
-    console.print(_over_time(facts["over_time"]))
-    for line in remarks(facts):
-        console.print(line, soft_wrap=True, markup=False)
+            watch = None if first else figures.watch
+            first.append(Simulation(fleet, part, watch, ended, keep=False))
+            first[-1].run()
+            found.append(_of_fleet(model, fleet) | own.summary(first[-1]))
+    wall_s, came = time.perf_counter() - began, len(traffic.arrivals)
+    made = figures.summary(first[0]) | {"sent": came, "steps": sum(one["steps"] for one in found)}
+    wall = {"wall_s": wall_s, "requests_per_wall_second": came / wall_s}
+    return made | wall | {"fleets": found, "over_time": figures.over_time(first[0]), "definitions": DEFINITIONS}
 
 
-def _over_time(rows: list[dict[str, Any]], most: int = 16) -> Any:
-    """A table of at most `most` rows, each the mean of neighbouring intervals."""
-    from rich.table import Table
+def _of_fleet(model: str, fleet: "Fleet") -> dict[str, Any]:
+    """What serves a model."""
+    from twostroke.study.simulate.step_costs import RooflineCosts
 
-    table = Table(title="over time", box=None, header_style="bold", title_justify="left")
-    for name in (
-        "from, s",
-        "busy",
-        "compute",
-        "bandwidth",
-        "running",
-        "waiting",
-        "KV used",
-        "prefill tok/s",
-        "decode tok/s",
-    ):
-        table.add_column(name, justify="right")
-    some = -(-len(rows) // most) or 1
-    for start in range(0, len(rows), some):
-        group = rows[start : start + some]
-
-        def average(name: str, group: list[dict[str, Any]] = group) -> float | None:
-            values = [row[name] for row in group]
-            return None if values[0] is None else sum(values) / len(values)
-
-        shares = ("busy", "compute", "bandwidth")
-        cells = ["-" if (one := average(name)) is None else f"{one:.0%}" for name in shares]
-        counts = [f"{average(name) or 0:,.1f}" for name in ("running", "waiting")]
-        rates = [f"{average(f'{kind}_tokens_per_second') or 0:,.0f}" for kind in ("prefill", "decode")]
-        table.add_row(f"{group[0]['at_s']:g}", *cells, *counts, f"{average('kv') or 0:.0%}", *rates)
-    return table
-
-
-def remarks(facts: dict[str, Any]) -> list[str]:
-    """Lines of text: rates, what was assumed, and how long it took."""
-    engine, workers = facts["engine"], facts["workers"]
-    lines = [
-        f"{facts['completed']:,} of {facts['sent']:,} requests in {facts['duration_s']:,.1f} s: "
-        f"{facts['requests_per_second'] or 0:,.2f} requests/s, {facts['output_tokens_per_second'] or 0:,.1f} generated "
-        f"and {facts['total_tokens_per_second'] or 0:,.1f} tokens/s in all"
-    ]
-    if facts["goodput"] is not None:
-        met = {key: facts["objectives"][key] for key in ("ttft_s", "itl_s") if facts["objectives"][key] is not None}
-        wanted = " and ".join(f"{key.removesuffix('_s').upper()} of {value * 1e3:g} ms" for key, value in met.items())
-        lines.append(f"goodput {facts['goodput']:,.2f} requests/s within {wanted} ({facts['met']:.1%} of all)")
-    lines.append(
-        f"prefix hits {facts['hit_rate'] or 0:.1%} of prefilled tokens, {facts['preemptions']:,} preemptions, "
-        f"{facts['steps']:,} steps"
-    )
-    fleet = (
-        f"{workers['together']} of both strokes"
-        if workers["together"]
-        else (
-            f"{workers['prefill']} that prefill, {workers['decode']} that decode, "
-            f"{facts['moved_bytes'] / 1e9:,.2f} GB of KV moved at {facts['link']['rate'] / 1e9:g} GB/s"
-        )
-    )
-    lines.append(
-        f"workers: {fleet}; router {facts['router']}; each {engine['kv_pages']:,} pages of {engine['page_size']}, "
-        f"steps of {engine['max_step_tokens']} tokens, {'a step in flight' if engine['in_flight'] else 'step by step'}"
-    )
-    if facts["deaths"] or facts["lost_transfers"]:
-        lines.append(
-            f"{facts['deaths']} workers died and {facts['lost_transfers']} transfers were lost: {facts['moves']} times "
-            f"a request began again elsewhere, fault seed {facts['faults']['seed']}"
-        )
-    if engine["technique"] != "plain":
-        assumed = f", {engine['assumed']}" if engine["assumed"] else ""
-        lines.append(f"answers by {engine['technique']}{assumed}")
-    lines.append(
-        f"assumed: Python takes {engine['host_s'] * 1e6:,.0f} us a step and {engine['token_s'] * 1e6:,.0f} us a token; "
-        f"answers are as long as asked for"
-    )
-    lines.append(
-        f"simulated in {facts['wall_s']:,.1f} s: {facts['requests_per_wall_second']:,.0f} requests a second of wall "
-        f"time, seed {facts['seed']}"
-    )
-    return lines
+    costs = fleet.setup.costs
+    known = costs.roofline if isinstance(costs, RooflineCosts) else None
+    return {
+        "model": model,
+        "machine_title": "this machine" if known is None else known.machine.title,
+        "weights": "as stored" if known is None else known.weights.title(known.machine),
+        "devices": 1 if known is None else known.tp,
+        "workers_in_all": fleet.size,
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from twostroke.engine.scheduler import SchedulerConfig
@@ -36,6 +37,21 @@ def test_a_million_requests_leave_little_behind() -> None:
     assert not service.calls
     assert not any(worker.calls for worker in service.workers)
     assert len(service.router._order) < 100  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_is_preempted_waits_in_the_queue_again() -> None:
+    """In a pool for three of eight: each preempted call waits, no other does, and its tokens come so much later."""
+    setup = replace(machine_setup("llama-3-8b", "h100"), pages=64)
+    traffic = WorkloadSampler(8, TokenRange(200, 200), TokenRange(150, 150), seed=3).traffic(OpenLoop(1e4))
+    service = Simulation(Fleet(setup), traffic)
+    service.run()
+    assert any(call.preemptions for call in service.calls)
+    for call in service.calls:
+        assert (call.requeued_s > 0) == (call.preemptions > 0)
+        gaps = [after - before for before, after in pairwise([call.arrival, *call.tokens])]
+        assert call.queue_s <= sum(gap for gap in gaps if gap > 0.02) + 0.02
+        assert call.scheduled is not None
+        assert call.queue_s == call.scheduled - call.arrival + call.requeued_s
 
 
 @dataclass(frozen=True)

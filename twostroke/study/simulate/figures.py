@@ -18,15 +18,17 @@ from twostroke.study.simulate.worker import SimulatedWorker
 from twostroke.study.traffic.objectives import Objectives
 
 PERCENTS = (50, 90, 99)
+THRASHING = 0.1  # preemptions a request from which most of the work is done again
 DEFINITIONS = {
     "ttft_s": TIMINGS["ttft_s"],
     "itl_s": "every gap between consecutive tokens, of all answers together; percentiles within 0.1%",
     "tpot_s": f"{TIMINGS['tpot_s']}, one figure an answer",
     "e2e_s": "last token - arrival",
-    "queue_s": "first computed on - arrival",
+    "queue_s": "first computed on - arrival, and from each preemption until it ran again",
     "duration_s": "last token of all - first arrival",
     "goodput": "answers within every objective that was given / duration_s; of an answer's ITL, its 99th percentile",
     "hit_rate": "tokens of prefills that prefix indexes had / all tokens of prefills",
+    "thrashing": "more than one preemption for ten requests",
     "busy": "seconds in which devices worked / seconds of all workers",
 }
 
@@ -97,7 +99,7 @@ class SimulationFigures:
         timings, columns = call.timings, self._columns
         columns["ttft_s"].append(timings.tokens[0] - call.arrival)
         columns["e2e_s"].append(timings.tokens[-1] - call.arrival)
-        columns["queue_s"].append((call.scheduled or call.arrival) - call.arrival)
+        columns["queue_s"].append(call.queue_s)
         if (tpot := timings.tpot) is not None:
             columns["tpot_s"].append(tpot)
             times = np.array(timings.tokens)
@@ -136,6 +138,7 @@ class SimulationFigures:
             "met": self._met / done if self._objectives.given and done else None,
             "hit_rate": cached / (cached + entered) if cached + entered else None,
             "preemptions": self._preemptions,
+            "thrashing": self._preemptions > THRASHING * done,
             "moves": self._moves,
             "deaths": service.happened["death"],
             "lost_transfers": service.happened["lost transfer"],
@@ -154,6 +157,7 @@ class SimulationFigures:
             rows.append(
                 {
                     "at_s": i * width,
+                    "thrashing": "more than one preemption for ten requests",
                     "busy": one.busy_s / (workers * width),
                     "running": one.running_s / width,
                     "waiting": one.waiting_s / width,

@@ -18,6 +18,7 @@ class SimulatedRequest:
         arrival: when it came.
         tokens: when its tokens were handed to the user, by workers that it has left.
         scheduled: when it was first computed on; None before.
+        requeued_s: seconds in the queue of an engine that had preempted it.
         ended: when its last token came; None before.
         cached, entered: prompt tokens that were found in a prefix index, and those that were not.
         moves: how often it began again, since a worker died or a transfer was lost.
@@ -30,6 +31,7 @@ class SimulatedRequest:
     arrival: float
     tokens: list[float] = field(default_factory=list[float])
     scheduled: float | None = None
+    requeued_s: float = 0.0
     ended: float | None = None
     cached: int = 0
     entered: int = 0
@@ -41,6 +43,12 @@ class SimulatedRequest:
     def left(self) -> int:
         """Tokens that are still wanted."""
         return self.asked.output_tokens - len(self.tokens)
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds in which it waited in a queue: before it was first computed on, and after each preemption."""
+        first = self.arrival if self.scheduled is None else self.scheduled
+        return first - self.arrival + self.requeued_s
 
     @property
     def timings(self) -> Timings:

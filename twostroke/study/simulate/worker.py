@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from twostroke.engine.choice_state import PARKED, PREEMPTED
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
@@ -75,6 +76,8 @@ class SimulatedWorker:
         self._in_engine: set[SimulatedRequest] = set()  # whose requests are not known to have ended
         self._awake = False
         self._idle = 0
+        self._requeued: dict[Request, float] = {}  # since when a preempted request waits
+        self._preempted_before = 0
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -136,6 +139,7 @@ class SimulatedWorker:
         self.clock.until(self._events.now)
         worked = self.engine.step()
         self.steps += worked
+        self._count_requeued()
         self._tell_changes(self.clock.now)
         if self.engine.num_requests < len(self._in_engine):
             self._find_ended()
@@ -148,6 +152,21 @@ class SimulatedWorker:
             self.wake()
         elif worked:
             self.wake()
+
+    def _count_requeued(self) -> None:
+        """Let the time go on of those that were preempted and do not run again yet."""
+        now, queued = self.clock.now, set[Request]()
+        for choice in self.engine.choices if self.engine.preemptions > self._preempted_before or self._requeued else ():
+            if choice.state in (PREEMPTED, PARKED):
+                queued.add(choice.request)
+        self._preempted_before = self.engine.preemptions
+        for request in [one for one in self._requeued if one not in queued]:
+            since = self._requeued.pop(request)
+            for call, own in self.calls.items():
+                if own is request:
+                    call.requeued_s += now - since
+        for request in queued:
+            self._requeued.setdefault(request, now)
 
     def _find_ended(self) -> None:
         ended = [call for call in self._in_engine if self.calls[call].done]

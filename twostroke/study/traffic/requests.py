@@ -112,6 +112,19 @@ class Traffic:
             found.append(min(known, one.prompt_tokens - 1))
         return np.array(found)
 
+    def split(self, shares: Sequence[float]) -> list[Traffic]:
+        """The same requests at the same times in parts, each drawn with the probability of its share.
+
+        Raises InvalidRequest for shares that are not above 0 or do not sum to 1, and for a closed loop.
+        """
+        if self.concurrency is not None:
+            raise InvalidRequest("requests of a closed loop are not split: say a rate")
+        if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+            raise InvalidRequest(f"shares of requests are above 0 and sum to 1, not {', '.join(map(str, shares))}")
+        of = np.random.default_rng([self.seed, 3]).choice(len(shares), len(self.arrivals), p=shares)
+        parts = [[one for one, part in zip(self.arrivals, of, strict=True) if part == i] for i in range(len(shares))]
+        return [Traffic(some, Replay(tuple(one.at for one in some)), self.seed) for some in parts]
+
     def at_rate(self, rate: float) -> Traffic:
         """The same requests, `rate` a second on average: all times are stretched alike. Requests that all come at
         once get random times.

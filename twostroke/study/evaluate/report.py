@@ -13,6 +13,7 @@ from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.plots import curves, intervals
 from twostroke.study.evaluate.statistics import Estimate
 from twostroke.study.evaluate.summary import MetricSummary, Summary
+from twostroke.study.evaluate.task import data_text
 from twostroke.system import strict_json
 
 MANY = 8  # methods up to which every pair is shown
@@ -240,10 +241,11 @@ def page(blocks: Sequence[Block]) -> str:
     """One HTML file, its style and plots inside; light or dark as the reader's system is."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
     body = "\n".join(_html(block) for block in blocks)
+    style = data_text("report.css")
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -260,23 +262,3 @@ def _html(block: Block) -> str:
             return f'<div class="table"><table><tr>{head}</tr>{body}</table></div>'
         case Figure(svg, caption):
             return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1c1e; --soft: #6b6b70; --line: #d8d8dc; --paper: #fff;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0569a; --c4: #8a6d00; --c5: #3b3b9e; --c6: #777; --c7: #a33; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ececee; --soft: #a0a0a6; --line: #3a3a3e; --paper: #17171a;
-  --c0: #56b4e9; --c1: #ff8c42; --c2: #35c99b; --c3: #e08acb; --c4: #f0cf3e; --c5: #9a9af0; --c6: #aaa; --c7: #f77; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
-  margin: 2rem auto; padding: 0 1rem; }
-pre { overflow-x: auto; border: 1px solid var(--line); padding: .6rem .8rem; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 1.2rem 0; } figcaption { color: var(--soft); }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
-svg .grid { stroke: var(--line); } svg .soft { fill: var(--soft); }
-""" + "\n".join(
-    f".s{i} {{ stroke: var(--c{i}); fill: none; stroke-width: 2; }} .f{i} {{ fill: var(--c{i}); }}" for i in range(8)
-)

@@ -73,10 +73,14 @@ def random_stream(seed: int, *path: object) -> random.Random:
     return random.Random("/".join(str(part) for part in (seed, *path)))
 
 
+def data_text(name: str) -> str:
+    """A text file of this package's data."""
+    return (files("twostroke.study.evaluate") / "data" / name).read_text(encoding="utf-8")
+
+
 def lines(name: str) -> list[str]:
-    """A text file of this package's data, without blank lines."""
-    text = (files("twostroke.study.evaluate") / "data" / name).read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line.strip()]
+    """The lines of a file of this package's data, without blank ones."""
+    return [line for line in data_text(name).splitlines() if line.strip()]
 
 
 def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:

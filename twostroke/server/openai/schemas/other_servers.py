@@ -1,91 +1,17 @@
 """Fields of OpenAI, vLLM, llama.cpp, SGLang and others: which of them mean one of ours, nothing, or more than we do."""
 
 import json
+import tomllib
+from importlib.resources import files
 from typing import Any
 
 from twostroke.server.openai.schemas.base_model import Neutral, set_alias
 
-ALIASES = {
-    "repeat_penalty": "repetition_penalty",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "ebnf": "grammar",
-}
-
-# They change no answer.
-HARMLESS = frozenset(
-    {
-        "cache_prompt",
-        "client_metadata",
-        "guided_decoding_backend",
-        "id_slot",
-        "metadata",
-        "min_keep",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "request_id",
-        "return_tokens",
-        "safety_identifier",
-        "service_tier",
-        "slot_id",
-        "spaces_between_special_tokens",
-        "timings_per_token",
-        "user",
-    }
-)
-
-# They change no answer here, though a client may count on it: a warning, unless the value asks for nothing.
-WITHOUT_EFFECT: Neutral = {
-    "early_stopping": (False,),
-    "guided_whitespace_pattern": (),
-    "length_penalty": (1, 0),
-    "n_keep": (0, -1),
-    "n_probs": (0,),
-    "num_ctx": (),
-    "penalize_nl": (False,),
-    "post_sampling_probs": (False,),
-    "repeat_last_n": (-1,),
-    "return_progress": (False,),
-    "return_token_ids": (False,),
-    "store": (False,),
-    "t_max_predict_ms": (0, -1),
-    "verbosity": ("medium",),
-}
-
-# They would change the answer: refused, unless the value asks for nothing.
-UNSUPPORTED: Neutral = {
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "cfg_scale": (1,),
-    "chat_template": (),
-    "detokenize": (True,),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "eta_cutoff": (0,),
-    "epsilon_cutoff": (0,),
-    "function_call": ("none", "auto"),
-    "include_stop_str_in_output": (False,),
-    "logits_processors": ([],),
-    "lora": ([],),
-    "mirostat": (0,),
-    "modalities": (["text"],),
-    "mm_processor_kwargs": ({},),
-    "no_repeat_ngram_size": (0,),
-    "num_beams": (1,),
-    "prompt_embeds": (),
-    "skip_special_tokens": (True,),
-    "structural_tag": (),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-    "xtc_probability": (0,),
-}
+_FIELDS = tomllib.loads((files(__package__ or "") / "other_servers.toml").read_text(encoding="utf-8"))
+ALIASES: dict[str, str] = _FIELDS["aliases"]
+HARMLESS = frozenset[str](_FIELDS["harmless"])
+WITHOUT_EFFECT: Neutral = {name: tuple(values) for name, values in _FIELDS["without_effect"].items()}
+UNSUPPORTED: Neutral = {name: tuple(values) for name, values in _FIELDS["unsupported"].items()}
 
 _STRUCTURED = {"regex": "regex", "choice": "choice", "grammar": "grammar", "json": "response_format"}
 

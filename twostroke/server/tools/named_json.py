@@ -3,17 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from twostroke.server.tools.text_buffer import (
-    FunctionName,
-    Incomplete,
-    NotACall,
-    Offered,
-    Reading,
-    TextBuffer,
-    object_arguments,
-)
-
-MAX_HEAD = 300  # characters of markup and name
+from twostroke.server.tools.text_buffer import FunctionName, Offered, Reading, TextBuffer, named_head, object_arguments
 
 
 @dataclass(frozen=True)
@@ -34,17 +24,7 @@ class NamedJson:
     def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         pattern = re.compile(self.head + r"\s*(?=\{)", re.DOTALL)
 
-        def head(text: str) -> tuple[str, int]:
-            match = pattern.match(text)
-            if match is None:
-                if len(text) > MAX_HEAD:
-                    raise NotACall
-                raise Incomplete
-            if match[1] not in offered:
-                raise NotACall
-            return match[1], match.end()
-
-        name, start = yield from source.when_certain(head)
+        name, start = yield from source.when_certain(lambda text: named_head(pattern, text, offered))
         yield FunctionName(name)
         source.take(start)
         if (yield from object_arguments(source)):

@@ -11,13 +11,11 @@ from twostroke.server.tools.text_buffer import (
     ArgumentsText,
     FunctionName,
     Incomplete,
-    NotACall,
     Offered,
     Reading,
     TextBuffer,
+    named_head,
 )
-
-MAX_HEAD = 200  # characters of markup and name
 
 
 @dataclass(frozen=True)
@@ -44,18 +42,11 @@ class Tagged:
         parameter = re.compile(self.parameter, re.DOTALL)
 
         def call(text: str) -> tuple[str, str, int | None]:
-            match = head.match(text)
-            if match is None:
-                if len(text) > MAX_HEAD:
-                    raise NotACall
-                raise Incomplete
-            name = match[1].strip()
-            if name not in offered:
-                raise NotACall
-            end = text.find(self.end, match.end())
+            name, start = named_head(head, text, offered)
+            end = text.find(self.end, start)
             if end < 0 and not source.ended:
                 raise Incomplete
-            body = text[match.end() : end] if end >= 0 else text[match.end() :]
+            body = text[start:end] if end >= 0 else text[start:]
             types = (offered[name].get("parameters") or {}).get("properties")
             types = types if isinstance(types, Mapping) else {}
             values = {key.strip(): typed(value, types.get(key.strip())) for key, value in parameter.findall(body)}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+MAX_HEAD = 300  # characters of markup and a name
 T = TypeVar("T")
 
 
@@ -84,6 +85,20 @@ class TextBuffer:
                 return
             else:
                 yield None
+
+
+def named_head(pattern: re.Pattern[str], text: str, offered: Offered) -> tuple[str, int]:
+    """The function that markup at the text's beginning names in the pattern's group, and where the markup ends.
+
+    Raises Incomplete, or NotACall for a function that is not offered.
+    """
+    match = pattern.match(text)
+    if match is None:
+        raise NotACall if len(text) > MAX_HEAD else Incomplete
+    name = match[1].strip()
+    if name not in offered:
+        raise NotACall
+    return name, match.end()
 
 
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)

@@ -389,3 +389,54 @@ def test_a_real_model_and_its_template(smollm: LLM) -> None:
     assert (second.reused, second.recomputed) == (first.prompt_tokens + len(first.tokens) - 1, 0)
     kv = conversation.kv
     assert [*kv.tokens, kv.pending] == smollm.tokenizer.encode(conversation.rendered, add_bos=False)
+
+
+def spoken(conversation: Conversation, text: str) -> list[int]:
+    return [token.id for token in conversation.say(text)]
+
+
+def test_undo_is_as_if_the_turn_had_not_been(model: LLM, rows: list[int]) -> None:
+    conversation = Conversation(model, **PLAIN)
+    first = spoken(conversation, "the fox")
+    kv = conversation.kv
+    again = spoken(conversation, "jumps")
+    assert conversation.undo() == "jumps"
+    assert conversation.kv.fingerprint == kv.fingerprint
+    assert spoken(conversation, "jumps") == again
+    assert conversation.undo() == "jumps"
+    assert conversation.undo() == "the fox"
+    assert conversation.messages == []
+    assert spoken(conversation, "the fox") == first
+    conversation.reset()
+    with pytest.raises(InvalidRequest, match="no turn to take back"):
+        conversation.undo()
+
+
+@pytest.mark.parametrize("at", [None, 0, 5, 12])
+def test_a_fork_goes_on_by_itself(model: LLM, rows: list[int], at: int | None) -> None:
+    """It enters only what is new, shares all other pages, and says what a conversation with this reply says."""
+    conversation = Conversation(model, **PLAIN)
+    ids = spoken(conversation, "the fox jumps over the lazy dog " * 4)
+    fork = conversation.fork(at)
+    kept = ids if at is None else ids[:at]
+    assert fork.messages[-1]["content"] == model.tokenizer.decode(kept)
+    shared = set(conversation.kv.table[:, 0].tolist()) & set(fork.kv.table[:, 0].tolist())
+    assert len(shared) >= len(fork.kv) // 16
+    rows.clear()
+    made = spoken(fork, "and then?")
+    new = len(fork.kv) - len(conversation.kv) + len(ids) - len(kept)
+    assert sum(rows) <= new + 16, "no more than a page is computed again"
+    whole = [*fork.kv.tokens, fork.kv.pending][: -len(made)]
+    assert made == [token.id for token in model.decode(model.prefill(whole), **PLAIN)]
+    ends = len(conversation.kv) + 1 - len(ids) + len(kept)
+    assert whole[:ends] == [*conversation.kv.tokens, conversation.kv.pending][:ends]
+    assert spoken(conversation, "and then?")
+    assert conversation.messages[1]["content"] == model.tokenizer.decode(ids)
+
+
+def test_a_fork_at_a_token_that_is_not_there(model: LLM) -> None:
+    conversation = Conversation(model, **PLAIN)
+    spoken(conversation, "the fox")
+    for at in (-1, 13):
+        with pytest.raises(InvalidRequest, match="at must be from 0 to 12"):
+            conversation.fork(at)

@@ -45,6 +45,10 @@ class Answer(ABC):
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         """The events of a stream for one more token of the prompt with this index."""
 
+    async def finish(self) -> None:
+        """Called after the last token, before `closing` or `body`."""
+        return
+
     def closing(self) -> Iterator[dict[str, Any]]:
         """The last events of a stream."""
         yield from ()

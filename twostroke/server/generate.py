@@ -73,3 +73,4 @@ async def _collect(answer: Answer, updates: AsyncIterator[tuple[int, Update]]) -
     async for prompt, update in updates:
         for token in update.tokens:
             answer.add_token(prompt, token)
+    await answer.finish()

@@ -120,11 +120,27 @@ class Conversation:
         if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
             raise InvalidRequest("there is no turn to take back")
         text = self.messages[-2]["content"]
+        self._last = ("", [])
         if self._before:
             self.messages, self._kv, self._unentered, self._rendered = self._before.pop()
         else:
             self.messages = self.messages[:-2]
         return text
+
+    def fork(self, at: int | None = None) -> Conversation:
+        """A conversation that goes on from here by itself. Its value shares all pages with this one.
+
+        `at` is the number of tokens of the last reply that it keeps, None for all. Raises InvalidRequest if the last
+        reply has fewer, or if it was not made in this conversation.
+        """
+        self._end_reply()
+        made = Conversation(self.llm, overflow=self.overflow, **self.sampling)
+        made.messages = list(self.messages)
+        made._kv, made._unentered, made._rendered = self._kv, list(self._unentered), self._rendered
+        made._last = self._last
+        if at is not None:
+            made._cut_reply(at)
+        return made
 
     def reset(self) -> None:
         """Forget everything except the system message."""
@@ -158,8 +174,28 @@ class Conversation:
     def _reset_kv(self) -> None:
         self._kv, self._rendered = KVCache.empty(self.llm.pool), ""
         self._unentered: list[int] = []  # tokens of an interrupted reply that are not entered yet
+        self._last: tuple[str, list[int]] = ("", [])  # the prompt and the tokens of the last reply
         # Messages, value, what is not entered, and text before each of the last turns. They share their pages.
         self._before = deque[tuple[list[Message], KVCache, list[int], str]](maxlen=UNDO_TURNS)
+
+    def _cut_reply(self, count: int) -> None:
+        """Keep the first tokens of the last reply."""
+        prompt, ids = self._last
+        if not 0 <= count <= len(ids):
+            raise InvalidRequest(f"at must be from 0 to {len(ids)}, the tokens of the last reply, not {count}")
+        entered = [*self._kv.tokens, *([] if self._kv.pending is None else [self._kv.pending]), *self._unentered]
+        stop = len(entered) - len(ids) + count
+        content, whole = self._texts(ids[:count])
+        self.messages = [*self.messages[:-1], {"role": "assistant", "content": content}]
+        self._kv = self._kv[:stop].with_tail(None)
+        self._unentered, self._rendered = entered[len(self._kv) : stop], prompt + whole
+        self._last = prompt, ids[:count]
+
+    def _texts(self, ids: list[int]) -> tuple[str, str]:
+        """The text of a reply's tokens, without and with special tokens."""
+        token_bytes = self.llm.tokenizer.token_bytes
+        plain = b"".join(map(token_bytes, ids)).decode(errors="replace")
+        return plain, b"".join(token_bytes(id, skip_special=False) for id in ids).decode(errors="replace")
 
     def _drop_left_out(self, turn: Turn) -> None:
         """Let go of the entries that a turn goes on without: where the pool is nearly full it needs their pages."""
@@ -199,9 +235,8 @@ class Conversation:
 
     def _append_reply(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
         """Add a finished reply to the conversation."""
-        ids, token_bytes = [token.id for token in reply.tokens], self.llm.tokenizer.token_bytes
-        plain = b"".join(map(token_bytes, ids)).decode(errors="replace")
-        whole = b"".join(token_bytes(id, skip_special=False) for id in ids).decode(errors="replace")
+        ids = [token.id for token in reply.tokens]
+        plain, whole = self._texts(ids)
         # Some tokenizers drop a space at the beginning of a text; within the conversation it is kept.
         content = plain if plain == " " + reply.text else reply.text
         if reply.left_out.messages:
@@ -210,6 +245,7 @@ class Conversation:
             self._before.append((list(self.messages), self._kv, self._unentered, self._rendered))
         self.messages += [reply.messages[-1], {"role": "assistant", "content": content}]
         self._kv, self._unentered, self._rendered = kv, due, reply.prompt + whole
+        self._last = reply.prompt, ids
 
 
 class Reply(Iterator[Token]):

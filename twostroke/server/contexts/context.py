@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.strokes import Program
@@ -32,22 +33,36 @@ class Context:
         body: what the client sent.
         tokens: number of its tokens as a prompt.
         kv: the whole pages of them, in the host.
-        size: bytes of `kv` and of the body as JSON.
-        created, expires: in seconds since 1970.
+        body_bytes: size of the body as JSON.
+        created, expires: in seconds since 1970; one that is pinned expires at infinity.
+        parent: the name of the context that it goes on from, if it does.
+        answer: the tokens of the answer at its end, if it was made of one.
     """
 
     name: str
     body: ContextBody
     tokens: int
     kv: KVCache
-    size: int
+    body_bytes: int
     created: float
     expires: float
+    parent: str | None = None
+    answer: tuple[int, ...] = ()
+
+    @property
+    def pages(self) -> list[int]:
+        """The ids of its pages."""
+        return self.kv.table[:, PAGE].tolist()
+
+    @property
+    def size(self) -> int:
+        """Bytes of its KV and its body. Other contexts may share its pages."""
+        return self.kv.nbytes + self.body_bytes
 
     @property
     def tier(self) -> str:
         """Where its pages can be used from now: the pool, or the host if some of them have left it."""
-        away = any(self.kv.pool.frame(page) == NOWHERE for page in self.kv.table[:, PAGE].tolist())
+        away = any(self.kv.pool.frame(page) == NOWHERE for page in self.pages)
         return self.kv.tier if away else POOL
 
     @property
@@ -59,13 +74,29 @@ class Context:
         if not self.body.messages:
             raise ApiError(400, f"context {self.name} has no messages: it is for /v1/completions", param="context")
         tools = {tool.function.name: tool for tool in (*self.body.tools, *body.tools)}
-        return body.model_copy(
-            update={
-                "messages": [*self.body.messages, *body.messages],
-                "tools": list(tools.values()),
-                "chat_template_kwargs": self.body.variables | body.variables,
-            }
-        )
+        update: dict[str, Any] = {
+            "messages": [*self.body.messages, *body.messages],
+            "tools": list(tools.values()),
+            "chat_template_kwargs": self.body.variables | body.variables,
+        }
+        if not body.messages and self.body.messages[-1].role == "assistant":  # the answer at its end goes on
+            update |= {"continue_final_message": True, "add_generation_prompt": False}
+        return body.model_copy(update=update)
+
+    def fork(self, tokenizer: Tokenizer, at: int | None, text: str) -> tuple[ContextBody, tuple[int, ...]]:
+        """The body of a fork, and the tokens of the answer at its end. Raises ApiError."""
+        if at is None and not text:
+            return self.body, self.answer
+        if not self.answer:
+            raise ApiError(400, f"context {self.name} does not end with an answer that was kept", param="at")
+        at = len(self.answer) if at is None else at
+        if at > len(self.answer):
+            raise ApiError(400, f"at must be from 0 to {len(self.answer)}, the tokens of the answer", param="at")
+        kept, last = self.answer[:at], self.body.messages[-1]
+        content = tokenizer.decode(kept) + text
+        messages = [*self.body.messages[:-1], last.model_copy(update={"content": content, "tool_calls": None})]
+        update = {"messages": messages, "continue_final_message": True}
+        return self.body.model_copy(update=update), (*kept, *tokenizer.encode(text, add_bos=False))
 
     def before_prompt(self, tokenizer: Tokenizer, prompt: str | list[int]) -> str | list[int]:
         """A prompt after the context's own. Two texts are one text, which is tokenized as a whole."""

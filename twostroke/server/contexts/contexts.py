@@ -23,6 +23,9 @@ def find_context(http: HttpRequest, name: str | None) -> Context | None:
     return contexts.get(name)
 
 
+LONG_S = 10 * 365 * 86400.0
+
+
 class Contexts:
     """At most `most_bytes` are held. Nothing is dropped to make room: what a client has named is there until it ends.
 
@@ -43,8 +46,11 @@ class Contexts:
 
     @property
     def size(self) -> int:
-        """Bytes that are held, and those that will be."""
-        return self._arriving + sum(context.size for context, _ in self._held.values())
+        """Bytes that are held, and those that will be. Pages that several contexts share count once."""
+        contexts = [context for context, _ in self._held.values()]
+        pages = {page for context in contexts for page in context.pages}
+        page_bytes = contexts[0].kv.pool.page_bytes if contexts else 0
+        return self._arriving + len(pages) * page_bytes + sum(context.body_bytes for context in contexts)
 
     def get(self, name: str) -> Context:
         """Raises ApiError (404) for one that does not live."""
@@ -86,7 +92,7 @@ class Contexts:
     def put(self, context: Context) -> None:
         """Hold a context until it expires, in place of an earlier one of its name."""
         self._forget(context.name)
-        seconds = context.expires - time.time()
+        seconds = min(context.expires - time.time(), LONG_S)  # one that is pinned stays as long as the server
         timer = asyncio.get_running_loop().call_later(seconds, self._forget, context.name)
         self._held[context.name] = context, timer
 

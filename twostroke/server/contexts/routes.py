@@ -1,5 +1,6 @@
-"""/v1/contexts: put the beginning of prompts under a name, look at it, list all, and delete it."""
+"""/v1/contexts: put the beginning of prompts under a name, fork it, look at it, list all, and delete it."""
 
+import math
 import secrets
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
-from twostroke.server.contexts.schemas import ContextBody
+from twostroke.server.contexts.schemas import ContextBody, ForkBody, LifeBody
 from twostroke.server.engine_requests import check_length, check_size, choose_method
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
@@ -40,45 +41,58 @@ router = APIRouter(prefix="/v1/contexts")
 async def make(body: ContextBody, http: HttpRequest) -> Response:
     """Compute a context and hold it. The same content under the same name again only lives longer."""
     engine: AsyncEngine = http.app.state.engine
-    contexts: Contexts = http.app.state.contexts
     template = engine.llm.tokenizer.template_for(bool(body.callable_functions))
     warn_of_fields(http, body, *(body.unused(template) if body.messages else ()))
     choose_method(engine.name, body.model, None)
-    name = body.name or f"ctx_{secrets.token_hex(12)}"
-    active_call = engine.reserve_call(1)
+    return await _answer(http, body, body.seconds)
+
+
+@router.post("/{name}/fork")
+async def fork(name: str, body: ForkBody, http: HttpRequest) -> Response:
+    """A context that is another one's up to a token of the answer at its end; the pages before are the same."""
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    warn_of_fields(http, body)
+    engine.require_engine_process()
+    parent = contexts.get(name)
+    forked, answer = parent.fork(engine.llm.tokenizer, body.at, body.text)
+    return await _answer(http, forked.model_copy(update={"name": body.name}), body.seconds, parent, answer)
+
+
+@router.patch("/{name}")
+async def set_life(name: str, body: LifeBody, http: HttpRequest) -> Response:
+    """Let a context live for another time from now on, or until it is deleted."""
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    warn_of_fields(http, body)
+    engine.require_engine_process()
+    context = replace(contexts.get(name), expires=time.time() + body.seconds)
+    contexts.put(context)
+    return json_response(description(http, context))
+
+
+async def _answer(
+    http: HttpRequest, body: ContextBody, ttl: float, parent: Context | None = None, answer: tuple[int, ...] = ()
+) -> Response:
     try:
-        request = await cancel_on_disconnect(http.receive, engine.run_in_thread(lambda: request_of(engine.llm, body)))
-        call_log(http.scope).requests = [request]
-        engine.require_engine_process()
-        context = contexts.known(name, body)
-        if context is None:
-            size = size_of(engine.llm, body, request.prompt_tokens)
-            with contexts.room(size):
-                kv = await compute_kv(http, engine, active_call, request)
-            now = time.time()  # another call may have put the same context meanwhile
-            context = contexts.known(name, body) or Context(name, body, request.prompt_tokens, kv, size, now, now)
+        context = await hold(http, body, ttl, parent, answer)
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    finally:
-        active_call.close()
-    context = replace(context, expires=time.time() + body.ttl)
-    contexts.put(context)
-    return json_response(description(engine, context) | call_log(http.scope).answer_fields)
+    return json_response(description(http, context) | call_log(http.scope).answer_fields)
 
 
 @router.get("")
 async def list_all(http: HttpRequest) -> Response:
-    """All contexts, in the order in which they were made."""
-    engine: AsyncEngine = http.app.state.engine
+    """All contexts, in the order in which they were made. `parent` and `children` make trees of them."""
     contexts: Contexts = http.app.state.contexts
-    return json_response({"object": "list", "data": [description(engine, context) for context in contexts.all]})
+    return json_response({"object": "list", "data": [description(http, context) for context in contexts.all]})
 
 
 @router.get("/{name}")
 async def look_at(name: str, http: HttpRequest) -> Response:
     """One context."""
     contexts: Contexts = http.app.state.contexts
-    return json_response(description(http.app.state.engine, contexts.get(name)))
+    return json_response(description(http, contexts.get(name)))
 
 
 @router.delete("/{name}")
@@ -89,8 +103,10 @@ async def delete(name: str, http: HttpRequest) -> Response:
     return json_response({"object": "context", "name": name, "deleted": True})
 
 
-def description(engine: AsyncEngine, context: Context) -> dict[str, Any]:
+def description(http: HttpRequest, context: Context) -> dict[str, Any]:
     """A context as the API shows it."""
+    contexts: Contexts = http.app.state.contexts
+    engine: AsyncEngine = http.app.state.engine
     return {
         "object": "context",
         "name": context.name,
@@ -99,12 +115,55 @@ def description(engine: AsyncEngine, context: Context) -> dict[str, Any]:
         "bytes": context.size,
         "tier": context.tier,
         "created_at": int(context.created),
-        "expires_at": int(context.expires),
+        "expires_at": None if context.expires == math.inf else int(context.expires),
+        "parent": context.parent,
+        "children": [other.name for other in contexts.all if other.parent == context.name],
+        "answer_tokens": len(context.answer),
     }
 
 
-def request_of(llm: LLM, body: ContextBody) -> Request:
+async def hold(
+    http: HttpRequest,
+    body: ContextBody,
+    ttl: float,
+    parent: Context | None = None,
+    answer: tuple[int, ...] = (),
+) -> Context:
+    """Compute a context and hold it for `ttl` seconds, which may be infinity. Pages of `parent` are its own too.
+
+    Raises ApiError or ClientDisconnected.
+    """
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    name = body.name or f"ctx_{secrets.token_hex(12)}"
+    active_call = engine.reserve_call(1)
+    try:
+        request = await cancel_on_disconnect(
+            http.receive, engine.run_in_thread(lambda: request_of(engine.llm, body, parent))
+        )
+        log = call_log(http.scope)
+        log.requests = log.requests or [request]
+        engine.require_engine_process()
+        context = contexts.known(name, body)
+        if context is None:
+            pages, body_bytes = request.prompt_tokens // engine.llm.pool.page_size, len(body.model_dump_json())
+            with contexts.room(pages * engine.llm.pool.page_bytes + body_bytes):
+                kv = await compute_kv(http, engine, active_call, request)
+            now = time.time()  # another call may have put the same context meanwhile
+            above = None if parent is None else parent.name
+            made = Context(name, body, request.prompt_tokens, kv, body_bytes, now, now, above, answer)
+            context = contexts.known(name, body) or made
+    finally:
+        active_call.close()
+    context = replace(context, expires=time.time() + ttl)
+    contexts.put(context)
+    return context
+
+
+def request_of(llm: LLM, body: ContextBody, parent: Context | None = None) -> Request:
     """The request whose result is a context's whole pages in the host, or None if they have no room there.
+
+    What it has in common with `parent` is not computed again.
 
     Takes long: call it off the event loop. Raises ApiError or InvalidRequest.
     """
@@ -127,14 +186,11 @@ def request_of(llm: LLM, body: ContextBody) -> Request:
         except OutOfPages:
             return None
 
-    request = Request(program, SamplingParams(), llm.tokenizer, len(ids))
-    request.cache_salt = salt_bytes(body.cache_salt)
+    salt, index = salt_bytes(body.cache_salt), llm.model.index
+    whole = program if parent is None or index is None else parent.with_context(index, ids, program, salt)
+    request = Request(whole, SamplingParams(), llm.tokenizer, len(ids))
+    request.cache_salt = salt
     return request
-
-
-def size_of(llm: LLM, body: ContextBody, tokens: int) -> int:
-    """Bytes that a context takes: its whole pages, and the body, whose messages are needed again."""
-    return tokens // llm.pool.page_size * llm.pool.page_bytes + len(body.model_dump_json())
 
 
 async def compute_kv(http: HttpRequest, engine: AsyncEngine, active_call: ActiveCall, request: Request) -> KVCache:

@@ -105,6 +105,7 @@ class EventStream(StreamedResponse):
             async for prompt, update in self._rest:
                 if data := self._tokens(prompt, update):
                     yield data
+            await answer.finish()
             yield self._join(answer.closing())
         except Exception as error:
             if not isinstance(error, ApiError):

@@ -1,6 +1,6 @@
 """OpenAI's chat completions, with tool calls."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from twostroke.engine.output import Token
@@ -13,12 +13,18 @@ from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
+Keep = Callable[[dict[str, Any], Sequence[int]], Awaitable[dict[str, Any]]]
+
 
 class ChatAnswer(Answer):
     """`n` messages."""
 
-    def __init__(self, model: str, active_call: ActiveCall, body: ChatBody, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model: str, active_call: ActiveCall, body: ChatBody, tokenizer: Tokenizer, keep: Keep | None = None
+    ) -> None:
+        """`keep` is called with the message and its tokens when it is complete, and returns fields of the response."""
         super().__init__("chatcmpl-", model, active_call, body.n)
+        self._keep, self._kept = keep, dict[str, Any]()
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
         self._parsers = [ChoiceParser(active_call.requests[0]) for _ in range(body.n)]
@@ -33,7 +39,12 @@ class ChatAnswer(Answer):
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
-        deltas = [_delta(piece) for piece in self._parsers[token.choice].read(token)]
+        pieces = list(self._parsers[token.choice].read(token))
+        if self._keep is not None:
+            self._ids[token.choice].append(token.id)
+            for piece in pieces:
+                _add(self._messages[token.choice], piece)
+        deltas = [_delta(piece) for piece in pieces]
         logprobs = {"content": [entry(self._tokenizer, token)]} if self._logprobs else None
         if not deltas and (logprobs or token.finish_reason or self._asked.return_token_ids):
             deltas = [{}]
@@ -45,7 +56,13 @@ class ChatAnswer(Answer):
                 chunk["choices"][0]["token_ids"] = [token.id]
             yield chunk
 
+    async def finish(self) -> None:
+        if self._keep is not None:
+            self._kept = await self._keep(self._messages[0], self._ids[0])
+
     def closing(self) -> Iterator[dict[str, Any]]:
+        if self._kept:
+            yield {**self._object("chat.completion.chunk", []), **self._kept}
         if self._options.include_usage:
             yield {**self._object("chat.completion.chunk", []), "usage": self.usage()}
 
@@ -70,7 +87,7 @@ class ChatAnswer(Answer):
                 choice["token_ids"] = self._ids[index]
             choices.append({**choice, "finish_reason": self._reasons[index], **self._figures(index)})
         scores = prompt_logprobs(self.active_call.requests[0], self._tokenizer, self._asked.prompt_logprobs)
-        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores}
+        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores, **self._kept}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None

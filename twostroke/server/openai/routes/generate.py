@@ -1,6 +1,8 @@
 """/v1/completions and /v1/chat/completions."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
@@ -11,6 +13,7 @@ from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.contexts import find_context
+from twostroke.server.contexts.keep import keep_answer
 from twostroke.server.engine_requests import (
     Prepared,
     check_length,
@@ -78,7 +81,11 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
         return prepare_chat(engine, body, context)
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
-        return ChatAnswer(body.model or engine.name, active_call, prepared.body, engine.llm.tokenizer)
+        async def keep(message: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+            return await keep_answer(http, prepared.body, message, ids, context)
+
+        name, tokenizer = body.model or engine.name, engine.llm.tokenizer
+        return ChatAnswer(name, active_call, prepared.body, tokenizer, keep if body.keep else None)
 
     return await generate(http, body.call_options(), prepare, answer)
 

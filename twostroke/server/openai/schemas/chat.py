@@ -11,6 +11,8 @@ from twostroke.server.openai.schemas.base_model import Neutral, UndeclaredField,
 from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
 from twostroke.server.openai.schemas.sampling import described
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"  # of a context
+
 
 def _text(value: Any) -> Any:
     """Content as a text: parts are joined."""
@@ -259,6 +261,17 @@ class ChatBody(ChatPrompt, GenerateBody):
     sinks: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
+    # Put the conversation with its answer under a name, this one or a new one: a context to go on from and to fork.
+    keep: Annotated[str, Field(pattern=NAME)] | bool = False
+    messages: list[ChatMessage] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.messages and self.context is None:
+            raise ValueError("messages: give at least one, or a context that ends with an answer to go on with")
+        if self.keep and self.n > 1:
+            raise ValueError("keep: of several answers none is kept: leave out n")
+        return self
 
     @property
     def max_answer_tokens(self) -> int | None:

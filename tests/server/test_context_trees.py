@@ -1,0 +1,147 @@
+"""Kept answers and forks: trees of contexts that share pages, and whose answers are those of whole prompts."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.methods.watching import needs_native
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.test_contexts import FOX, cached, cold, post, said
+from twostroke.api.llm import LLM
+
+CHAT = "/v1/chat/completions"
+QUESTION: Any = [{"role": "user", "content": FOX * 10}]
+NEXT: Any = [{"role": "user", "content": "the dog?"}]
+OPTIONS: Any = {"max_tokens": 24, "seed": 5, "logprobs": True, "ignore_eos": True, "choice": [FOX * 2]}
+FREE: Any = {"max_tokens": 12, "temperature": 1.0, "seed": 5, "logprobs": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def running(tiny_directory: Callable[[str], Path]) -> Iterator[Serving]:
+    with serving(LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1)) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def empty(running: Serving) -> Iterator[None]:
+    yield
+    with running.http() as http:
+        for context in http.get("/v1/contexts").json()["data"]:
+            http.delete(f"/v1/contexts/{context['name']}")
+    eventually(lambda: running.pages_used == 0)
+    cold(running)
+
+
+def content(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+@needs_native
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_kept_answer_is_gone_on_from(running: Serving, stream: bool) -> None:
+    """The next turn, and the same answer continued, are those of the whole conversation, also from the host."""
+    body = {"messages": QUESTION, **OPTIONS, "keep": "root"}
+    if stream:
+        with running.http() as http:
+            lines = http.post(CHAT, json=body | {"stream": True}).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        text = "".join(one["choices"][0]["delta"].get("content", "") for one in chunks if one["choices"])
+        assert [one["context"] for one in chunks if "context" in one] == ["root"]
+    else:
+        answer = post(running, CHAT, **body)
+        text = content(answer)
+        assert answer["context"] == "root"
+    whole = [*QUESTION, {"role": "assistant", "content": text}]
+    for more, asked in (({"messages": NEXT}, [*whole, *NEXT]), ({}, whole)):
+        goes_on = {} if more else {"continue_final_message": True}
+        expected = post(running, CHAT, messages=asked, **goes_on, **FREE)
+        cold(running)
+        found = post(running, CHAT, context="root", **more, **FREE)
+        assert said(found) == said(expected)
+        assert cached(found) >= 16 * 6
+
+
+@needs_native
+def test_a_fork_goes_on_from_any_token(running: Serving) -> None:
+    root = post(running, CHAT, messages=QUESTION, **OPTIONS, keep=True, return_token_ids=True)
+    ids = root["choices"][0]["token_ids"]
+    for at, text in ((0, "a cat"), (5, ""), (7, " cat"), (None, " and on")):
+        fork = post(running, f"/v1/contexts/{root['context']}/fork", at=at, text=text)
+        begun = running.llm.tokenizer.decode(ids[:at]) + text
+        assert (fork["parent"], fork["answer_tokens"] > 0) == (root["context"], True)
+        whole = [*QUESTION, {"role": "assistant", "content": begun}]
+        expected = post(running, CHAT, messages=whole, continue_final_message=True, **FREE)
+        found = post(running, CHAT, context=fork["name"], keep=f"leaf-{at}", **FREE)
+        assert said(found) == said(expected)
+        again = post(running, f"/v1/contexts/leaf-{at}/fork")
+        assert again["answer_tokens"] == fork["answer_tokens"] + 12
+
+
+def test_a_tree_is_listed_pinned_and_dropped(running: Serving) -> None:
+    post(running, CHAT, messages=QUESTION, **OPTIONS, keep="root")
+    for name in ("one", "two"):
+        post(running, "/v1/contexts/root/fork", name=name, at=3, text=name, pinned=True)
+    post(running, CHAT, context="one", messages=NEXT, **FREE, keep="leaf")
+    with running.http() as http:
+        tree = {one["name"]: one for one in http.get("/v1/contexts").json()["data"]}
+        assert {name: (one["parent"], one["children"]) for name, one in tree.items()} == {
+            "root": (None, ["one", "two"]),
+            "one": ("root", ["leaf"]),
+            "two": ("root", []),
+            "leaf": ("one", []),
+        }
+        assert [tree[name]["expires_at"] is None for name in tree] == [False, True, True, False]
+        assert http.patch("/v1/contexts/leaf", json={"pinned": True}).json()["expires_at"] is None
+        assert http.patch("/v1/contexts/leaf", json={"ttl": 60}).json()["expires_at"] > 0
+        http.delete("/v1/contexts/root")
+        assert http.get("/v1/contexts/one").json()["parent"] == "root", "it lives without it"
+    assert post(running, CHAT, context="one", messages=NEXT, **FREE)
+
+
+def test_branches_share_their_pages(running: Serving) -> None:
+    """16 branches of one answer hold its pages once, and each computes what is its own."""
+    page = running.llm.pool.page_size
+    root = post(running, CHAT, messages=[{"role": "user", "content": FOX * 90}], **OPTIONS, keep="root")
+    size = root["usage"]["total_tokens"]
+    contexts = running.server.config.app.state.contexts  # pyright: ignore
+    before = contexts.size
+    for i in range(16):
+        fork = post(running, "/v1/contexts/root/fork", name=f"b{i}", at=15, text=f" try {i}")
+        answer = post(running, CHAT, context=f"b{i}", **FREE)
+        assert answer["usage"]["prompt_tokens"] - cached(answer) <= page
+        assert fork["bytes"] > before / 2
+    bodies = sum(len(json.dumps(QUESTION)) for _ in range(17)) * 12
+    assert contexts.size - before < 16 * 2 * running.llm.pool.page_bytes + bodies
+    assert len({page for one in contexts.all for page in one.pages}) <= size // page + 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/v1/contexts/root/fork", {"at": 999}, 400, "at must be from 0 to"),
+        ("/v1/contexts/root/fork", {"at": -1}, 400, "at"),
+        ("/v1/contexts/plain/fork", {"at": 1}, 400, "does not end with an answer"),
+        ("/v1/contexts/nobody/fork", {}, 404, "there is no context"),
+        ("/v1/contexts/root/fork", {"name": "plain"}, 409, "stands for another"),
+        (CHAT, {"messages": NEXT, "keep": True, "n": 2}, 400, "keep"),
+        (CHAT, {"messages": NEXT, "keep": "a b"}, 400, "keep"),
+        (CHAT, {"max_tokens": 2}, 400, "messages"),
+    ],
+)
+def test_what_is_refused(running: Serving, path: str, body: dict[str, Any], status: int, word: str) -> None:
+    post(running, CHAT, messages=QUESTION, **OPTIONS, keep="root")
+    post(running, "/v1/contexts", name="plain", messages=QUESTION)
+    assert word in post(running, path, status, **body)["error"]["message"]
+
+
+def test_an_answer_for_which_there_is_no_room(tiny_directory: Callable[[str], Path]) -> None:
+    """It is answered, and says why it is not kept."""
+    llm = LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1)
+    with serving(llm, max_context_bytes=1000) as small:
+        answer = post(small, CHAT, messages=QUESTION, **OPTIONS, keep=True)
+        assert content(answer)
+        assert answer["context"] is None
+        assert "the context takes" in answer["context_error"]

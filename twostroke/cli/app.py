@@ -20,6 +20,7 @@ from twostroke.cli import (
     report,
     serve,
     simulate,
+    verify,
     worker,
 )
 from twostroke.cli.config import name_variables
@@ -63,6 +64,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(explain.explain)
+app.command()(verify.verify)
 app.command()(serve.serve)
 app.command()(worker.worker)
 app.command()(plan.plan)

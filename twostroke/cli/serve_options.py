@@ -83,6 +83,7 @@ class SettingsOptions(
             "cors": {"metavar": "ORIGIN"},
             "allowed_hosts": {"names": ("--allowed-host",), "metavar": "HOST"},
             "api_key_file": {"metavar": "FILE"},
+            "receipts": {"metavar": "DIR"},
             "vllm_metrics": {"names": ("--vllm-metrics/--no-vllm-metrics",)},
             "strict_fields": {"names": ("--strict-fields/--no-strict-fields",)},
             "drain_delay_s": {"names": ("--drain-delay",)},

@@ -2,7 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
 from twostroke.server.http.api_keys import ApiKeys
 
@@ -61,6 +63,7 @@ class Settings(Checked):
         unset="half of what is left, 1 GiB at most",
         help="Most bytes of ordinary memory that contexts may hold.",
     )
+    receipts: str | None = text(None, least=1, help="Directory that keeps the receipts that clients ask for.")
     cors: tuple[str, ...] = declare((), _ORIGINS)
     vllm_metrics: bool = flag(False, help="Give metrics under vLLM's names too, for dashboards made for it.")
     header_timeout_s: float = number(20.0, above=0, help="Seconds to send the headers of a request in; then 408.")
@@ -71,6 +74,8 @@ class Settings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.receipts is not None and not Path(self.receipts).expanduser().is_dir():
+            raise InvalidRequest(f"receipts: there is no directory {self.receipts}: make it first")
         self.api_keys()  # a file that cannot be used is refused before a model is loaded
 
     def api_keys(self) -> ApiKeys:

@@ -67,6 +67,9 @@ def prepare_chat(
     follow = constraint(engine.grammars, body, warnings, reader)
     params = body.sampling(body.max_answer_tokens, body.top_logprobs if body.logprobs else None, follow)
     params = replace(params, reader=reader)
+    if body.receipt:
+        _require_plain(technique, "receipt")
+        params = replace(params, logprobs=params.logprobs or 0)
     if prompt is not None:
         requests = engine_requests(llm, [prompt], params, technique, context, salt)
         return PreparedChat(requests, warnings, body=body)
@@ -82,6 +85,8 @@ def prepare_chat(
         if params.prompt_logprobs is not None:
             raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
         tokens = [id for part in fitted.window.parts for id in part]
+        if body.receipt:
+            raise ApiError(400, "a prompt in a window of KV has no receipt: leave one out", param="receipt")
         requests = [fitted.window.request(llm, params)]
         requests[0].cache_salt = salt
     return PreparedChat(requests, warnings, fitted.left_out, body=body, tokens=tokens)
@@ -138,10 +143,11 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
     return body.with_defaults(engine.llm.generation), technique
 
 
-def _require_plain(technique: Method) -> None:
-    """A window is a program of its own. Raises ApiError."""
+def _require_plain(technique: Method, param: str = "truncation") -> None:
+    """A window is a program of its own, and a receipt describes no other. Raises ApiError."""
     if technique != Plain():
-        raise ApiError(400, "a window of KV is kept for plain generation: leave out method", param="truncation")
+        what = "a window of KV is kept" if param == "truncation" else "a receipt is made"
+        raise ApiError(400, f"{what} for plain generation: leave out method", param=param)
 
 
 def _prompt(llm: LLM, body: ChatBody) -> list[int]:

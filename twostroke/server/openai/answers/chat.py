@@ -13,18 +13,23 @@ from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
-Keep = Callable[[dict[str, Any], Sequence[int]], Awaitable[dict[str, Any]]]
+OnFinish = Callable[[dict[str, Any], Sequence[Token]], Awaitable[dict[str, Any]]]
 
 
 class ChatAnswer(Answer):
     """`n` messages."""
 
     def __init__(
-        self, model: str, active_call: ActiveCall, body: ChatBody, tokenizer: Tokenizer, keep: Keep | None = None
+        self,
+        model: str,
+        active_call: ActiveCall,
+        body: ChatBody,
+        tokenizer: Tokenizer,
+        on_finish: OnFinish | None = None,
     ) -> None:
-        """`keep` is called with the message and its tokens when it is complete, and returns fields of the response."""
+        """`on_finish` is called with the only message and its tokens, and returns fields of the response."""
         super().__init__("chatcmpl-", model, active_call, body.n)
-        self._keep, self._kept = keep, dict[str, Any]()
+        self._on_finish, self._tokens, self._more = on_finish, list[Token](), dict[str, Any]()
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
         self._parsers = [ChoiceParser(active_call.requests[0]) for _ in range(body.n)]
@@ -40,8 +45,8 @@ class ChatAnswer(Answer):
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
         pieces = list(self._parsers[token.choice].read(token))
-        if self._keep is not None:
-            self._ids[token.choice].append(token.id)
+        if self._on_finish is not None:
+            self._tokens.append(token)
             for piece in pieces:
                 _add(self._messages[token.choice], piece)
         deltas = [_delta(piece) for piece in pieces]
@@ -57,12 +62,12 @@ class ChatAnswer(Answer):
             yield chunk
 
     async def finish(self) -> None:
-        if self._keep is not None:
-            self._kept = await self._keep(self._messages[0], self._ids[0])
+        if self._on_finish is not None:
+            self._more = await self._on_finish(self._messages[0], self._tokens)
 
     def closing(self) -> Iterator[dict[str, Any]]:
-        if self._kept:
-            yield {**self._object("chat.completion.chunk", []), **self._kept}
+        if self._more:
+            yield {**self._object("chat.completion.chunk", []), **self._more}
         if self._options.include_usage:
             yield {**self._object("chat.completion.chunk", []), "usage": self.usage()}
 
@@ -72,6 +77,8 @@ class ChatAnswer(Answer):
         for piece in self._parsers[token.choice].read(token):
             _add(message, piece)
         self._ids[token.choice].append(token.id)
+        if self._on_finish is not None:
+            self._tokens.append(token)
         if self._logprobs:
             self._entries[token.choice].append(entry(self._tokenizer, token))
         self._reasons[token.choice] = self._parsers[token.choice].reason(token)
@@ -87,7 +94,7 @@ class ChatAnswer(Answer):
                 choice["token_ids"] = self._ids[index]
             choices.append({**choice, "finish_reason": self._reasons[index], **self._figures(index)})
         scores = prompt_logprobs(self.active_call.requests[0], self._tokenizer, self._asked.prompt_logprobs)
-        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores, **self._kept}
+        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores, **self._more}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None

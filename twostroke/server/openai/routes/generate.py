@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
+from twostroke.api.receipts import Receipt
+from twostroke.engine.output import Token
+from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
@@ -81,13 +85,33 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
         return prepare_chat(engine, body, context)
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
-        async def keep(message: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:
-            return await keep_answer(http, prepared.body, message, ids, context)
+        async def more(message: dict[str, Any], tokens: Sequence[Token]) -> dict[str, Any]:
+            fields: dict[str, Any] = {}
+            if body.keep:
+                fields |= await keep_answer(http, prepared.body, message, [token.id for token in tokens], context)
+            if body.receipt:
+                fields |= await receipt_of(engine, prepared, tokens)
+            return fields
 
         name, tokenizer = body.model or engine.name, engine.llm.tokenizer
-        return ChatAnswer(name, active_call, prepared.body, tokenizer, keep if body.keep else None)
+        return ChatAnswer(name, active_call, prepared.body, tokenizer, more if body.keep or body.receipt else None)
 
     return await generate(http, body.call_options(), prepare, answer)
+
+
+async def receipt_of(engine: AsyncEngine, prepared: PreparedChat, tokens: Sequence[Token]) -> dict[str, Any]:
+    """The field `receipt` of a response, or why there is none. The receipt is kept where the server keeps them."""
+
+    def make() -> dict[str, Any]:
+        receipt = Receipt.of(engine.llm, prepared.tokens, prepared.requests[0], tokens)
+        if (directory := engine.settings.receipts) is not None:
+            receipt.save(Path(directory) / f"{receipt.name}.json")
+        return receipt.as_json()
+
+    try:
+        return {"receipt": await engine.run_in_thread(make)}
+    except (InvalidRequest, OSError) as error:
+        return {"receipt": None, "receipt_error": str(error)}
 
 
 def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:

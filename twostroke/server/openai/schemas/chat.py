@@ -263,14 +263,16 @@ class ChatBody(ChatPrompt, GenerateBody):
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
     # Put the conversation with its answer under a name, this one or a new one: a context to go on from and to fork.
     keep: Annotated[str, Field(pattern=NAME)] | bool = False
+    receipt: bool = False  # what anyone with the same weights can check the answer by (`twostroke verify`)
     messages: list[ChatMessage] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.messages and self.context is None:
             raise ValueError("messages: give at least one, or a context that ends with an answer to go on with")
-        if self.keep and self.n > 1:
-            raise ValueError("keep: of several answers none is kept: leave out n")
+        for name in ("keep", "receipt"):
+            if getattr(self, name) and self.n > 1:
+                raise ValueError(f"{name}: this is for one answer: leave out n")
         return self
 
     @property

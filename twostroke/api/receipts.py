@@ -1,0 +1,256 @@
+"""Receipts of answers: what was asked of which weights and came out, so that anyone with the same weights can check it.
+
+An answer's bits do not depend on the schedule: alone or among others, in a decode or in a prefill, a row has the same
+logits, and a draw depends on seed and index alone. So a receipt needs no trust in the server that made it. A check
+enters the answer's tokens as guesses, several in a pass, and draws behind each one, as speculative decoding does. If
+every draw is the token that the receipt has, with the same log-probabilities to the bit, then these weights, this
+arithmetic and these options give this answer.
+
+The seal says who made a receipt: only those who have the key can make one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import json
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.api.llm import LLM
+from twostroke.engine.output import Token
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.errors import InvalidRequest
+from twostroke.sampling.params import SamplingParams
+from twostroke.system.atomic_files import atomic_replace
+from twostroke.system.user_key import user_key, user_keys
+
+FORMAT = "twostroke-receipt-1"
+STRETCH = 32  # tokens whose log-probabilities have a digest together
+GUESSES = 64  # tokens that a pass of a check enters
+MAX_BYTES = 64 << 20  # of a file
+LEFT_OUT = ("constraint", "reader", "n", "prompt_logprobs", "logprobs")  # options that a receipt does not have
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What can be checked of one answer.
+
+    Attributes:
+        model: what the model is called; backend: what computed it. For readers alone.
+        identity: of weights and arithmetic: equal identities give equal bits.
+        prompt: its token ids, chat template and all; prompt_digest: theirs.
+        options: the sampling parameters that differ from the defaults, and the seed; options_digest: theirs.
+        tokens: the answer's ids, the one that ended it included.
+        finish_reason: "stop" or "length".
+        logprobs: a digest of the log-probabilities of each `STRETCH` tokens.
+        made_at: in seconds since 1970.
+        seal: a keyed hash over all of it; None if its maker has no key.
+    """
+
+    model: str
+    backend: str
+    identity: str
+    prompt: tuple[int, ...]
+    prompt_digest: str
+    options: dict[str, Any]
+    options_digest: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[str, ...]
+    made_at: int
+    seal: str | None = None
+
+    @classmethod
+    def of(cls, llm: LLM, prompt: Sequence[int], request: Request, tokens: Sequence[Token]) -> Receipt:
+        """The receipt of a plain request's only answer, which has log-probabilities. `prompt` is its token ids.
+
+        Raises InvalidRequest for an answer that a receipt cannot describe.
+        """
+        params = request.params
+        if params.n != 1 or params.constraint is not None or (params.reader is not None and params.stop):
+            raise InvalidRequest("a receipt is for one answer without a grammar, and without stop strings beside tools")
+        reason, logprobs = tokens[-1].finish_reason if tokens else None, [token.logprob for token in tokens]
+        if reason is None or None in logprobs:
+            raise InvalidRequest("a receipt is for an answer that is complete and has log-probabilities")
+        options = {name: getattr(params, name) for name in sorted(params.changed - set(LEFT_OUT))}
+        options = json.loads(json.dumps(options | {"seed": request.seed, "max_tokens": params.max_tokens}))
+        made = cls(
+            llm.name,
+            llm.backend.label,
+            llm.model.id,
+            tuple(prompt),
+            digest(list(prompt)),
+            options,
+            digest(options),
+            tuple(token.id for token in tokens),
+            reason,
+            stretches([float(value) for value in logprobs if value is not None]),
+            int(time.time()),
+        )
+        key = user_key(make=True)
+        return made if key is None else dataclasses.replace(made, seal=made.sealed_with(key))
+
+    def sealed_with(self, key: bytes) -> str:
+        """The seal that a key makes of it."""
+        content = json.dumps(self.as_json() | {"seal": None}, sort_keys=True).encode()
+        return hashlib.blake2b(content, key=key, digest_size=32, person=b"twostroke-recpt").hexdigest()
+
+    @property
+    def name(self) -> str:
+        """A name for its file: when it was made, and a digest of it."""
+        return f"{self.made_at}-{digest(self.as_json())[:16]}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The receipt as JSON has it."""
+        return json.loads(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}))
+
+    @classmethod
+    def from_json(cls, value: Any) -> Receipt:
+        """The receipt of such JSON. Raises InvalidRequest for anything else."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        given: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
+        if given.pop("format", None) != FORMAT or given.keys() != names:
+            raise InvalidRequest(f"this is no receipt: it must be a JSON object of the form {FORMAT}")
+        ids = [*_list(given["prompt"], int), *_list(given["tokens"], int)]
+        texts = ("model", "backend", "identity", "prompt_digest", "options_digest", "finish_reason")
+        fine = all(isinstance(given[name], str) for name in texts) and isinstance(given["made_at"], int)
+        fine = fine and isinstance(given["options"], dict) and isinstance(given["seal"], str | None)
+        if not fine or not given["tokens"] or not given["prompt"] or min(ids) < 0:
+            raise InvalidRequest("this is no receipt: a field has a value of the wrong kind")
+        _list(given["logprobs"], str)
+        lists: dict[str, Any] = {name: tuple(given[name]) for name in ("prompt", "tokens", "logprobs")}
+        return cls(**(given | lists))
+
+    def save(self, path: Path) -> None:
+        """Write it as a file. Raises OSError."""
+        with atomic_replace(path) as out:
+            out.write(json.dumps(self.as_json()).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Receipt:
+        """Read a file, or the response that a receipt came in. Raises OSError or InvalidRequest."""
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        try:
+            value = json.loads(data) if len(data) <= MAX_BYTES else None
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict) and "receipt" in value:
+            value = value["receipt"]
+        return cls.from_json(value)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check of a receipt found.
+
+    Attributes:
+        wrong: what is not as the receipt says, a sentence; None if all of it is: "the same bits".
+        sealed: whether one of this user's keys made the seal; None for a receipt without one.
+        seconds: what computing took; None if it did not come to that.
+    """
+
+    wrong: str | None
+    sealed: bool | None
+    seconds: float | None = None
+
+
+def verify(llm: LLM, receipt: Receipt) -> Verdict:
+    """Check a receipt with the model that is open: what it says of itself, and then the answer, which is computed.
+
+    Raises InvalidRequest for options that no request can have.
+    """
+    sealed = None
+    if receipt.seal is not None:
+        sealed = any(hmac.compare_digest(receipt.sealed_with(key), receipt.seal) for key in user_keys(make=False))
+    if wrong := _inconsistency(receipt) or _other_model(llm, receipt):
+        return Verdict(wrong, sealed)
+    began = time.perf_counter()
+    wrong = _recomputed(llm, receipt)
+    return Verdict(wrong, sealed, time.perf_counter() - began)
+
+
+def _inconsistency(receipt: Receipt) -> str | None:
+    if digest(list(receipt.prompt)) != receipt.prompt_digest:
+        return "the prompt was altered: its digest is another"
+    if digest(receipt.options) != receipt.options_digest:
+        return "the options were altered: their digest is another"
+    if len(receipt.logprobs) != -(-len(receipt.tokens) // STRETCH):
+        return f"the tokens were altered: {len(receipt.logprobs)} digests are not those of {len(receipt.tokens)} tokens"
+    return None
+
+
+def _other_model(llm: LLM, receipt: Receipt) -> str | None:
+    if receipt.identity == llm.model.id:
+        return None
+    what = "another arithmetic or other weights" if receipt.backend != llm.backend.label else "other weights"
+    return (
+        f"it was made by {what}: {receipt.model} on {receipt.backend}, identity {receipt.identity[:16]}; this is "
+        f"{llm.name} on {llm.backend.label}, identity {llm.model.id[:16]}"
+    )
+
+
+def _recomputed(llm: LLM, receipt: Receipt) -> str | None:
+    """What is wrong with the answer; None if all of it comes out again."""
+    try:
+        options: dict[str, Any] = dict(receipt.options)
+        for name in ("stop", "stop_token_ids"):
+            options[name] = tuple(options.get(name, ()))
+        options["logit_bias"] = {int(id): bias for id, bias in options.get("logit_bias", {}).items()}
+        params = SamplingParams(**options, logprobs=0)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"the receipt's options are none of a request: {error}") from None
+    claimed = receipt.tokens
+
+    def program() -> Program:
+        run: Decoded = yield Decode((yield Prefill(llm.encode(receipt.prompt), fresh=True)), max_tokens=1)
+        made = list(run.tokens)
+        while run.finish_reason is None and made == list(claimed[: len(made)]) and len(made) < len(claimed):
+            guesses = claimed[len(made) : len(made) + GUESSES]
+            run = yield Decode(run.kv, guesses=guesses, max_tokens=len(guesses))
+            made += run.tokens
+
+    request = Request(program, params, llm.tokenizer, len(receipt.prompt))
+    llm.engine.run([request])
+    made = list(request.events)
+    text = llm.tokenizer.token_text
+    for index, token in enumerate(made[: len(claimed)]):
+        if token.id != claimed[index]:
+            was = f" ({text(claimed[index])!r})" if claimed[index] < llm.config.vocab_size else ""
+            theirs = f"the receipt has {claimed[index]}{was}"
+            return f"token {index} differs: {theirs}, and the model says {token.id} ({text(token.id)!r})"
+    if len(made) < len(claimed):
+        return f"the answer has {len(claimed)} tokens in the receipt, and ends after {len(made)}"
+    found = stretches([float(token.logprob or 0.0) for token in made[: len(claimed)]])
+    for index, (mine, theirs) in enumerate(zip(found, receipt.logprobs, strict=True)):
+        if mine != theirs:
+            first, last = index * STRETCH, min(len(claimed), (index + 1) * STRETCH) - 1
+            return f"the log-probabilities of tokens {first} to {last} differ, though the tokens are the same"
+    if (reason := made[-1].finish_reason) != receipt.finish_reason:
+        ends = "goes on" if reason is None else f"ends with {reason}"
+        return f"the receipt's answer ends with {receipt.finish_reason} after {len(claimed)} tokens; it {ends}"
+    return None
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def stretches(logprobs: Sequence[float]) -> tuple[str, ...]:
+    """A digest of each stretch of log-probabilities, over the bits of the doubles."""
+    parts = (logprobs[start : start + STRETCH] for start in range(0, len(logprobs), STRETCH))
+    return tuple(hashlib.sha256(struct.pack(f"<{len(part)}d", *part)).hexdigest()[:32] for part in parts)
+
+
+def _list(value: Any, kind: type) -> list[Any]:
+    if not isinstance(value, list) or not all(type(one) is kind for one in value):
+        raise InvalidRequest("this is no receipt: a list has values of the wrong kind")
+    return value

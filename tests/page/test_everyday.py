@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -195,31 +194,28 @@ $$
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(open_page: Callable[..., Screen], server: Serving, scheme: str) -> None:
+def test_axe_finds_nothing(screen: Screen) -> None:
+    """In both schemes: two answers, the second one's tokens and attention, settings with an error, a search."""
     axe = pytest.importorskip("axe_playwright_python.base", reason="this test needs axe-playwright-python")
-    screen = open_page(server.url, color_scheme=scheme, viewport={"width": 1400, "height": 1000})
-    screen.page.evaluate(axe.AXE_FILE_PATH.read_text() + "; null")
-
-    def violations() -> Any:
-        found = screen.page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
-        return [(one["id"], [node["html"][:300] for node in one["nodes"]]) for one in found]
-
     screen.say(ANSWER)
     screen.ask("one")
     screen.page.wait_for_selector("math")
     screen.page.wait_for_selector(".code-keyword")
-    screen.find("button:text('Answer again')").click()
+    screen.say("two")
+    screen.ask("again")
+    screen.find("button:text('Answer again')").last.click()
     screen.answered()
-    screen.page.wait_for_selector("math")
-    screen.page.click("#show-settings")
-    screen.page.fill("#tools", "{")
-    assert violations() == []
-    screen.page.fill("#tools", "")
-    screen.page.click("#show-settings")
-    screen.find("button:text('Tokens')").click()
-    screen.find(".token").nth(3).click()
+    screen.find("button:text('Tokens')").last.click()
+    screen.find(".token").first.click()
     screen.find(".weighed").first.wait_for()
     screen.page.fill("#search", "nothing")
+    screen.page.click("#show-settings")
+    screen.page.fill("#tools", "{")
+    screen.page.evaluate(axe.AXE_FILE_PATH.read_text() + "; null")
+    for scheme in ("light", "dark"):
+        screen.page.emulate_media(color_scheme=scheme)
+        found = screen.page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
+        assert [(one["id"], [node["html"][:300] for node in one["nodes"]]) for one in found] == []
     screen.page.click("#show-shortcuts")
-    assert violations() == []
+    found = screen.page.evaluate("axe.run('dialog[open]', { resultTypes: ['violations'] })")["violations"]
+    assert [one["id"] for one in found] == []

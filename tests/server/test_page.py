@@ -5,7 +5,9 @@ import gzip
 import json
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -229,6 +231,23 @@ def test_the_feed_tells_what_the_engine_does(open_tiny: Callable[..., LLM]) -> N
                     assert data["pools"][0]["runs"] == [4, 1, pool.num_pages - 4, 0]
                     break
         eventually(lambda: running.llm.engine.observer is None)
+
+
+def test_a_long_first_step_is_told_of(open_tiny: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone prompt runs from the start, though no step of it is over and no record there."""
+    llm = open_tiny()
+    forward = llm.model.compiled.forward
+    monkeypatch.setattr(llm.model.compiled, "forward", lambda *rows: (time.sleep(1.0), forward(*rows))[1])
+    with serving(llm) as running, running.http() as http, http.stream("GET", "/watch") as watching:
+        told = events(watching.iter_lines())
+        for _ in range(3):
+            next(told)
+        with ThreadPoolExecutor(1) as clients:
+            body = {"prompt": [7] * 40, "max_tokens": 2}
+            sent = clients.submit(httpx.post, f"{running.url}/v1/completions", json=body, timeout=30)
+            news = next(data for name, data in told if name == "steps" and (data["steps"] or data["running"]))
+            assert (news["steps"], news["running"]) == ([], 1)
+            assert sent.result().status_code == 200
 
 
 def test_a_watcher_that_reads_nothing_stops_nobody(open_tiny: Callable[..., LLM]) -> None:

@@ -106,9 +106,11 @@ export class AnswerView {
   }
 
   drawCache() {
-    const { cache } = this.answer;
+    const { cache, usage, method } = this.answer;
     this.cache.hidden = !cache?.length;
-    if (cache?.length && this.node.isConnected) this.caption.textContent = drawCaches(this.canvas, cache);
+    if (!cache?.length || !this.node.isConnected) return;
+    const found = method === "plain" ? Math.floor((usage?.prompt_tokens_details.cached_tokens ?? 0) / cache[0].page_size) : 0;
+    this.caption.textContent = drawCaches(this.canvas, cache, found);
   }
 
   finished() {

@@ -98,8 +98,11 @@ function codes(lane, picture) {
 
 const SIZE = 10;
 
-/** Draw caches, a row of pages each: as full as they are, with gaps where positions jump. Returns them in words. */
-export function drawCaches(canvas, caches) {
+/**
+ * Draw caches, a row of pages each: as full as they are, with gaps where positions jump. The first `found` pages were
+ * there before, as those of the answer from which another one was forked. Returns all of it in words.
+ */
+export function drawCaches(canvas, caches, found = 0) {
   const wide = Math.max(SIZE * 4, canvas.clientWidth || canvas.parentElement?.clientWidth || 300);
   const places = [];
   let [x, y] = [0, 0];
@@ -113,22 +116,26 @@ export function drawCaches(canvas, caches) {
       const [, start, stop, position] = cache.spans.slice(4 * i, 4 * i + 4);
       if (before !== null && position !== before) next();
       before = position + stop - start;
-      places.push([x, y, cache, cache.cells[i], start / cache.page_size, stop / cache.page_size]);
+      const shade = i < found && cache === caches[0] ? colour("prefix") : isShared(cache.cells[i]) ? colour("shared") : cache.color;
+      places.push([x, y, shade, start / cache.page_size, stop / cache.page_size]);
       next();
     }
     [x, y] = [0, y + SIZE + 6];
   }
   const { context } = surface(canvas, Math.max(SIZE, y));
-  for (const [left, top, cache, code, start, stop] of places) {
-    context.strokeStyle = context.fillStyle = (code & ~INDEXED) === SHARED ? colour("shared") : cache.color;
+  for (const [left, top, shade, start, stop] of places) {
+    context.strokeStyle = context.fillStyle = shade;
     context.strokeRect(left + 0.5, top + 0.5, SIZE - 2, SIZE - 2);
     context.fillRect(left + start * (SIZE - 1), top, (stop - start) * (SIZE - 1), SIZE - 1);
   }
-  return caches.map(inWords).join("; ");
+  const before = found ? `; ${found} of its pages were there before and cost nothing` : "";
+  return caches.map(inWords).join("; ") + before;
 }
 
+const isShared = (code) => (code & ~INDEXED) === SHARED;
+
 function inWords(cache) {
-  const shared = cache.cells.filter((code) => (code & ~INDEXED) === SHARED).length;
+  const shared = cache.cells.filter(isShared).length;
   const bytes = cache.entries * cache.entry_bytes;
   const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} KB` : `${(bytes / 1e6).toFixed(1)} MB`;
   const more = shared ? `, ${shared} of them shared` : "";

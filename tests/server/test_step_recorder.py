@@ -119,7 +119,7 @@ def test_watching_changes_no_answer(tiny_llm: Callable[..., LLM], name: str) -> 
 def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm()
     llm.engine.observer = watch = StepRecorder()
-    request = llm.engine.submit(llm.request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), Repeat()))
+    request = llm.engine.submit(llm.request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), Repeat(sinks=0)))
     while len(request.timings.tokens) < 3:
         llm.engine.step()
     watch.snapshot(llm.engine)

@@ -148,7 +148,7 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReceiptCheck:
     """What a check of a receipt found.
 
     Attributes:
@@ -162,7 +162,7 @@ class Verdict:
     seconds: float | None = None
 
 
-def verify(llm: LLM, receipt: Receipt) -> Verdict:
+def verify(llm: LLM, receipt: Receipt) -> ReceiptCheck:
     """Check a receipt with the model that is open: what it says of itself, and then the answer, which is computed.
 
     Raises InvalidRequest for options that no request can have.
@@ -171,10 +171,10 @@ def verify(llm: LLM, receipt: Receipt) -> Verdict:
     if receipt.seal is not None:
         sealed = any(hmac.compare_digest(receipt.sealed_with(key), receipt.seal) for key in user_keys(make=False))
     if wrong := _inconsistency(receipt) or _other_model(llm, receipt):
-        return Verdict(wrong, sealed)
+        return ReceiptCheck(wrong, sealed)
     began = time.perf_counter()
     wrong = _recomputed(llm, receipt)
-    return Verdict(wrong, sealed, time.perf_counter() - began)
+    return ReceiptCheck(wrong, sealed, time.perf_counter() - began)
 
 
 def _inconsistency(receipt: Receipt) -> str | None:

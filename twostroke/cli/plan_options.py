@@ -101,7 +101,7 @@ class WorkloadOptions:
 
     def traffic(self) -> "Traffic | None":
         """The requests, if a load is asked for. Raises InvalidRequest."""
-        from twostroke.study.plan.service import drawn_traffic
+        from twostroke.study.plan.loads import drawn_traffic
         from twostroke.study.traffic.arrivals import ClosedLoop
         from twostroke.study.traffic.trace import read_trace
 

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from twostroke.study.plan import service
+from twostroke.study.plan import loads
 
 
 @contextmanager
 def short_trials() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "MAX_REQUESTS", 24)
+        patch.setattr(loads, "MAX_REQUESTS", 24)
         yield
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.plan import MAX_RUNNING, Plan
 
 BUDGETS = (256, 512, 1024, 2048)  # tokens of a step that are tried
@@ -52,14 +53,18 @@ def _keeps(plan: Plan, seconds: float) -> bool:
 
 
 def _chunks(plan: Plan, batch: int) -> tuple[float, float]:
-    """How many chunks a prompt has, and the mean seconds of a step with one beside so many that decode."""
+    """How many steps a prompt takes, less than one where a step takes several prompts, and the mean seconds of such a
+    step beside so many that decode."""
     entered = plan.technique.entered(plan.workload.prompt) - plan.workload.shared
-    chunk = min(entered, max(1, plan.budget - batch))
+    left = max(1, plan.budget - batch)
+    chunk, prompts = min(entered, left), max(1, left // entered)
     if plan.technique.companion is None:
-        seconds = plan.mixed(chunk, plan.workload.shared + (entered - chunk) // 2, batch).seconds
+        known = plan.workload.shared + (entered - chunk) // 2
+        rows = {SequenceRows(chunk, known, 1): prompts, SequenceRows(1, plan.context, 1): batch}
+        seconds = plan.roofline.step(rows).seconds
     else:
-        seconds = plan.prefill.seconds * chunk / entered + plan.decode(batch).seconds
-    return entered / chunk, seconds
+        seconds = plan.prefill.seconds * prompts * chunk / entered + plan.decode(batch).seconds
+    return entered / chunk / prompts, seconds
 
 
 def in_flight(plan: Plan, rate: float) -> int:
@@ -77,6 +82,14 @@ def in_flight(plan: Plan, rate: float) -> int:
         if batch == before:
             break
     return batch if most else 0
+
+
+def prompt_seconds(plan: Plan, rate: float) -> float:
+    """Seconds in which a worker's steps have a mean prompt's chunks, beside as many that decode at that rate."""
+    if plan.prefill_workers:
+        return plan.prefill.seconds / plan.prefill_workers
+    chunks, beside = _chunks(plan, in_flight(plan, rate))
+    return chunks * beside
 
 
 def tuned(plan: Plan) -> Plan:

@@ -277,7 +277,7 @@ class LoadSearch:
         order = [one for asks in dict.fromkeys(one.asks for one in order) for one in _first(order, asks)]
         if (found := self._first_enough(order)) is not None:
             return found
-        others = [one for one in fleets if one.plan != self.plan]
+        others = [one for one in fleets if one.plan != self.plan and one.asks < 100 * OTHER_ANSWERS]
         best = max(others, key=self._promise, default=None)
         if best is None or self._promise(best) <= 0:
             return None

@@ -1,75 +1,31 @@
 """What plans serve under a load: the simulator's answers."""
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
-from twostroke.errors import InvalidRequest
-from twostroke.study.plan.capacity import in_flight
-from twostroke.study.plan.plan import Plan, RequestProfile
-from twostroke.study.roofline.model_spec import ModelSpec
-from twostroke.study.roofline.techniques import PLAIN, RepeatedPrompt, Technique
+from twostroke.study.plan.capacity import in_flight, prompt_seconds
+from twostroke.study.plan.loads import SEED, busy_stretch, part_at_rate, some_of
+from twostroke.study.plan.plan import Plan
 from twostroke.study.simulate.fleet import Fleet, KvLink
 from twostroke.study.simulate.machine_setup import roofline_setup
 from twostroke.study.simulate.simulation import BegunRequest
 from twostroke.study.simulate.trial import Trial, try_load
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
-from twostroke.study.traffic.lengths import TokenRange
+from twostroke.study.traffic.arrivals import ClosedLoop, Replay
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic, TrafficRequest
-from twostroke.study.traffic.workload_sampler import WorkloadSampler
 
-DRAWN = 4000  # requests that are drawn, of which trials take parts
-ANSWER_TOKENS = 6400  # that a trial makes: 0.3 s of one core
-MIN_REQUESTS, MAX_REQUESTS = 24, 100
-SEEDS = 3  # trials whose spread tells how sure a percentile is
+SEEDS = 3  # draws of requests whose spread tells how sure a percentile is
 TOLERANCE = 1.12  # ratio of rates at which a search for the highest one ends
 FLOOR = 0.3  # part of the highest rate below which no rate within the objectives is searched for
-SEED = 1
-
-
-def drawn_traffic(
-    load: RequestProfile, rate: float | None, users: int | None, burstiness: float, sharegpt: bool
-) -> Traffic:
-    """Requests of a plan's workload, or of ShareGPT's lengths, at a rate or by a number of users."""
-    own = TokenRange(load.prompt - load.shared, load.prompt - load.shared)
-    lengths = (None, None) if sharegpt else (own, TokenRange(load.output, load.output))
-    pattern = OpenLoop(rate or 1.0, burstiness) if users is None else ClosedLoop(users)
-    return WorkloadSampler(DRAWN, *lengths, prefix_tokens=load.shared, seed=SEED).traffic(pattern)
-
-
-def mean_profile(traffic: Traffic, ttft_ms: float | None, itl_ms: float | None) -> RequestProfile:
-    """A plan's workload of mean lengths."""
-    prompt, shared = ceil(float(np.mean(traffic.prompts))), int(np.mean(traffic.shared))
-    return RequestProfile(prompt, ceil(float(np.mean(traffic.outputs))), 1, min(shared, prompt - 1), ttft_ms, itl_ms)
-
-
-def require_positions(model: ModelSpec, traffic: Traffic, technique: Technique = PLAIN) -> None:
-    """Raises InvalidRequest if a request has more tokens than the model has positions."""
-    times = technique.times if isinstance(technique, RepeatedPrompt) else 1
-    longest = int(np.max(times * traffic.prompts + traffic.outputs))
-    if longest > model.max_position:
-        raise InvalidRequest(
-            f"the longest request has {longest} tokens; {model.name} has {model.max_position} positions"
-        )
-
-
-def require_load(model: ModelSpec, traffic: Traffic, technique: Technique = PLAIN) -> None:
-    """Raises InvalidRequest if a load cannot be planned: a request exceeds the model's positions, the rate is unknown,
-    or guesses would come from texts."""
-    if technique.method.get("draft") == "lookup":
-        raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts. Leave out --method")
-    require_positions(model, traffic, technique)
-    if traffic.concurrency is None and traffic.rate is None:
-        raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
 
 
 @dataclass(frozen=True)
@@ -78,6 +34,8 @@ class Service:
 
     Attributes:
         trials: at the rate that was asked for, with other requests each; empty if no sequence has room.
+        tails: seconds of the objectives' percentile of TTFT, each from another busy stretch; empty for users, and for a
+            rate that cannot be served.
         highest: the highest rate at all; None for a number of users.
         within: the highest rate within the objectives, 0 for less than `FLOOR` of the highest; None for users.
     """
@@ -85,6 +43,7 @@ class Service:
     plan: Plan
     rate: float | None
     trials: tuple[Trial, ...]
+    tails: tuple[float, ...]
     highest: float | None
     within: float | None
 
@@ -113,11 +72,14 @@ class Service:
 
     def at(self, name: str, percent: float) -> float:
         """A percentile of the seconds of "ttft" or "gaps", of all trials together."""
+        if name == "ttft" and self.tails and percent == self.trials[0].objectives.percent:
+            return median(self.tails)
         return percentile(self._all(name), percent) or 0.0
 
     def spread(self, name: str, percent: float) -> tuple[float, float]:
         """The least and the largest of that percentile over the trials, each by itself."""
         found = [trial.at(getattr(trial, name), percent) or 0.0 for trial in self.trials]
+        found = list(self.tails) if name == "ttft" and self.tails else found
         return min(found), max(found)
 
     def mean(self, name: str) -> float:
@@ -153,8 +115,8 @@ class Service:
 class LoadSimulator:
     """Simulates plans under one load, and keeps each answer.
 
-    A fleet of equal workers is one of them with its part of the requests, at random times: a router that knows loads
-    does no worse. Workers of one stroke are simulated together.
+    A fleet of equal workers is one of them with its part of the requests, in turn: a router that knows loads does no
+    worse. Workers of one stroke are simulated together.
     """
 
     traffic: Traffic
@@ -169,35 +131,53 @@ class LoadSimulator:
 
     def served(self, plan: Plan, seeds: int = SEEDS) -> Service:
         """All of what a plan serves."""
+        rate = self.rate
         if plan.memory.users < 1:
-            zero = None if self.rate is None else 0.0
-            return Service(plan, self.rate, (), zero, zero)
-        trials = tuple(self._trial(plan, self.rate, seed) for seed in range(seeds))
-        if self.rate is None:
-            return Service(plan, None, trials, None, None)
-        return Service(plan, self.rate, trials, self.highest(plan), self.within(plan))
+            zero = None if rate is None else 0.0
+            return Service(plan, rate, (), (), zero, zero)
+        if rate is None:
+            return Service(plan, None, tuple(self._trial(plan, None, seed) for seed in range(seeds)), (), None, None)
+        return replace(self.at(plan, rate, seeds), highest=self.highest(plan), within=self.within(plan))
 
-    def at(self, plan: Plan, rate: float) -> Service:
-        """What a plan does at another rate, in one trial."""
-        return Service(plan, rate, (self._trial(plan, rate, 0),), None, None)
+    def at(self, plan: Plan, rate: float, seeds: int = 1) -> Service:
+        """What a plan does at another rate."""
+        lost = rate >= self.highest(plan)
+        tails = () if lost else tuple(self._tail(plan, rate, seed)[0] for seed in range(seeds))
+        return Service(plan, rate, (self._trial(plan, rate, 0),), tails, None, None)
 
     def of_users(self, users: int) -> "LoadSimulator":
         """The same requests of another number of users."""
         return LoadSimulator(self.traffic.in_closed_loop(ClosedLoop(users)), self.objectives)
 
     def enough(self, plan: Plan, rate: float | None, seeds: int = 1) -> bool:
-        """Whether a plan keeps the objectives at a rate, or with the load's users, in each of so many trials."""
+        """Whether a plan keeps the objectives at a rate, or with the load's users, with each of so many draws."""
         if plan.memory.users < 1 or not self._alone(plan):
             return False
-        if rate is not None and not self.objectives.given:
-            return rate <= self.highest(plan)
-        return not any(self._trial(plan, rate, seed).missed for seed in range(seeds))
+        if rate is None:
+            return not any(self._trial(plan, None, seed).missed for seed in range(seeds))
+        if rate >= self.highest(plan):
+            return False
+        return all(self._kept_within(plan, rate, seed) for seed in range(seeds))
+
+    def _kept_within(self, plan: Plan, rate: float, seed: int) -> bool:
+        limits = self.objectives
+        if limits.ttft_s is None:
+            return limits.itl_s is None or not self._trial(plan, rate, seed).missed
+        ttft, trial = self._tail(plan, rate, seed)
+        return ttft <= limits.ttft_s and "ITL" not in trial.missed
 
     def highest(self, plan: Plan) -> float:
         """The highest rate that a plan serves at all: what it serves if requests never lack."""
         if plan.memory.users < 1:
             return 0.0
-        return self._once((*_key(plan), "highest"), lambda: self._part(plan) * self._full(plan).first_token_rate)
+        return self._once((*_key(plan), "highest"), lambda: self._part(plan) * self._saturated(plan))
+
+    def _saturated(self, plan: Plan) -> float:
+        """Requests a second whose first token comes, or whose tokens are made, whichever is less: the first counts
+        what begins, the second what ends."""
+        trial = self._trial(plan, math.inf, 0)
+        made = float(np.mean(self.traffic.outputs)) - 1
+        return min(trial.first_token_rate, trial.token_rate / made if made > 0 else math.inf)
 
     def within(self, plan: Plan) -> float:
         """The highest rate within the objectives, by trials at rates below the highest one."""
@@ -239,42 +219,41 @@ class LoadSimulator:
         """How many parts the requests have, of which one is simulated."""
         return 1 if plan.prefill_workers else plan.workers
 
-    def _full(self, plan: Plan) -> Trial:
-        return self._trial(plan, math.inf, 0)
-
     def _trial(self, plan: Plan, rate: float | None, seed: int) -> Trial:
         """`rate` is that of all workers; infinite for requests that all wait from the start, None for users."""
-        return self._once((*_key(plan), rate, seed), lambda: self._run(plan, rate, seed))
-
-    def _run(self, plan: Plan, rate: float | None, seed: int) -> Trial:
         objectives = Objectives() if rate == math.inf else self.objectives
-        traffic = self._requests(rate, self._part(plan), seed)
+        some = self._some(plan, rate, seed)
+        return self._once((*_key(plan), rate, seed), lambda: self._run(plan, rate, some, seed, objectives))
+
+    def _tail(self, plan: Plan, rate: float, seed: int) -> tuple[float, Trial]:
+        """Seconds of the objectives' percentile of TTFT at a rate below the highest, and the trial that told it."""
+
+        def run() -> tuple[float, Trial]:
+            part = self._part(plan)
+            requests = part_at_rate(self.traffic, rate, part, seed)
+            stretch = busy_stretch(requests, prompt_seconds(plan, rate), self.objectives.percent)
+            trial = self._run(plan, rate, stretch, seed, replace(self.objectives, ttft_s=None))
+            return trial.ttft[-1] if len(trial.ttft) == len(stretch.arrivals) else math.inf, trial
+
+        return self._once((*_key(plan), rate, seed, "tail"), run)
+
+    def _run(self, plan: Plan, rate: float | None, traffic: Traffic, seed: int, objectives: Objectives) -> Trial:
         self.requests += len(traffic.arrivals)
         return try_load(fleet_of(plan), traffic, objectives, self._begun(plan, rate, seed))
 
-    def _requests(self, rate: float | None, part: int, seed: int) -> Traffic:
-        asked = self.traffic
-        count = round(ANSWER_TOKENS / float(np.mean(asked.outputs)))
-        count = min(max(MIN_REQUESTS, min(MAX_REQUESTS, count)), len(asked.arrivals))
-        first = seed * count % len(asked.arrivals)
-        picked = [*asked.arrivals[first:], *asked.arrivals[:first]]
+    def _some(self, plan: Plan, rate: float | None, seed: int) -> Traffic:
+        """A few typical requests."""
+        picked, part = some_of(self.traffic, seed), self._part(plan)
         if rate is None:
-            users = ceil((asked.concurrency or 1) / part)
-            return Traffic(picked[: count + users], ClosedLoop(users), SEED)
+            users = ceil((self.traffic.concurrency or 1) / part)
+            return Traffic([*picked, *picked[:users]], ClosedLoop(users), SEED)
         if rate == math.inf:
-            return Traffic([replace(one, at=0.0) for one in picked[:count]], Replay((0.0,) * count), SEED)
-        if isinstance(asked.pattern, OpenLoop):
-            pattern = replace(asked.pattern, rate=rate / part)
-            times = pattern.times(count, SEED + seed)
-        else:  # a trace keeps its bursts: every part-th request, at its own time
-            picked = list(asked.arrivals[seed % part :: part])
-            scale = (asked.rate or rate) / rate
-            times = [scale * (one.at - picked[0].at) for one in picked[:count]]
-            pattern = Replay(tuple(times))
-        return Traffic([replace(one, at=at) for one, at in zip(picked, times, strict=False)], pattern, SEED)
+            return Traffic([replace(one, at=0.0) for one in picked], Replay((0.0,) * len(picked)), SEED)
+        some = part_at_rate(self.traffic, rate, part, seed)[: len(picked)]
+        return Traffic(some, Replay(tuple(one.at for one in some)), SEED)
 
     def _begun(self, plan: Plan, rate: float | None, seed: int) -> list[BegunRequest]:
-        """Requests that are under way in a steady state, at random places of their answers."""
+        """Requests that are under way in a steady state, at places of their answers that are spread evenly."""
         if plan.technique.method or isinstance(self.traffic.pattern, Replay):
             return []
         if rate is None:
@@ -282,9 +261,10 @@ class LoadSimulator:
         else:
             decoders = plan.workers - plan.prefill_workers if plan.prefill_workers else 1
             count = decoders * in_flight(plan, min(rate, 1e9))
-        luck = random.Random(seed)
-        asked: list[TrafficRequest] = [one for one in self.traffic.arrivals[-count:] if one.output_tokens > 1]
-        return [BegunRequest(one, luck.randrange(1, one.output_tokens)) for one in asked] if count > 0 else []
+        asked: list[TrafficRequest] = list(self.traffic.arrivals[-count:]) if count > 0 else []
+        places = [((i + 0.5) / count + seed / SEEDS) % 1 for i in range(len(asked))]
+        made = [1 + int(at * (one.output_tokens - 1)) for one, at in zip(asked, places, strict=True)]
+        return [BegunRequest(one, by) for one, by in zip(asked, made, strict=True) if by < one.output_tokens]
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         if key not in self._kept:

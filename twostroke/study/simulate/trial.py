@@ -48,6 +48,11 @@ class Trial:
         return [name for name, got, limit in limits if limit is not None and (self.at(got) or 0.0) > limit]
 
     @property
+    def token_rate(self) -> float:
+        """Tokens a second of all answers, first ones left out."""
+        return self.sequences * len(self.gaps) / sum(self.gaps) if self.gaps else 0.0
+
+    @property
     def first_token_rate(self) -> float:
         """First tokens a second, without the first tenth of them: what a fleet serves if it never lacks prompts."""
         times = self.first_tokens[len(self.first_tokens) // 10 :]

@@ -1,0 +1,104 @@
+"""Predictions of `twostroke plan` beside throughput that others published, of engines and on machines not ours.
+
+python -m benchmarks.plan_published [--only mlperf-v5_1]
+
+No prediction has seen a published figure of its row: the fraction of the peak rate that engines reach is each machine's
+own assumption, and its range is the same for all (`roofline.machines.SPREAD`, by which the arithmetic of
+`plan/capacity.py` scales what is simulated). Prints a table, and writes
+`benchmarks/results/plan-published.json`.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import typer
+
+from twostroke.study.plan.capacity import capacity, in_flight
+from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
+from twostroke.study.plan.service import fleet_of
+from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.named_models import specifications
+from twostroke.study.roofline.weight_formats import weight_format
+from twostroke.study.simulate.simulation import BegunRequest
+from twostroke.study.simulate.trial import try_load
+from twostroke.study.traffic.arrivals import Replay
+from twostroke.study.traffic.objectives import Objectives
+from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+
+HERE = Path(__file__).parent / "results"
+BUDGET, MAX_RUNNING = 8192, 2048  # TensorRT-LLM's own defaults: max_num_tokens, max_batch_size
+REQUESTS = 16  # that come in while as many decode as have room
+
+
+def main(only: Annotated[str | None, typer.Option(help="One publication.")] = None) -> None:
+    published = tomllib.loads((HERE / "published-throughput.toml").read_text())
+    rows: list[dict[str, Any]] = []
+    print("| source | model | machine | tokens | measured | predicted | error | range | within |")
+    print("|---|---|---|---|--:|--:|--:|---|---|")
+    for row in (row for name, table in published.items() if only in (None, name) for row in rows_of(name, table)):
+        rows.append(row)
+        within = "yes" if row["low"] <= row["measured"] <= row["high"] else "no"
+        print(
+            f"| {row['from']} | {row['model']} {row['weights']} | {row['devices']} x {row['machine']} | {row['tokens']}"
+            f" | {row['measured']:,} | {row['predicted']:,.0f} | {row['error']:+.0%} | {row['low']:,.0f} to "
+            f"{row['high']:,.0f} | {within} |",
+            flush=True,
+        )
+    if rows:
+        errors = [abs(row["error"]) for row in rows]
+        inside = sum(row["low"] <= row["measured"] <= row["high"] for row in rows)
+        print(f"\n{len(rows)} cells, mean absolute error {mean(errors):.0%}; {inside} within the range")
+    if only is None:
+        (HERE / "plan-published.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+
+
+def rows_of(name: str, table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each cell of a publication."""
+    for system in table["system"]:
+        machine = find_machine(system["machine"])
+        for tokens, measured in system["cells"].items():
+            prompt, output = (int(part) for part in tokens.split("/"))
+            model = specifications()[system["model"]].with_kv_bits(8)
+            form = weight_format(system["weights"])
+            plan = make_plan(model, machine, form, system["tp"], RequestProfile(prompt, output))
+            plan = replace(plan, workers=system.get("workers", 1), budget=BUDGET, max_running=MAX_RUNNING)
+            predicted = throughput(plan)
+            low, high = (
+                predicted * capacity(replace(plan, machine=one)).rate / capacity(plan).rate
+                for one in machine.efficiencies
+            )
+            yield {
+                "from": name,
+                "model": system["model"],
+                "weights": system["weights"],
+                "machine": system["machine"],
+                "devices": plan.devices,
+                "tokens": tokens,
+                "measured": measured,
+                "predicted": predicted,
+                "error": predicted / measured - 1,
+                "low": low,
+                "high": high,
+            }
+
+
+def throughput(plan: Plan) -> float:
+    """Output tokens a second of all workers, where requests never lack."""
+    load = plan.workload
+    under_way = in_flight(plan, 1e9)
+    count = REQUESTS + under_way // 64
+    asked = [TrafficRequest(0.0, (PromptPiece(i, load.prompt),), load.output) for i in range(count + under_way)]
+    begun = [
+        BegunRequest(one, 1 + (i * 7919) % (load.output - 1)) for i, one in enumerate(asked[count:])
+    ]  # at places of their answers that are spread evenly
+    waiting = Traffic(asked[:count], Replay((0.0,) * count))
+    return plan.workers * try_load(fleet_of(plan), waiting, Objectives(), begun).token_rate
+
+
+if __name__ == "__main__":
+    typer.run(main)

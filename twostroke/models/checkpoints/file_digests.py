@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from twostroke.errors import CheckpointError
+from twostroke.system.atomic_files import atomic_replace
 from twostroke.system.home import home
 
 if TYPE_CHECKING:  # importing numpy would slow down every command
@@ -136,10 +136,5 @@ def _remember(path: str, state: State, digest: str) -> None:
     text = json.dumps(dict(list(entries.items())[-MAX_ENTRIES:]), indent=1)
     with suppress(OSError, RuntimeError):
         _note().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=_note().parent, prefix="digests", delete=False) as out:
-            try:
-                out.write(text)
-                out.flush()
-                os.replace(out.name, _note())
-            except OSError:
-                os.unlink(out.name)
+        with atomic_replace(_note()) as out:
+            out.write(text.encode())

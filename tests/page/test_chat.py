@@ -142,7 +142,8 @@ def test_go_on_from_a_token(screen: Screen, server: Serving) -> None:
     assert found is not None
     assert int(found[1]) >= int(found[2]) // 16 * 16 - 16
     assert screen.find(".markdown").text_content().startswith(begun["content"].strip())
-    assert f"{int(found[1]) // 16} of its pages were there before" in screen.find(".cache figcaption").text_content()
+    caption = screen.find(".cache figcaption").text_content()
+    assert caption.endswith(f"there before, and cost nothing: {int(found[1]) // 16}")
 
 
 def test_explain_this_answer(screen: Screen, tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def test_pictures(open_page: Callable[..., Screen], real: Serving) -> None:
     screen.find(".weighed").first.wait_for()
     screen.page.screenshot(path=IMAGES / "page-attention.png")
 
+    screen.find(".answer > div .actions button").nth(1).click()
+    screen.answered(120)
+    screen.page.wait_for_selector(".cache figcaption:text('were there before')")
+    screen.page.screenshot(path=IMAGES / "page-fork.png")
+
     screen.page.click("#new")
     screen.settings({"compare": "yes", "other": "repeat", "max_tokens": "90"})
     screen.ask("Write one sentence on each of the four seasons, as a list.", wait=False)

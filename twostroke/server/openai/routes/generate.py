@@ -105,7 +105,7 @@ async def receipt_of(engine: AsyncEngine, prepared: PreparedChat, tokens: Sequen
     def make() -> dict[str, Any]:
         receipt = Receipt.of(engine.llm, prepared.tokens, prepared.requests[0], tokens)
         if (directory := engine.settings.receipts) is not None:
-            receipt.save(Path(directory) / f"{receipt.name}.json")
+            receipt.save(Path(directory).expanduser() / f"{receipt.name}.json")
         return receipt.as_json()
 
     try:

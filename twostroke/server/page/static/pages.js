@@ -128,7 +128,7 @@ export function drawCaches(canvas, caches, found = 0) {
     context.strokeRect(left + 0.5, top + 0.5, SIZE - 2, SIZE - 2);
     context.fillRect(left + start * (SIZE - 1), top, (stop - start) * (SIZE - 1), SIZE - 1);
   }
-  const before = found ? `; ${found} of its pages were there before and cost nothing` : "";
+  const before = found ? `; pages that were there before, and cost nothing: ${found}` : "";
   return caches.map(inWords).join("; ") + before;
 }
 

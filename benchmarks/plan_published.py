@@ -66,7 +66,9 @@ def rows_of(name: str, table: dict[str, Any]) -> Iterator[dict[str, Any]]:
             model = specifications()[system["model"]].with_kv_bits(8)
             form = weight_format(system["weights"])
             plan = make_plan(model, machine, form, system["tp"], RequestProfile(prompt, output))
-            plan = replace(plan, workers=system.get("workers", 1), budget=BUDGET, max_running=MAX_RUNNING)
+            plan = replace(plan, workers=system.get("workers", 1), budget=BUDGET)
+            # No more run than have room at their full length: TensorRT-LLM evicts nothing by default.
+            plan = replace(plan, max_running=max(1, min(MAX_RUNNING, plan.memory.users)))
             predicted = throughput(plan)
             low, high = (
                 predicted * capacity(replace(plan, machine=one)).rate / capacity(plan).rate
@@ -97,7 +99,8 @@ def throughput(plan: Plan) -> float:
         BegunRequest(one, 1 + (i * 7919) % (load.output - 1)) for i, one in enumerate(asked[count:])
     ]  # at places of their answers that are spread evenly
     waiting = Traffic(asked[:count], Replay((0.0,) * count))
-    return plan.workers * try_load(fleet_of(plan), waiting, Objectives(), begun).token_rate
+    trial = try_load(fleet_of(plan), waiting, Objectives(), begun)
+    return plan.workers * min(trial.token_rate, load.output * trial.first_token_rate)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -119,3 +120,22 @@ def test_an_interval_lies_between_its_bounds() -> None:
     (dot,) = drawn.iter("circle")
     assert float(dot.attrib["cx"]) == NAMES + 50
     assert [one.text for one in drawn.iter("text")][-4:] == ["g", "a", "50%", "none"]
+
+
+def test_axes_have_titles_and_say_where_they_are_logarithmic() -> None:
+    drawn = parse(
+        line_chart("T", Axis("tokens", str), Axis("memory", str, logarithmic=False), [Series("s", [(1, 1)], 0)])
+    )
+    texts = [one.text for one in drawn.iter("text")]
+    assert "tokens (log)" in texts
+    assert "memory" in texts
+
+
+def test_labels_of_ticks_do_not_overlap() -> None:
+    """Long labels are left out where they would lie on the one before."""
+    x = Axis("x", lambda value: f"{value:,.0f} requests a second", logarithmic=False)
+    drawn = parse(line_chart("T", x, LINEAR, [Series("s", [(0, 1), (100, 2)], 0)]))
+    labels = sorted(float(one.attrib["x"]) for one in drawn.iter("text") if "requests" in (one.text or ""))
+    assert len(labels) > 1
+    width = 6.3 * len("20 requests a second")
+    assert all(after - before >= width for before, after in pairwise(labels))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 46  # margins of the plot
 LEGEND_ROW, CHARACTER = 16, 6.3  # height of a row of the legend, mean width of a character
+TICK_GAP = 8  # between the labels of two ticks, at least
 MIN_SPAN = 4  # smallest ratio of the ends of a logarithmic axis
 ROW, GROUP_GAP, NAMES, VALUES = 18, 14, 230, 90  # an interval chart's rows, and its margins for names and for values
 
@@ -88,6 +89,11 @@ class Axis:
                 break
         return found[:: math.ceil(len(found) / 8)]
 
+    @property
+    def heading(self) -> str:
+        """The title, with a mark of a logarithmic scale."""
+        return f"{self.title} (log)" if self.logarithmic else self.title
+
     def label(self, tick: float, ends: Point) -> str:
         """A tick's text; the lowest of `max_decades` stands for all values below it."""
         return ("≤ " if self.max_decades is not None and tick == ends[0] else "") + self.show(tick)
@@ -98,16 +104,22 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], width: in
     ends_x = x.ends([point[0] for one in series for point in one.points])
     ends_y = y.ends([value for one in series for value in (*(point[1] for point in one.points), *sum(one.band, ()))])
     legend, rows = _legend(series, width)
-    top, foot = TOP + LEGEND_ROW * (rows - 1), HEIGHT - BOTTOM
+    top, foot = TOP + LEGEND_ROW * rows, HEIGHT - BOTTOM  # a row for the title of y
 
     def at(point: Point) -> Point:
         across, up = x.place(point[0], ends_x), y.place(point[1], ends_y)
         return LEFT + (width - LEFT - RIGHT) * across, foot - (foot - top) * up
 
-    parts = [*legend, _text((LEFT + width - RIGHT) / 2, HEIGHT - 8, x.title, "middle", soft=True)]
+    parts = [*legend, _text((LEFT + width - RIGHT) / 2, HEIGHT - 8, x.heading, "middle", soft=True)]
+    parts.append(_text(4, top - 8, y.heading, "start", soft=True))
+    free = 0.0  # where the label before ends: one that would overlap it is left out
     for tick in x.ticks(ends_x):
         across, _ = at((tick, ends_y[1]))
-        parts += [_line("grid", across, top, across, foot), _text(across, foot + 16, x.show(tick), "middle", soft=True)]
+        parts.append(_line("grid", across, top, across, foot))
+        half = CHARACTER * len(x.show(tick)) / 2
+        if across - half >= free:
+            parts.append(_text(across, foot + 16, x.show(tick), "middle", soft=True))
+            free = across + half + TICK_GAP
     for tick in y.ticks(ends_y):
         _, up = at((ends_x[0], tick))
         parts += [_line("grid", LEFT, up, width - RIGHT, up)]

@@ -240,7 +240,11 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
         "most_requests_per_second": service.highest,
         "most_within_objectives": service.within,
         "workers_needed": ceil(load.rate / service.within * plan.workers) if load.rate and service.within else None,
-        "sure": {"requests_simulated": load.requests, "trials": len(service.trials), "between": spread},
+        "sure": {
+            "requests_simulated": load.requests,
+            "draws": max(len(service.trials), len(service.tails)),
+            "between": spread,
+        },
         "range": load.range_of(best),
         "frontier": [
             {"devices": devices, "requests_per_second": rate, "how": how} for devices, rate, how in advice.frontier

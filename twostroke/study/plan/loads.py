@@ -18,7 +18,7 @@ from twostroke.study.traffic.workload_sampler import WorkloadSampler
 DRAWN = 4000  # requests that are drawn, of which trials take parts
 SEED = 1
 ANSWER_TOKENS = 6400  # that a trial makes: 0.3 s of one core
-MIN_REQUESTS, MAX_REQUESTS = 24, 100
+MIN_REQUESTS, MAX_REQUESTS = 24, 64
 
 
 def drawn_traffic(

@@ -164,9 +164,9 @@ def _assumed(facts: dict[str, Any]) -> Iterator[Block]:
     yield Line(text, "faint")
     sure, parts = load["sure"], list[str]()
     for name, key in (("TTFT", "ttft_ms"), ("ITL", "itl_ms")):
-        if (between := sure["between"][key]) and between[1] < float("inf"):
+        if (between := sure["between"][key]) and between[0] < between[1] < float("inf"):
             parts.append(f"{name} {between[0]:,.1f} to {between[1]:,.1f} ms")
-    spread = f"; {sure['trials']} draws gave p{load['percentile']:g} of {', '.join(parts)}" if parts else ""
+    spread = f"; {sure['draws']} draws gave p{load['percentile']:g} of {', '.join(parts)}" if parts else ""
     yield Line(f"sure within a tenth: {sure['requests_simulated']:,} requests were simulated{spread}", "faint")
 
 

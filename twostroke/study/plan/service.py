@@ -164,7 +164,7 @@ class LoadSimulator:
         if limits.ttft_s is None:
             return limits.itl_s is None or not self._trial(plan, rate, seed).missed
         ttft, trial = self._tail(plan, rate, seed)
-        return ttft <= limits.ttft_s and "ITL" not in trial.missed
+        return ttft <= limits.ttft_s and (limits.itl_s is None or (trial.at(trial.gaps) or 0.0) <= limits.itl_s)
 
     def highest(self, plan: Plan) -> float:
         """The highest rate that a plan serves at all: what it serves if requests never lack."""
@@ -232,7 +232,7 @@ class LoadSimulator:
             part = self._part(plan)
             requests = part_at_rate(self.traffic, rate, part, seed)
             stretch = busy_stretch(requests, prompt_seconds(plan, rate), self.objectives.percent)
-            trial = self._run(plan, rate, stretch, seed, replace(self.objectives, ttft_s=None))
+            trial = self._run(plan, rate, stretch, seed, Objectives(percent=self.objectives.percent))
             return trial.ttft[-1] if len(trial.ttft) == len(stretch.arrivals) else math.inf, trial
 
         return self._once((*_key(plan), rate, seed, "tail"), run)

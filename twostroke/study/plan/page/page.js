@@ -6,6 +6,13 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = dark ? "light" : "dark";
 });
 
+for (const button of document.querySelectorAll("button.copy")) {
+  button.addEventListener("click", () => {
+    navigator.clipboard?.writeText(button.previousElementSibling.textContent);
+    button.textContent = "copied";
+  });
+}
+
 // The point nearest to the mouse tells its values.
 for (const svg of document.querySelectorAll("svg")) {
   const points = [...svg.querySelectorAll("circle[data-told]")];

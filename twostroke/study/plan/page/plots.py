@@ -94,7 +94,7 @@ def memory(plan: Plan, advised: Plan | None) -> str:
         if one is plan or one.capacity != plan.capacity:
             size = f"{one.tp} device{'s' if one.tp > 1 else ''}"
             series.append(Series(size, [(0, one.capacity), (most, one.capacity)], LIMIT, dashed=True))
-    x, y = Axis("users", count, logarithmic=False), Axis("memory", _bytes, logarithmic=False)
+    x, y = Axis("users at once", count, logarithmic=False), Axis("memory", _bytes, logarithmic=False)
     return line_chart("Memory", x, y, series)
 
 

@@ -1,5 +1,6 @@
 """What people expect of such a page: search, export and import, files, keys, a phone, accessibility."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,10 +44,21 @@ def test_export_and_import(screen: Screen, open_page: Callable[..., Screen], ser
     other.find("#list .title").click()
     assert other.find(".markdown").all_text_contents() == ["an answer"]
     assert other.find(".assistant .others").inner_text().split()[1] == "2/2"
-    (tmp_path / "wrong.json").write_text("{}")
-    other.page.set_input_files("#import-file", tmp_path / "wrong.json")
-    other.page.wait_for_selector("#import-error:text('Nothing was imported')")
-    assert other.find("#list .title").count() == 1
+    kept = json.loads((tmp_path / "all.json").read_text())[0]
+    turns = list(kept["turns"].values())
+    circle = {turn["id"]: turn | {"parent": turns[-1]["id"]} for turn in turns}
+    texts = {turn["id"]: turn | {"content": {"a": "<b>"}} for turn in turns}
+    calls = {turn["id"]: turn | {"calls": [{}]} for turn in turns}
+    for wrong in ({}, None, {"turns": circle}, {"turns": texts}, {"turns": calls}, {"at": "nowhere"}, {"turns": None}):
+        made = wrong if not wrong else kept | {"id": "wrong"} | wrong
+        (tmp_path / "wrong.json").write_text(json.dumps(made))
+        other.page.set_input_files("#import-file", tmp_path / "wrong.json")
+        other.page.wait_for_selector("#import-error:text('Nothing was imported')")
+        assert other.find("#list .title").count() == 1
+        other.page.evaluate("document.getElementById('import-error').hidden = true")
+        other.page.evaluate("(text) => localStorage.setItem('twostroke.api.conversation.x', text)", json.dumps(made))
+        other.page.reload()
+        assert other.find("#list .title").count() == 1, "also if it is stored, nothing fails"
 
 
 DROP = """([target, files]) => {

@@ -111,6 +111,7 @@ def test_a_key_protects_everything_but_the_files(open_tiny: Callable[..., LLM]) 
         for path in ("/watch", "/methods", "/v1/models"):
             assert http.get(path, headers=BROWSER).status_code == 401
         assert http.post("/attention", json={"tokens": [1]}).status_code == 401
+        assert http.post("/explain", json={"tokens": [1], "answer": [1]}).status_code == 401
         assert http.get("/methods", headers={"authorization": "Bearer secret"}).status_code == 200
 
 

@@ -109,17 +109,30 @@ export function listen(changed) {
 
 /** Conversations from a file that was exported, or of one of them; those that are there already get its turns. */
 export function importAll(text) {
-  const found = [JSON.parse(text)].flat();
-  for (const one of found) {
-    if (typeof one?.turns !== "object") throw new Error("this file holds no conversations that were exported here");
-  }
+  const found = [JSON.parse(text)].flat().map(upgraded);
+  if (!found.every(isConversation)) throw new Error("this file holds no conversations that were exported here");
   return found.map((one) => {
-    const conversation = load(one.id) ?? { ...fresh(), id: String(one.id ?? newId()) };
-    const { title, settings, at, turns } = upgraded(one);
+    const conversation = load(one.id) ?? { ...fresh(), id: one.id };
+    const { title, settings, at, turns } = one;
     Object.assign(conversation, { title, settings: { ...DEFAULTS, ...settings }, at, turns: { ...conversation.turns, ...turns } });
     if (!save(conversation)) throw new Error("the browser has no room for it");
     return conversation;
   });
+}
+
+/** Whether a value can be shown: every turn has its texts, and comes after the one before it. */
+function isConversation(value) {
+  const known = new Set([null]);
+  const texts = (...all) => all.every((text) => typeof text === "string");
+  const isCall = (call) => texts(call?.id, call?.name, call?.arguments);
+  const isTurn = (turn) => {
+    const { role, content, parent, calls, state } = turn ?? {};
+    const fine = texts(content) && known.has(parent) && ["user", "assistant", "tool"].includes(role);
+    known.add(turn?.id);
+    return fine && (role !== "assistant" || (texts(state) && Array.isArray(calls) && calls.every(isCall)));
+  };
+  const turns = Object.entries(value?.turns ?? { none: null });
+  return texts(value?.id, value?.title) && turns.every(([id, turn]) => id === turn?.id && isTurn(turn)) && known.has(value.at);
 }
 
 /** A conversation for people: what is on the screen, as Markdown. */
@@ -142,7 +155,8 @@ function stored(key) {
   if (text === null) return null;
   if (seen.get(key)?.text !== text) {
     const conversation = upgraded(read(key));
-    seen.set(key, { text, conversation: conversation && { ...conversation, settings: { ...DEFAULTS, ...conversation.settings } } });
+    const whole = isConversation(conversation) && { ...conversation, settings: { ...DEFAULTS, ...conversation.settings } };
+    seen.set(key, { text, conversation: whole || null });
   }
   return seen.get(key).conversation;
 }

@@ -426,7 +426,8 @@ def test_a_fork_goes_on_by_itself(model: LLM, rows: list[int], at: int | None) -
     made = spoken(fork, "and then?")
     new = len(fork.kv) - len(conversation.kv) + len(ids) - len(kept)
     assert sum(rows) <= new + 16, "no more than a page is computed again"
-    whole = [*fork.kv.tokens, fork.kv.pending][: -len(made)]
+    assert fork.kv.pending == made[-1]
+    whole = [*fork.kv.tokens, made[-1]][: -len(made)]
     assert made == [token.id for token in model.decode(model.prefill(whole), **PLAIN)]
     ends = len(conversation.kv) + 1 - len(ids) + len(kept)
     assert whole[:ends] == [*conversation.kv.tokens, conversation.kv.pending][:ends]

@@ -32,7 +32,8 @@ def llm(tiny_directory: Callable[[str], Path]) -> LLM:
 
 
 def receipt_of(llm: LLM, **params: Any) -> Receipt:
-    request = llm.request(PROMPT, SamplingParams(**{"max_tokens": 80, "logprobs": 0} | params))
+    chosen: dict[str, Any] = {"max_tokens": 80, "logprobs": 0} | params
+    request = llm.request(PROMPT, SamplingParams(**chosen))
     llm.engine.run([request])
     return Receipt.of(llm, PROMPT, request, list(request.events))
 

@@ -56,7 +56,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A configuration, and in what it differs from the one that was asked for."""
 
     plan: Plan
@@ -67,62 +67,64 @@ class Candidate:
         """The most that one of its changes asks, then their sum: less is milder."""
         return 100 * max((one.asks for one in self.changes), default=0) + sum(one.asks for one in self.changes)
 
-    def __add__(self, other: "Candidate") -> "Candidate":
+    def __add__(self, other: "PlanCandidate") -> "PlanCandidate":
         """The other's configuration, with the changes of both."""
-        return Candidate(other.plan, (*self.changes, *other.changes))
+        return PlanCandidate(other.plan, (*self.changes, *other.changes))
 
 
-def changes_alone(plan: Plan, limits: ChangeLimits) -> list[Candidate]:
+def changes_alone(plan: Plan, limits: ChangeLimits) -> list[PlanCandidate]:
     """Every change of one dimension."""
     dimensions = (_formats, _kv_bits, _degrees, _techniques, _requests)
     return [one for dimension in dimensions for one in dimension(plan, limits) if one.changes]
 
 
-def _space(plan: Plan, limits: ChangeLimits) -> list[Candidate]:
+def _space(plan: Plan, limits: ChangeLimits) -> list[PlanCandidate]:
     """All combinations of a worker's dimensions. Without a change first."""
-    found = [Candidate(replace(plan, workers=1, prefill_workers=0))]
+    found = [PlanCandidate(replace(plan, workers=1, prefill_workers=0))]
     for dimension in (_formats, _kv_bits, _degrees, _techniques):
         found = [one + change for one in found for change in dimension(one.plan, limits)]
     return found
 
 
-def _formats(plan: Plan, limits: ChangeLimits) -> Iterator[Candidate]:
+def _formats(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
     """Weights of fewer bytes whose products this machine has."""
-    yield Candidate(plan)
+    yield PlanCandidate(plan)
     size = plan.weights.total(plan.model)
     for name in limits.formats:
         form = FORMATS[name]
         has = form.arithmetic[0] in plan.machine.flops and (name != "mxfp4-w4a16" or plan.model.weights == name)
         if has and form.total(plan.model) < 0.95 * size:
             asks = CLOSE if form.layer >= 1 else FEWER_BITS
-            yield Candidate(replace(plan, weights=form), (Change(form.title(plan.machine), "check the answers", asks),))
+            yield PlanCandidate(
+                replace(plan, weights=form), (Change(form.title(plan.machine), "check the answers", asks),)
+            )
 
 
-def _kv_bits(plan: Plan, limits: ChangeLimits) -> Iterator[Candidate]:
-    yield Candidate(plan)
+def _kv_bits(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
+    yield PlanCandidate(plan)
     for bits in limits.kv_bits:
         if bits / 8 < plan.model.kv_value_bytes:
-            yield Candidate(
+            yield PlanCandidate(
                 replace(plan, model=plan.model.with_kv_bits(bits)),
                 (Change(f"KV in {bits} bits", "check the answers", CLOSE),),
             )
 
 
-def _degrees(plan: Plan, limits: ChangeLimits) -> Iterator[Candidate]:
+def _degrees(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
     """Divide each product among more devices, or among fewer."""
-    yield Candidate(plan)
+    yield PlanCandidate(plan)
     for tp in DEGREES:
         divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
         linked = tp == 1 or not plan.machine.unknown_link
         if tp != plan.tp and tp <= max(limits.tp, plan.tp) and linked and divided:
             name = f"tensor parallelism of {tp}" if tp > 1 else "no tensor parallelism"
             needs = _devices(tp - plan.tp)
-            yield Candidate(replace(plan, tp=tp), (Change(name, needs, NOTHING),))
+            yield PlanCandidate(replace(plan, tp=tp), (Change(name, needs, NOTHING),))
 
 
-def _techniques(plan: Plan, limits: ChangeLimits) -> Iterator[Candidate]:
+def _techniques(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
     """Guesses, students, PTDO for repetition, dropping and compression."""
-    yield Candidate(plan)
+    yield PlanCandidate(plan)
     known = limits.techniques
     wanted: dict[str, tuple[str, int]] = {}
     if plan.technique == known.get("repeat"):
@@ -135,16 +137,16 @@ def _techniques(plan: Plan, limits: ChangeLimits) -> Iterator[Candidate]:
             wanted["drop"] = "forgets the middle", OTHER_ANSWERS
         wanted |= {name: ("half of the tokens are gone", OTHER_ANSWERS) for name in ("compress",) if name in known}
     for name, (needs, asks) in wanted.items():
-        yield Candidate(replace(plan, technique=known[name]), (Change(known[name].name, needs, asks),))
+        yield PlanCandidate(replace(plan, technique=known[name]), (Change(known[name].name, needs, asks),))
 
 
-def _requests(plan: Plan, limits: ChangeLimits) -> Iterator[Candidate]:
+def _requests(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
     """Other requests: prompts that begin alike, fewer sequences at once, shorter prompts."""
     load = plan.workload
 
-    def other(name: str, needs: str, **changed: int) -> Candidate:
+    def other(name: str, needs: str, **changed: int) -> PlanCandidate:
         made = replace(plan, workload=replace(load, **changed))
-        return Candidate(made, (Change(name, needs, OTHER_REQUESTS),))
+        return PlanCandidate(made, (Change(name, needs, OTHER_REQUESTS),))
 
     if load.shared < load.prompt // 2:
         yield other("prefix caching of half of the prompt", "if half is the same for all", shared=load.prompt // 2)
@@ -164,7 +166,7 @@ def _devices(more: int) -> str:
 class WayOut:
     """A configuration that is advised, and what it serves; without a load no service."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     service: Service | None = None
 
     @property
@@ -200,7 +202,7 @@ class Advice:
 
 def advise(plan: Plan, limits: ChangeLimits) -> Advice:
     """Search without a load: nobody waits for anybody else."""
-    asked = WayOut(Candidate(plan))
+    asked = WayOut(PlanCandidate(plan))
     space = [one for one in _space(plan, limits) if one.plan.verdict == "nothing to do"]
     other = [one for one in _requests(plan, limits) if one.plan.verdict == "nothing to do"]
     ranked = sorted(space, key=lambda one: (one.asks, one.plan.devices, one.plan.ttft_ms))
@@ -223,9 +225,9 @@ class LoadSearch:
 
     def __init__(self, plan: Plan, limits: ChangeLimits, load: LoadSimulator) -> None:
         self.plan, self.limits, self.load = plan, limits, load
-        self.asked = WayOut(Candidate(plan), load.served(plan))
-        self._tried: list[Candidate] = []
-        self._promised: dict[int, tuple[Candidate, float]] = {}
+        self.asked = WayOut(PlanCandidate(plan), load.served(plan))
+        self._tried: list[PlanCandidate] = []
+        self._promised: dict[int, tuple[PlanCandidate, float]] = {}
         promised, found = capacity(plan).rate, self.asked.service
         within = None if found is None else found.within
         # By how much the arithmetic is too optimistic for these objectives.
@@ -239,33 +241,33 @@ class LoadSearch:
         cheapest = self._cheapest(units, self.plan.devices if same is None else same.plan.devices)
         return Advice(self.asked, same, more, cheapest, self._frontier())
 
-    def _simulated(self, one: Candidate) -> bool:
+    def _simulated(self, one: PlanCandidate) -> bool:
         """Whether the simulator knows its technique, and a sequence has room."""
         return one.plan.technique.method.get("draft") != "lookup" and one.plan.memory.users > 0
 
-    def _unit(self, one: Candidate) -> Candidate:
+    def _unit(self, one: PlanCandidate) -> PlanCandidate:
         """With the best steps for it."""
         plan = tuned(one.plan)
         steps = Change(f"steps of {plan.budget:,} tokens", "", NOTHING)
-        return Candidate(plan, one.changes if plan.budget == BUDGET else (*one.changes, steps))
+        return PlanCandidate(plan, one.changes if plan.budget == BUDGET else (*one.changes, steps))
 
-    def _fleet(self, unit: Candidate, workers: int) -> Candidate:
+    def _fleet(self, unit: PlanCandidate, workers: int) -> PlanCandidate:
         if workers == 1:
             return unit
         many = Change(f"{workers:,} workers of {unit.plan.tp} device{'s' if unit.plan.tp > 1 else ''}", "", NOTHING)
-        return Candidate(replace(unit.plan, workers=workers), (*unit.changes, many))
+        return PlanCandidate(replace(unit.plan, workers=workers), (*unit.changes, many))
 
-    def _promise(self, one: Candidate) -> float:
+    def _promise(self, one: PlanCandidate) -> float:
         if id(one) not in self._promised:
             self._promised[id(one)] = one, capacity(one.plan).rate
         return self._true * self._promised[id(one)][1]
 
-    def _rank(self, one: Candidate) -> int:
+    def _rank(self, one: PlanCandidate) -> int:
         """Less promises more; rates that differ by less than a twentieth are alike, and the earlier format comes."""
         promise = self._promise(one)
         return -round(log(promise) / log(1.05)) if promise > 0 else 1 << 30
 
-    def _same(self, units: list[Candidate]) -> WayOut | None:
+    def _same(self, units: list[PlanCandidate]) -> WayOut | None:
         """With as many devices: the mildest that is enough, or else what serves most."""
         devices = self.plan.devices
         fleets = [self._fleet(one, devices // one.plan.tp) for one in units if one.plan.tp <= devices]
@@ -286,7 +288,7 @@ class LoadSearch:
         served = None if way.service is None else way.service.within
         return way if served is None or known is None or served > known else None
 
-    def _more(self, units: list[Candidate]) -> WayOut | None:
+    def _more(self, units: list[PlanCandidate]) -> WayOut | None:
         """With more devices: the fewest of them that are enough, with the same answers if that is possible."""
         promised = self._true
         for asks in (SAME_ANSWERS, OTHER_ANSWERS):
@@ -301,12 +303,12 @@ class LoadSearch:
                 self._true *= 0.8  # what was promised was not kept
         return None
 
-    def _larger(self, unit: Candidate) -> Candidate:
+    def _larger(self, unit: PlanCandidate) -> PlanCandidate:
         """As many workers as promise the rate, and more devices than were asked for."""
         rate, least = self.load.rate, self.plan.devices // unit.plan.tp + 1
         return self._fleet(unit, least if rate is None else max(least, ceil(rate / self._promise(unit))))
 
-    def _cheapest(self, units: list[Candidate], devices: int) -> WayOut | None:
+    def _cheapest(self, units: list[PlanCandidate], devices: int) -> WayOut | None:
         """With fewer devices than these, if anything is enough."""
         rate = self.load.rate
         if rate is None or devices == 1 or not self.load.objectives.given:
@@ -316,7 +318,7 @@ class LoadSearch:
         order = sorted(fleets, key=lambda one: (one.plan.devices, one.asks, self._rank(one)))
         return self._first_enough(order[:2])
 
-    def _apart(self, one: Candidate) -> Iterator[Candidate]:
+    def _apart(self, one: PlanCandidate) -> Iterator[PlanCandidate]:
         """Its workers, each with one stroke, where that promises more (DistServe, Zhong et al. 2024, 2401.09670)."""
         plan = one.plan
         linked = plan.machine.link is not None or plan.machine.host is not None
@@ -327,9 +329,9 @@ class LoadSearch:
         if capacity(best).rate > MIN_GAIN * capacity(plan).rate:
             prefill, decode = best.prefill_workers, best.workers - best.prefill_workers
             name = f"{prefill} of the workers prefill, {decode} decode"
-            yield Candidate(best, (*one.changes, Change(name, "a link between them", NOTHING)))
+            yield PlanCandidate(best, (*one.changes, Change(name, "a link between them", NOTHING)))
 
-    def _first_enough(self, order: list[Candidate]) -> WayOut | None:
+    def _first_enough(self, order: list[PlanCandidate]) -> WayOut | None:
         for one in order[:TRIES]:
             self._tried.append(one)
             if self.load.enough(one.plan, self.load.rate, TWICE):
@@ -351,11 +353,11 @@ class LoadSearch:
         return tuple(found)
 
 
-def _first(order: list[Candidate], asks: int) -> list[Candidate]:
+def _first(order: list[PlanCandidate], asks: int) -> list[PlanCandidate]:
     """The two that promise most of those that ask as much."""
     return [one for one in order if one.asks == asks][:2]
 
 
-def describe(one: Candidate) -> str:
+def describe(one: PlanCandidate) -> str:
     """A candidate's changes in words."""
     return " + ".join(change.name for change in one.changes) or "as asked"

@@ -46,7 +46,7 @@ def plan(
         made = _make(model, configuration, asked)
         facts = _facts(made)
         if html is not None:
-            from twostroke.study.plan.page import write_page
+            from twostroke.study.plan.page.page import write_page
 
             write_page(html, made.advice, facts, made.load)
             note(f"wrote {html}")

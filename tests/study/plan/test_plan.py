@@ -45,15 +45,6 @@ def test_a_chunk_of_everything_is_the_prefill() -> None:
     assert llama(4).chunked_ttft(128) > llama(4).prefill.seconds  # weights are read again
 
 
-def test_decode_turns_compute_bound_at_the_balance() -> None:
-    """2 FLOPs a weight and row, 2 bytes a weight: at a batch of the effective balance."""
-    machine = find_machine("h100")
-    expected = machine.balance() * machine.compute / machine.memory_share
-    batch = llama(4).compute_bound_batch()
-    assert batch is not None
-    assert expected <= batch < expected + 1
-
-
 def test_break_even_bandwidth() -> None:
     """Reading at that rate takes as long as the prefill, and what is shared already does not matter."""
     made = llama(4)

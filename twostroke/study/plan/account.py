@@ -92,7 +92,6 @@ def _strokes(plan: Plan) -> dict[str, Any]:
         "decode": _step(plan.decode(), machine) | {"tokens_per_second": plan.tokens_per_second},
         "attention_overtakes_at": plan.model.crossover(),
         "kv_break_even_bytes_per_second": plan.break_even_bandwidth,
-        "compute_bound_batch": plan.compute_bound_batch(),
         "largest_chunk": chunk,
         "ttft_in_chunks_ms": None if chunk is None else plan.ttft_beside_ms,
         "tiers": _tiers(plan),

@@ -1,7 +1,7 @@
 """One configuration and what it takes: memory, and both strokes without queueing."""
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +14,6 @@ from twostroke.study.roofline.roofline import Roofline, StepTime
 from twostroke.study.roofline.techniques import PLAIN, Technique
 from twostroke.study.roofline.weight_formats import WeightFormat
 
-MAX_BATCH = 1 << 16
 BUDGET = 512  # tokens of a step: the engine's own default
 MAX_RUNNING = 256  # sequences at once: the engine's own default
 
@@ -193,19 +192,6 @@ class Plan:
         """
         load = replace(self.workload, shared=0)
         return self.model.kv_bytes(load.prompt) / replace(self, workload=load, technique=PLAIN).prefill.seconds
-
-    def compute_bound_batch(self) -> int | None:
-        """The smallest batch whose matrices take longer to multiply than to read; None if none up to 65,536 does."""
-
-        def bound(batch: int) -> bool:
-            # For matrices, a token of each sequence is as much work as as many tokens of one.
-            parts = [
-                part for part in self.roofline.step([SequenceRows(batch, 0, batch)]).parts if part.name != "scores"
-            ]
-            return sum(part.compute_s for part in parts) >= sum(part.memory_s for part in parts)
-
-        found = 1 + bisect_left(range(1, MAX_BATCH + 1), True, key=bound)
-        return found if found <= MAX_BATCH else None
 
     def missed(self) -> list[str]:
         """Objectives that are predicted to be missed: "TTFT", "ITL"; or "both together", if each alone is kept.

@@ -73,18 +73,15 @@ def _verdict(facts: dict[str, Any]) -> str:
     """The answer, with what it rests on: the hardest of all demands."""
     verdict, load, binds = facts["verdict"], facts["load"], facts["binds"]
     if verdict == "does not fit":
-        needed = facts["memory"]["weights_bytes"] + facts["memory"]["kv_bytes_per_user"] * _sequences(facts)
-        return f"does not fit: {_gb(needed)} of {_gb(facts['memory']['usable_bytes'])}"
+        memory, users = facts["memory"], 1 if load else facts["workload"]["concurrency"]
+        needed = memory["weights_bytes"] + users * memory["kv_bytes_per_user"]
+        return f"does not fit: {_gb(needed)} of {_gb(memory['usable_bytes'])}"
     if verdict == "cannot be served":
         return f"cannot be served: at most {load['most_requests_per_second']:,.3g} requests/s; {binds['rate']} binds"
     if facts["missed"]:
         named = " and ".join(f"{name} ({binds[name]} binds)" for name in facts["missed"])
         return f"misses the objective: {named}"
     return verdict
-
-
-def _sequences(facts: dict[str, Any]) -> int:
-    return 1 if facts["load"] else facts["workload"]["concurrency"]
 
 
 def _numbers(facts: dict[str, Any]) -> Iterator[Block]:
@@ -220,7 +217,7 @@ def _load(load: dict[str, Any]) -> Iterator[Block]:
 def _also(facts: dict[str, Any]) -> Iterator[str]:
     """Single facts."""
     memory, decode = facts["memory"], facts["decode"]
-    crossover, batch, chunk = facts["attention_overtakes_at"], facts["compute_bound_batch"], facts["largest_chunk"]
+    crossover, chunk = facts["attention_overtakes_at"], facts["largest_chunk"]
     yield (
         f"weights {_gb(memory['weights_bytes'])}; KV {memory['kv_bytes_per_token']:,} bytes a token, "
         f"{memory['kv_bytes_per_user'] / 1e9:.3f} GB a user; room for {_count(memory['users'], 'user')}"
@@ -231,8 +228,6 @@ def _also(facts: dict[str, Any]) -> Iterator[str]:
             f"{one['bandwidth_percent']:.1f}% of the bandwidth"
         )
     yield f"decode: {decode['tokens_per_second']:,.1f} tokens/s in all"
-    bound = f"bound by compute from a batch of {batch:,}" if batch else "always bound by bandwidth"
-    yield f"decode's matrices are {bound}"
     yield (
         f"attention scores take more FLOPs than all matrices from {crossover:,} tokens"
         if crossover

@@ -1,6 +1,7 @@
 """A search finds the same tokens as all logits do, with or without the head's sketch."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -206,11 +207,18 @@ def test_late_members_change_nothing(variant: str) -> None:
         assert [head.search(x, noises_of(x)) for x in xs] == expected
 
 
-@pytest.mark.parametrize("variant", library.variants())
+@pytest.fixture(scope="module", params=library.variants())
+def smollm_of_a_variant(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM("smollm2-135m", backend=f"native-{request.param}", kv_bytes=1 << 28) as llm:
+        yield llm
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_an_answer_is_the_same_in_any_company(variant: str, temperature: float) -> None:
+def test_an_answer_is_the_same_in_any_company(smollm_of_a_variant: LLM, temperature: float) -> None:
     """A request with log-probabilities or filters makes the whole step compute all logits."""
-    llm = LLM("smollm2-135m", backend=f"native-{variant}", kv_bytes=1 << 28)
+    llm = smollm_of_a_variant
+    assert llm.model.index is not None
+    llm.model.index.clear()
     prompts = [f"The history of {name} begins" for name in ("Rome", "bread", "the bicycle")]
 
     def tokens(which: list[str], **options: Any) -> list[list[int]]:

@@ -179,7 +179,7 @@ def test_repetition_costs_the_wire_nothing(pair: Callable[..., Pair]) -> None:
     both = pair(max_step_tokens=7)
     entry = both.first.pool.entry_bytes
     for length in (16, 27, 40):
-        for chosen, kept in ((method("repeat"), length), (method("repeat", times=3, sinks=4), length + 4)):
+        for chosen, kept in ((method("repeat", sinks=0), length), (method("repeat", times=3, sinks=4), length + 4)):
             offer = both.prefilled(list(range(5, 5 + length)), chosen)
             both.second.engine.run([both.request(offer, [5], chosen, max_tokens=2)])
             assert offer.bytes_sent == kept * entry

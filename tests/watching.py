@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from twostroke.api.llm import LLM
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
@@ -55,3 +57,16 @@ def answers(llm: LLM, requests: list[Request], config: SchedulerConfig, steps: i
             llm.engine.step()
     llm.engine.finish(requests)
     return [(list(request.events), kv.seen) for request, kv in zip(requests, bits, strict=True)]
+
+
+def entered_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of tokens of each forward pass from now on."""
+    counts: list[int] = []
+    forward = llm.model.compiled.forward
+
+    def counted(batch: Any, memory: Any) -> Any:
+        counts.append(batch.num_rows)
+        return forward(batch, memory)
+
+    monkeypatch.setattr(llm.model.compiled, "forward", counted)
+    return counts

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.watching import entered_rows
 from twostroke.api.conversation import Conversation, file
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Choice
@@ -40,15 +41,7 @@ def model(tiny_directory: Callable[[str], Path]) -> LLM:
 @pytest.fixture
 def rows(model: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of tokens that each forward pass of the model enters."""
-    counts: list[int] = []
-    forward = model.model.compiled.forward
-
-    def counted(batch: Any, memory: Any) -> Any:
-        counts.append(batch.num_rows)
-        return forward(batch, memory)
-
-    monkeypatch.setattr(model.model.compiled, "forward", counted)
-    return counts
+    return entered_rows(model, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

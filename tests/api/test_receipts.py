@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.methods.watching import needs_native
+from tests.watching import entered_rows
 from twostroke.api.llm import LLM
 from twostroke.api.receipts import STRETCH, Receipt, digest, verify
 from twostroke.errors import InvalidRequest
@@ -66,14 +67,7 @@ def test_the_same_bits(llm: LLM, params: dict[str, Any], tmp_path: Path) -> None
 @needs_native
 def test_a_check_takes_few_passes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made = receipt_of(llm, **DRAWN, max_tokens=200)
-    passes: list[int] = []
-    forward = llm.model.compiled.forward
-
-    def counted(batch: Any, memory: Any) -> Any:
-        passes.append(batch.num_rows)
-        return forward(batch, memory)
-
-    monkeypatch.setattr(llm.model.compiled, "forward", counted)
+    passes = entered_rows(llm, monkeypatch)
     assert verify(llm, made).wrong is None
     assert len(passes) <= 2 + 200 // 50
 

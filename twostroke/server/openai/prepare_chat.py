@@ -68,7 +68,7 @@ def prepare_chat(
     params = body.sampling(body.max_answer_tokens, body.top_logprobs if body.logprobs else None, follow)
     params = replace(params, reader=reader)
     if body.receipt:
-        _require_plain(technique, "receipt")
+        _require_plain(technique, "a receipt is made", "receipt")
         params = replace(params, logprobs=params.logprobs or 0)
     if prompt is not None:
         requests = engine_requests(llm, [prompt], params, technique, context, salt)
@@ -81,7 +81,7 @@ def prepare_chat(
         tokens = _prompt(llm, body)
         requests = engine_requests(llm, [tokens], params, technique, context, salt)
     else:
-        _require_plain(technique)
+        _require_plain(technique, "a window of KV is kept", "truncation")
         if params.prompt_logprobs is not None:
             raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
         tokens = [id for part in fitted.window.parts for id in part]
@@ -134,7 +134,7 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
     body = body if context is None else context.before_chat(body)
     technique = choose_method(engine.name, body.model, body.method)
     if body.truncation == "window":
-        _require_plain(technique)
+        _require_plain(technique, "a window of KV is kept", "truncation")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.must_call and not body.callable_functions:
@@ -143,10 +143,9 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
     return body.with_defaults(engine.llm.generation), technique
 
 
-def _require_plain(technique: Method, param: str = "truncation") -> None:
+def _require_plain(technique: Method, what: str, param: str) -> None:
     """A window is a program of its own, and a receipt describes no other. Raises ApiError."""
     if technique != Plain():
-        what = "a window of KV is kept" if param == "truncation" else "a receipt is made"
         raise ApiError(400, f"{what} for plain generation: leave out method", param=param)
 
 

@@ -164,7 +164,7 @@ def _assumed(facts: dict[str, Any]) -> Iterator[Block]:
         if (between := sure["between"][key]) and between[0] < between[1] < float("inf"):
             parts.append(f"{name} {between[0]:,.1f} to {between[1]:,.1f} ms")
     spread = f"; {sure['draws']} draws gave p{load['percentile']:g} of {', '.join(parts)}" if parts else ""
-    yield Line(f"sure within a tenth: {sure['requests_simulated']:,} requests were simulated{spread}", "faint")
+    yield Line(f"{sure['requests_simulated']:,} requests were simulated; rates are searched to 12%{spread}", "faint")
 
 
 def _details(facts: dict[str, Any]) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,17 @@ def test_the_same_sources_are_compiled_once(tmp_path: Path) -> None:
     (tmp_path / "native" / "avx2.cpp").write_text('extern "C" int one() { return 2; }\n')
     assert build(tmp_path)[0] == 1
     assert len(list((tmp_path / "build" / "kernels").iterdir())) == len(VARIANTS)
+
+
+def test_every_file_of_data_goes_into_the_wheel() -> None:
+    """What is read beside the code is named in pyproject.toml: an editable installation has it in any case."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {
+        path
+        for package, patterns in declared.items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")).glob(pattern)
+    }
+    built = {".py", ".so", ".pyc"}
+    there = {path for path in (ROOT / "twostroke").rglob("*") if path.is_file() and path.suffix not in built}
+    assert there - packed == set()

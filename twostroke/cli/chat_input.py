@@ -98,9 +98,9 @@ def edited(text: str) -> str:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "question.md"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         try:
             subprocess.run([*shlex.split(editor), str(path)], check=True)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise InvalidRequest(f"the editor {editor!r} failed ({error}): set VISUAL or EDITOR to another") from None
-        return path.read_text(errors="replace").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()

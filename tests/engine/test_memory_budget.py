@@ -24,7 +24,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")  # of version 1
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, available: int, group: int | None) -> None:
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: available)
+    monkeypatch.setattr(memory_budget, "machine_memory", lambda: available)
     monkeypatch.setattr(memory_budget, "group_memory", lambda: group)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import Experts, GatedMLP, ModelConfig
-from twostroke.system.memory import available_memory, group_memory
+from twostroke.system.memory import group_memory, machine_memory
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class MemoryBudget:
     @classmethod
     def now(cls) -> "MemoryBudget":
         """The budget of this process at this moment."""
-        available, group = available_memory(), group_memory()
-        return cls(available, group is not None and group <= available)
+        machine, group = machine_memory(), group_memory()  # each once: both change all the time
+        return cls(machine, False) if group is None or group > machine else cls(group, True)
 
     @classmethod
     def of_engine(

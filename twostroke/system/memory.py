@@ -16,7 +16,7 @@ def available_memory(root: Path = Path("/")) -> int:
     The page cache counts as available, also its active part: the system frees it when memory is needed. A checkpoint
     that was read twice is in it.
     """
-    return max(0, min([_of_machine(root), *_left_by_groups(root)]))
+    return max(0, min([machine_memory(root), *_left_by_groups(root)]))
 
 
 def group_memory(root: Path = Path("/")) -> int | None:
@@ -28,7 +28,8 @@ def group_memory(root: Path = Path("/")) -> int | None:
     return None if left >= NO_LIMIT else max(0, left)
 
 
-def _of_machine(root: Path) -> int:
+def machine_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be allocated without swapping, whatever control groups say."""
     with suppress(OSError, ValueError):
         lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         if (found := lines.get("MemAvailable")) is not None:

@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
+from twostroke.backends.interface import PAGE
 from twostroke.backends.page_memory import HostMemory
 from twostroke.cluster.wire import checksum
 from twostroke.cluster.wire.channel import Channel
@@ -38,6 +39,7 @@ from twostroke.kv.entries import EntryTable
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.models.layer_groups import LayerGroup, PageShape
 from twostroke.models.rope import Rope
 
 SHAPES = {  # layers, KV heads, head size
@@ -110,8 +112,9 @@ RECEIVER = {
 
 def pool_of(model: str, page_size: int, pages: int) -> PagePool:
     layers, heads, size = SHAPES[model]
-    geometry = Geometry(layers, heads, size, (Rope(1e4),) * layers, "bfloat16", "none")
-    memory = HostMemory((pages, layers, 2, heads, page_size, size), geometry.dtype)
+    group = LayerGroup(tuple(range(layers)), None, heads, size, layers)
+    geometry = Geometry((group,), (Rope(1e4),) * layers, "bfloat16", "none")
+    memory = HostMemory(pages, PageShape(geometry.groups, page_size), geometry.dtype)
     return PagePool(geometry, memory, pages, page_size)
 
 
@@ -150,7 +153,7 @@ def sending(pipe: Connection, model: str, page_size: int, pages: int, kinds: lis
         kv = values[length]
         if what == "socket alone":
             with socket.create_connection(("127.0.0.1", more)) as connection:
-                for page in kv.table[:, 0].tolist():
+                for page in kv.table[:, PAGE].tolist():
                     connection.sendall(pool.memory.read_pages([pool.frame(page)])[0])
         elif what == "nixl read":
             pipe.send(None)
@@ -246,7 +249,7 @@ class Here:
                 return time.perf_counter() - began
 
     def _check(self, length: int, kv: KVCache) -> None:
-        frames = [self.pool.frame(page) for page in kv.table[:, 0].tolist()]
+        frames = [self.pool.frame(page) for page in kv.table[:, PAGE].tolist()]
         data = b"".join(bytes(view) for view in self.pool.memory.read_pages(frames))
         random = np.random.default_rng(length)
         sent = b"".join(random.bytes(self.pool.page_bytes) for _ in range(len(kv.table)))

@@ -7,7 +7,7 @@ constexpr int PAGE_SIZE = 16, SPLIT = 8, KEYS = PAGE_SIZE * SPLIT;
 constexpr int AHEAD_PAGES = INTEL ? 2 : 6;  // pages to prefetch
 
 struct Span {
-  int32_t page, start, stop, position;
+  int32_t start, stop, position, page;
 };
 
 // K and V of one layer in bfloat16. A page of a head holds pairs in the order of multiplication: two columns of a key,

@@ -12,16 +12,16 @@ constexpr int FEW_ROWS = 2;  // up to this many rows are prepared by every membe
 // Rows of a step; see RaggedBatch in backends/interface.py.
 struct Batch {
   int32_t num_rows, num_sequences;
-  const int64_t *tokens, *pages, *slots;
+  const int64_t *tokens, *pages, *slots;  // pages: [groups, rows], those to write to
   const int64_t* positions;
   const int32_t* row_starts;      // [sequences + 1]
   const int32_t* span_starts;     // [sequences + 1]
-  const Span* spans;              // of all sequences
-  const float *cos, *sin;         // [ropes, turns, dim / 2], by position
+  const Span* spans;              // [groups, spans of all sequences]: a span lies in a page of each group of layers
+  const float *cos, *sin;         // [ropes, turns, half_dim], by position
   int64_t turns;
   int64_t num_queries;            // number of rows whose queries are returned
   const int64_t* query_rows;      // [num_queries]
-  float* queries;                 // [blocks, num_queries, heads * dim]
+  float* queries;                 // [blocks, num_queries, q_width]
   const float* dropout;           // [blocks, rows, hidden], for the inputs of MLPs; null for none
   const uint8_t* embeddings;      // [rows] in the file's format, if the model has no embedding matrix; else null
   int64_t num_wanted;             // number of rows that the last block returns
@@ -30,6 +30,11 @@ struct Batch {
   const int64_t* state_rows;      // [num_states]
   float* states;                  // [blocks + 1, num_states, hidden]: the input of each block, the output of the last
 };
+
+// The spans of a group of layers.
+inline const Span* spans_of(const Batch& batch, int group) {
+  return batch.spans + size_t(group) * batch.span_starts[batch.num_sequences];
+}
 
 // Rows of one sequence that attend together. One member computes all splits of a head, or any member each split.
 struct Piece {
@@ -68,9 +73,9 @@ inline std::span<const Split> splits_of(const Attention& plan, const Attention::
   return unit.split < 0 ? all : all.subspan(unit.split, 1);
 }
 
-// The pages that a unit reads of a split.
-inline Reads reads_of(const Attention& plan, const Batch& batch, const Attention::Unit& unit, const Split& split) {
-  return {batch.spans + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head};
+// The pages of a group of layers that a unit reads of a split.
+inline Reads reads_of(const Attention& plan, const Batch& batch, int group, const Attention::Unit& unit, const Split& split) {
+  return {spans_of(batch, group) + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head};
 }
 
 // Orders units by length, longest first, and gives each member's range the same share of each length. So ranges have
@@ -92,8 +97,8 @@ inline void deal(Attention& plan, int members, int first_range, int last_range) 
   for (int i = first_range; i < last_range; i++) units.insert(units.end(), ranges[i].begin(), ranges[i].end());
 }
 
-// The work of a layer with this window, for these rows (ascending), by `members` members of each of `ranks` ranks.
-inline Attention plan_attention(const Config& c, const Batch& batch, std::span<const int64_t> rows, int window, int members,
+// The work of a layer for these rows (ascending), by `members` members of each of `ranks` ranks.
+inline Attention plan_attention(const AttentionShape& c, const Batch& batch, std::span<const int64_t> rows, int members,
                                 int rank, int ranks) {
   Attention plan;
   int64_t all = 0;
@@ -103,7 +108,7 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
     const int most = std::min({QUERY_ROWS, batch.row_starts[s + 1] - row, int(rows.size()) - i});
     Piece piece{s, row, 1, i, {}};
     while (piece.count < most && rows[i + piece.count] == row + piece.count) piece.count++;
-    find_splits(batch.spans + batch.span_starts[s], batch.span_starts[s + 1] - batch.span_starts[s], window,
+    find_splits(batch.spans + batch.span_starts[s], batch.span_starts[s + 1] - batch.span_starts[s], c.window,
                 query_of(batch, s, row, entries), query_of(batch, s, row + piece.count - 1, entries), piece.splits);
     all += int64_t(c.kv_heads) * length_of(piece);
     i += piece.count;
@@ -112,7 +117,7 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
   const int first_head = c.any_head ? 0 : c.first_kv_head, last_head = c.any_head ? c.kv_heads : c.last_kv_head;
   for (int index = 0; index < int(plan.pieces.size()); index++) {
     const Piece& piece = plan.pieces[index];
-    const int splits = int(piece.splits.size()), queries = piece.count * (c.heads / c.kv_heads);
+    const int splits = int(piece.splits.size()), queries = piece.count * c.repeat();
     // A long unit is split if there are few others.
     const bool apart = piece.count <= FEW_ROWS && splits > 1 && int64_t(length_of(piece)) * members * ranks * EVEN > all;
     for (int split = 0; split < (apart ? splits : 1); split++)
@@ -135,14 +140,14 @@ inline Attention plan_attention(const Config& c, const Batch& batch, std::span<c
 }
 
 // The pages that a member reads first, limited in bytes, as byte offsets from the beginning of a layer.
-inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, Layer kv, int member, int members,
-                                       size_t bytes) {
+inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch, int group, Layer kv, int member,
+                                       int members, size_t bytes) {
   const int units = int(plan.units.size()), last = begin_of(units, member + 1, members);
   const size_t wanted = bytes / kv.piece_bytes();
   std::vector<size_t> places;
   for (int u = begin_of(units, member, members); u < last; u++)
     for (const Split& split : splits_of(plan, plan.units[u])) {
-      const Reads reads = reads_of(plan, batch, plan.units[u], split);
+      const Reads reads = reads_of(plan, batch, group, plan.units[u], split);
       for (int side = 0; side < 2; side++)
         for (int k = 0; k < reads.count; k++) {
           if (places.size() == wanted) return places;

@@ -7,10 +7,10 @@
 template <class Finish>
 void attention(Model& m, Model::Private& own, const Heads& heads, const Attention& plan, Layer kv, float* memory, Rows out,
                const Finish& finish) {
-  const Config& c = m.config;
   const Block& b = heads.block;
+  const AttentionShape& c = b.attention;
   const Batch& batch = heads.batch;
-  const int repeat = c.heads / c.kv_heads, stride = c.dim + 16;
+  const int repeat = c.repeat(), stride = c.dim + 16;
   auto partial_at = [&](float* base, size_t i) {
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
@@ -32,7 +32,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
         }
       }
   };
-  auto reads = [&](const Attention::Unit& unit, const Split& s) { return reads_of(plan, batch, unit, s); };
+  auto reads = [&](const Attention::Unit& unit, const Split& s) { return reads_of(plan, batch, c.group, unit, s); };
   const int units = int(plan.units.size());
   m.team->share(units, own.member, [&](int u) {
     const Attention::Unit &unit = plan.units[u], &after = plan.units[std::min(u + 1, units - 1)];
@@ -47,7 +47,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
       const Reads next = index + 1 < splits.size() ? reads(unit, splits[index + 1]) : reads(after, splits_of(plan, after)[0]);
-      attend_split(kv, reads(unit, s), next, s.before, b.window, own.queries.data(), heads.query(piece.first, unit.head),
+      attend_split(kv, reads(unit, s), next, s.before, c.window, own.queries.data(), heads.query(piece.first, unit.head),
                    queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(0, memory, unit.partial);
@@ -119,7 +119,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const bool last = i + 1 == m.blocks.size();
   const Linear& following = m.blocks[last ? 0 : i + 1].qkv;
   const Batch& batch = pass.batch;
-  const Attention& plan = pass.attention(i, b.window);
+  const Attention& plan = pass.attention(i);
   own.live = pass.live(i);
   const Layer kv = pass.layer(i);
   const PassMemory::Places at = pass.room.of(i);
@@ -137,11 +137,11 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
     m.meet(own);
     post_norm_add(m, own, norm, n, made, before, out, to);
   };
-  const size_t handed_out = size_t(batch.num_queries) * m.config.heads * m.config.dim;
+  const size_t handed_out = size_t(batch.num_queries) * m.config.q_width;
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
   project_heads(m, own, inputs_of(m, pass, i), heads);
   store_entries(m, own, heads, kv);
-  if (m.config.any_head) m.meet(own);
+  if (b.attention.any_head) m.meet(own);
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
   const PassMemory::Places rest = pass.rest(i);
@@ -152,7 +152,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Mlp& mlp = b.mlps[0];
   const size_t mlps = std::min(size_t(n) * b.router.chosen, b.mlps.size());  // at most
   if (!last)
-    pass.begin_reads(own.work.ahead, m.blocks[i + 1], i + 1, own.member,
+    pass.begin_reads(own.work.ahead, i + 1, own.member,
                      {b.o.groups(), mlps * mlp.gate_up.groups(), mlps * mlp.down.groups(), following.groups()});
   const float* dropout = batch.dropout ? batch.dropout + i * n * m.config.hidden : nullptr;
   const Rows mlp_inputs = Rows::in(rest.mlp_inputs, n, m.config.hidden);

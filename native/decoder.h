@@ -1,5 +1,6 @@
 // The parts of a decoder, in the form that kernels use.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -72,14 +73,30 @@ struct Linear {
 };
 
 struct Config {
-  int32_t hidden, intermediate, heads, kv_heads, dim, gelu, num_ropes;
+  int32_t hidden, intermediate, gelu, num_ropes;
+  int32_t q_width, kv_width, half_dim;  // of the widest attention: heads x dim, KV heads x dim, and dim / 2
   int32_t vocab;             // without the padding of the head's last panel
   int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null
-  int32_t first_kv_head, last_kv_head;  // whose keys and values are made here: all, or a rank's
-  int32_t any_head;  // whether ranks share out attention by its work, and not by who made keys and values
-  float eps, attention_scale, embedding_scale;
+  float eps, embedding_scale;
 
   size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row
+};
+
+// A layer's attention, and the place of its entries: a group of layers (models/layer_groups.py), and a place in the
+// pages of the group. Another layer with the same place may have made them.
+struct AttentionShape {
+  int32_t heads, kv_heads, dim;
+  int32_t first_kv_head, last_kv_head;  // whose keys and values are made here: all or a rank's
+  int32_t any_head;  // whether ranks share out attention by its work, and not by who made keys and values
+  int32_t rope, window, group, place;
+  int32_t own_entries;  // whether this layer makes the keys and values that it reads
+  float scale;
+
+  // Whether its work is divided in the same way.
+  bool divides_like(const AttentionShape& other) const {
+    return heads == other.heads && kv_heads == other.kv_heads && any_head == other.any_head && window == other.window;
+  }
+  int repeat() const { return heads / kv_heads; }  // query heads of a KV head
 };
 
 // A gated MLP: down(act(gate x) * up x).
@@ -91,7 +108,7 @@ struct Mlp {
 struct Block {
   const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
   Linear qkv, o;
-  int rope, window;
+  AttentionShape attention;
   std::vector<Mlp> mlps;  // the MLP, or the experts, all of one size
   Router router;          // chooses the experts of a row; without weights there is one MLP
   Kinds mlp_kinds;        // the kinds of their weights
@@ -107,4 +124,11 @@ struct Decoder {
   const Matrix* head_matrix = nullptr;  // which a rank may have no row of
   std::unique_ptr<Linear> head;
   const float* head_norm = nullptr;
+
+  // Groups of layers whose entries share pages.
+  size_t groups() const {
+    int groups = 0;
+    for (const Block& b : blocks) groups = std::max(groups, b.attention.group + 1);
+    return size_t(groups);
+  }
 };

@@ -47,7 +47,7 @@ static const Pass& run_pass(Model& m, const Batch& batch, uint16_t* kv, const in
   pass.begin(m, batch, kv, strides, m.team->size(), m.common, by_row);
   m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass, inputs_of(m, pass, 0));
-    pass.begin_reads(own.work.ahead, m.blocks[0], 0, own.member, {m.blocks[0].qkv.groups()});
+    pass.begin_reads(own.work.ahead, 0, own.member, {m.blocks[0].qkv.groups()});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
   }));
   return pass;
@@ -67,7 +67,7 @@ static void obey(Ranks& ranks, const Order& given) {
   Model& m = *(Model*)ranks.models[order.model];
   if (order.kind == Order::FORWARD) {
     const Ranks::Pool& pool = ranks.pools[order.pool];
-    run_pass(m, order.batch, (uint16_t*)(pool.data + order.kv), pool.strides[0] ? pool.strides : order.strides, true);
+    run_pass(m, order.batch, (uint16_t*)(pool.data + order.kv), pool.strides.empty() ? order.strides : pool.strides.data(), true);
   } else if (order.kind == Order::LOGITS) {
     run_logits(m, order.x, order.count, nullptr, nullptr);
   } else {
@@ -90,13 +90,15 @@ static std::vector<Found> each_chunk(void* team, int rows, int count, const Find
 }
 
 // See twostroke_add_block. `mlps`: gate, up and down of each.
-static void add_block(Model& m, const float** norms, void** matrices, const float* bias, int rope, int window, Router router,
-                      void** mlps, int count) {
+static void add_block(Model& m, const float** norms, void** matrices, const float* bias, const AttentionShape& attention,
+                      Router router, void** mlps, int count) {
   auto part = [](void* matrix) { return (const Matrix*)matrix; };
-  Linear qkv({part(matrices[0]), part(matrices[1]), part(matrices[2])}, bias);
-  qkv.by_heads(m.config.dim, norms[2] || norms[3]);
-  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(matrices[3])}),
-          rope,     window,   {},       router,   {}};
+  std::vector<const Matrix*> turned{part(matrices[0])};
+  if (matrices[1]) turned.push_back(part(matrices[1])), turned.push_back(part(matrices[2]));
+  Linear qkv(turned, bias);
+  qkv.by_heads(attention.dim, norms[2] || norms[3]);
+  Block b{norms[0],  norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(matrices[3])}),
+          attention, {},       router,   {}};
   b.mlps.reserve(count);
   for (int i = 0; i < count; i++, mlps += 3) {
     b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]));
@@ -289,22 +291,25 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
   });
 }
 
-// Norms: attention, MLP, q, k, after attention, after MLP; null if absent. Matrices: q, k, v, o, gate, up, down.
-void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window) {
-  add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{}, matrices + 4, 1);
+// Norms: attention, MLP, q, k, after attention, after MLP; null if absent. Matrices: q, k, v, o, gate, up, down; k and v
+// are null if the entries are another layer's.
+void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias,
+                         const AttentionShape* attention) {
+  add_block(*(Model*)model, norms, matrices, bias, *attention, Router{}, matrices + 4, 1);
 }
 
 // The same for a block with experts, without a norm after them. Matrices: q, k, v, o; of experts: gate, up, down of
 // each. `router`: [experts, hidden], which must outlive the model. Each row has `chosen` experts, whose weights are
 // divided by their sum if `normalized`.
-void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float* bias, int rope, int window,
-                                 const float* router, int experts, int chosen, int normalized, void** expert_matrices) {
-  add_block(*(Model*)model, norms, matrices, bias, rope, window, Router{router, experts, chosen, bool(normalized)},
+void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float* bias,
+                                 const AttentionShape* attention, const float* router, int experts, int chosen,
+                                 int normalized, void** expert_matrices) {
+  add_block(*(Model*)model, norms, matrices, bias, *attention, Router{router, experts, chosen, bool(normalized)},
             expert_matrices, experts);
 }
 
-// Runs all rows through every block, writing K and V to kv [blocks, 2, pages, kv_heads, ...], whose first three
-// dimensions have strides; result: [wanted, hidden]. Members may still read weights and `kv` when this,
+// Runs all rows through every block, writing K and V to `kv`, which for each group of layers is [depth, 2, pages,
+// kv_heads, ...]; `strides`: [groups, 3], of the first three dimensions. Result: [wanted, hidden]. Members may still read weights and `kv` when this,
 // twostroke_logits or twostroke_search returns: call twostroke_settle before freeing either. Returns as twostroke_logits.
 int twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
@@ -316,15 +321,15 @@ int twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64
   if (lost(m)) return int(lost(m));
   const Ranks::Pinned pinned(*m.ranks);
   Shelf shelf(*m.ranks);
-  Order order{.kind = Order::FORWARD, .batch = shelved(m, shelf, *batch)};
+  Order order{.kind = Order::FORWARD, .strides = strides, .batch = shelved(m, shelf, *batch)};
+  shelf.put(order.strides, 3 * m.groups());
   for (const Ranks::Pool& pool : m.ranks->pools) {
     if (const int64_t at = (uint8_t*)kv - pool.data; pool.data && at >= 0 && at < int64_t(pool.bytes))
       order.pool = int(&pool - m.ranks->pools.data()), order.kv = at;
   }
-  std::copy_n(strides, 3, order.strides);
   give(m, shelf, order);
   run_pass(m, order.batch, kv, strides, true).hand_out(result);
-  const size_t queries = m.blocks.size() * batch->num_queries * m.config.heads * m.config.dim;
+  const size_t queries = m.blocks.size() * batch->num_queries * m.config.q_width;
   if (queries) std::copy_n(order.batch.queries, queries, batch->queries);
   const size_t states = (m.blocks.size() + 1) * batch->num_states * m.config.hidden;
   if (batch->num_states) std::copy_n(order.batch.states, states, batch->states);
@@ -349,12 +354,11 @@ void twostroke_join(void* model, void* ranks) {
 }
 
 // Where this process has the memory of a pool, or nowhere any more. In all ranks a pool has the same number. `strides`:
-// of layers, sides and pages, if this rank has its own heads alone, and `data` is where head 0 would be; else null.
-void twostroke_pool(void* ranks, int number, uint8_t* data, int64_t bytes, const int64_t* strides) {
+// [groups, 3], of layers, sides and pages, if this rank has its own heads alone, and `data` is where head 0 would be.
+void twostroke_pool(void* ranks, int number, uint8_t* data, int64_t bytes, const int64_t* strides, int groups) {
   auto& pools = ((Ranks*)ranks)->pools;
   if (number >= int(pools.size())) pools.resize(number + 1);
-  pools[number] = {data, size_t(bytes), {}};
-  if (strides) std::copy_n(strides, 3, pools[number].strides);
+  pools[number] = {data, size_t(bytes), std::vector<int64_t>(strides, strides + 3 * groups)};
 }
 
 // Ranks without common memory: see Ranks::part. `twin`: as much memory again, zeroed.

@@ -87,14 +87,14 @@ class Pass {
   // `common` is memory of all passes of the model. The batch has angles by position, or `by_row`.
   void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members, Buffer& common,
              bool by_row = false) {
-    batch = lent, kv_ = kv, config_ = &model.config;
-    std::copy_n(strides, 3, strides_);
-    const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->dim / 2;
+    batch = lent, kv_ = kv, config_ = &model.config, blocks_ = &model.blocks;
+    const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->half_dim, groups = model.groups();
+    strides_.assign(strides, strides + 3 * groups);
     if (!model.embed) keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
-    keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, rows), keep(slots_, batch.slots, rows);
+    keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, groups * rows), keep(slots_, batch.slots, rows);
     keep(positions_, batch.positions, rows), keep(wanted_, batch.wanted, batch.num_wanted);
     keep(state_rows_, batch.state_rows, batch.num_states);
-    keep(spans_, batch.spans, lent.span_starts[sequences]);
+    keep(spans_, batch.spans, groups * lent.span_starts[sequences]);
     keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
     cos_.clear(), sin_.clear();
     for (int rope = 0; rope < config_->num_ropes; rope++)
@@ -108,18 +108,20 @@ class Pass {
     for (int i = 0; i < batch.num_queries; i++) places_[batch.query_rows[i]] = i;
     all_.resize(rows), std::iota(all_.begin(), all_.end(), 0);
     last_ = model.blocks.size() - 1, cut_ = wanted_.size() < rows && !batch.dropout && !batch.num_states;
-    plans_.clear();
+    plans_.clear(), reads_.assign(groups, {});
     size_t partials = 0;
-    for (const Block& b : model.blocks) {
-      if (find(b.window)) continue;
-      plans_.push_back(plan(b.window, all_, members));
-      partials = std::max(partials, plans_.back().attention.num_partials);
+    for (size_t i = 0; i < model.blocks.size(); i++) {
+      const AttentionShape& shape = model.blocks[i].attention;
+      if (!find(shape)) plans_.push_back({shape, plan(shape, all_, members)});
+      const Attention& made = find(shape)->attention;
+      if (reads_[shape.group].empty()) reads_[shape.group] = reads(made, i, members);
+      partials = std::max(partials, partials_of(made, shape));
     }
-    room = PassMemory(model, model.blocks.size(), memory_, common, choices_, rows, partials * (config_->dim + 16));
+    room = PassMemory(model, model.blocks.size(), memory_, common, choices_, rows, partials);
     if (!cut_) return;
-    last_plan_ = plan(model.blocks.back().window, wanted_, members);
+    last_plan_ = plan(model.blocks.back().attention, wanted_, members), last_reads_ = reads(last_plan_, last_, members);
     rest_ = PassMemory(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(),
-                       last_plan_.attention.num_partials * (config_->dim + 16));
+                       partials_of(last_plan_, model.blocks.back().attention));
   }
 
   // Whether its pieces may be computed twice, and after the pass is over: see threads.h. Not in memory of several ranks,
@@ -150,7 +152,7 @@ class Pass {
 
   // What ranks write and read around the meetings of a block.
   Live live(size_t block) const {
-    const size_t blocks = last_ + 1, queries = blocks * batch.num_queries * config_->heads * config_->dim;
+    const size_t blocks = last_ + 1, queries = blocks * batch.num_queries * config_->q_width;
     const size_t states = batch.num_states ? (blocks + 1) * batch.num_states * config_->hidden : 0;
     auto bytes = [](float* data, size_t count) { return std::span((uint8_t*)data, count * sizeof(float)); };
     return {room.bytes(block), cut(block) ? rest_.bytes(0) : std::span<uint8_t>(), bytes(batch.queries, queries),
@@ -159,11 +161,11 @@ class Pass {
 
   // The index of each row among those whose queries are returned, -1 for none; null if there are none.
   const int32_t* query_places() const { return places_.empty() ? nullptr : places_.data(); }
-  const Attention& attention(size_t block, int window) const { return planned(block, window).attention; }
+  const Attention& attention(size_t block) const { return cut(block) ? last_plan_ : find(shape_of(block))->attention; }
   // Lets a member prefetch the keys and values of a block that it reads first. They are used after the products of
   // the layers `before`, given as numbers of groups of weights.
-  void begin_reads(Prefetcher& ahead, const Block& b, size_t index, int member, std::initializer_list<size_t> before) const {
-    const auto& reads = planned(index, b.window).reads;
+  void begin_reads(Prefetcher& ahead, size_t index, int member, std::initializer_list<size_t> before) const {
+    const MemberReads& reads = cut(index) ? last_reads_ : reads_[shape_of(index).group];
     if (reads.empty()) return;
     size_t groups = 0;
     for (size_t some : before) groups += some / reads.size();
@@ -171,7 +173,9 @@ class Pass {
     ahead.begin((const uint8_t*)kv.data, reads[member % reads.size()], kv.piece_bytes(), int(groups * 9 / 10));
   }
   Layer layer(size_t block) const {
-    return {kv_ + block * strides_[0], strides_[1], strides_[2], config_->kv_heads, config_->dim};
+    const AttentionShape& shape = shape_of(block);
+    const int64_t* strides = &strides_[3 * shape.group];
+    return {kv_ + shape.place * strides[0], strides[1], strides[2], shape.kv_heads, shape.dim};
   }
 
  private:
@@ -180,36 +184,43 @@ class Pass {
     store.assign(list, list + count);
     list = store.data();
   }
+  using MemberReads = std::vector<std::vector<size_t>>;  // [member]; only with few rows
   struct Plan {
-    int window;
+    AttentionShape shape;
     Attention attention;
-    std::vector<std::vector<size_t>> reads;  // [member]; only with few rows
   };
-  Plan plan(int window, std::span<const int64_t> rows, int members) const {
-    Plan made{window,
-              plan_attention(*config_, batch, rows, window, members, ranks_ ? ranks_->rank : 0, ranks_ ? ranks_->size : 1),
-              {}};
+  const AttentionShape& shape_of(size_t block) const { return (*blocks_)[block].attention; }
+  static size_t partials_of(const Attention& plan, const AttentionShape& shape) {
+    return plan.num_partials * (shape.dim + 16);
+  }
+  Attention plan(const AttentionShape& shape, std::span<const int64_t> rows, int members) const {
+    return plan_attention(shape, batch, rows, members, ranks_ ? ranks_->rank : 0, ranks_ ? ranks_->size : 1);
+  }
+  MemberReads reads(const Attention& plan, size_t block, int members) const {
+    MemberReads made;
     for (int i = 0; i < members && batch.num_rows <= DECODE_ROWS; i++)
-      made.reads.push_back(first_reads(made.attention, batch, layer(0), i, members, ahead_bytes()));
+      made.push_back(first_reads(plan, batch, shape_of(block).group, layer(block), i, members, ahead_bytes()));
     return made;
   }
-  const Plan* find(int window) const {
+  const Plan* find(const AttentionShape& shape) const {
     for (auto& plan : plans_)
-      if (plan.window == window) return &plan;
+      if (plan.shape.divides_like(shape)) return &plan;
     return nullptr;
   }
-  const Plan& planned(size_t block, int window) const { return cut(block) ? last_plan_ : *find(window); }
 
   const Config* config_;
   uint16_t* kv_;
-  int64_t strides_[3];
+  const std::vector<Block>* blocks_;
+  std::vector<int64_t> strides_;  // [groups, 3]
   std::vector<uint8_t> embeddings_;
   std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, state_rows_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;
-  std::vector<Plan> plans_;  // by window
-  Plan last_plan_;
+  std::vector<Plan> plans_;
+  std::vector<MemberReads> reads_;  // by group
+  Attention last_plan_;
+  MemberReads last_reads_;
   size_t last_ = 0;  // block
   bool cut_ = false;
   PassMemory rest_;

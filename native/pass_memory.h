@@ -67,7 +67,7 @@ class PassMemory {
 
   uint8_t* lay_out(uint8_t* at, Places& to) const {
     const Config& c = *config_;
-    const size_t q_size = size_t(c.heads) * c.dim;
+    const size_t q_size = size_t(c.q_width);
     auto take = [&](auto*& place, size_t count) {
       place = (std::remove_reference_t<decltype(place)>)at;
       at += round_up(count * sizeof(*place), LINE);
@@ -84,7 +84,7 @@ class PassMemory {
     take_or_share(to.mlp_squares, Normed::squares_of(rows_, c.hidden), to.squares);
     uint8_t* const shared = at;  // the data of attention is no longer needed when gated rows are stored
     take(to.queries, rows_ * q_size);
-    take(to.entries, rows_ * 2 * c.kv_heads * c.dim);
+    take(to.entries, rows_ * 2 * c.kv_width);
     take(to.partials, partials_);
     take(to.attended, ready);
     uint8_t* const after_attention = apart_ ? at : std::exchange(at, shared);

@@ -12,15 +12,15 @@ struct Heads {
   const Batch& batch;
   Half* queries;
   uint16_t* entries;
-  float* handed_out;      // [num_queries, heads * dim]
+  float* handed_out;      // [num_queries, q_width]
   const int32_t* places;  // [rows], index of a row in `handed_out` or -1; null for none
 
   // 16 columns of a row of a head from `at` on, and those half a head later: RoPE rotates the two together.
   void put(int row, int head, int at, F x, F y) const {
-    const Config& c = config;
-    const int half = c.dim / 2, repeat = c.heads / c.kv_heads;
+    const AttentionShape& c = block.attention;
+    const int half = c.dim / 2, repeat = c.repeat();
     if (head < c.heads + c.kv_heads) {
-      const size_t angles = (size_t(block.rope) * batch.turns + row) * half + at;
+      const size_t angles = (size_t(c.rope) * batch.turns + row) * config.half_dim + at;
       const F cos = load(batch.cos + angles), sin = load(batch.sin + angles);
       const F turned = fnma(y, sin, mul(x, cos));
       y = fma(x, sin, mul(y, cos)), x = turned;
@@ -29,17 +29,18 @@ struct Heads {
       uint16_t* out = entries + (size_t(row) * 2 * c.kv_heads + head - c.heads) * c.dim + at;
       return store_bf16(out, x), store_bf16(out + half, y);
     }
-    const F scale = set1(c.attention_scale);
+    const F scale = set1(c.scale);
     x = mul(x, scale), y = mul(y, scale);
     if (places && places[row] >= 0) {
-      float* out = handed_out + (size_t(places[row]) * c.heads + head) * c.dim + at;
+      float* out = handed_out + size_t(places[row]) * config.q_width + size_t(head) * c.dim + at;
       store(out, x), store(out + half, y);
     }
     Half* out = query(row, head / repeat) + head % repeat * c.dim + at;
     narrow(out, x), narrow(out + half, y);
   }
   Half* query(int row, int kv_head) const {
-    return queries + (size_t(kv_head) * batch.num_rows + row) * (config.heads / config.kv_heads) * config.dim;
+    const AttentionShape& c = block.attention;
+    return queries + (size_t(kv_head) * batch.num_rows + row) * c.repeat() * c.dim;
   }
 
  private:
@@ -48,8 +49,8 @@ struct Heads {
 };
 
 void project_heads(Model& m, Model::Private& own, const Normed& from, const Heads& to) {
-  const Config& c = m.config;
   const Block& b = to.block;
+  const AttentionShape& c = b.attention;
   const int unit = b.qkv.unit, half = c.dim / 2;
   const bool whole_heads = b.q_norm || b.k_norm;
   const float* scales = scales_of(m, own, from);
@@ -66,7 +67,7 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, const Head
         }
         float* whole = own.row.get<float>(c.dim);
         for (int i = 0; i < unit; i++) store(whole + PANEL * i, made(i));
-        if (norm) rms_norm(whole, norm, c.dim, c.eps, whole);
+        if (norm) rms_norm(whole, norm, c.dim, m.config.eps, whole);
         for (int d = 0; d < half; d += PANEL) to.put(first + r, head, d, load(whole + d), load(whole + half + d));
       }
     }
@@ -77,9 +78,12 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, const Head
 // Copies keys and values to pages. A late member must not do this: pages may have another owner after the pass.
 void store_entries(Model& m, Model::Private& own, const Heads& from, Layer kv) {
   const Batch& batch = from.batch;
+  const AttentionShape& c = from.block.attention;
+  if (!c.own_entries) return;
+  const int64_t* pages = batch.pages + size_t(c.group) * batch.num_rows;
   m.team->share_once(batch.num_rows, own.member, [&](int row) {
     const uint16_t* k = from.entries + size_t(row) * 2 * kv.kv_heads * kv.dim;
-    for (int h = from.config.first_kv_head; h < from.config.last_kv_head; h++)
-      kv.store(batch.pages[row], h, int(batch.slots[row]), k + h * kv.dim, k + (kv.kv_heads + h) * kv.dim);
+    for (int h = c.first_kv_head; h < c.last_kv_head; h++)
+      kv.store(pages[row], h, int(batch.slots[row]), k + h * kv.dim, k + (kv.kv_heads + h) * kv.dim);
   });
 }

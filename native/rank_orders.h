@@ -5,7 +5,8 @@
 struct Order {
   enum Kind : int32_t { LISTEN, FORWARD, LOGITS, SEARCH, EXCHANGE } kind;  // LISTEN: return, there is a message
   int32_t model, count, pool;  // pool, and kv: the offset in it
-  int64_t kv, strides[3];
+  int64_t kv;
+  const int64_t* strides;      // [groups, 3]
   Batch batch;                 // angles are by row
   const float* x;              // [count, columns of the head]
   const Noise* noises;         // [count]
@@ -51,6 +52,7 @@ class Shelf {
     action(b.tokens), action(b.pages), action(b.slots), action(b.positions), action(b.row_starts), action(b.span_starts);
     action(b.spans), action(b.cos), action(b.sin), action(b.query_rows), action(b.queries), action(b.dropout);
     action(b.embeddings), action(b.wanted), action(b.state_rows), action(b.states), action(order.x), action(order.noises);
+    action(order.strides);
   }
   template <class T>
   static int64_t& as_number(T*& pointer) {
@@ -62,7 +64,7 @@ class Shelf {
 
 // Puts a batch's arrays on the shelf, with the angles of its rows, and room for its queries and states.
 inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
-  const size_t rows = batch.num_rows, sequences = batch.num_sequences, half = m.config.dim / 2, ropes = m.config.num_ropes;
+  const size_t rows = batch.num_rows, sequences = batch.num_sequences, half = m.config.half_dim, ropes = m.config.num_ropes;
   float *cos = shelf.take<float>(ropes * rows * half), *sin = shelf.take<float>(ropes * rows * half);
   for (size_t rope = 0, to = 0; rope < ropes; rope++)
     for (size_t row = 0; row < rows; row++, to += half) {
@@ -70,13 +72,13 @@ inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
       std::copy_n(batch.cos + at, half, cos + to), std::copy_n(batch.sin + at, half, sin + to);
     }
   batch.cos = cos, batch.sin = sin, batch.turns = rows;
-  shelf.put(batch.tokens, rows), shelf.put(batch.pages, rows), shelf.put(batch.slots, rows);
+  shelf.put(batch.tokens, rows), shelf.put(batch.pages, m.groups() * rows), shelf.put(batch.slots, rows);
   shelf.put(batch.positions, rows), shelf.put(batch.wanted, batch.num_wanted);
-  const size_t spans = batch.span_starts[sequences];
+  const size_t spans = m.groups() * batch.span_starts[sequences];
   shelf.put(batch.spans, spans), shelf.put(batch.row_starts, sequences + 1), shelf.put(batch.span_starts, sequences + 1);
   shelf.put(batch.query_rows, batch.num_queries);
   if (batch.num_queries)
-    batch.queries = shelf.take<float>(m.blocks.size() * batch.num_queries * m.config.heads * m.config.dim);
+    batch.queries = shelf.take<float>(m.blocks.size() * batch.num_queries * m.config.q_width);
   shelf.put(batch.state_rows, batch.num_states);
   if (batch.num_states) batch.states = shelf.take<float>((m.blocks.size() + 1) * batch.num_states * m.config.hidden);
   shelf.put(batch.dropout, m.blocks.size() * rows * m.config.hidden);

@@ -218,7 +218,7 @@ class Ranks {
   struct Pool {
     uint8_t* data;
     size_t bytes;
-    int64_t strides[3];  // of this rank's heads; 0 where pages are in memory of all ranks
+    std::vector<int64_t> strides;  // [groups, 3], of this rank's heads; none where pages are in memory of all ranks
   };
   std::vector<Pool> pools;
 };

@@ -44,7 +44,8 @@ class Bits:
     def _see(self, result: Any) -> None:
         kv = result if isinstance(result, KVCache) else getattr(result, "kv", None)
         if kv is not None:
-            self.seen.append(hashlib.sha256(kv.entries().tobytes()).hexdigest())
+            layers = sorted(layer for group in kv.pool.geometry.groups for layer in group.layers)
+            self.seen.append(hashlib.sha256(b"".join(kv.entries(layer).tobytes() for layer in layers)).hexdigest())
 
 
 def answers(llm: LLM, requests: list[Request], config: SchedulerConfig, steps: int = 0) -> list[Answer]:

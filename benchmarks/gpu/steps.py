@@ -15,6 +15,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.layer_groups import PageShape, layer_groups
 from twostroke.sampling.draw import NO_NOISE, Draw
 from twostroke.sampling.params import SamplingParams
 
@@ -58,8 +59,8 @@ class Stepper:
         return self.page_size * self.entry_bytes
 
     def pages(self, entries: int) -> int:
-        """Pages of one sequence."""
-        return -(-entries // self.page_size)
+        """Pages of one sequence, of all groups of layers."""
+        return len(layer_groups(self.config)) * -(-entries // self.page_size)
 
     def reserve(self, pages: int) -> None:
         """Make the memory that all later sequences share, as an engine has one pool; the one before is dropped."""
@@ -67,11 +68,12 @@ class Stepper:
         self.memory, self.num_pages = new_memory(self.backend, self.config, pages, self.page_size), pages
 
     def sequences(self, count: int, entries: int) -> list[np.ndarray]:
-        """The frames of `count` sequences with room for `entries` each: any frames of the memory, in random order."""
+        """[n, groups]: the frames of `count` sequences with room for `entries` each, in random order."""
         pages = self.pages(entries)
         if count * pages > self.num_pages:
             self.reserve(count * pages)
-        return list(self.rng.permutation(self.num_pages)[: count * pages].reshape(count, pages))
+        groups = len(layer_groups(self.config))
+        return list(self.rng.permutation(self.num_pages)[: count * pages].reshape(count, -1, groups))
 
     def batch(self, parts: Sequence[Part]) -> RaggedBatch[np.ndarray]:
         """A step with random tokens."""
@@ -83,7 +85,7 @@ class Stepper:
         return RaggedBatch(
             token_ids=self.rng.integers(0, self.config.vocab_size, len(places)),
             positions=places + firsts,
-            pages=np.concatenate([part.frames[e // size] for part, e in zip(parts, entries, strict=True)]),
+            pages=np.concatenate([part.frames[e // size] for part, e in zip(parts, entries, strict=True)]).T,
             slots=places % size,
             row_starts=[0, *ends.tolist()],
             tables=[self._table(part) for part in parts],
@@ -94,7 +96,8 @@ class Stepper:
         entries = part.context + part.count
         first = np.arange(0, entries, self.page_size)
         stop = np.minimum(entries - first, self.page_size)
-        return np.stack([part.frames[: len(first)], np.zeros_like(first), stop, first + part.first], 1).astype(np.int32)
+        spans = np.stack([np.zeros_like(first), stop, first + part.first], 1)
+        return np.concatenate([spans, part.frames[: len(first)]], 1, dtype=np.int32)
 
     def draws(self, count: int) -> list[Draw]:
         """How to draw a greedy token from each of `count` rows."""
@@ -116,8 +119,8 @@ class Stepper:
 
 def new_memory(backend: Backend, config: ModelConfig, pages: int, page_size: int) -> PageMemory:
     """Memory of `pages` pages that holds random entries: attention over zeros would be a special case."""
-    memory = backend.memory(pages, config.num_layers, config.num_kv_heads, page_size, config.head_dim)
-    storage: Any = memory.storage
+    memory = backend.memory(pages, PageShape(layer_groups(config), page_size))
+    storage: Any = memory.storages[0]
     if isinstance(storage, np.ndarray):
         storage[:] = np.random.default_rng(0).standard_normal(storage.shape, np.float32).astype(storage.dtype)
     else:

@@ -353,7 +353,7 @@ def test_a_model_of_another_geometry_refuses_it(
     list(conversation.say("the fox"))
     conversation.save(tmp_path / "talk")
     other = LLM(str(tiny_directory("qwen3")), backend="reference", kv_bytes=16 << 20, threads=1)
-    with pytest.raises(GeometryMismatch, match=r"talk: .*head_dim"):
+    with pytest.raises(GeometryMismatch, match=r"talk: .*layers of 2 KV heads of 16\] is not"):
         Conversation.load(tmp_path / "talk", other)
 
 
@@ -413,7 +413,7 @@ def test_a_fork_goes_on_by_itself(model: LLM, rows: list[int], at: int | None) -
     fork = conversation.fork(at)
     kept = ids if at is None else ids[:at]
     assert fork.messages[-1]["content"] == model.tokenizer.decode(kept)
-    shared = set(conversation.kv.table[:, 0].tolist()) & set(fork.kv.table[:, 0].tolist())
+    shared = set(conversation.kv.entry_table.pages.tolist()) & set(fork.kv.entry_table.pages.tolist())
     assert len(shared) >= len(fork.kv) // 16
     rows.clear()
     made = spoken(fork, "and then?")

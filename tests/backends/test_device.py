@@ -8,8 +8,10 @@ import pytest
 from tests.kv.values import GEOMETRY
 from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.reference.memory import DeviceMemory
+from twostroke.models.layer_groups import PageShape
 
 NUM_PAGES, PAGE_SIZE = 7, 4
+SHAPE = PageShape(GEOMETRY.groups, PAGE_SIZE).of(0)
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -20,33 +22,33 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_entries_are_the_same_as_on_the_host(dtype: str) -> None:
     geometry, random = replace(GEOMETRY, kv_dtype=dtype), np.random.default_rng(0)
-    shape = (NUM_PAGES, geometry.num_layers, 2, geometry.num_kv_heads, PAGE_SIZE, geometry.head_dim)
-    host, device = HostMemory(shape, geometry.dtype), DeviceMemory(shape, dtype, "cpu")
+    pages, (layers, _, heads, _, dim) = PageShape(geometry.groups, PAGE_SIZE), SHAPE
+    host, device = HostMemory(NUM_PAGES, pages, geometry.dtype), DeviceMemory(NUM_PAGES, pages, dtype, "cpu")
     written = np.zeros(NUM_PAGES * PAGE_SIZE, bool)
     for count in (1, 5, 0, 12, 28):
         places = random.permutation(NUM_PAGES * PAGE_SIZE)[:count]  # distinct: the order of two writes is not defined
-        entries = random.standard_normal((geometry.num_layers, 2, count, geometry.num_kv_heads, geometry.head_dim))
+        entries = random.standard_normal((layers, 2, count, heads, dim))
         entries = entries.astype(geometry.dtype)
         for memory in (host, device):
-            memory.write(places // PAGE_SIZE, places % PAGE_SIZE, entries)
-            assert same(memory.read(places // PAGE_SIZE, places % PAGE_SIZE), entries)
+            memory.write(0, places // PAGE_SIZE, places % PAGE_SIZE, entries)
+            assert same(memory.read(0, places // PAGE_SIZE, places % PAGE_SIZE), entries)
         written[places] = True
         pages, slots = random.integers(0, NUM_PAGES, 50), random.integers(0, PAGE_SIZE, 50)  # some more than once
-        assert same(device.read(pages, slots), host.read(pages, slots))
-        assert (device.read(pages, slots).any((0, 1, 3, 4)) == written[pages * PAGE_SIZE + slots]).all()
-        for layer in range(geometry.num_layers):
-            assert same(device.read_keys(layer, pages, slots), host.read_keys(layer, pages, slots))
-            assert same(device.read_keys(layer, pages, slots), host.read(pages, slots)[layer, 0])
-    copy = device.read(pages, slots)
+        assert same(device.read(0, pages, slots), host.read(0, pages, slots))
+        assert (device.read(0, pages, slots).any((0, 1, 3, 4)) == written[pages * PAGE_SIZE + slots]).all()
+        for layer in range(layers):
+            assert same(device.read_keys(0, layer, pages, slots), host.read_keys(0, layer, pages, slots))
+            assert same(device.read_keys(0, layer, pages, slots), host.read(0, pages, slots)[layer, 0])
+    copy = device.read(0, pages, slots)
     copy[:] = 0
-    assert same(device.read(pages, slots), host.read(pages, slots))
+    assert same(device.read(0, pages, slots), host.read(0, pages, slots))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_pages_move_as_bytes(dtype: str) -> None:
     geometry, random = replace(GEOMETRY, kv_dtype=dtype), np.random.default_rng(0)
-    shape = (NUM_PAGES, geometry.num_layers, 2, geometry.num_kv_heads, PAGE_SIZE, geometry.head_dim)
-    memories = HostMemory(shape, geometry.dtype), DeviceMemory(shape, dtype, "cpu")
+    pages, shape = PageShape(geometry.groups, PAGE_SIZE), (NUM_PAGES, *SHAPE)
+    memories = HostMemory(NUM_PAGES, pages, geometry.dtype), DeviceMemory(NUM_PAGES, pages, dtype, "cpu")
     pages, slots = np.divmod(np.arange(NUM_PAGES * PAGE_SIZE), PAGE_SIZE)
     for memory in memories:
         assert (memory.layout, memory.page_bytes) == ("plain", geometry.entry_bytes * PAGE_SIZE)
@@ -63,13 +65,13 @@ def test_pages_move_as_bytes(dtype: str) -> None:
         expected = np.zeros((NUM_PAGES, *shape[1:]), geometry.dtype)
         expected[[5, 2, 6, 0]] = np.stack([*data, data[0]])
         entries = expected.transpose(1, 2, 0, 4, 3, 5).reshape(*shape[1:3], -1, shape[3], shape[5])
-        assert same(memory.read(pages, slots), np.ascontiguousarray(entries))
+        assert same(memory.read(0, pages, slots), np.ascontiguousarray(entries))
 
 
 def test_the_bytes_of_a_host_page_are_its_memory() -> None:
-    memory = HostMemory((3, 2, 2, 2, PAGE_SIZE, 4), np.dtype(np.float32))
+    memory = HostMemory(3, PageShape(GEOMETRY.groups, PAGE_SIZE), np.dtype(np.float32))
     (view,) = memory.read_pages([1])
     with memory.filling(1) as page:
         page[:] = b"\1" * memory.page_bytes
     assert bytes(view) == b"\1" * memory.page_bytes
-    assert np.shares_memory(np.frombuffer(view, np.uint8), memory.storage)
+    assert np.shares_memory(np.frombuffer(view, np.uint8), memory.storages[0])

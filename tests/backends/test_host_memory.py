@@ -5,15 +5,17 @@ import mmap
 import numpy as np
 import pytest
 
+from tests.kv.values import geometry
 from tests.residence import resident
 from twostroke.backends.page_memory import HostMemory
+from twostroke.models.layer_groups import PageShape
 
-SHAPE, SIZE = (64, 2, 2, 4, 64, 128), 16 << 20  # of frames, and bytes of all
+SHAPE, SIZE = PageShape(geometry(2, 4, 128).groups, 64), 16 << 20  # of a page, and bytes of all
 
 
 def test_all_of_it_is_there_and_what_it_held_stays() -> None:
     data = np.frombuffer(mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-    memory = HostMemory(SHAPE, np.dtype(np.uint16), data=data)
+    memory = HostMemory(64, SHAPE, np.dtype(np.uint16), data=data)
     page = bytes(range(256)) * (memory.page_bytes // 256)
     memory.write_page(3, page)
     assert resident(data) < SIZE / 2
@@ -25,4 +27,4 @@ def test_all_of_it_is_there_and_what_it_held_stays() -> None:
 
 
 def test_less_than_a_page_of_the_system_is_left_alone() -> None:
-    assert not HostMemory((1, 1, 2, 1, 2, 2), np.dtype(np.uint16)).populate()
+    assert not HostMemory(1, PageShape(geometry(1, 1, 2).groups, 2), np.dtype(np.uint16)).populate()

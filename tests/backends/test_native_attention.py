@@ -42,8 +42,9 @@ def logits_after(llm: LLM, cuts: list[tuple[int, int]], rows: int) -> np.ndarray
     """Logits [rows, vocab] of `rows` tokens after these slices of a prompt's value, joined."""
 
     def program() -> Program:
-        whole = yield Prefill([3 + i * 7 % 90 for i in range(LENGTH)])
-        first, *others = (whole[start:stop] for start, stop in cuts)
+        # With the queries of all tokens it keeps all entries, also of windowed layers.
+        whole = yield Prefill([3 + i * 7 % 90 for i in range(LENGTH)], queries=LENGTH)
+        first, *others = (whole.kv[start:stop] for start, stop in cuts)
         joined = sum(others, first)
         return (yield Prefill([7 + i * 5 % 90 for i in range(rows)], after=joined, logits="all"))  # pyright: ignore[reportArgumentType]
 

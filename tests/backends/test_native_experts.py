@@ -166,8 +166,8 @@ class Native:
         self.matrices: list[packed.PackedMatrix] = []
         kept: list[object] = [self.matrices]
         embed = self._handle(model.embed)
-        sizes = model.hidden, 64, HEADS, KV_HEADS, DIM, 0, 1, TOKENS, 0, 0, KV_HEADS, 0
-        fields = library.NativeConfig(*sizes, EPS, DIM**-0.5, 1.0)
+        sizes = model.hidden, 64, 0, 1, HEADS * DIM, KV_HEADS * DIM, DIM // 2, TOKENS, 0
+        fields = library.NativeConfig(*sizes, EPS, 1.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]
         self.handle = self.library.twostroke_model(self.team.handle, ctypes.byref(fields), embed, embed, address(norm))
@@ -175,6 +175,7 @@ class Native:
         for number, block in enumerate(model.blocks):
             norms = (ctypes.c_void_p * 6)(*(address(norm) for norm in block.norms), None, None, None, None)
             attention = [self._handle(raw) for raw in block.attention]
+            heads = library.NativeAttention(HEADS, KV_HEADS, DIM, 0, KV_HEADS, 0, 0, 0, 0, number, 1, DIM**-0.5)
             mlps = []
             for expert, mlp in enumerate(block.mlps):
                 for raw in (mlp.gate, mlp.up, mlp.down):
@@ -184,15 +185,14 @@ class Native:
                         mlps[-1] = ctypes.addressof(unreadable)
             if block.router is None:
                 matrices = (ctypes.c_void_p * 7)(*attention, *mlps)
-                self.library.twostroke_add_block(self.handle, norms, matrices, None, 0, 0)
+                self.library.twostroke_add_block(self.handle, norms, matrices, None, ctypes.byref(heads))
             else:
                 self.library.twostroke_add_experts_block(
                     self.handle,
                     norms,
                     (ctypes.c_void_p * 4)(*attention),
                     None,
-                    0,
-                    0,
+                    ctypes.byref(heads),
                     address(block.router),
                     EXPERTS,
                     CHOSEN,
@@ -211,7 +211,7 @@ class Native:
         n, blocks = len(tokens), len(self.model.blocks)
         ids, pages, zeros = np.array(tokens, np.int64), np.arange(n), np.zeros(n, np.int64)
         starts = np.arange(n + 1, dtype=np.int32)
-        spans = np.stack([pages, zeros, zeros + 1, zeros], -1).astype(np.int32)
+        spans = np.stack([zeros, zeros + 1, zeros, pages], -1).astype(np.int32)
         rows = pages if wanted is None else wanted.astype(np.int64)
         cos, sin = np.ones((1, 1, DIM // 2), np.float32), np.zeros((1, 1, DIM // 2), np.float32)
         kv = np.zeros((blocks, 2, n, KV_HEADS, PAGE_SIZE * DIM), np.uint16)

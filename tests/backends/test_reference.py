@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.interface import START, STOP, RaggedBatch
 from twostroke.backends.reference.operations import Operations
 
 HEADS, KV_HEADS, DIM, SIZE, PAGES = 4, 2, 8, 4, 40
@@ -17,7 +17,7 @@ def naive(q: torch.Tensor, kv: torch.Tensor, batch: RaggedBatch, scale: float, w
     for s, table in enumerate(batch.tables):
         entries = [
             (page, slot, position + slot - start)
-            for page, start, stop, position in table.tolist()
+            for start, stop, position, page in table.tolist()
             for slot in range(start, stop)
         ]
         own = range(batch.row_starts[s], batch.row_starts[s + 1])
@@ -41,16 +41,16 @@ def batches(draw: st.DrawFn) -> RaggedBatch:
         for _ in range(draw(st.integers(1, 12))):
             start = draw(st.integers(0, SIZE - 1))
             stop = draw(st.integers(start + 1, SIZE))
-            spans.append((draw(st.integers(0, PAGES - 1)), start, stop, position))
+            spans.append((start, stop, position, draw(st.integers(0, PAGES - 1))))
             position += stop - start + draw(st.sampled_from([0, 0, 5]))
         table = np.array(spans, np.int32)
-        length = int((table[:, 2] - table[:, 1]).sum())
+        length = int((table[:, STOP] - table[:, START]).sum())
         rows = min(length, draw(st.sampled_from([1, 1, 2, 7])))
         tables.append(table)
         starts.append(starts[-1] + rows)
         position_of_row += [0] * rows
     nothing = torch.zeros(starts[-1], dtype=torch.int64)
-    return RaggedBatch(nothing, nothing, nothing, nothing, starts, tables, nothing)
+    return RaggedBatch(nothing, nothing, nothing[None], nothing, starts, tables, nothing)
 
 
 @settings(max_examples=150, deadline=None)
@@ -67,7 +67,7 @@ def test_attention(batch: RaggedBatch, window: int | None, tile: int, block: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twostroke.backends.reference.attention_tiles.TILE_KEYS", tile)
         patch.setattr("twostroke.backends.reference.attention_tiles.BLOCK_ROWS", block)
-        mine = Operations().attention(q, kv, batch, 0.4, window)
+        mine = Operations().attention(q, kv, batch, 0, 0.4, window)
     torch.testing.assert_close(mine, naive(q, kv, batch, 0.4, window), atol=1e-5, rtol=1e-5)
 
 
@@ -76,6 +76,6 @@ def test_stray_values_in_unused_slots_do_no_harm() -> None:
     kv = torch.full((2, 2, KV_HEADS, SIZE, DIM), 1e30)
     kv[:, 1, :, :2] = 1.0
     nothing = torch.zeros(1, dtype=torch.int64)
-    batch = RaggedBatch(nothing, nothing, nothing, nothing, [0, 1], [np.array([[1, 0, 2, 0]], np.int32)], nothing)
-    out = Operations().attention(torch.ones(1, HEADS, DIM), kv, batch, 1.0, None)
+    batch = RaggedBatch(nothing, nothing, nothing, nothing, [0, 1], [np.array([[0, 2, 0, 1]], np.int32)], nothing)
+    out = Operations().attention(torch.ones(1, HEADS, DIM), kv, batch, 0, 1.0, None)
     assert (out == 1.0).all()

@@ -73,7 +73,11 @@ def fields_of(file: str, struct: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("file", "struct", "declared"),
-    [("decoder.h", "Config", library.NativeConfig), ("batch.h", "Batch", library.NativeBatch)],
+    [
+        ("decoder.h", "Config", library.NativeConfig),
+        ("decoder.h", "AttentionShape", library.NativeAttention),
+        ("batch.h", "Batch", library.NativeBatch),
+    ],
 )
 def test_structs_have_the_same_fields(file: str, struct: str, declared: type[ctypes.Structure]) -> None:
     written = fields_of(file, struct)

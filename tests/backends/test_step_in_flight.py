@@ -33,11 +33,11 @@ def batch(token_ids: list[int], position: int, **more: Any) -> RaggedBatch[np.nd
     """One row for each of some sequences, each in a page of its own, behind `position` entries."""
     count = len(token_ids)
     rows = np.arange(count, dtype=np.int64)
-    tables = [np.array([[page, 0, position + 1, 0]], np.int32) for page in range(count)]
+    tables = [np.array([[0, position + 1, 0, page]], np.int32) for page in range(count)]
     return RaggedBatch(
         np.array(token_ids, np.int64),
         np.full(count, position, np.int64),
-        rows,
+        rows[None],
         np.full(count, position, np.int64),
         list(range(count + 1)),
         tables,
@@ -57,10 +57,10 @@ def test_placeholders_are_the_tokens_that_were_drawn(backend: str, opened: Calla
     tokens = [sampled.id for sampled in drawn.read()]
     assert len(drawn) == 3
     known = compiled.forward(batch([tokens[2], 9, tokens[0]], 1), memory).logits
-    expected, stored = known.read().copy(), np.array(memory.storage[:, :, :3])
+    expected, stored = known.read().copy(), np.array(memory.storages[0][:, :, :3])
     found = compiled.forward(batch([-3, 9, -1], 1, drawn=drawn), memory).logits
     assert np.array_equal(found.read(), expected)
-    assert np.array_equal(np.array(memory.storage[:, :, :3]), stored)
+    assert np.array_equal(np.array(memory.storages[0][:, :, :3]), stored)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -49,7 +49,9 @@ def test_stalls_are_not_late_tokens() -> None:
 
 def test_what_http_adds_is_found_again() -> None:
     setup = draw(0)[0].setup
-    cost = CostModel(setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.entry_bytes)
+    cost = CostModel(
+        setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.model.kv_bytes(1)
+    )
     timed = MeasuredCosts(StepPredictor(cost, (1e-8, 1e-8, 1e-9, 0, 0, 0, 0, 0, 0)), host_s=1e-4, token_s=1e-5)
     slower = replace(timed, host_s=timed.host_s + 5e-4, token_s=timed.token_s + 2e-4)
     row = SequenceRows(1, SHORT + ANSWER // 2, 1)

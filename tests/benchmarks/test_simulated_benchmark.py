@@ -49,7 +49,9 @@ def test_figures_are_medians_over_rounds() -> None:
 def timed(times: float) -> EngineSetup:
     """An engine whose steps take so many times as long as those of the first."""
     setup = replace(draw(0)[0].setup, pages=10_000, page_size=16)
-    cost = CostModel(setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.entry_bytes)
+    cost = CostModel(
+        setup.config, {setup.config.head_tensor: 10_000, "blocks.0.up.weight": 90_000}, setup.model.kv_bytes(1)
+    )
     prices = tuple(times * price for price in (1e-8, 1e-8, 1e-9, 0, 1e-9, 0, 0, 0, 0))
     return replace(setup, costs=MeasuredCosts(StepPredictor(cost, prices), host_s=times * 1e-4, token_s=times * 1e-5))
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE
 from twostroke.cluster.wire.receiver import ReceivedValue
 from twostroke.engine.strokes import Decoded, Prefilled
+from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
 from twostroke.study.simulate.page_audit import leaked_pages
@@ -77,5 +77,5 @@ def _held_by(holder: Any) -> Iterator[KVCache]:
 
 
 def _read(lanes: Sequence[Any]) -> set[int]:
-    tables = [lane.writer.table[:, PAGE] for lane in lanes]
+    tables = [spans.held_pages(lane.writer.table) for lane in lanes]
     return set(np.concatenate(tables).tolist()) if tables else set()

@@ -37,6 +37,7 @@ from twostroke.methods import Method, Prompt
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
+from twostroke.models.layer_groups import PageShape
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
@@ -73,17 +74,17 @@ class StandIn:
         digests: list[bytes] = []
         positions = batch.positions.tolist()
         for table, start, count in zip(batch.tables, starts, counts, strict=False):
-            frames, slots = spans.pages_and_slots(table)
+            frames, slots = spans.places(table, 0)
             so_far = self._weights.copy()
             # [entries, layers, K and V, heads, head_dim]
-            so_far.update(memory.storage[:, :, frames[:-count], :, slots[:-count]].astype(np.uint8, "C"))
+            so_far.update(memory.storages[0][:, :, frames[:-count], :, slots[:-count]].astype(np.uint8, "C"))
             for row in range(start, start + count):
                 one = so_far.copy()
                 one.update(struct.pack("<qq", tokens[row], positions[row]))
                 digests.append(one.digest())
                 so_far.update(digests[-1])
         made = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, VOCAB)
-        memory.storage[:, :, batch.pages, :, batch.slots] = made.reshape(-1, *ENTRY)
+        memory.storages[0][:, :, batch.pages[0], :, batch.slots] = made.reshape(-1, *ENTRY)
         return ForwardOutput(StoredLogits(made[batch.wanted].astype(np.float32) / np.float32(SPREAD)), None)
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Draw]) -> KnownTokens:
@@ -116,8 +117,8 @@ class Opened:
         self, sizes: Sizes, clock: Clock, pause: Pause, readers: Any = None, roles: Mapping[str, str] = ROLES
     ) -> None:
         """`readers`: what brings pages back from the host; None: threads. `roles`: the weights of each model."""
-        shape = (sizes.pages, LAYERS, 2, HEADS, sizes.page_size, HEAD_DIM)
-        self.pool = Pool(GEOMETRY, HostMemory(shape, GEOMETRY.dtype), sizes.pages, sizes.page_size)
+        memory = HostMemory(sizes.pages, PageShape(GEOMETRY.groups, sizes.page_size), GEOMETRY.dtype)
+        self.pool = Pool(GEOMETRY, memory, sizes.pages, sizes.page_size)
         self.tokenizer, self.config = cast(Tokenizer, Letters()), CONFIG
         models = {role: self._model(weights, sizes, pause) for role, weights in roles.items()}
         self.model = models["main"]

@@ -39,9 +39,9 @@ def most_pages(llm: LLM, prompt: list[int], chosen: Method, **options: Any) -> i
     """The most pages that a request takes at any time."""
     allocate, most = llm.pool.allocate, 0
 
-    def counted(count: int, *tier: str) -> list[int]:
+    def counted(count: int, *groups: Any) -> list[int]:
         nonlocal most
-        pages = allocate(count, *tier)
+        pages = allocate(count, *groups)
         most = max(most, llm.pool.num_used)
         return pages
 
@@ -328,7 +328,7 @@ def iter_of(*strokes: object) -> Program:
 
 def test_values_of_other_geometry_are_refused(tiny_llm: TinyLLM) -> None:
     llama, qwen = tiny_llm("llama"), tiny_llm("qwen3")
-    with pytest.raises(GeometryMismatch, match="head_dim 16 is not 32"):
+    with pytest.raises(GeometryMismatch, match=r"KV heads of 16. is not .3 layers of 2 KV heads of 32"):
         qwen.prefill([5], after=llama.prefill([6]))
 
 

@@ -148,14 +148,15 @@ def test_the_same_bits_under_every_schedule(native_llm: TinyLLM) -> None:
     expected = [run(plain, observed(plain, ids), **fields).result for ids in prompts]
     assert [len(one) for one in expected[0]] == [9, 3, 4, 4, 4, 4]
     assert [len(one) for one in expected[2]] == [1, 3, 4, 4, 4, 4]
-    page_bytes = plain.pool.page_bytes
+    pool, longest = plain.pool, len(LONG) + 25
+    few = pool.geometry.num_pages(longest, pool.page_size, longest) * pool.page_bytes
     for options in (
         {},
         {"threads": 3},
         {"max_step_tokens": 5},
         {"prefix_index": "radix"},
         {"prefix_index": "hash", "max_step_tokens": 7},
-        {"kv_bytes": 9 * page_bytes},
+        {"kv_bytes": few},
     ):
         llm = native_llm(**options)
         requests: list[Request] = []

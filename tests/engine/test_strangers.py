@@ -52,7 +52,7 @@ def test_a_stroke_answers_or_says_why_not(
     good = path.read_bytes()
     size = int.from_bytes(good[16:24], "little")
     answered, told = 0, set[str]()
-    for _ in range(60):
+    for _ in range(170):
         text = json.dumps(changed(json.loads(good[24 : 24 + size]), rng)).encode()
         head = len(text).to_bytes(8, "little") + text + hashlib.sha256(text).digest()
         path.write_bytes(good[:16] + head + good[24 + size + 32 :])

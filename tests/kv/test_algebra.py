@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.kv.counts import check_counts
 from tests.kv.tiers.faults import Faults
-from tests.kv.values import array, computed, make_pool, same_tail
+from tests.kv.values import GEOMETRY, WINDOWED, array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
@@ -86,10 +86,14 @@ class Expected:
 
 
 class Values(RuleBasedStateMachine):
+    geometry = GEOMETRY
+
     def __init__(self) -> None:
         super().__init__()
         gc.disable()  # pages must be freed by reference counts alone
-        self.pools = [make_pool(40), make_pool(14)]  # the second one sometimes runs out of pages
+        self.groups = len(self.geometry.groups)
+        # The second one sometimes runs out of pages.
+        self.pools = [make_pool(count * self.groups, geometry=self.geometry) for count in (40, 14)]
         self.faults = Faults()
         for pool in self.pools:
             pool.stores = {tier: self.faults.store(tier) for tier in TIERS[2:]}
@@ -111,6 +115,10 @@ class Values(RuleBasedStateMachine):
     @rule(i=indices, model=st.sampled_from(MODELS), fault=faults)
     def open(self, i: int, model: str, fault: int | None = None) -> None:
         kv, expected = self.pick(i)
+        if not kv.complete:
+            with pytest.raises(KVError, match="windowed layers have given back entries"):
+                KVWriter(kv, model)
+            return
         used, copies = kv.pool.num_used, kv.pool.num_copies
         try:
             with self.faults.after(fault):
@@ -130,23 +138,26 @@ class Values(RuleBasedStateMachine):
         try:
             places = writer.append(tokens)
         except OutOfPages:
-            assert pool.num_used == used
-            assert (writer.table == table).all()
+            assert pool.num_used <= used
+            assert (writer.table[:, : PAGE + 1] == table[:, : PAGE + 1]).all()
             assert writer.next_position == position
             return
-        assert pool.num_used <= used + -(-len(tokens) // pool.page_size) + 1
+        assert pool.num_used <= used + self.groups * (-(-len(tokens) // pool.page_size) + 1)
         assert places.positions.tolist() == list(range(position, position + len(tokens)))
         for token in tokens:
             expected.entries.append(Entry(writer.model, expected.entries, token, expected.next_position))
             expected.next_position += 1
         new = [entry.data for entry in expected.entries[len(expected.entries) - len(tokens) :]]
-        pool.memory.write(places.frames, places.slots, array(new))
+        for group, frames in enumerate(places.frames):
+            pool.memory.write(group, frames, places.slots, array(new))
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
     def freeze(self, i: int, tail: Tail | None, close: bool) -> None:
         writer, expected = self.writers[i % len(self.writers)]
-        self.keep(writer.freeze(tail), Expected(list(expected.entries), expected.next_position, tail))
+        kv = writer.freeze(tail)
+        assert kv.complete
+        self.keep(kv, Expected(list(expected.entries), expected.next_position, tail))
         if close:
             del self.writers[i % len(self.writers)]
 
@@ -191,9 +202,9 @@ class Values(RuleBasedStateMachine):
                 with self.faults.after(fault):
                     self.keep(left + right, left_expected + right_expected)
             except (OutOfPages, PageLost):
-                assert moves or left.pool.num_free == 0 or self.faults.raised
+                assert moves or left.pool.num_free < self.groups or self.faults.raised
         # Adjacent parts of two pages may share one page.
-        assert moves or left.pool.num_used <= used + 1
+        assert moves or left.pool.num_used <= used + self.groups
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=st.integers(0, 1), fault=faults)
@@ -248,15 +259,13 @@ class Values(RuleBasedStateMachine):
             one.load()
             one.publish()
             assert kv.swap_in().missing == {}
-            frames = kv.pool.step_tables([kv.table])[0]
-            places = spans.pages_and_slots(frames)
-            assert np.array_equal(kv.pool.memory.read(*places), array([entry.data for entry in expected.entries]))
+            check_frames(kv.pool, kv.table, expected)
 
     @rule(j=st.integers(0, 1), which=st.integers(0, 7))
     def spill(self, j: int, which: int) -> None:
         """Pages are spilled without notice."""
         pool = self.pools[j]
-        held = [kv.table[:, PAGE] for kv, _ in self.values if kv.pool is pool]
+        held = [spans.held_pages(kv.table) for kv, _ in self.values if kv.pool is pool]
         if held:
             used = pool.num_used
             assert spill(pool, np.concatenate(held)[which:]) == used - pool.num_used
@@ -283,9 +292,14 @@ class Values(RuleBasedStateMachine):
             assert kv.tokens == [entry.token for entry in entries]
             assert kv.positions == [entry.position for entry in entries]
             assert kv.next_position == expected.next_position
-            assert kv.nbytes == len(entries) * 2 * 2 * 2 * 4 * 4
-            assert kv.entries().dtype == np.float32
-            assert np.array_equal(kv.entries(), array([entry.data for entry in entries]))
+            expected_bits, found = array([entry.data for entry in entries]), kv.entries()
+            held = [places_held(kv.table, group) for group in range(self.groups)]
+            assert held[0].all()
+            assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * 4 * 4
+            assert found.dtype == np.float32
+            for group, there in zip(np.split(found, self.groups), held, strict=True):
+                assert np.array_equal(group[:, :, there], expected_bits[:, :, there])
+                assert np.isnan(group[:, :, ~there]).all()
             assert same_tail(kv.tail, expected.tail)
             for model in MODELS:
                 assert kv.canonical_length(model) == expected.canonical_length(model)
@@ -295,19 +309,16 @@ class Values(RuleBasedStateMachine):
         holders = {id(kv): kv for kv, _ in self.values} | {id(w.base): w.base for w, _ in self.writers}
         for pool in self.pools:
             mine = [kv for kv in holders.values() if kv.pool is pool]
-            tables = {tier: [kv.table[:, PAGE] for kv in mine if kv.tier == tier] for tier in TIERS}
-            own = [np.array(w._own, np.int64) for w, _ in self.writers if w.base.pool is pool]
+            tables = {tier: [spans.held_pages(kv.table) for kv in mine if kv.tier == tier] for tier in TIERS}
+            own = [np.array(list(w._own), np.int64) for w, _ in self.writers if w.base.pool is pool]
             check_counts(pool, tables.pop(POOL) + own, tables)
             assert self.faults.kept(pool) == {tier: pool.num_in(tier) for tier in pool.stores}
 
     @invariant()
     def what_writers_hold_is_in_the_pool(self) -> None:
         for writer, expected in self.writers:
-            table, pool = writer.table, writer.base.pool
-            (frames,) = pool.step_tables([table])
-            assert (frames[:, 1:] == table[:, 1:]).all()
-            places = spans.pages_and_slots(frames)
-            assert np.array_equal(pool.memory.read(*places), array([entry.data for entry in expected.entries]))
+            check_frames(writer.base.pool, writer.table, expected)
+            assert spans.complete(writer.table, self.geometry.windows, writer.next_position)
 
     def teardown(self) -> None:
         self.values.clear()
@@ -319,7 +330,28 @@ class Values(RuleBasedStateMachine):
         assert kept == [{"disk": 0, "remote": 0}] * 2
 
 
-TestValues = Values.TestCase
-TestValues.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def places_held(table: np.ndarray, group: int) -> np.ndarray:
+    """For each entry, whether the group has it."""
+    return spans.places(table, group)[0] != spans.NO_PAGE
+
+
+def check_frames(pool: PagePool, table: np.ndarray, expected: Expected) -> None:
+    """Raise AssertionError unless the frames that a step would read have the expected entries."""
+    (frames,) = pool.step_tables([table])
+    assert (frames[:, :PAGE] == table[:, :PAGE]).all()
+    bits = array([entry.data for entry in expected.entries])
+    for group in range(pool.num_groups):
+        there = places_held(table, group)
+        found = pool.memory.read(group, *spans.places(frames, group))
+        assert np.array_equal(found[:, :, there], bits[:, :, there])
+
+
+class WindowedValues(Values):
+    geometry = WINDOWED
+
+
+TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
+for case in (TestValues, TestWindowedValues):
+    case.settings = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )

@@ -1,19 +1,18 @@
 """The properties that must agree before two values are joined."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.kv.values import GEOMETRY
+from tests.kv.values import GEOMETRY, geometry
 from twostroke.errors import GeometryMismatch
 from twostroke.kv.geometry import Geometry
 from twostroke.models.rope import Rope
 
 OTHERS: dict[str, Any] = {
-    "num_layers": 3,
-    "num_kv_heads": 1,
-    "head_dim": 8,
+    "groups": geometry(num_layers=3).groups,
     "ropes": (Rope(1e4), Rope(1e4, (1.0, 8.0))),
     "kv_dtype": "bfloat16",
     "tokenizer": "words",
@@ -32,7 +31,21 @@ def test_all_fields_that_differ_are_named() -> None:
     with pytest.raises(GeometryMismatch) as caught:
         GEOMETRY.require(Geometry(**OTHERS), "no")
     assert all(field in str(caught.value) for field in OTHERS)
-    assert "num_layers 3 is not 2; " in str(caught.value)
+    assert "groups [3 layers of 2 KV heads of 4] is not [2 layers of 2 KV heads of 4]; " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_kv_heads": 1}, "2 layers of 1 KV heads of 4"),
+        ({"head_dim": 8}, "2 layers of 2 KV heads of 8"),
+        ({"window": 3}, "2 layers of 2 KV heads of 4, window 3"),
+    ],
+)
+def test_the_shape_of_layers_is_named(changed: dict[str, int], words: str) -> None:
+    groups = (replace(GEOMETRY.groups[0], **changed),)
+    with pytest.raises(GeometryMismatch, match=re.escape(f"groups [{words}] is not [2 layers of 2 KV heads of 4]")):
+        GEOMETRY.require(replace(GEOMETRY, groups=groups), "no")
 
 
 def test_equal_geometries_meet() -> None:

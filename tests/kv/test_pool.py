@@ -20,7 +20,7 @@ from twostroke.errors import OutOfPages
 from twostroke.kv import pool as pool_module
 from twostroke.kv.cache import KVCache
 from twostroke.kv.frames import Frames
-from twostroke.kv.page_contents import masked_page, read_entries, write_entries
+from twostroke.kv.page_contents import masked_page, read_entries
 from twostroke.kv.pages import HOST, POOL, ReferenceCounts
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tier_moves import join_pages, spill
@@ -32,15 +32,15 @@ NewPool = Callable[..., PagePool]
 def test_storage_is_zeroed_and_of_the_size_it_says(new_pool: NewPool) -> None:
     for dtype, size in [("float32", 4), ("bfloat16", 2)]:
         pool = new_pool(num_pages=10, page_size=4, geometry=replace(GEOMETRY, kv_dtype=dtype))
-        assert pool.memory.storage.shape == (2, 2, 10, 2, 4, 4)
-        assert not pool.memory.storage.any()
+        assert pool.memory.storages[0].shape == (2, 2, 10, 2, 4, 4)
+        assert not pool.memory.storages[0].any()
         assert pool.entry_bytes == 2 * 2 * 2 * 4 * size
-        assert pool.page_bytes * pool.num_pages == pool.memory.storage.nbytes
+        assert pool.page_bytes * pool.num_pages == pool.memory.storages[0].nbytes
 
 
 def test_storage_begins_on_a_huge_page(new_pool: NewPool) -> None:
     """So no page of a head begins within a cache line, and there are few address translations."""
-    assert np.asarray(new_pool().memory.storage).ctypes.data % HUGE_PAGE == 0
+    assert np.asarray(new_pool().memory.storages[0]).ctypes.data % HUGE_PAGE == 0
 
 
 def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> None:
@@ -57,7 +57,7 @@ def test_pages_are_handed_out_side_by_side_and_come_back(new_pool: NewPool) -> N
 def test_frames_come_back_where_there_is_no_id(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PagePool, "max_elsewhere", 1)
     pool = new_pool(num_pages=3)
-    held = [pool.allocate_elsewhere(HOST, 0) for _ in range(3)]
+    held = [pool.allocate_elsewhere(HOST, 0, 0) for _ in range(3)]
     for _ in range(4):
         with pytest.raises(OutOfPages, match="no more than 4 KV pages"):
             pool.allocate(2)
@@ -86,7 +86,7 @@ def test_slots_are_claimed_once(new_pool: NewPool) -> None:
     assert not pool.claim(page, 0, 1)
     assert not pool.claim(page, 1, 3)
     assert pool.claim(page, 2, 3)
-    pool.unclaim(page, 2)
+    pool.unclaim([page], 2)
     assert pool.claim(page, 2, 4)
     pool.release(np.array([page]))
     assert pool.allocate(1) == [page]
@@ -121,18 +121,18 @@ def test_read_is_the_inverse_of_write(new_pool: NewPool) -> None:
     held = np.array(pool.allocate(5))
     pages, slots = np.array([4, 0, 0, 2]), np.array([3, 0, 2, 1])
     entries = np.random.default_rng(0).standard_normal((2, 2, 4, 2, 4), np.float32)
-    write_entries(pool, pages, slots, entries)
-    assert read_entries(pool, pages, slots).dtype == entries.dtype
-    assert np.array_equal(read_entries(pool, pages, slots), entries)
-    assert np.array_equal(pool.memory.storage[1, 0, 4, :, 3], entries[1, 0, 0])
-    assert np.count_nonzero(pool.memory.storage) == entries.size
+    pool.memory.write(0, pool.frames_of(pages), slots, entries)
+    assert read_entries(pool, 0, pages, slots).dtype == entries.dtype
+    assert np.array_equal(read_entries(pool, 0, pages, slots), entries)
+    assert np.array_equal(pool.memory.storages[0][1, 0, 4, :, 3], entries[1, 0, 0])
+    assert np.count_nonzero(pool.memory.storages[0]) == entries.size
     pool.release(held)
 
 
 def filled_pool(pool: PagePool) -> list[int]:
     """The pool's first two pages, filled with random numbers."""
     pages = pool.allocate(2)
-    pool.memory.storage[:, :, :2] = np.random.default_rng(0).standard_normal((2, 2, 2, 2, 4, 4))
+    pool.memory.storages[0][:, :, :2] = np.random.default_rng(0).standard_normal((2, 2, 2, 2, 4, 4))
     for page in pages:
         pool.claim(page, 0, 4)
     return pages
@@ -143,8 +143,8 @@ def test_a_page_is_copied_whole(new_pool: NewPool) -> None:
     pages = filled_pool(pool)
     pages += pool.allocate(1)
     pool.copy_page(pages[0], pages[2], 3)
-    assert np.array_equal(pool.memory.storage[:, :, 2], pool.memory.storage[:, :, 0])
-    assert not pool.memory.storage[:, :, 3].any()
+    assert np.array_equal(pool.memory.storages[0][:, :, 2], pool.memory.storages[0][:, :, 0])
+    assert not pool.memory.storages[0][:, :, 3].any()
     assert not pool.claim(pages[2], 0, 1)
     assert pool.claim(pages[2], 3, 4)  # after its value's entries
     pool.release(np.array(pages))
@@ -155,11 +155,11 @@ def test_a_page_is_copied_whole(new_pool: NewPool) -> None:
 def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: str, elsewhere: tuple[int, ...]) -> None:
     pool = new_pool(num_pages=4)
     left, right = pages = filled_pool(pool)
-    storage = pool.memory.storage.copy()
+    storage = pool.memory.storages[0].copy()
     assert spill(pool, np.array([pages[i] for i in elsewhere], np.int64)) == len(elsewhere)
     joined = join_pages(pool, left, right, 1, 3, tier)
     slots = np.arange(3)
-    found = read_entries(pool, np.full(3, joined), slots)
+    found = read_entries(pool, 0, np.full(3, joined), slots)
     assert np.array_equal(found[:, :, 0], storage[:, :, 0, :, 0])
     assert np.array_equal(found[:, :, 1:], storage[:, :, 1, :, 1:3].swapaxes(2, 3))
     assert pool.num_copies == len(elsewhere) + (tier == HOST)
@@ -170,10 +170,10 @@ def test_pages_are_joined_at_a_slot_wherever_they_are(new_pool: NewPool, tier: s
 def test_a_part_of_a_page_is_alone(new_pool: NewPool) -> None:
     pool = new_pool(num_pages=2)
     page, other = filled_pool(pool)
-    alone = np.frombuffer(masked_page(pool, pool.memory.read_pages([page])[0], np.array([1, 2])), np.float32).reshape(
-        2, 2, 2, 4, 4
-    )
-    assert np.array_equal(alone[..., 1:3, :], pool.memory.storage[:, :, 0, :, 1:3])
+    alone = np.frombuffer(
+        masked_page(pool, 0, pool.memory.read_pages([page])[0], np.array([1, 2])), np.float32
+    ).reshape(2, 2, 2, 4, 4)
+    assert np.array_equal(alone[..., 1:3, :], pool.memory.storages[0][:, :, 0, :, 1:3])
     assert not alone[..., [0, 3], :].any()
     pool.release(np.array([page, other]))
 
@@ -183,7 +183,7 @@ def test_what_a_writer_holds_is_not_spilled(pool: PagePool) -> None:
     writer = KVWriter(kv[:6], "m")
     writer.append([1])
     assert spill(pool, np.arange(4)) == 2  # the page of entry 8, and the copied one
-    assert pool.step_tables([writer.table])[0][:, 1:].tolist() == [[0, 4, 0], [0, 3, 4]]
+    assert pool.step_tables([writer.table])[0][:, :PAGE].tolist() == [[0, 4, 0], [0, 3, 4]]
     assert contents(kv) == contents(prefill(pool, range(9)))
     writer.close()
     assert spill(pool, np.arange(4)) == 1

@@ -50,7 +50,7 @@ class Table:
 
     def insert(self, kv: KVCache, canonical: int) -> None:
         self.clock += 1
-        for i, (page, start, stop, _) in enumerate(kv.table.tolist()):
+        for i, (start, stop, _, page) in enumerate(kv.table.tolist()):
             if (start, stop) != (0, SIZE) or (i + 1) * SIZE > canonical:
                 break
             prefix = tuple(kv.tokens[: (i + 1) * SIZE])

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kv.values import GEOMETRY, contents, make_pool, prefill, same_tail
+from tests.kv.values import GEOMETRY, contents, geometry, make_pool, prefill, same_tail
+from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
@@ -24,6 +25,7 @@ from twostroke.kv.page_contents import read_entries
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
+from twostroke.models.layer_groups import PageShape
 from twostroke.models.rope import Rope
 from twostroke.system.user_key import user_key
 
@@ -49,13 +51,13 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, new_pool: NewPool, dtype:
     pool, there = new_pool(geometry=geometry), new_pool(geometry=geometry)
     kv = prefill(pool, range(11))
     value = prefill(kv[:2] + kv[5:], [3, 1], model="other", tail=tail)
-    pool.memory.storage += pool.memory.storage.dtype.type(1 / 3)  # numbers of every bit, and signs
-    pool.memory.storage[:, 1] *= -1
+    pool.memory.storages[0][:] += pool.memory.storages[0].dtype.type(1 / 3)  # numbers of every bit, and signs
+    pool.memory.storages[0][:, 1] *= -1
     value.save(tmp_path / "value")
     loaded = load(tmp_path / "value", there)
     assert np.array_equal(loaded.entries().view(np.int8), value.entries().view(np.int8))
     assert (loaded.tokens, loaded.positions, loaded.next_position) == (value.tokens, value.positions, 13)
-    assert (loaded.table[:, 1:] == value.table[:, 1:]).all()  # attention reads the same pages
+    assert (loaded.table[:, :PAGE] == value.table[:, :PAGE]).all()  # attention reads the same pages
     assert loaded.fingerprint == value.fingerprint
     assert same_tail(loaded.tail, tail)
     assert loaded.canonical_length("m") == 2
@@ -115,9 +117,9 @@ def test_any_truncation_and_any_addition_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("num_layers", 3),
-        ("num_kv_heads", 1),
-        ("head_dim", 8),
+        ("groups", geometry(num_layers=3).groups),
+        ("groups", geometry(num_kv_heads=1).groups),
+        ("groups", geometry(head_dim=8).groups),
         ("ropes", (Rope(1e4), Rope(5e5))),
         ("ropes", (Rope(1e4), Rope(1e4, (2.0, 2.0)))),
         ("kv_dtype", "bfloat16"),
@@ -203,7 +205,7 @@ def test_a_page_used_in_part_gives_nothing_else_away(tmp_path: Path, pool: PageP
     assert all(entry[0].tobytes() not in data for entry in kv.entries()[0, 0, [0, 1, 5, 6]])
     assert all(entry[0].tobytes() in data for entry in value.entries()[0, 0])
     loaded = load(tmp_path / "value", pool)
-    everything = read_entries(pool, np.repeat(np.unique(loaded.table[:, 0]), 4), np.tile(np.arange(4), 3))
+    everything = read_entries(pool, 0, np.repeat(np.unique(loaded.table[:, PAGE]), 4), np.tile(np.arange(4), 3))
     assert np.count_nonzero(everything.any((0, 1, 3, 4))) == len(value) == 7
 
 
@@ -216,14 +218,14 @@ def test_files_of_either_layout_are_read_into_either(tmp_path: Path, saved: bool
     value.save(tmp_path / "value")
     loaded = load(tmp_path / "value", pools[1])
     assert contents(loaded) == contents(value)
-    assert (loaded.table[:, 1:] == value.table[:, 1:]).all()
+    assert (loaded.table[:, :PAGE] == value.table[:, :PAGE]).all()
     assert (pools[1].num_used, loaded.tier) == (3, "pool")
     assert contents(value.copy_to(pools[1])) == contents(value)
 
 
 def test_pages_of_a_device_are_saved_and_read(tmp_path: Path) -> None:
     torch_memory = pytest.importorskip("twostroke.backends.reference.memory").DeviceMemory
-    pool = PagePool(GEOMETRY, torch_memory((9, 2, 2, 2, 4, 4), "float32", "cpu"), 9, page_size=4)
+    pool = PagePool(GEOMETRY, torch_memory(9, PageShape(GEOMETRY.groups, 4), "float32", "cpu"), 9, page_size=4)
     kv = prefill(pool, range(11), tail=LOGITS)
     for value in (kv, kv[1:].to("host")):
         value.save(tmp_path / "value")
@@ -319,22 +321,23 @@ def test_a_stranger_does_not_bring_numbers_that_are_not_finite(
     """They would stay in the page when another value uses it."""
     pool = new_pool(geometry=replace(GEOMETRY, kv_dtype=dtype))
     kv = prefill(pool, range(9))
-    pool.memory.storage[1, 1, 2, 1, 0, 3] = stray
+    pool.memory.storages[0][1, 1, 2, 1, 0, 3] = stray
     kv.save(tmp_path / "value")
     assert len(load(tmp_path / "value", pool)) == 9  # the user's own values may have them
     request.getfixturevalue("other_home")
     del kv
-    pool.memory.storage[:] = 0
+    pool.memory.storages[0][:] = 0
     with pytest.raises(CorruptFile, match="not finite"):
         load(tmp_path / "value", pool)
-    assert not pool.memory.storage.any()
+    assert not pool.memory.storages[0].any()
 
 
 # Hostile files ---------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_an_earlier_version_is_told(tmp_path: Path, pool: PagePool) -> None:
-    (tmp_path / "value").write_bytes(b"twostroke-kv-1\n\0" + bytes(100))
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_earlier_version_is_told(tmp_path: Path, pool: PagePool, version: int) -> None:
+    (tmp_path / "value").write_bytes(b"twostroke-kv-%d\n\0" % version + bytes(100))
     with pytest.raises(CorruptFile, match="value: this KV cache was saved by an earlier version of Twostroke: make it"):
         load(tmp_path / "value", pool)
 
@@ -353,7 +356,9 @@ FIELDS = [
     (),
     *((name,) for name in ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches")),
     *((name,) for name in ("next_position", "tail")),
-    *(("geometry", name) for name in ("num_layers", "num_kv_heads", "head_dim", "ropes", "kv_dtype", "tokenizer")),
+    *(("geometry", name) for name in ("groups", "ropes", "kv_dtype", "tokenizer")),
+    ("geometry", "groups", 0),
+    *(("geometry", "groups", 0, name) for name in ("layers", "window", "num_kv_heads", "head_dim", "depth")),
     ("geometry", "ropes", 0),
     ("geometry", "ropes", 0, "base"),
     ("geometry", "ropes", 0, "factors"),
@@ -369,7 +374,7 @@ STRANGE = st.one_of(
     st.booleans(),
     st.integers(-5, 40),
     st.sampled_from([2**31 - 1, 2**31, 2**32, 2**63, -(2**63), 10**400, 1e308, float("nan"), float("inf"), "", "m"]),
-    st.sampled_from(["plain", "pairs", "float16", "bfloat16", [], {}, [[]], [0] * 3, [[0, 0, 4, 0]] * 3]),
+    st.sampled_from(["plain", "pairs", "float16", "bfloat16", [], {}, [[]], [0] * 3, [[0, 4, 0, 0]] * 3]),
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -434,16 +439,16 @@ def _is_an_error_or_a_value(path: Path, good: bytes) -> None:
         (lambda header: b"\xff", "not JSON"),
         (lambda header: [], "the header does not have the fields"),
         (lambda header: header | {"more": 1}, "the header does not have the fields"),
-        (lambda header: header | {"num_pages": 2**31 - 1}, "more pages than spans"),
+        (lambda header: header | {"num_pages": 2**31 - 1}, "do not use the pages"),
         (lambda header: header | {"num_pages": True}, "num_pages is not an integer"),
         (lambda header: header | {"layout": "sideways"}, "layout is not one of"),
         (lambda header: header | {"tokens": [*header["tokens"][:-1], -1]}, "tokens are not integers"),
         (lambda header: header | {"tokens": [*header["tokens"][:-1], 2**31]}, "tokens are not integers"),
         (lambda header: header | {"tokens": header["tokens"][:-1]}, "as many entries as tokens"),
-        (lambda header: header | {"spans": [[0, 0, 4, 0], [1, 0, 5, 4]]}, "not within its page"),
-        (lambda header: header | {"spans": [[0, 0, 4, 0], [1, 2, 2, 4]]}, "not within its page"),
-        (lambda header: header | {"spans": [[0, 0, 4, 0], [2, 0, 2, 4]]}, "do not use the pages"),
-        (lambda header: header | {"spans": [[0, 0, 4, 0], [1, 0, 2, 2**31 - 2]]}, "positions are too large"),
+        (lambda header: header | {"spans": [[0, 4, 0, 0], [0, 5, 4, 1]]}, "not within its page"),
+        (lambda header: header | {"spans": [[0, 4, 0, 0], [2, 2, 4, 1]]}, "not within its page"),
+        (lambda header: header | {"spans": [[0, 4, 0, 0], [0, 2, 4, 2]]}, "do not use the pages"),
+        (lambda header: header | {"spans": [[0, 4, 0, 0], [0, 2, 2**31 - 2, 1]]}, "positions are too large"),
         (lambda header: header | {"stretches": [[2**31 - 1, None, []]]}, "more entries than there are tokens"),
         (lambda header: header | {"stretches": [[5, None, []]]}, "fewer entries"),
         (lambda header: header | {"stretches": [[6, None, [1]]]}, "not canonical has tokens"),

@@ -149,7 +149,7 @@ def test_frames_of_a_failed_read_hold_no_nan(pool: PagePool) -> None:
     with pytest.raises(PageLost, match="damaged"):
         away.to("pool")
     assert (pool.num_used, pool.num_arriving) == (0, 0)
-    assert np.isfinite(pool.memory.storage).all()
+    assert np.isfinite(pool.memory.storages[0]).all()
 
 
 @pytest.mark.parametrize("what", ["keep", "fetch"])

@@ -133,7 +133,7 @@ def test_values_in_another_tier_are_cut_and_joined_there(pool: PagePool, tier: s
     # Parts of two pages become one, as in the pool.
     other = prefill(pool, range(12), model="other").to(tier)
     joined = away[:6] + other[6:]
-    assert [span[1:] for span in joined.table.tolist()] == [[0, 4, 0], [0, 4, 4], [0, 4, 8]]
+    assert [span[:PAGE] for span in joined.table.tolist()] == [[0, 4, 0], [0, 4, 4], [0, 4, 8]]
     assert contents(joined) == bits[:6] + contents(other)[6:]
     assert (pool.num_used, pool.num_in(tier)) == (0, 7)
 

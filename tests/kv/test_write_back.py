@@ -9,7 +9,7 @@ from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import HostBudget, PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
-from twostroke.kv.write_back import WriteBack, WriteBackPage
+from twostroke.kv.write_back import WriteBack, WriteBackBlock
 
 KINDS = [RadixIndex, HashIndex]
 
@@ -21,7 +21,7 @@ def indexed(pool: PagePool, kind: type[PrefixIndex]) -> tuple[PrefixIndex, list[
     return index, pages, [bytes(page) for page in pool.memory.read_pages([pool.frame(page) for page in pages])]
 
 
-def read(offers: WriteBack, waiting: list[WriteBackPage]) -> list[bytes]:
+def read(offers: WriteBack, waiting: list[WriteBackBlock]) -> list[bytes]:
     return [bytes(page) for page in offers.read(waiting)]
 
 

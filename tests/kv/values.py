@@ -15,19 +15,28 @@ from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import KVWriter
+from twostroke.models.layer_groups import LayerGroup, PageShape
 from twostroke.models.rope import Rope
 
-GEOMETRY = Geometry(
-    num_layers=2, num_kv_heads=2, head_dim=4, ropes=(Rope(1e4),) * 2, kv_dtype="float32", tokenizer="letters"
-)
+
+def geometry(num_layers: int = 2, num_kv_heads: int = 2, head_dim: int = 4, kv_dtype: str = "float32") -> Geometry:
+    """Layers that are all alike."""
+    group = LayerGroup(tuple(range(num_layers)), None, num_kv_heads, head_dim, num_layers)
+    return Geometry((group,), (Rope(1e4),) * num_layers, kv_dtype, "letters")
+
+
+GEOMETRY = geometry()
+# Two groups of layers whose entries have the same numbers; the second one gives back what is behind its window.
+FULL, SLIDING = LayerGroup((0, 1), None, 2, 4, 2), LayerGroup((2, 3), 6, 2, 4, 2)
+WINDOWED = Geometry((FULL, SLIDING), (Rope(1e4),) * 4, "float32", "letters")
 SHAPE = (2, 2, 2, 4)  # layers, K and V, heads, head_dim: 32 numbers, as many as a digest has bytes
 
 
 def make_pool(
     num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY, in_pairs: bool = False
 ) -> PagePool:
-    shape = (num_pages, geometry.num_layers, 2, geometry.num_kv_heads, page_size, geometry.head_dim)
-    return PagePool(geometry, HostMemory(shape, geometry.dtype, "pairs" if in_pairs else "plain"), num_pages, page_size)
+    shape, layout = PageShape(geometry.groups, page_size), "pairs" if in_pairs else "plain"
+    return PagePool(geometry, HostMemory(num_pages, shape, geometry.dtype, layout), num_pages, page_size)
 
 
 def computed(model: str, context: Sequence[bytes], token: int, position: int) -> bytes:
@@ -43,7 +52,7 @@ def array(entries: Sequence[bytes]) -> np.ndarray:
 
 def contents(kv: KVCache) -> list[bytes]:
     """The entries of a value, by the inverse of `array`."""
-    numbers = kv.entries().astype(np.float32).astype(np.uint8)
+    numbers = kv.entries()[: SHAPE[0]].astype(np.float32).astype(np.uint8)
     return [entry.tobytes() for entry in np.moveaxis(numbers, 2, 0)]
 
 
@@ -53,7 +62,9 @@ def enter(writer: KVWriter, tokens: Sequence[int]) -> None:
     for token in tokens:
         context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
     places = writer.append(list(tokens))
-    writer.base.pool.memory.write(places.frames, places.slots, array(context[len(context) - len(tokens) :]))
+    entries = array(context[len(context) - len(tokens) :])
+    for group, frames in enumerate(places.frames):
+        writer.base.pool.memory.write(group, frames, places.slots, entries)
 
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:

@@ -40,22 +40,26 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], LLM
 def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The results of a pass over all sequences, and all keys and values that it stores."""
     size, (counts, befores) = llm.pool.page_size, STEPS[step]
-    columns: list[list[int]] = []  # positions, pages, slots
+    groups = llm.pool.num_groups
+    columns: list[list[int]] = []  # positions, slots, a page for each group
     tables: list[np.ndarray] = []
     page = 0
     for count, before in zip(counts, befores, strict=True):
         ends = before + count
-        columns += [[i, page + i // size, i % size] for i in range(before, ends)]
-        spans = [(page + i // size, 0, min(size, ends - i), i) for i in range(0, ends, size)]
+        blocks = [range(first, first + groups) for first in range(page, page + groups * -(-ends // size), groups)]
+        columns += [[i, i % size, *blocks[i // size]] for i in range(before, ends)]
+        spans = [(0, min(size, ends - i), i, *blocks[i // size]) for i in range(0, ends, size)]
         tables.append(np.array(spans, np.int32))
-        page += len(spans)
-    positions, pages, slots = np.array(columns, np.int64).T.copy()
+        page += groups * len(spans)
+    positions, slots, *pages = np.array(columns, np.int64).T.copy()
     tokens, starts = positions % VOCAB, [0, *itertools.accumulate(counts)]
-    llm.pool.memory.storage[:] = 0.5
-    batch = RaggedBatch(tokens, positions, pages, slots, starts, tables, np.array(list(wanted), np.int64))
+    for storage in llm.pool.memory.storages:
+        storage[:] = 0.5
+    batch = RaggedBatch(tokens, positions, np.stack(pages), slots, starts, tables, np.array(list(wanted), np.int64))
     rows = llm.model.compiled.forward(batch, llm.pool.memory).logits
     assert isinstance(rows, HiddenRows)
-    return np.asarray(rows.hidden), llm.pool.memory.storage[:, :, :page].copy()
+    stored = [np.frombuffer(one, np.uint8) for one in llm.pool.memory.read_pages(range(page))]
+    return np.asarray(rows.hidden), np.stack(stored)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from twostroke.api.llm import LLM
+from twostroke.backends.interface import POSITION
 from twostroke.engine.request import Request
 from twostroke.methods import METHODS, Repeat
 from twostroke.sampling.params import SamplingParams
@@ -125,7 +126,7 @@ def test_the_positions_of_a_repeated_prompt(tiny_llm: Callable[..., LLM]) -> Non
     watch.snapshot(llm.engine)
     _, picture = watch.take()
     assert picture is not None
-    assert picture.lanes[0].table[0, 3] == request.prompt_tokens
+    assert picture.lanes[0].table[0, POSITION] == request.prompt_tokens
     llm.engine.finish([request])
 
 

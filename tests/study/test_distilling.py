@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,14 +46,17 @@ def test_it_reads_what_the_engine_reads(family: str, tiny_directory: Directory, 
     llm = LLM(teacher, student=str(tmp_path / "student"), backend="reference", dtype="float32", kv_bytes=16 << 20)
 
     def program() -> Program:
+        before = yield Prefill(window[:20].tolist())  # held here, since windows give entries back
         whole = yield Prefill(window.tolist(), logits="all")
-        behind = yield Prefill(window[20:].tolist(), whole.kv[:20].with_tail(None), model="student", logits="all")
+        behind = yield Prefill(window[20:].tolist(), before.with_tail(None), model="student", logits="all")
         return whole.logits, whole.kv.entries(), behind.logits
 
     request = llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer))
     llm.engine.finish([request])
     for mine, theirs in zip((expected, kv, said), request.result, strict=True):
-        torch.testing.assert_close(mine.detach(), torch.from_numpy(theirs), rtol=1e-3, atol=1e-3)
+        there = ~np.isnan(theirs)
+        assert there[..., -20:, :, :].all() if theirs.ndim == 5 else there.all()
+        torch.testing.assert_close(mine.detach()[there], torch.from_numpy(theirs[there]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

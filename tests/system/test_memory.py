@@ -8,6 +8,7 @@ from twostroke.backends import page_memory as memory_module
 from twostroke.backends.page_memory import host_kv_room
 from twostroke.engine.model_loader import num_pages
 from twostroke.kv.geometry import Geometry
+from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
 from twostroke.system.memory import available_memory
 
@@ -91,7 +92,7 @@ def test_of_this_machine() -> None:
 
 def test_pages_by_what_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the available memory, at most 4 GiB."""
-    geometry = Geometry(2, 1, 32, (Rope(1e4),) * 2, "float32", "")
+    geometry = Geometry((LayerGroup((0, 1), None, 1, 32, 2),), (Rope(1e4),) * 2, "float32", "")
     for available, kv_bytes in ((1 << 20, 1 << 18), (64 * GIB, 4 * GIB)):
         monkeypatch.setattr(memory_module, "available_memory", lambda available=available: available)
         assert num_pages(geometry, 16, host_kv_room()) == kv_bytes // (16 * geometry.entry_bytes)

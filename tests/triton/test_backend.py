@@ -32,6 +32,8 @@ def ids(count: int) -> list[int]:
 
 def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
     mine, theirs = mine.astype(np.float32), theirs.astype(np.float32)
+    assert (np.isnan(mine) == np.isnan(theirs)).all()  # what windowed layers have given back
+    mine, theirs = np.nan_to_num(mine), np.nan_to_num(theirs)
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 

@@ -14,6 +14,7 @@ from twostroke.backends.triton.linear import DenseMatrix, Linear, UnpackBuffer
 from twostroke.backends.triton.model import TritonModel
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape, layer_groups
 from twostroke.models.rope import Rope
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="bits are those of a GPU")
@@ -80,7 +81,7 @@ def open_model(described: ModelConfig) -> tuple[TritonModel, PageMemory]:
         return RawTensor.from_bytes(name, "F32", shape, values.view(np.uint8).reshape(-1), name)
 
     backend = TritonBackend("cuda")
-    memory = backend.memory(400, described.num_layers, described.num_kv_heads, PAGE, described.head_dim)
+    memory = backend.memory(400, PageShape(layer_groups(described), PAGE))
     return backend.compile(described, weights), memory
 
 
@@ -92,17 +93,17 @@ def batch(parts: list[tuple[int, int, int]], spread: bool = False) -> RaggedBatc
         pages = -(-entries // size)
         table = np.zeros((pages, 4), np.int32)
         order = np.arange(pages)
-        table[:, 0] = page + (99 - order if spread else order)
-        table[:, 1], table[:, 2] = (3, 3 + size) if spread else (0, size)
-        table[-1, 2] -= pages * size - entries
-        table[:, 3] = order * size
+        table[:, 3] = page + (99 - order if spread else order)
+        table[:, 0], table[:, 1] = (3, 3 + size) if spread else (0, size)
+        table[-1, 1] -= pages * size - entries
+        table[:, 2] = order * size
         tables.append(table)
         at = np.arange(entries - count, entries)
-        slots = table[at // size, 1] + at % size
-        rows.append(np.stack([at * 7919 % 1000, at, table[at // size, 0], slots]))
+        slots = table[at // size, 0] + at % size
+        rows.append(np.stack([at * 7919 % 1000, at, table[at // size, 3], slots]))
     ids, positions, frames, slots = np.concatenate(rows, 1).astype(np.int64)
     starts = np.concatenate(([0], np.cumsum([count for _, count, _ in parts]))).tolist()
-    return RaggedBatch(ids, positions, frames, slots, starts, tables, np.array(starts[1:], np.int64) - 1)
+    return RaggedBatch(ids, positions, frames[None], slots, starts, tables, np.array(starts[1:], np.int64) - 1)
 
 
 def test_any_schedule(opened: tuple[TritonModel, PageMemory]) -> None:

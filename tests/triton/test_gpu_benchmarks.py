@@ -108,11 +108,11 @@ def test_a_batch_is_what_the_interface_says() -> None:
     assert batch.row_starts == [0, 3, 4]
     assert batch.positions.tolist() == [20, 21, 22, 133]
     assert batch.slots.tolist() == [4, 5, 6, 1]
-    assert batch.pages.tolist() == [one[1]] * 3 + [two[2]]
+    assert batch.pages.tolist() == [[int(one[1, 0])] * 3 + [int(two[2, 0])]]
     assert batch.wanted.tolist() == [3]
     assert [table[-1, STOP] for table in batch.tables] == [7, 2]
     assert batch.tables[1][:, POSITION].tolist() == [100, 116, 132]
-    assert len({*one.tolist(), *two.tolist()}) == 6
+    assert len({*one.ravel().tolist(), *two.ravel().tolist()}) == 6
 
 
 def test_steps_in_a_row_take_the_tokens_of_the_step_before() -> None:

@@ -45,11 +45,13 @@ from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import EngineFailed
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.scores import TokenScore
 
-# Columns of a span table, one row per page that a sequence reads, in the order of its entries.
-PAGE, START, STOP, POSITION = range(4)  # page id; first and past-the-last slot; position of the entry at START
+# Columns of a span table, which has a row for each run of entries in a page, in the order of the entries.
+START, STOP, POSITION, PAGE = range(4)  # first and past-the-last slot; position of the entry at START; page ids,
+# one column for each group of layers (`models.layer_groups`), whose entries lie in the same slots of their own pages.
 
 Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)
@@ -64,10 +66,11 @@ class RaggedBatch(Generic[Array]):
     Attributes:
         token_ids: [N] int64; -1 - i stands for the i-th token of `drawn`.
         positions: [N] int64, positions for RoPE.
-        pages, slots: [N] int64, where each row's K and V are written.
+        pages: [groups, N] int64, the pages in which each row's K and V are written; slots: [N] int64.
         row_starts: S + 1 ints.
-        tables: S int32 arrays [P_s, 4] of spans (PAGE, START, STOP, POSITION), including this step's rows. Pages are
-            frames of the memory that `forward` is given.
+        tables: S int32 arrays [P_s, 3 + groups] of spans (START, STOP, POSITION, PAGE...), including this step's rows.
+            Pages are frames of the memory that `forward` is given. A windowed group may have given a span's page back,
+            since no row sees its entries; another of its pages stands there.
         wanted: [W] int64, ascending: rows whose hidden states are returned; for the others only K and V are written.
         query_rows: [R] int64, distinct rows whose queries are returned; None for none.
         state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
@@ -241,7 +244,7 @@ class Backend(Protocol):
         """The default bytes of a pool; `weights` are bytes that will be loaded beside it."""
         ...
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
+    def memory(self, num_pages: int, shape: PageShape) -> PageMemory:
         """Zeroed memory for `num_pages` pages. Raises OutOfPages if there is no room."""
         ...
 

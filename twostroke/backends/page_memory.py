@@ -1,11 +1,14 @@
 """The memory of a pool's pages: the interface, and its implementation in host memory.
 
-A page holds K and V of `page_size` entries in all layers, in one piece of `page_bytes` bytes. It moves as these bytes:
-to another page, to a file, to another memory of the same layout. Single entries are read and written only if a page is
-used in part, and for inspection.
+A page holds K and V of `page_size` entries in the layers of one group (`models.layer_groups`), in one piece of
+`page_bytes` bytes, as many for every group. It moves as these bytes: to another page, to a file, to another memory of
+the same layout. Single entries are read and written only if a page is used in part, and for inspection.
 """
 
+from __future__ import annotations
+
 import ctypes
+import math
 import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from twostroke.errors import OutOfPages
+from twostroke.models.layer_groups import PageShape
 from twostroke.system.memory import available_memory
 
 ALL = slice(None)
@@ -27,14 +31,15 @@ class PageMemory(Protocol):
     """Pages of K and V on one device. A *frame* is the place of one page.
 
     Attributes:
-        storage: the array that kernels use, [layers, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
-        layout: order of a page's elements. "plain": [layers, 2, Hkv, page_size, D]. "pairs", for instructions that
-            multiply pairs: K is [layers, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
-            [layers, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent).
+        storages: for each group, all frames as kernels see them, if they hold pages of the group: an array
+            [depth, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
+        layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, D]. "pairs", for instructions that
+            multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
+            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent).
         page_bytes: bytes of a page.
     """
 
-    storage: Any
+    storages: Sequence[Any]
     layout: Layout
     page_bytes: int
 
@@ -54,15 +59,15 @@ class PageMemory(Protocol):
         """Copy one frame to another."""
         ...
 
-    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather n entries by frame and slot: [layers, 2, n, Hkv, D], a numpy copy."""
+    def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather n entries of a group by frame and slot: [depth, 2, n, Hkv, D], a numpy copy."""
         ...
 
-    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather one layer's keys: [n, Hkv, D], a numpy copy."""
+    def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Gather the keys of the group's i-th layer: [n, Hkv, D], a numpy copy."""
         ...
 
-    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         """Scatter entries, the inverse of `read`."""
         ...
 
@@ -71,12 +76,18 @@ class HostMemory:
     """A `PageMemory` in zeroed virtual memory. A page takes no physical memory until it is written."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype, layout: Layout = "plain", data: np.ndarray | None = None
+        self,
+        num_pages: int,
+        shape: PageShape,
+        dtype: np.dtype,
+        layout: Layout = "plain",
+        data: np.ndarray | None = None,
     ) -> None:
         """Allocate pages, or use the given bytes.
 
         Args:
-            shape: [frames, layers, 2, Hkv, page_size, D].
+            num_pages: number of frames.
+            shape: what a page holds.
             dtype: dtype of K and V.
             layout: see `PageMemory`.
             data: uint8, the bytes of all pages one after another, used in place.
@@ -85,16 +96,27 @@ class HostMemory:
             OutOfPages: there is not enough memory.
         """
         self.layout: Layout = layout
-        data = _zeros(shape, dtype) if data is None else data
-        self._pages = data.reshape(shape[0], -1)
-        self.page_bytes = self._pages.shape[1]
-        self.storage = data.view(dtype).reshape(shape).transpose(1, 2, 0, 3, 4, 5)
-        pairs = layout == "pairs"
-        keys, values = self.storage[:, 0], self.storage[:, 1]
-        self._sides = (
-            _KeysOrValues(keys, "columns" if pairs else None),
-            _KeysOrValues(values, "slots" if pairs else None),
-        )
+        self.page_bytes = shape.values * dtype.itemsize
+        data = _zeros(num_pages, self.page_bytes) if data is None else data
+        self._pages = data.reshape(num_pages, self.page_bytes)
+        views = {one: self._view(one, dtype) for one in shape.shapes}
+        sides = {one: self._sides(view) for one, view in views.items()}
+        self.storages: Sequence[Any] = [views[one] for one in shape.shapes]
+        self._sides_of = [sides[one] for one in shape.shapes]
+
+    def _view(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """All frames as pages of this shape, [depth, 2, frames, Hkv, page_size, D]."""
+        used = self._pages[:, : math.prod(shape) * dtype.itemsize].view(dtype)
+        return used.reshape(len(self._pages), *shape).transpose(1, 2, 0, 3, 4, 5)
+
+    def _sides(self, view: np.ndarray) -> tuple[_KeysOrValues, _KeysOrValues]:
+        orders = ("columns", "slots") if self.layout == "pairs" else (None, None)
+        return _KeysOrValues(view[:, 0], orders[0]), _KeysOrValues(view[:, 1], orders[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self._pages.nbytes
 
     @property
     def address(self) -> int:
@@ -126,14 +148,14 @@ class HostMemory:
     def copy_page(self, source: int, target: int) -> None:
         self._pages[target] = self._pages[source]
 
-    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return np.stack([side.take(frames, slots) for side in self._sides], 1)
+    def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return np.stack([side.take(frames, slots) for side in self._sides_of[group]], 1)
 
-    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return self._sides[0].take(frames, slots, layer)
+    def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return self._sides_of[group][0].take(frames, slots, layer)
 
-    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        for side, new in zip(self._sides, np.moveaxis(entries, 1, 0), strict=True):
+    def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        for side, new in zip(self._sides_of[group], np.moveaxis(entries, 1, 0), strict=True):
             side.put(frames, slots, new)
 
 
@@ -174,13 +196,13 @@ def host_kv_room() -> int:
     return min(available_memory() // 4, 4 << 30)
 
 
-def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _zeros(num_pages: int, page_bytes: int) -> np.ndarray:
     """Zeroed bytes. Zeros matter: a masked slot is multiplied by a weight of 0, and 0 times nan is nan."""
+    size = num_pages * page_bytes
     try:
-        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
         memory = np.zeros(size + HUGE_PAGE, np.uint8)
     except (MemoryError, ValueError):
-        raise OutOfPages(f"there is no memory for a pool of {shape[0]:,} KV pages: give it less (kv_bytes)") from None
+        raise OutOfPages(f"there is no memory for a pool of {num_pages:,} KV pages: give it less (kv_bytes)") from None
     # Memory is taken only when a page is touched.
     start = -memory.ctypes.data % HUGE_PAGE
     return memory[start : start + size]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
 from twostroke.backends.ranks.sharding import Shard
+from twostroke.errors import InvalidRequest
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.layer_groups import PageShape
 
 
 class RankMessenger(Protocol):
@@ -22,24 +25,32 @@ class RankMessenger(Protocol):
 
 
 class PageShards:
-    """The shape of a pool's pages: whole, [frames, layers, 2, Hkv, page_size, D], and a rank's heads of them."""
+    """The pages of a pool, whole and as a rank has them, with its heads alone.
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, size: int, layout: Layout = "plain") -> None:
-        self.shape, self.dtype = shape, numpy_dtype(dtype)
+    Attributes:
+        heads: the KV heads of each rank.
+    """
+
+    def __init__(self, num_pages: int, shape: PageShape, dtype: str, size: int, layout: Layout = "plain") -> None:
+        """`size` ranks share the heads. Raises InvalidRequest: groups of layers differ in their heads."""
+        if len(set(shape.shapes)) > 1:
+            raise InvalidRequest("ranks without common memory need the same KV heads in all layers: use one host")
+        self.num_pages, self.shape, self.dtype = num_pages, shape, numpy_dtype(dtype)
         self.layout: Layout = layout
-        self.heads = [Shard(rank, size).of(shape[3]) for rank in range(size)]
+        self.heads = [Shard(rank, size).of(shape.groups[0].num_kv_heads) for rank in range(size)]
 
-    def of(self, rank: int) -> tuple[int, ...]:
+    def of(self, rank: int) -> PageShape:
         """The shape of a rank's pages."""
-        return *self.shape[:3], len(self.heads[rank]), *self.shape[4:]
+        groups = (replace(group, num_kv_heads=len(self.heads[rank])) for group in self.shape.groups)
+        return PageShape(tuple(groups), self.shape.page_size)
 
     def memory(self, rank: int) -> HostMemory:
         """Allocate a rank's pages in ordinary memory. Raises OutOfPages."""
-        return HostMemory(self.of(rank), self.dtype, self.layout)
+        return HostMemory(self.num_pages, self.of(rank), self.dtype, self.layout)
 
     def joined(self, parts: Sequence[bytes | memoryview]) -> memoryview:
         """A page's bytes, from those of all ranks. In every layout a head's are in one piece."""
-        layers, sides, _, size, dim = self.shape[1:]
+        layers, sides, _, size, dim = self.shape.of(0)
         arrays = [
             np.frombuffer(part, np.uint8).reshape(layers, sides, len(heads), size, dim * self.dtype.itemsize)
             for part, heads in zip(parts, self.heads, strict=True)
@@ -48,7 +59,7 @@ class PageShards:
 
     def part(self, data: bytes | memoryview, rank: int) -> memoryview:
         """A rank's bytes of a page."""
-        layers, sides, count, size, dim = self.shape[1:]
+        layers, sides, count, size, dim = self.shape.of(0)
         page = np.frombuffer(data, np.uint8).reshape(layers, sides, count, size, dim * self.dtype.itemsize)
         heads = self.heads[rank]
         return np.ascontiguousarray(page[:, :, heads.start : heads.stop]).reshape(-1).data
@@ -57,15 +68,15 @@ class PageShards:
 class ShardedMemory:
     """Rank 0's view of pages whose heads are in several ranks. Implements `backends.page_memory.PageMemory`.
 
-    `storage` has rank 0's heads alone; everything else is of whole pages and entries.
+    `storages` have rank 0's heads alone; everything else is of whole pages and entries.
     """
 
     def __init__(self, ranks: RankMessenger, number: int, shapes: PageShards, own: PageMemory) -> None:
         """`own`: rank 0's pages, of the shape that `shapes` gives it."""
         self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, own
-        self.storage = self.own.storage
+        self.storages: Sequence[Any] = self.own.storages
         self.layout: Layout = shapes.layout
-        self.page_bytes = int(np.prod(shapes.shape[1:])) * shapes.dtype.itemsize
+        self.page_bytes = shapes.shape.values * shapes.dtype.itemsize
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         frames = [int(frame) for frame in frames]
@@ -88,17 +99,18 @@ class ShardedMemory:
         self.own.copy_page(source, target)
         self.ranks.ask("copy_page", self.number, int(source), int(target))
 
-    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return _joined([self.own.read(frames, slots), *self.ranks.ask("read", self.number, frames, slots)], 3)
+    def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        others = self.ranks.ask("read", self.number, group, frames, slots)
+        return _joined([self.own.read(group, frames, slots), *others], 3)
 
-    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        others = self.ranks.ask("read_keys", self.number, layer, frames, slots)
-        return _joined([self.own.read_keys(layer, frames, slots), *others], 1)
+    def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        others = self.ranks.ask("read_keys", self.number, group, layer, frames, slots)
+        return _joined([self.own.read_keys(group, layer, frames, slots), *others], 1)
 
-    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         parts = [entries[:, :, :, heads.start : heads.stop] for heads in self.shapes.heads]
-        self.own.write(frames, slots, parts[0])
-        self.ranks.ask("write", self.number, frames, slots, [np.ascontiguousarray(part) for part in parts[1:]])
+        self.own.write(group, frames, slots, parts[0])
+        self.ranks.ask("write", self.number, group, frames, slots, [np.ascontiguousarray(part) for part in parts[1:]])
 
 
 def act_on_shard(memory: PageMemory, rank: int, action: str, places: list[Any]) -> Any:

@@ -21,6 +21,7 @@ from twostroke.backends.torch_ranks import NewMemory, TorchRankSetup
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape
 
 
 class FollowerModel(Protocol):
@@ -70,8 +71,8 @@ class Follower:
             match message:
                 case ("compile", config):
                     self._models.append(self._compile(config, self._weights))
-                case ("memory", number, shape):
-                    self.group.send(self._memory(number, shape), 0)
+                case ("memory", number, num_pages, shape):
+                    self.group.send(self._memory(number, num_pages, shape), 0)
                 case ("room", weights):
                     self.group.send(device_kv_room(self.links.device, weights), 0)
                 case ("forward", model, number, batch):
@@ -90,10 +91,10 @@ class Follower:
     def _weights(self, _: str) -> RawTensor:
         return self.group.receive(limit=ANY_TIME)  # rank 0 may have to encode it first
 
-    def _memory(self, number: int, shape: tuple[int, ...]) -> Exception | None:
-        own = PageShards(shape, self.dtype, self.group.size).of(self.group.rank)
+    def _memory(self, number: int, num_pages: int, shape: PageShape) -> Exception | None:
+        own = PageShards(num_pages, shape, self.dtype, self.group.size).of(self.group.rank)
         try:
-            self._pools[number] = self._new_memory(own, self.dtype, self.links.device)
+            self._pools[number] = self._new_memory(num_pages, own, self.dtype, self.links.device)
         except OutOfPages as error:
             return error
         return None

@@ -29,9 +29,10 @@ from twostroke.backends.sharded_memory import PageShards, ShardedMemory
 from twostroke.errors import RankLost
 from twostroke.models.config import ROUTER, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape
 
 FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
-NewMemory = Callable[[tuple[int, ...], str, str], PageMemory]  # of a shape, a dtype, and a device
+NewMemory = Callable[[int, PageShape, str, str], PageMemory]  # of a number of pages, a shape, a dtype, a device
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +47,10 @@ def split_of(config: ModelConfig, name: str, count: int, rank: int, size: int) -
     return ColumnSplit.of([Shard(i, size).rows(config, name, count) for i in range(size)], rank)
 
 
-def split_of_heads(config: ModelConfig, rank: int, size: int) -> ColumnSplit:
-    """The division of the columns of attention's outputs among ranks."""
-    return split_of(config, "q", config.num_heads * config.head_dim, rank, size)
+def split_of_heads(config: ModelConfig, layer: int, rank: int, size: int) -> ColumnSplit:
+    """The division of the columns of a layer's attention outputs among ranks."""
+    attention = config.layers[layer].attention
+    return split_of(config, f"layers.{layer}.q", attention.num_heads * attention.head_dim, rank, size)
 
 
 def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int) -> RawTensor:
@@ -183,16 +185,16 @@ class TorchRanks:
         each = -(-weights // self.group.size)
         return self.group.size * min(device_kv_room(self.links.device, each), *self.ask("room", each))
 
-    def memory(self, shape: tuple[int, ...]) -> ShardedMemory:
+    def memory(self, num_pages: int, shape: PageShape) -> ShardedMemory:
         """Zeroed pages. Raises OutOfPages."""
         with self.group.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
-            shapes = PageShards(shape, self.dtype, self.group.size)
-            for answer in self.ask("memory", number, shape):
+            shapes = PageShards(num_pages, shape, self.dtype, self.group.size)
+            for answer in self.ask("memory", number, num_pages, shape):
                 if isinstance(answer, Exception):
                     raise answer
             self._pools[number] = True
-            own = self._new_memory(shapes.of(0), self.dtype, self.links.device)
+            own = self._new_memory(num_pages, shapes.of(0), self.dtype, self.links.device)
             made = ShardedMemory(self, number, shapes, own)
         weakref.finalize(made, self._pools.__setitem__, number, False)
         return made

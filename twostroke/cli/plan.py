@@ -214,7 +214,7 @@ def _engine(made: _Made) -> dict[str, Any]:
         return {
             "backend": memory.backend,
             "weights_bytes": memory.matrices + memory.vectors,
-            "pool_bytes": pool_bytes(plan, memory),
+            "pool_bytes": pool_bytes(plan, memory, plan.budget),
             "command": shlex.join(command),
             "method": dict(plan.technique.method),
         }

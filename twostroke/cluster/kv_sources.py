@@ -43,7 +43,7 @@ class KVSource:
 
 def estimate_peer(model: Model, tokens: Sequence[int], ready_s: float, wire: TransferSpeed) -> KVSource:
     """Over the wire, from a peer that predicts to have it in `ready_s` seconds. Its chunks cross while it computes."""
-    size = len(tokens) * model.pool.entry_bytes
+    size = model.pool.geometry.value_bytes(len(tokens))
     return KVSource(max(ready_s, wire.seconds(size)), Counter({PEER: len(tokens)}))
 
 
@@ -61,11 +61,11 @@ def estimate_local(model: Model, tokens: Sequence[int], computing: Computing, st
         links = model.backing_stores.tiers.speeds
         names = model.backing_stores.names(array[:-1])[at // size :]
         segments = model.backing_stores.find(names, lambda tier: None)
-        count = pages_worth_loading(segments, lambda pages: computing(at, pages * size), links, model.pool.page_bytes)
+        count = pages_worth_loading(segments, lambda pages: computing(at, pages * size), links, model.pool.block_bytes)
         for segment in segments:
             pages = max(0, min(segment.stop, count) - segment.start)
             found[segment.store.tier] += pages * size
-            loading += links[segment.store.tier].seconds(pages * model.pool.page_bytes)
+            loading += links[segment.store.tier].seconds(pages * model.pool.block_bytes)
         at += count * size
     found[COMPUTED] = len(tokens) - at
     return KVSource(loading + computing(at, len(tokens) - at), +found)

@@ -76,10 +76,12 @@ class StepBench:
         """`entries`: the most that all sequences of a step have, besides a page for each of them."""
         self.model = model
         self.size = model.pool.page_size
-        pages = -(-entries // self.size) + SEQUENCES
+        self.groups = len(model.pool.geometry.groups)
+        pages = self.groups * (-(-entries // self.size) + SEQUENCES)
         self.memory = new_pool(model.pool.geometry, pages, self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.
-        self.memory.storage[:] = 0
+        for storage in self.memory.storages:
+            storage[:] = 0
         self.seconds([SequenceRows(1)])  # the first step of a process also allocates
 
     def seconds(self, step: Sequence[SequenceRows]) -> float:
@@ -89,7 +91,7 @@ class StepBench:
         rows = self.model.compiled.forward(batch, self.memory).logits
         draws = [Draw(GREEDY, NO_NOISE, 0, NO_TOKENS, ()) for _ in range(len(rows))]
         self.model.compiled.sample([rows[i : i + 1] for i in range(len(rows))], draws).read()
-        self.memory.storage[0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
+        self.memory.storages[0][0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
         return time.perf_counter() - began
 
     def quickest(self, step: Sequence[SequenceRows]) -> float:
@@ -105,7 +107,7 @@ class StepBench:
             # Unlike tokens: rows that are all the same would choose the same experts.
             token_ids=(positions * 7919 + 1) % self.model.vocab_size,
             positions=positions,
-            pages=positions // self.size + np.repeat(first_pages[:-1], [rows.count for rows in step]),
+            pages=self._frames(positions // self.size + np.repeat(first_pages[:-1], [rows.count for rows in step])).T,
             slots=positions % self.size,
             row_starts=ends.tolist(),
             tables=[self._table(rows, first) for rows, first in zip(step, first_pages, strict=False)],
@@ -118,4 +120,9 @@ class StepBench:
     def _table(self, rows: SequenceRows, first_page: int) -> np.ndarray:
         first = np.arange(0, rows.context + rows.count, self.size)
         stop = np.minimum(rows.context + rows.count - first, self.size)
-        return np.stack([first_page + first // self.size, np.zeros_like(first), stop, first], 1).astype(np.int32)
+        spans = np.stack([np.zeros_like(first), stop, first], 1)
+        return np.concatenate([spans, self._frames(first_page + first // self.size)], 1, dtype=np.int32)
+
+    def _frames(self, pages: np.ndarray) -> np.ndarray:
+        """The frames of each page's groups of layers, [n, groups]."""
+        return pages[:, None] * self.groups + np.arange(self.groups)

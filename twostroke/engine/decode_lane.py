@@ -14,7 +14,7 @@ from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.engine.lane import Lane, LastQueries, LastRows, reopen_last
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
-from twostroke.engine.prefix_match import match_prefix
+from twostroke.engine.prefix_match import match_prefix, with_windows
 from twostroke.engine.strokes import Decode, Decoded
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.entries import Tail
@@ -53,9 +53,10 @@ class DecodeLane(Lane[Decode]):
                 self._rows.append(row)
         else:
             base, todo = reopen_last(base)
+        base, todo, again = with_windows(model, base, todo)
         # Tokens for which the context and the pool have room. The last of them is never entered, and yet it counts:
         # a prompt and its answer together take at most `max_model_len` tokens.
-        slots = model.pool.num_pages * model.pool.page_size
+        slots = model.pool.max_entries
         self._room = min(model.max_position - base.next_position, slots - len(base)) - len(todo)
         if self._room < 1:
             raise ContextLengthExceeded(
@@ -68,10 +69,11 @@ class DecodeLane(Lane[Decode]):
         self._skipped = max(0, len(known) - (not todo)) if self.guesses else 0
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
         missing = None
-        if known and not self.guesses and model.index is not None and len(todo) > 1:  # after a preemption
+        after_preemption = known and not self.guesses and len(todo) > 1
+        if (after_preemption or again) and model.index is not None:
             longer, todo, missing = match_prefix(model, base, todo, max(1, stroke.queries, stroke.states), salt)
             base = longer
-        super().__init__(slot, model, stroke, base, todo, missing=missing)
+        super().__init__(slot, model, stroke, base, todo, missing=missing, again=again)
         if self.guesses:
             self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
             self.states = LastRows(stroke.states, len(self.guesses))
@@ -87,6 +89,10 @@ class DecodeLane(Lane[Decode]):
             self._finish()
 
     @property
+    def num_guesses(self) -> int:
+        return len(self.guesses)
+
+    @property
     def decoding(self) -> bool:
         return len(self.todo) == 1
 
@@ -96,7 +102,8 @@ class DecodeLane(Lane[Decode]):
         return bool(self._rows) and not self.todo and self.result is None and self.missing is None
 
     def logit_rows(self, count: int) -> int:
-        return count if self.guesses else int(count == len(self.todo) and not self.record.complete)
+        own = self.own_rows(count)
+        return own if self.guesses else int(own > 0 and count == len(self.todo) and not self.record.complete)
 
     def _noise(self, ahead: int) -> Noise:
         """Noise of the output's next token, or of the token `ahead` places later."""

@@ -77,7 +77,6 @@ class Engine:
         self._ending_thread: int | None = None  # the thread that ends the process, once it does
         self._clock, self._forecast = clock, forecast
         self.tiers = tiers or Tiers()
-        self.config = config or SchedulerConfig()
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
 
         def wake() -> None:
@@ -87,6 +86,7 @@ class Engine:
         self._queues = Queues()
         self._loads = LoadQueue(self.tiers, wake, clock)
         self._budget = PageBudget(dict.fromkeys(self.models.values()), self._loads)
+        self.config = config or SchedulerConfig()
         self._programs = ProgramRunner(self.models, default, wake, clock)
         self._placement = Placement(self._budget, self._queues, self._programs.index_computed, clock)
         self._flight = StepInFlight(self._placement, clock)
@@ -107,7 +107,7 @@ class Engine:
         with self._lock:
             if config.itl_ms is not None:
                 self._calibrate()
-            self._config = config
+            self._config, self._budget.max_chunk = config, config.max_step_tokens
 
     def _calibrate(self) -> Forecast:
         """Forecasts of steps; the first call times the models. The caller holds the lock."""

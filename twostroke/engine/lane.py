@@ -34,6 +34,7 @@ class Lane(ABC, Generic[StrokeKind]):
         queries, states: collect the query vectors and hidden states that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
         cached: tokens that it found and need not enter, by tier.
+        num_indexed: number of pages that its prefix index has been given of it.
         dropout: the dropout that its rows are computed with, or None.
     """
 
@@ -46,7 +47,9 @@ class Lane(ABC, Generic[StrokeKind]):
         todo: list[int],
         dropout: Dropout | None = None,
         missing: MissingPages | None = None,
+        again: int = 0,
     ) -> None:
+        """`again`: number of leading entries that belong to the value the stroke extends, and are computed again."""
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
         most = max(max(todo, default=0), int(base.token_array.max(initial=0)))
@@ -54,7 +57,7 @@ class Lane(ABC, Generic[StrokeKind]):
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.slot, self.model, self.stroke = slot, model, stroke
         self.dropout = dropout
-        self.todo = todo
+        self.todo, self._again = todo, again
         self.missing = missing or missing_in_pool(model, base)
         self.on_close: Callable[[], None] | None = None
         self._base_length = len(base)
@@ -62,6 +65,7 @@ class Lane(ABC, Generic[StrokeKind]):
         self.queries = LastQueries(stroke.queries or 0, model.config.windows)
         self.states = LastRows(stroke.states or 0)
         self.started = False
+        self.num_indexed = 0
         self.cached: Counter[str] = Counter()
         self.kv: KVCache | None = None
         self.result: KVCache | Prefilled | Decoded | None = None
@@ -69,7 +73,7 @@ class Lane(ABC, Generic[StrokeKind]):
     def _write_after(self, base: KVCache) -> None:
         # Entries under dropout are canonical only for the same dropout, as for another model.
         name = self.model.id if self.dropout is None else f"{self.model.id}, {self.dropout}"
-        self.writer = KVWriter(base.copy_to(self.model.pool), name)
+        self.writer = KVWriter(base.copy_to(self.model.pool), name, 1 + (self.stroke.queries or 0), self.num_guesses)
         self.num_computed = len(self.writer)
 
     def resume_from(self, kv: KVCache, sources: Sequence[str] = ()) -> None:
@@ -90,6 +94,11 @@ class Lane(ABC, Generic[StrokeKind]):
         """Called when the value that the lane extends is in the pool."""
 
     @property
+    def num_guesses(self) -> int:
+        """Number of entries that it may enter and remove again."""
+        return 0
+
+    @property
     def decoding(self) -> bool:
         """Whether exactly one token is left to enter, the state of a decoding lane at every step."""
         return False
@@ -98,6 +107,10 @@ class Lane(ABC, Generic[StrokeKind]):
     def has_placeholder(self) -> bool:
         """Whether the next token is a placeholder: it is being drawn, and may prove to be the last."""
         return bool(self.todo) and self.todo[0] < 0
+
+    def own_rows(self, count: int) -> int:
+        """Number of the next `count` tokens that are the stroke's own, and not computed again."""
+        return min(count, max(0, len(self.writer) + count - self._again))
 
     @abstractmethod
     def logit_rows(self, count: int) -> int:

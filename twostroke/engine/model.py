@@ -50,7 +50,7 @@ class Model:
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a prompt and its answer: what both the context and the pool can hold."""
-        return min(self.max_position, self.pool.num_pages * self.pool.page_size)
+        return min(self.max_position, self.pool.max_entries)
 
     def require_room(self, tokens: int) -> None:
         """Raise ContextLengthExceeded for a prompt of `tokens` tokens that leaves no room for a token of an answer."""

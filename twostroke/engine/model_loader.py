@@ -35,6 +35,7 @@ from twostroke.models.checkpoints.verify import verify
 from twostroke.models.cost import CostModel
 from twostroke.models.formats.encode import ENCODING
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape
 from twostroke.models.rope import frequencies
 
 log = logging.getLogger(__name__)
@@ -88,12 +89,12 @@ class ModelLoader:
             if room is None:
                 room = self.backend.kv_room(sum(weight_bytes(stored, self.backend).values()))
                 if self._on_host:
-                    page_bytes = geometry.entry_bytes * page_size
+                    block_bytes = len(geometry.groups) * geometry.page_bytes(page_size)
                     later = sum(sum(weight_bytes(one, self.backend).values()) for one in companions)
                     left = int(self.budget.left_bytes / self.share) - later
-                    room = max(min(room, left), min(room, page_bytes * MIN_PAGES))
+                    room = max(min(room, left), min(room, block_bytes * MIN_PAGES))
             pages = num_pages(geometry, page_size, room)
-            self._count("KV pool", pages * geometry.entry_bytes * page_size)
+            self._count("KV pool", pages * geometry.page_bytes(page_size))
             self.budget.require("give the pool less with kv_bytes, or raise the limit")
             return new_pool(geometry, pages, page_size, self.backend)
 
@@ -181,7 +182,7 @@ class ModelLoader:
                 shared.geometry.require(geometry, f"{checkpoint.name} cannot be the student of {main.name}")
             if geometry == shared.geometry:
                 return shared
-            self._count("KV pool", shared.num_pages * geometry.entry_bytes * shared.page_size)
+            self._count("KV pool", shared.num_pages * geometry.page_bytes(shared.page_size))
             self.budget.require("give the pool less with kv_bytes, or raise the limit")
             return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
@@ -201,17 +202,18 @@ def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> C
 
 def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backend) -> PagePool:
     """A pool over a backend's memory."""
-    sizes = geometry.num_layers, geometry.num_kv_heads, page_size, geometry.head_dim
-    return PagePool(geometry, backend.memory(num_pages, *sizes), num_pages, page_size)
+    memory = backend.memory(num_pages, PageShape(geometry.groups, page_size))
+    return PagePool(geometry, memory, num_pages, page_size)
 
 
 def num_pages(geometry: Geometry, page_size: int, kv_bytes: int) -> int:
     """Number of pages of `page_size` entries that fit into `kv_bytes`. Raises InvalidRequest if not even one fits."""
     if not isinstance(page_size, int) or page_size < 1:
         raise InvalidRequest(f"page_size must be at least 1, not {page_size!r}")
-    page_bytes = geometry.entry_bytes * page_size
-    if kv_bytes < page_bytes:
-        raise InvalidRequest(f"kv_bytes must hold at least one page of {page_bytes:,} bytes, not {kv_bytes:,}")
+    page_bytes, groups = geometry.page_bytes(page_size), len(geometry.groups)
+    if kv_bytes < groups * page_bytes:
+        least = f"{groups} pages (one for each group of layers), each" if groups > 1 else "one page"
+        raise InvalidRequest(f"kv_bytes must hold at least {least} of {page_bytes:,} bytes, not {kv_bytes:,}")
     return kv_bytes // page_bytes
 
 

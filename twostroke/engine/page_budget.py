@@ -2,18 +2,22 @@
 
 from collections.abc import Iterable
 
-from twostroke.backends.interface import PAGE
 from twostroke.engine.load_queue import LoadQueue
 from twostroke.engine.model import Model
 from twostroke.engine.request import Choice
+from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 
 
 class PageBudget:
-    """The pools of an engine's models, whose prefix indexes give pages up when a pool has none that is free."""
+    """The pools of an engine's models, whose prefix indexes give pages up when a pool has none that is free.
+
+    Attributes:
+        max_chunk: the most tokens of a prompt that a step enters.
+    """
 
     def __init__(self, models: Iterable[Model], loads: LoadQueue) -> None:
-        self._models, self._loads = list(models), loads
+        self._models, self._loads, self.max_chunk = list(models), loads, 1
         self.pools = list(dict.fromkeys(model.pool for model in self._models))
         for pool in self.pools:
             pool.reclaim = lambda count, pool=pool: self._evict(pool, count)
@@ -52,6 +56,10 @@ class PageBudget:
             return indexes[0].can_evict(missing)
         return missing <= self._evictable(pool)
 
+    def pages_for(self, pool: PagePool, tokens: int) -> int:
+        """Number of pages that a prompt of so many tokens takes, and the next token."""
+        return pool.geometry.num_pages(tokens, pool.page_size, self.max_chunk) + pool.num_groups
+
     def in_use(self) -> dict[PagePool, int]:
         """Number of each pool's pages that others than prefix indexes hold."""
         return {pool: pool.num_used - self._evictable(pool) for pool in self.pools}
@@ -67,8 +75,8 @@ class PageBudget:
 
 
 def pages_held(choice: Choice) -> dict[PagePool, int]:
-    """Number of pages that the lanes of a choice hold in each pool, plus one to continue."""
+    """Number of pages that the lanes of a choice hold in each pool, plus those to continue: one of each group."""
     pages: dict[PagePool, set[int]] = {}
     for lane in choice.lanes:
-        pages.setdefault(lane.model.pool, set()).update(lane.writer.table[:, PAGE].tolist())
-    return {pool: len(held) + 1 for pool, held in pages.items()}
+        pages.setdefault(lane.model.pool, set()).update(spans.held_pages(lane.writer.table).tolist())
+    return {pool: len(held) + pool.num_groups for pool, held in pages.items()}

@@ -30,6 +30,7 @@ from twostroke.kv.backing_stores import StoredRun
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.prefix_index import value_of_pages
+from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.swap_in import SwapIn
 from twostroke.kv.tiers.names import PageName
 from twostroke.kv.tiers.speed import TransferSpeed
@@ -81,7 +82,7 @@ class PageLoad:
     done: bool = False
     calling: str | None = None
     _since: float = 0.0  # when the time to ask began
-    _pages: list[int] = field(default_factory=list)
+    _pages: np.ndarray = field(init=False)  # of the blocks that have come, [n, groups]
     _closed: bool = False  # nobody wants what still comes
     _ended: bool = False
     _arrival: SwapIn | None = None
@@ -92,8 +93,9 @@ class PageLoad:
 
     def __post_init__(self) -> None:
         kv, pool = self.known, self.model.pool
+        self._pages = np.zeros((0, pool.num_groups), np.int64)
         here = kv.pool is pool and kv.tier == POOL
-        self.absent = not here or any(pool.frame(page) == NOWHERE for page in kv.table[:, PAGE].tolist())
+        self.absent = not here or bool(np.count_nonzero(pool.frames.absent(kv.entry_table.pages)))
 
     # Called by the thread that steps ----------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class PageLoad:
         index, before = self.model.index, len(self.known)
         if index is not None and len(self.tokens) and not self.absent:
             self.known, pool = index.extend_match(self.known, self.tokens), self.model.pool
-            more = self.known.table[before // pool.page_size :, PAGE].tolist()
+            more = self.known.table[before // pool.page_size :, PAGE].tolist()  # a block's pages come and go together
             self.sources = [HOST if pool.frame(page) == NOWHERE else POOL for page in more]
             self.__post_init__()
 
@@ -158,16 +160,15 @@ class PageLoad:
         known, model = self.known, self.model
         with self._lock:
             self._closed = True
-            pages, self._pages = self._pages, []
+            pages, self._pages = self._pages, self._pages[:0]
         try:
-            if not pages:
+            if not len(pages):
                 return known
             size = model.pool.page_size
             tokens = self.tokens[: len(known) + len(pages) * size]
-            return value_of_pages(model.pool, model.id, tokens, [*known.table[:, PAGE].tolist(), *pages])
+            return value_of_pages(model.pool, model.id, tokens, np.concatenate([known.table[:, PAGE:], pages]))
         finally:
-            if pages:
-                model.pool.release(np.array(pages))
+            self._release(pages)
 
     def add(self, choice: Choice, lane: Lane) -> None:
         """Let a lane wait for the load, until the pages come or the lane is closed."""
@@ -263,7 +264,7 @@ class PageLoad:
         def pages_cost(count: int) -> float:
             return computing(known, count * size)
 
-        count = pages_worth_loading(segments, pages_cost, self.tiers.speeds, self.model.pool.page_bytes)
+        count = pages_worth_loading(segments, pages_cost, self.tiers.speeds, self.model.pool.block_bytes)
         for segment in segments:
             refused = segment.stop - max(count, segment.start)
             if refused > 0:
@@ -294,13 +295,28 @@ class PageLoad:
             pages = stores.read(segment.store, names, limit_s)
         except OutOfPages:  # others took the frames: the rest is computed when there is room
             return False
+        passed = pages
         with self._lock:
             if wanted := not self._closed:
-                self._pages += pages
+                self._pages = np.concatenate([self._pages, pages])
                 self.sources += [segment.store.tier] * len(pages)
-        if not wanted and pages:
-            stores.pool.release(np.array(pages))
+                passed = self._take_passed()
+        self._release(passed)
         return wanted and len(pages) == len(names)
+
+    def _take_passed(self) -> np.ndarray:
+        """The pages of windowed layers that the token after the last block does not attend to."""
+        groups, size, passed = self.model.pool.geometry.groups, self.model.pool.page_size, list[np.ndarray]()
+        for g, group in enumerate(groups):
+            if (seen := group.blocks_in_window(size)) is not None and seen < len(self._pages):
+                passed.append(self._pages[: len(self._pages) - seen, g].copy())
+                self._pages[: len(self._pages) - seen, g] = NO_PAGE
+        return np.concatenate([np.zeros(0, np.int64), *passed])
+
+    def _release(self, pages: np.ndarray) -> None:
+        pages = pages[pages != NO_PAGE]
+        if len(pages):
+            self.model.pool.release(pages)
 
     def _count_late(self, segment: StoredRun, pages: int, late: bool) -> None:
         if late:

@@ -17,7 +17,7 @@ is the last, so while a page may be missing for what follows a token, the token 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from twostroke.engine.choice_state import ACTIVE, PARKED, PREEMPTED, Shortage
 from twostroke.engine.clock import SYSTEM, Clock
@@ -27,9 +27,10 @@ from twostroke.engine.page_budget import PageBudget, pages_held
 from twostroke.engine.prefill_lane import PrefillLane
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import PENDING, Choice
-from twostroke.engine.scheduler import Plan
+from twostroke.engine.scheduler import MIN_CHUNK, Plan
 from twostroke.engine.step import Chunk
 from twostroke.errors import OutOfPages
+from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,13 @@ class Placement:
     """
 
     def __init__(
-        self, budget: PageBudget, queues: Queues, index_computed: Callable[[Choice], None], clock: Clock = SYSTEM
+        self,
+        budget: PageBudget,
+        queues: Queues,
+        index_computed: Callable[[Choice, Iterable[Lane], bool], None],
+        clock: Clock = SYSTEM,
     ) -> None:
-        """`index_computed` indexes what a choice has computed, before it loses its pages."""
+        """`index_computed`: see `ProgramRunner`."""
         self._budget, self._queues, self._index_computed, self._clock = budget, queues, index_computed, clock
         self._prefill_blocked = False  # whether a prefill of the last step waited for room
         self._without_placeholders = False  # whether the next step enters no token that is not known
@@ -99,8 +104,8 @@ class Placement:
         if choice is self._queues.active[0]:
             return True
         pool, missing = lane.model.pool, lane.missing
-        absent = 0 if missing is None else len(missing.known.table)
-        pages = absent + -(-len(lane.todo) // pool.page_size) + 1
+        absent = 0 if missing is None else len(missing.known.entry_table.pages)
+        pages = absent + self._budget.pages_for(pool, len(lane.todo))
         return not self._prefill_blocked and self._budget.could_hold(pool, pages)
 
     def retry_after(self) -> float | None:
@@ -144,15 +149,22 @@ class Placement:
         while lane in choice.lanes and lane.todo:  # until the lane is preempted
             left = len(lane.todo)
             count = min(count, left)
-            rows = lane.logit_rows(count), lane.queries.wanted(count, left), lane.states.wanted(count, left)
+            own = lane.own_rows(count)
+            kept = (min(own, some.wanted(count, left)) for some in (lane.queries, lane.states))
+            rows = lane.logit_rows(count), *kept
             try:
                 if not lane.started and isinstance(lane, PrefillLane):
                     self._refuse_if_hopeless(lane)
+                if lane.started and lane.writer.leaves_pages and isinstance(lane, PrefillLane):
+                    self._index_computed(choice, [lane], False)
                 return Chunk(choice, lane, *lane.enter(count), *rows)
             except OutOfPages as error:
                 error.__traceback__ = None  # its frames hold values, whose pages would not come back
                 if lane.has_placeholder:  # nobody gives up a page for a token that may be the last
                     return None
+                if count > MIN_CHUNK and lane.model.pool.geometry.windowed:
+                    count //= 2  # the fewer at once, the fewer pages windowed layers need
+                    continue
                 if self._drop_shared_prefills() or self._preempt_youngest(choice, lane, error):
                     continue
                 if isinstance(lane, DecodeLane) and lane.drop_guesses():
@@ -168,8 +180,9 @@ class Placement:
         return None
 
     def _may_start(self, choice: Choice, lane: Lane) -> bool:
-        pages = -(-len(lane.todo) // lane.model.pool.page_size) + 1
-        return choice is self._queues.running[0] or self._budget.could_hold(lane.model.pool, pages)
+        pool = lane.model.pool
+        pages = self._budget.pages_for(pool, len(lane.todo))
+        return choice is self._queues.running[0] or self._budget.could_hold(pool, pages)
 
     def _refuse_if_hopeless(self, lane: PrefillLane) -> None:
         """Raise OutOfPages for a prefill that runs alone and does not fit, before any of it is computed."""
@@ -187,9 +200,11 @@ class Placement:
         """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
         pool = lane.model.pool
         if lane.result is None:
-            return bool(pool.num_free) or not lane.todo or lane.writer.has_slot or self._budget.could_hold(pool, 1)
+            one = pool.num_groups
+            room = pool.num_free >= one or not lane.todo or lane.writer.has_slot
+            return room or self._budget.could_hold(pool, one)
         # A program decides what follows: strokes that continue the same value, or others of the same length.
-        return pool.num_free + self._budget.cached_pages(pool) >= 4 * len(lane.writer.table) + MARGIN
+        return pool.num_free + self._budget.cached_pages(pool) >= 4 * len(spans.held_pages(lane.writer.table)) + MARGIN
 
     # Preemption -------------------------------------------------------------------------------------------------
 
@@ -244,7 +259,7 @@ class Placement:
             for shared in other.sharing.values():
                 shared.waiting = [waiter for waiter in shared.waiting if waiter[0] is not choice]
         for one in dict.fromkeys((choice, *waiters)):
-            self._index_computed(one)
+            self._index_computed(one, one.lanes, True)
             one.release()
             self._queues.move(one, PREEMPTED if one.shortage is None else PARKED)
         freed = {pool: before[pool] - pages for pool, pages in self._budget.in_use().items()}  # by its values too
@@ -259,7 +274,7 @@ class Placement:
         pages = pages_held(choice)
         if choice.futures:
             for pool in self._budget.pools:
-                prompt = -(-choice.request.prompt_tokens // pool.page_size) + 1
+                prompt = self._budget.pages_for(pool, choice.request.prompt_tokens)
                 pages[pool] = min(max(pages.get(pool, 0), prompt), pool.num_pages)
         return pages
 

@@ -7,7 +7,7 @@ import numpy as np
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.lane import Lane, reopen_last
 from twostroke.engine.model import Model
-from twostroke.engine.prefix_match import match_prefix, tokens_by_tier
+from twostroke.engine.prefix_match import match_prefix, tokens_by_tier, with_windows
 from twostroke.engine.strokes import Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded
 from twostroke.kv.cache import KVCache
@@ -29,12 +29,17 @@ class PrefillLane(Lane[Prefill]):
                 f"the prompt ends at position {base.next_position + len(todo)}, past the {model.max_position} of "
                 f"model {model.name}: shorten it"
             )
-        if (entries := len(base) + len(todo)) > model.pool.num_pages * model.pool.page_size:
+        if (entries := len(base) + len(todo)) > model.pool.max_entries:
             raise ContextLengthExceeded(
                 f"the prompt takes {entries} KV entries, and the pool has {model.pool.num_pages} pages of "
                 f"{model.pool.page_size}: shorten it, or give the pool more memory (kv_bytes)"
             )
         base, todo, first = _scored(model, stroke, base, todo)
+        tail = base.tail
+        self._keeps_tail = not todo
+        base, todo, again = with_windows(model, base, todo, stroke.dropout)
+        if first is not None:
+            first += again
         # The tokens to score, each by the row before it: the last ones of `todo`.
         self._targets = [] if first is None else todo[max(1, first) :]
         known, missing = base, None
@@ -43,13 +48,13 @@ class PrefillLane(Lane[Prefill]):
             needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
             known, todo, missing = match_prefix(model, base, todo, needed, salt)
         found = tokens_by_tier(known, len(base))
-        super().__init__(slot, model, stroke, known, todo, stroke.dropout, missing)
+        super().__init__(slot, model, stroke, known, todo, stroke.dropout, missing, again)
         self.cached = found
-        self._tail = base.tail
+        self._tail = tail
         self._logits: list[np.ndarray] = []
         self._scores: list[TokenScore | None] = []
         if first == 0:  # its row is in the value's tail; the first token of a context has none
-            row = None if base.tail is None else base.tail.row
+            row = None if tail is None else tail.row
             self._scores += [None] if row is None else row.scores(stroke.tokens[:1], stroke.logprobs or 0)
         if self.missing is None:
             self._begin()
@@ -67,13 +72,15 @@ class PrefillLane(Lane[Prefill]):
     @property
     def min_pages(self) -> int:
         """Minimum number of new pages that its tokens need."""
-        size = self.model.pool.page_size
-        in_place = size - 1 if len(self.writer) else 0  # at most, in the last page of the value that it extends
-        return -(-(len(self.todo) - in_place) // size)
+        pool = self.model.pool
+        if not len(self.writer):
+            return pool.geometry.num_pages(len(self.todo), pool.page_size)
+        in_place = pool.page_size - 1  # at most, in the last page of the value that it extends
+        return pool.geometry.windows.count(None) * -(-(len(self.todo) - in_place) // pool.page_size)
 
     def logit_rows(self, count: int) -> int:
         if self.stroke.logits == "all":
-            return count
+            return self.own_rows(count)
         if self._targets:  # the rows before the targets, and the last one
             return max(0, count - (len(self.todo) - 1 - len(self._targets)))
         return int(self.stroke.logits == "last" and count == len(self.todo))
@@ -87,7 +94,8 @@ class PrefillLane(Lane[Prefill]):
         if self.stroke.logits == "all" and len(rows):
             self._logits.append(rows.read())
         if not self.todo:
-            self._finish(Tail(self.model.id, rows[-1:].kept()) if len(rows) else None)
+            made = Tail(self.model.id, rows[-1:].kept()) if len(rows) else None
+            self._finish(self._tail if self._keeps_tail else made)
         else:
             self._report_progress()
 

@@ -7,9 +7,12 @@ import numpy as np
 
 from twostroke.backends.interface import PAGE
 from twostroke.engine.model import Model
+from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.provenance import NOTHING
+from twostroke.kv.spans import NO_PAGE
+from twostroke.models.dropout import Dropout
 
 MAX_PAGES_AT_ONCE = 8  # pages of the host that are copied at once, in the step
 
@@ -25,10 +28,29 @@ class MissingPages:
     tokens: np.ndarray
 
 
+def with_windows(
+    model: Model, base: KVCache, todo: list[int], dropout: Dropout | None = None
+) -> tuple[KVCache, list[int], int]:
+    """A value that a stroke can extend, what it has to enter, and how many of these tokens it has to enter again.
+
+    A value that was cut back may lack entries of windowed layers. If it is canonical, all of it is computed again, as
+    far as the prefix index does not know it. Raises InvalidRequest if it is not.
+    """
+    if base.complete:
+        return base, todo, 0
+    if dropout is not None or not base.next_position == len(base) == base.canonical_length(model.id):
+        raise InvalidRequest(
+            "windowed layers have given back entries of this value that its next token attends to, and they cannot be "
+            "computed again, since its entries are not those of its tokens alone: hold the value before it is cut"
+        )
+    model.pool.recomputed_tokens += len(base)
+    return KVCache.empty(model.pool), [*base.token_array.tolist(), *todo], len(base)
+
+
 def missing_in_pool(model: Model, base: KVCache) -> MissingPages | None:
     """The pages that a lane must wait for before it extends `base`; None if at most a few are outside of the pool."""
     if base.tier == POOL and base.pool is model.pool:
-        absent = np.count_nonzero(model.pool.frames_of(base.table[:, PAGE]) == NOWHERE)
+        absent = np.count_nonzero(model.pool.frames.absent(base.entry_table.pages))
         return MissingPages(base, NOTHING) if absent > MAX_PAGES_AT_ONCE else None
     waits = base.tier not in (POOL, HOST) or (base.tier == HOST and base.num_pages > MAX_PAGES_AT_ONCE)
     return MissingPages(base, NOTHING) if waits else None
@@ -41,7 +63,8 @@ def tokens_by_tier(kv: KVCache, start: int) -> Counter[str]:
         size = kv.pool.page_size
         ends = size * np.arange(1, len(kv.table) + 1)
         counts = np.maximum(0, ends - np.maximum(start, ends - size))
-        there = kv.pool.frames_of(kv.table[:, PAGE]) != NOWHERE
+        pages = kv.table[:, PAGE:]
+        there = ((kv.pool.frames_of(pages) != NOWHERE) | (pages == NO_PAGE)).all(1)
         tokens[POOL], tokens[HOST] = int(counts[there].sum()), int(counts[~there].sum())
     return +tokens
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -191,15 +191,16 @@ class ProgramRunner:
         elif model.backing_stores is not None:
             before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
             start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
-            model.backing_stores.insert(kv, start, again)
+            model.backing_stores.insert(kv, max(start, lane.num_indexed), again)
         elif model.index is not None:
             model.index.insert(kv)
+        lane.num_indexed = len(kv) // model.pool.page_size
 
-    def index_computed(self, choice: Choice) -> None:
-        """Index what a choice has computed before it loses its pages, so that it is found again."""
-        for lane in choice.lanes:
+    def index_computed(self, choice: Choice, lanes: Iterable[Lane], again: bool) -> None:
+        """Index what lanes have computed before they lose pages, so that it is found; `again`: by the same choice."""
+        for lane in lanes:
             if lane.started and lane.dropout is None:
-                self._index(choice, lane, lane.writer.freeze()[: lane.num_computed], again=True)
+                self._index(choice, lane, lane.writer.freeze(whole=True)[: lane.num_computed], again)
 
     def _model(self, name: str | None) -> Model:
         model = self.models.get(name or self.default)

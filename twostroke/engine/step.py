@@ -75,11 +75,11 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         return np.array([row for end, count in ends for row in range(end - count, end)], np.int64)
 
     token_ids = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, starts[-1])
-    positions, frames, slots = np.concatenate([chunk.slot_mapping.rows for chunk in chunks], 1)
+    positions, slots, *frames = np.concatenate([chunk.slot_mapping.rows for chunk in chunks], 1)
     batch = RaggedBatch(
         token_ids=token_ids,
         positions=positions,
-        pages=frames,
+        pages=np.stack(frames),
         slots=slots,
         row_starts=starts,
         tables=model.pool.step_tables([chunk.lane.writer.table for chunk in chunks]),

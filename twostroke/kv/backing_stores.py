@@ -1,10 +1,13 @@
-"""The stores below one model's prefix index: their pages are found, read and written by keys."""
+"""The stores below one model's prefix index: their pages are found, read and written by keys.
+
+What a store calls a page is a *block*: the pages of all groups of layers that hold the same tokens, one after another.
+"""
 
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +22,7 @@ from twostroke.kv.tiers.admission import Admission
 from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.tiers import Tiers
-from twostroke.kv.write_back import WriteBack, WriteBackPage
+from twostroke.kv.write_back import WriteBack, WriteBackBlock
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +55,14 @@ class BackingStores:
         pool, model = index.pool, index.model
         self.computing: Callable[[int, int], float] = lambda context, count: 0.0
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
-        self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.page_bytes)
-        self.group = max(1, min(GROUP_BYTES // pool.page_bytes, pool.num_pages // 8))
+        self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.block_bytes)
+        self.group = max(1, min(GROUP_BYTES // pool.block_bytes, pool.num_pages // pool.num_groups // 8))
         self.write_back = WriteBack(index)
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
 
     def probe(self) -> None:
         """Measure each store with one page, so that the first load can be predicted. Failures leave the guesses."""
-        data, back = secrets.token_bytes(self.pool.page_bytes), bytearray(self.pool.page_bytes)
+        data, back = secrets.token_bytes(self.pool.block_bytes), bytearray(self.pool.block_bytes)
         for store in self.tiers.stores:
             link, name = self.tiers.speeds[store.tier], private_name()
             try:
@@ -78,7 +81,7 @@ class BackingStores:
     def worth_asking(self, context: int, count: int) -> bool:
         """Whether loading one page might be quicker than computing `count` tokens after `context` entries."""
         seconds, links = self.computing(context, count), self.tiers.speeds.values()
-        worth = any(link.seconds(self.pool.page_bytes) < seconds for link in links if not link.closed)
+        worth = any(link.seconds(self.pool.block_bytes) < seconds for link in links if not link.closed)
         for link in () if worth else links:
             link.not_worthwhile()
         return worth
@@ -111,37 +114,50 @@ class BackingStores:
                 break
         return segments
 
-    def read(self, store: Store, names: Sequence[PageName], limit_s: float) -> list[int]:
-        """Read pages into fresh frames. Returns the leading ones that are right, each with a reference for the caller.
+    def read(self, store: Store, names: Sequence[PageName], limit_s: float) -> np.ndarray:
+        """Read blocks into fresh frames.
 
-        Raises OutOfPages.
+        Returns the pages of the leading ones that are right, [n, groups], each with a reference for the caller. Raises
+        OutOfPages.
         """
-        pool, size = self.pool, self.pool.page_size
-        pool.make_room(len(names))
-        pages = pool.allocate(len(names))
-        pin = Pin(spans.pages_only(np.array(pages, np.int64)))
+        pool, groups = self.pool, self.pool.num_groups
+        pool.make_room(len(names) * groups)
+        pages = np.array(pool.allocate(len(names) * groups), np.int64)
+        pin = Pin(spans.pages_only(pages))
         link, bytes_asked, count = self.tiers.speeds[store.tier], len(pages) * pool.page_bytes, 0
         link.reserve(bytes_asked)
         try:
             pool.pins.add(pin)
-            with ExitStack() as views:
-                into = [views.enter_context(pool.memory.filling(pool.frame(page))) for page in pages]
+            with ExitStack() as views, self._filling(pages, views) as into:
                 began = time.perf_counter()
                 count = store.read(self.namespace, names, into, limit_s)
-                link.read(count * pool.page_bytes, time.perf_counter() - began)
+                link.read(count * pool.block_bytes, time.perf_counter() - began)
         finally:
             pool.pins.remove(pin)
             link.reserve(-bytes_asked)
-            for page in pages[:count]:
-                pool.claim(page, 0, size)
-            wrong = pages[count:]
-            for page in wrong:  # frames are used again, and must not hold NaN
+            pool.claim_fresh(pages[: count * groups], np.full(count * groups, pool.page_size))
+            wrong = pages[count * groups :]
+            for page in wrong.tolist():  # frames are used again, and must not hold NaN
                 pool.put(page, bytes(pool.page_bytes), 0)
-            if wrong:
-                pool.release(np.array(wrong))
+            if len(wrong):
+                pool.release(wrong)
         if count < len(names):
             self._admissions[store.tier].missing(names[count:])
-        return pages[:count]
+        return pages[: count * groups].reshape(-1, groups)
+
+    @contextmanager
+    def _filling(self, pages: np.ndarray, views: ExitStack) -> Generator[list[memoryview]]:
+        """Writable bytes of blocks, whose pages are the given ones in turn: those of the pages, if blocks have one."""
+        frames, size = self.pool.frames_of(pages).tolist(), self.pool.page_bytes
+        fills = [views.enter_context(self.pool.memory.filling(frame)) for frame in frames]
+        if self.pool.num_groups == 1:
+            yield fills
+            return
+        blocks = [memoryview(bytearray(self.pool.block_bytes)) for _ in range(0, len(pages), self.pool.num_groups)]
+        yield blocks
+        parts = (block[at : at + size] for block in blocks for at in range(0, len(block), size))
+        for fill, part in zip(fills, parts, strict=True):
+            fill[:] = part
 
     def insert(self, kv: KVCache, start: int, again: bool = False) -> None:
         """Index a value's canonical pages, count a use of them from page `start` on, and queue those that are admitted.
@@ -156,7 +172,7 @@ class BackingStores:
         tokens = kv.token_array[: len(pages) * self.pool.page_size]
         self.tiers.note(partial(self._admit, tokens, offered, start, again))
 
-    def _admit(self, tokens: np.ndarray, offered: list[WriteBackPage], start: int, again: bool) -> None:
+    def _admit(self, tokens: np.ndarray, offered: list[WriteBackBlock], start: int, again: bool) -> None:
         names, seconds = self.names(tokens), self.computing(0, len(tokens))
         for store in self.tiers.stores:
             tier, admission = store.tier, self._admissions[store.tier]
@@ -172,7 +188,7 @@ class BackingStores:
 
     def _load_seconds(self, tier: str, pages: int) -> float:
         """Predicted seconds to load pages."""
-        return self.tiers.speeds[tier].seconds(pages * self.pool.page_bytes)
+        return self.tiers.speeds[tier].seconds(pages * self.pool.block_bytes)
 
 
 class QueuedWrite:
@@ -183,14 +199,14 @@ class QueuedWrite:
         lower: BackingStores,
         store: Store,
         names: list[PageName],
-        offered: list[WriteBackPage],
+        offered: list[WriteBackBlock],
         admission: Admission,
     ) -> None:
         self._stores, self._store, self._names, self._admission = lower, store, names, admission
         self._offered = offered
         self._written = 0
         self.pages = len(names)
-        self.size = self.pages * lower.pool.page_bytes
+        self.size = self.pages * lower.pool.block_bytes
 
     def write(self) -> None:
         """Write copies: a store that hangs keeps no frame, and no index waits for it."""

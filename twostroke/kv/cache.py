@@ -11,6 +11,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv import spans, stream
 from twostroke.kv.entries import EntryTable, Tail
@@ -62,7 +63,7 @@ class KVCache:
     @classmethod
     def empty(cls, pool: PagePool) -> KVCache:
         """A value without entries, from which every prefill starts."""
-        return cls(pool, EntryTable.empty())
+        return cls(pool, EntryTable.empty(pool.num_groups))
 
     # Attributes ------------------------------------------------------------------------------------------------
 
@@ -101,8 +102,13 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Exact bytes of K and V of the entries: layers x 2 x KV heads x head_dim x element size x len."""
-        return len(self) * self.pool.entry_bytes
+        """Exact bytes of K and V of the entries, without those that windowed layers have given back.
+
+        An entry in a layer has 2 x KV heads x head_dim x element size bytes.
+        """
+        geometry, counts = self.pool.geometry, spans.counts(self.table)
+        held = counts @ (self.table[:, PAGE:] != spans.NO_PAGE)
+        return int(held @ np.array(geometry.group_bytes))
 
     @property
     def overhead_bytes(self) -> int:
@@ -121,7 +127,7 @@ class KVCache:
 
     @property
     def table(self) -> np.ndarray:
-        """[P, 4] int32 spans: page id (see `pool`), START, STOP, POSITION. Read-only."""
+        """[P, 3 + groups] int32 spans: START, STOP, POSITION, and page ids (see `kv.spans`). Read-only."""
         return self.entry_table.table
 
     @property
@@ -133,17 +139,51 @@ class KVCache:
         """Number of leading entries that `model` (an id) computed over exactly the tokens before each."""
         return self.entry_table.canonical_length(model)
 
-    def entries(self) -> np.ndarray:
-        """A copy of K and V: [layers, 2, len, Hkv, D], for inspection and tests.
+    @property
+    def complete(self) -> bool:
+        """Whether a stroke can go on from here: windowed layers have all entries that the next one attends to.
+
+        They give back entries behind their window. So a value that is cut back may lack some. A stroke that goes on
+        from it computes them again from the tokens, if all entries are canonical.
+        """
+        return spans.complete(self.table, self.pool.geometry.windows, self.next_position)
+
+    def entries(self, layer: int | None = None) -> np.ndarray:
+        """A copy of K and V: [layers, 2, len, Hkv, D], or [2, len, Hkv, D] of one layer, for inspection and tests.
 
         A numpy array in the pool's dtype. bfloat16 is `ml_dtypes.bfloat16`; use `.astype(np.float32)` to compute.
-        Raises PageLost: its pages are gone or damaged where they were.
+        NaN stands for entries that windowed layers have given back. A layer that reads another's entries has none.
+
+        Raises:
+            PageLost: its pages are gone or damaged where they were.
+            KVError: the layers differ in shape, and none was named, or this one has no entries of its own.
         """
-        return read_entries(self.pool, *spans.pages_and_slots(self.table))
+        groups = self.pool.geometry.groups
+        if layer is not None:
+            group, place = self._place_of(layer)
+            return read_entries(self.pool, group, *spans.places(self.table, group))[place]
+        if len({(group.num_kv_heads, group.head_dim) for group in groups}) > 1:
+            raise KVError("the layers of this value differ in shape: name one, as in kv.entries(layer)")
+        layers = [layer for group in groups for layer in group.layers]
+        parts = [read_entries(self.pool, g, *spans.places(self.table, g)) for g in range(len(groups))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)[np.argsort(layers)]
 
     def keys(self, layer: int) -> np.ndarray:
-        """A copy of one layer's K after RoPE: [len, Hkv, D], in the pool's dtype like `entries`. Raises PageLost."""
-        return read_keys(self.pool, layer, *spans.pages_and_slots(self.table))
+        """A copy of one layer's K after RoPE: [len, Hkv, D], in the pool's dtype and with NaN like `entries`.
+
+        Raises PageLost, and KVError if the layer has no entries of its own.
+        """
+        group, place = self._place_of(layer)
+        return read_keys(self.pool, group, place, *spans.places(self.table, group))
+
+    def _place_of(self, layer: int) -> tuple[int, int]:
+        """The group of a layer, and its place in the group's pages."""
+        groups = self.pool.geometry.groups
+        for group, one in enumerate(groups):
+            if layer in one.layers:
+                return group, one.layers.index(layer)
+        own = sorted(index for one in groups for index in one.layers)
+        raise KVError(f"layer {layer} has no entries of its own: those that have are {own}")
 
     def __repr__(self) -> str:
         positions = self.positions
@@ -200,22 +240,29 @@ class KVCache:
         try:
             return KVCache(self.pool, self.entry_table.followed_by(other.entry_table, seam), self.tier)
         finally:
-            self.pool.release(fresh, self.tier)  # the value holds its own reference
+            self.pool.release(fresh, self.tier)  # the value holds its own references
 
     def _seam(self, right: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-        """Join the last span with `right` in one page.
+        """Join the last span with `right` in one page of each group.
 
-        Returns (the joined span, or None if they do not fit; the page allocated for it, [0] or [1]).
+        Returns (the joined span, or None if they do not fit; the pages allocated for it).
         """
-        page, start, stop, position = self.table[-1].tolist()
-        other, other_start, other_stop, other_position = right.tolist()
-        nothing = np.zeros(0, np.int64)
-        if stop != other_start or position + stop - start != other_position:
+        start, stop, position, *pages = self.table[-1].tolist()
+        other_start, other_stop, other_position, *others = right.tolist()
+        nothing, pairs = np.zeros(0, np.int64), list(zip(pages, others, strict=True))
+        fits = stop == other_start and position + stop - start == other_position
+        if not fits or any(mine != theirs and spans.NO_PAGE in (mine, theirs) for mine, theirs in pairs):
             return None, nothing
-        if page == other:
-            return np.array([page, start, other_stop, position], np.int32), nothing
-        joined = join_pages(self.pool, page, other, stop, other_stop, self.tier)
-        return np.array([joined, start, other_stop, position], np.int32), np.array([joined])
+        fresh: list[int] = []
+        try:
+            for group, (mine, theirs) in enumerate(pairs):
+                if mine != theirs:
+                    pages[group] = join_pages(self.pool, mine, theirs, stop, other_stop, self.tier)
+                    fresh.append(pages[group])
+        except BaseException:
+            self.pool.release(np.array(fresh, np.int64), self.tier)
+            raise
+        return np.array([start, other_stop, position, *pages], np.int32), np.array(fresh, np.int64)
 
     # Tiers, pools and files ------------------------------------------------------------------------------------
 
@@ -268,7 +315,7 @@ class KVCache:
             raise KVError(f"this value has pages of {self.pool.page_size} entries, and the pool has {pool.page_size}")
         pages, stops = self.entry_table.pages_and_stops()
         pool.make_room(len(pages), collect=True)
-        fresh = np.array(pool.allocate(len(pages)), np.int64)
+        fresh = np.array(pool.allocate(len(pages), self.pool.group_of[pages]), np.int64)
         try:
             copy_pages(self.pool, pages, stops, pool, fresh)
             return KVCache(pool, self.entry_table.in_pages(pages, fresh))

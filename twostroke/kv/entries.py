@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, POSITION, LazyLogits
+from twostroke.backends.interface import POSITION, LazyLogits
 from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv.provenance import Stretch, canonical_length, cut
@@ -43,7 +43,7 @@ class EntryTable:
     """A sequence of entries in the pages of a pool or of a file. It holds no references to them.
 
     Attributes:
-        table: [P, 4] int32 spans: page id, START, STOP, POSITION.
+        table: [P, 3 + groups] int32 spans: START, STOP, POSITION, and a page id for each group of layers (`kv.spans`).
         tokens: [n] int32, the token of each entry.
         stretches: provenance of the entries.
         next_position: the position of the next entry.
@@ -57,8 +57,9 @@ class EntryTable:
     tail: Tail | None = None
 
     @classmethod
-    def empty(cls) -> EntryTable:
-        return cls(np.zeros((0, 4), np.int32), np.zeros(0, np.int32), (), 0)
+    def empty(cls, groups: int) -> EntryTable:
+        """No entries, for a model with so many groups of layers."""
+        return cls(spans.empty(groups), np.zeros(0, np.int32), (), 0)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -94,7 +95,7 @@ class EntryTable:
             raise KVError(f"positions must increase: the left value ends at {last} and the right one begins at {first}")
 
     def followed_by(self, other: EntryTable, seam: np.ndarray | None = None) -> EntryTable:
-        """The entries of both. `seam`: one span, [4] int32, in place of the last span here and the first of `other`."""
+        """The entries of both. `seam`: a span in place of the last one here and the first one of `other`."""
         left, right = self.table, other.table
         if seam is not None:
             left, right = np.concatenate([left[:-1], seam[None]]), right[1:]
@@ -117,5 +118,5 @@ class EntryTable:
 
     @property
     def pages(self) -> np.ndarray:
-        """The page of each span, [P]; a page may be there more than once."""
-        return self.table[:, PAGE]
+        """The pages of all spans; a page may be there more than once."""
+        return spans.held_pages(self.table)

@@ -1,35 +1,84 @@
 """The properties that must agree to join two KV values, or to use a value with a model."""
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
 from twostroke.errors import GeometryMismatch
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.layer_groups import LayerGroup, PageShape, layer_groups
 from twostroke.models.rope import Rope
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape and meaning of an entry. It does not include the weights: models of one geometry may share values."""
+    """The shape and meaning of an entry. It does not include the weights: models of one geometry may share values.
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    Attributes:
+        groups: the layers whose entries share pages.
+        ropes: the RoPE of each layer.
+        kv_dtype: "float32", "bfloat16", ...
+        tokenizer: the tokenizer's fingerprint.
+    """
+
+    groups: tuple[LayerGroup, ...]
     ropes: tuple[Rope, ...]
-    kv_dtype: str  # "float32", "bfloat16", ...
-    tokenizer: str  # the tokenizer's fingerprint
+    kv_dtype: str
+    tokenizer: str
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: str, tokenizer: str) -> "Geometry":
-        return cls(config.num_layers, config.num_kv_heads, config.head_dim, config.ropes, kv_dtype, tokenizer)
+        return cls(layer_groups(config), config.ropes, kv_dtype, tokenizer)
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each group, or None."""
+        return tuple(group.window for group in self.groups)
+
+    @cached_property
+    def windowed(self) -> bool:
+        """Whether any group has a window."""
+        return any(window is not None for window in self.windows)
+
+    @cached_property
+    def group_bytes(self) -> tuple[int, ...]:
+        """Bytes of one entry in each group: its layers x 2 x KV heads x head_dim x element size."""
+        return tuple(group.entry_values * self.dtype.itemsize for group in self.groups)
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one entry: layers x 2 x KV heads x head_dim x element size."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one entry in all layers."""
+        return sum(self.group_bytes)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of a page, as many for every group."""
+        return PageShape(self.groups, page_size).values * self.dtype.itemsize
+
+    def num_pages(self, entries: int, page_size: int, at_once: int = 1) -> int:
+        """Pages that a value of so many entries holds at most, in all groups, if `at_once` entries are added together.
+
+        A windowed group keeps what the next entries see.
+        """
+        every = -(-entries // page_size)
+        reach = at_once + page_size - 2  # a run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages
+        return sum(every if w is None else min(every, (w + reach) // page_size + 1) for w in self.windows)
+
+    def max_entries(self, pages: int, page_size: int) -> int:
+        """The most entries that a value has in so many pages."""
+        low, high = 0, pages * page_size + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.num_pages(middle, page_size) <= pages else (low, middle)
+        return low
+
+    def value_bytes(self, entries: int) -> int:
+        """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""
+        sizes = zip(self.windows, self.group_bytes, strict=True)
+        return sum(size * (entries if window is None else min(entries, window)) for window, size in sizes)
 
     @property
     def dtype(self) -> np.dtype:
@@ -53,7 +102,17 @@ class Geometry:
 
 
 def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        kinds = sorted({f"base {rope.base:g}{' scaled' if rope.scaled else ''}" for rope in value})
-        return f"[{len(value)} layers: {', '.join(kinds)}]"
-    return str(value)[:16]
+    if not isinstance(value, tuple):
+        return str(value)[:16]
+    if any(isinstance(one, LayerGroup) for one in value):
+        kinds = [(one.window, one.num_kv_heads, one.head_dim) for one in value]
+        layers = Counter(dict.fromkeys(kinds, 0))
+        for kind, one in zip(kinds, value, strict=True):
+            layers[kind] += len(one.layers)
+        return f"[{', '.join(_kind(*kind, count) for kind, count in layers.items())}]"
+    kinds = sorted({f"base {rope.base:g}{' scaled' if rope.scaled else ''}" for rope in value})
+    return f"[{len(value)} layers: {', '.join(kinds)}]"
+
+
+def _kind(window: int | None, heads: int, dim: int, layers: int) -> str:
+    return f"{layers} layers of {heads} KV heads of {dim}" + ("" if window is None else f", window {window}")

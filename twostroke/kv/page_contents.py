@@ -12,6 +12,8 @@ from twostroke.kv.page_copies import PageCopy
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pins import Pin
 from twostroke.kv.pool import PagePool
+from twostroke.kv.spans import NO_PAGE
+from twostroke.models.layer_groups import PageShape
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,31 @@ def _source(pool: PagePool, page: int, stop: int) -> PageSource:
     return PageSource(pool.memory, NOWHERE, pool.copies.nearest(page, stop))
 
 
-def read_entries(pool: PagePool, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Gather entries: [layers, 2, n, Hkv, D], a copy. Raises PageLost."""
-    return _gather(pool, pages, slots, lambda memory, *at: memory.read(*at), 2)
+def read_entries(pool: PagePool, group: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Gather entries of a group: [layers, 2, n, Hkv, D], a copy; NaN where there is no page. Raises PageLost."""
+    depth = len(pool.geometry.groups[group].layers)
+    return _gather(pool, pages, slots, lambda memory, *at: memory.read(group, *at)[:depth], 2)
 
 
-def read_keys(pool: PagePool, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Gather one layer's keys: [n, Hkv, D], a copy. Raises PageLost."""
-    return _gather(pool, pages, slots, lambda memory, *at: memory.read_keys(layer, *at), 0)
-
-
-def write_entries(pool: PagePool, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-    """Scatter entries into pages in the pool, the inverse of `read_entries`."""
-    pool.memory.write(pool.frames_of(pages), slots, entries)
+def read_keys(pool: PagePool, group: int, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Gather the keys of a group's i-th layer: [n, Hkv, D], a copy; NaN where there is no page. Raises PageLost."""
+    return _gather(pool, pages, slots, lambda memory, *at: memory.read_keys(group, layer, *at), 0)
 
 
 def one_page_memory(pool: PagePool, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
     """The bytes of one page as memory of one frame, in the pool's layout unless a layout is given."""
-    g = pool.geometry
-    shape = (1, g.num_layers, 2, g.num_kv_heads, pool.page_size, g.head_dim)
-    return HostMemory(shape, g.dtype, layout or pool.memory.layout, data)
+    shape = PageShape(pool.geometry.groups, pool.page_size)
+    return HostMemory(1, shape, pool.geometry.dtype, layout or pool.memory.layout, data)
+
+
+def in_layout(
+    pool: PagePool, group: int, data: np.ndarray, layout: Layout, slots: np.ndarray, to: Layout
+) -> memoryview:
+    """The bytes of a page of a group in another layout, with zeros in all slots but `slots`."""
+    zeros, made = np.zeros_like(slots), np.zeros(pool.page_bytes, np.uint8)
+    entries = one_page_memory(pool, data, layout).read(group, zeros, slots)
+    one_page_memory(pool, made, to).write(group, zeros, slots, entries)
+    return made.data
 
 
 def joined_page(pool: PagePool, left: int, right: int, at: int, stop: int) -> memoryview:
@@ -81,20 +88,18 @@ def joined_page(pool: PagePool, left: int, right: int, at: int, stop: int) -> me
     with reading(pool, np.array([left, right]), np.array([at, stop])) as (one, other):
         data[:] = np.frombuffer(one.data(), np.uint8)
         theirs = one_page_memory(pool, np.frombuffer(other.data(), np.uint8))
-    slots = np.arange(at, stop)
+    slots, group = np.arange(at, stop), int(pool.group_of[left])
     zeros = np.zeros_like(slots)
-    one_page_memory(pool, data).write(zeros, slots, theirs.read(zeros, slots))
+    one_page_memory(pool, data).write(group, zeros, slots, theirs.read(group, zeros, slots))
     return data.data
 
 
-def masked_page(pool: PagePool, data: memoryview, slots: np.ndarray) -> memoryview:
-    """The bytes of a page, with zeros in all slots but `slots`."""
+def masked_page(pool: PagePool, group: int, data: memoryview, slots: np.ndarray) -> memoryview:
+    """The bytes of a page of a group, with zeros in all slots but `slots`."""
     if len(slots) == pool.page_size:
         return data
-    masked = one_page_memory(pool, np.zeros(pool.page_bytes, np.uint8))
-    zeros = np.zeros_like(slots)
-    masked.write(zeros, slots, one_page_memory(pool, np.frombuffer(data, np.uint8)).read(zeros, slots))
-    return masked.read_pages([0])[0]
+    layout = pool.memory.layout
+    return in_layout(pool, group, np.frombuffer(data, np.uint8), layout, slots, layout)
 
 
 def copy_pages(source: PagePool, pages: np.ndarray, stops: np.ndarray, target: PagePool, fresh: np.ndarray) -> None:
@@ -104,19 +109,24 @@ def copy_pages(source: PagePool, pages: np.ndarray, stops: np.ndarray, target: P
     """
     with reading(source, pages, stops) as sources:
         for one, page, stop in zip(sources, fresh.tolist(), stops.tolist(), strict=True):
-            if target.memory.layout == source.memory.layout:
-                target.put(page, one.data(), stop)
-            else:
-                slots = np.arange(stop)
-                loose = one_page_memory(source, np.frombuffer(one.data(), np.uint8))
-                write_entries(target, np.full_like(slots, page), slots, loose.read(np.zeros_like(slots), slots))
-                target.claim(page, 0, stop)
+            data, layout = one.data(), target.memory.layout
+            if layout != source.memory.layout:
+                group, own = int(target.group_of[page]), source.memory.layout
+                data = in_layout(source, group, np.frombuffer(data, np.uint8), own, np.arange(stop), layout)
+            target.put(page, data, stop)
 
 
 def _gather(
     pool: PagePool, pages: np.ndarray, slots: np.ndarray, read: Callable[..., np.ndarray], axis: int
 ) -> np.ndarray:
     """Apply `read(memory, frames, slots)` in each memory that holds pages, and merge the entries along `axis`."""
+    if len(gone := np.flatnonzero(pages == NO_PAGE)):
+        kept = np.flatnonzero(pages != NO_PAGE)
+        there = _gather(pool, pages[kept], slots[kept], read, axis)
+        shape = [*there.shape[:axis], len(pages), *there.shape[axis + 1 :]]
+        all_entries = np.moveaxis(np.empty(shape, there.dtype), axis, 0)
+        all_entries[kept], all_entries[gone] = np.moveaxis(there, axis, 0), np.nan
+        return np.moveaxis(all_entries, 0, axis)
     unique, owners = np.unique(pages, return_inverse=True)
     stops = np.zeros(len(unique), np.int64)
     np.maximum.at(stops, owners, slots + 1)

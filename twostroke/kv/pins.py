@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE
+from twostroke.kv import spans
 
 
 class PageHolder(Protocol):
@@ -43,4 +43,4 @@ class Pins:
     def pages(self) -> set[int]:
         """The pages that stay in their frames. The pool's lock must be held."""
         holders = [pin() for pin in list(self._holders.values())]
-        return {page for one in holders if one is not None for page in one.table[:, PAGE].tolist()}
+        return {page for one in holders if one is not None for page in spans.held_pages(one.table).tolist()}

@@ -34,6 +34,7 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.page_copies import PageCopies
 from twostroke.kv.pages import HOST, NOWHERE, POOL, TIERS, ReferenceCounts, distinct
 from twostroke.kv.pins import Pins
+from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.tiers.private_pages import PrivatePages
 from twostroke.kv.tiers.store import Store
 from twostroke.system.interrupts import DeferredInterrupts
@@ -47,7 +48,9 @@ class PagePool:
 
     Attributes:
         geometry, page_size: the shape of an entry, and the number of entries of a page.
-        entry_bytes, page_bytes: bytes of an entry and of a page.
+        entry_bytes, page_bytes: bytes of an entry in all groups of layers, and of a page of one group.
+        num_groups: number of groups of layers; an entry lies in a page of each.
+        group_of: [ids] int8, the group of each page.
         memory: the frames; num_pages: the number of frames.
         references: who needs which page, and which slots are claimed.
         frames: which page is in which frame.
@@ -58,6 +61,9 @@ class PagePool:
         lock: held for every change of a count or a place, and across several changes that must agree.
         reclaim: called with the number of missing frames; may release some (prefix eviction).
         num_quarantined: number of pages that nobody wants, and that are free as soon as nothing can be written to them.
+        recomputed_tokens: tokens of values that were cut back to where windowed layers lacked entries, and that were
+            computed again.
+        max_entries: the most entries that a single value can have.
         wipes: whether writers zero fresh pages, since a model has written NaN: kernels multiply slots of a page that
             a sequence does not use by 0, and 0 times NaN is NaN.
         max_elsewhere: maximum number of pages that are not in frames.
@@ -69,19 +75,27 @@ class PagePool:
     def __init__(self, geometry: Geometry, memory: PageMemory, num_pages: int, page_size: int = 16) -> None:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""
         self.geometry, self.page_size, self.entry_bytes = geometry, page_size, geometry.entry_bytes
-        self.memory, self.num_pages, self.page_bytes = memory, num_pages, geometry.entry_bytes * page_size
+        self.memory, self.num_pages, self.page_bytes = memory, num_pages, geometry.page_bytes(page_size)
+        self.num_groups = len(geometry.groups)
         max_ids = num_pages + self.max_elsewhere
         self.references, self.frames = ReferenceCounts(max_ids), Frames(num_pages, max_ids)
+        self.group_of = np.zeros(max_ids, np.int8)
         self.copies, self.pins = PageCopies(self.page_bytes), Pins()
         self.stores: dict[str, Store] = {}
         self.private: dict[str, PrivatePages] = {}
         self.reclaim: Callable[[int], None] | None = None
-        self.num_quarantined = 0
+        self.num_quarantined = self.recomputed_tokens = 0
+        self.max_entries = geometry.max_entries(num_pages, page_size)
         self._garbage = GarbageCollection()
         self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
         self._settling = False  # the thread that holds the lock is removing references
         # Garbage collection may drop values in a thread that holds the lock: so the lock is reentrant.
         self.lock = threading.RLock()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the pages of all groups that hold the same entries."""
+        return self.page_bytes * self.num_groups
 
     # Counts ----------------------------------------------------------------------------------------------------
 
@@ -132,8 +146,11 @@ class PagePool:
 
     # Allocation ------------------------------------------------------------------------------------------------
 
-    def allocate(self, count: int) -> list[int]:
-        """Allocate `count` empty pages with one reference each. On OutOfPages none is taken."""
+    def allocate(self, count: int, groups: np.ndarray | int | None = None) -> list[int]:
+        """Allocate `count` empty pages with one reference each. On OutOfPages none is taken.
+
+        `groups`: the groups of layers that they are for; None: one page for each group in turn, again and again.
+        """
         if not count:
             return []
         with self.lock:
@@ -148,14 +165,17 @@ class PagePool:
             self.references.claimed[where] = 0
             self.frames.of_page[where] = frames[0] if one else frames
             self.references.in_pool[where] = 1
+            if self.num_groups > 1:
+                self.group_of[pages] = np.arange(count) % self.num_groups if groups is None else groups
             return pages
 
-    def allocate_elsewhere(self, tier: str, stop: int) -> int:
+    def allocate_elsewhere(self, tier: str, stop: int, group: int) -> int:
         """An id with one reference, for a page whose slots before `stop` are claimed and that is in another tier."""
         with self.lock:
             (page,) = self.references.new_ids(1)
             self.references.claimed[page], self.frames.of_page[page] = stop, NOWHERE
             self.references.of_tier(tier)[page] = 1
+            self.group_of[page] = group
             return page
 
     def reserve_frames(self, count: int) -> list[int]:
@@ -309,14 +329,25 @@ class PagePool:
             claimed[page] = stop
             return True
 
-    def claim_fresh(self, pages: Sequence[int], stops: np.ndarray) -> None:
+    def claim_all(self, pages: Sequence[int], start: int, stop: int) -> bool:
+        """Take slots [start, stop) of all of these pages. Returns False, and takes none, if one is taken in any."""
+        if len(pages) == 1:
+            return self.claim(pages[0], start, stop)
+        claimed = self.references.claimed
+        with self.lock:
+            if (claimed[pages] != start).any():
+                return False
+            claimed[pages] = stop
+            return True
+
+    def claim_fresh(self, pages: Sequence[int] | np.ndarray, stops: np.ndarray) -> None:
         """Take the slots before `stops` of pages in which none is claimed, and which nobody else knows."""
         self.references.claimed[pages] = stops
 
-    def unclaim(self, page: int, start: int) -> None:
-        """Give back the slots from `start` on. They must be the last claimed, and in no value."""
+    def unclaim(self, pages: Sequence[int], start: int) -> None:
+        """Give back the slots of pages from `start` on. They must be the last claimed, and in no value."""
         with self.lock:
-            self.references.claimed[page] = start
+            self.references.claimed[pages] = start
 
     # Frames ----------------------------------------------------------------------------------------------------
 
@@ -333,18 +364,24 @@ class PagePool:
         return self.frames.of_page[: self.references.num_ids].copy()
 
     def step_tables(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Span tables of open writers as a step reads them: [P, 4] int32 each, with frames instead of page ids.
+        """Span tables of open writers as a step reads them: [P, 3 + groups] int32 each, with frames instead of ids.
 
-        They are valid until one of the writers is closed.
+        Where a windowed group has given a page back, the frame of the sequence's last page stands, which kernels may
+        read for nothing: its numbers are finite. The tables are valid until one of the writers is closed.
         """
         if not tables:
             return []
-        spans = np.concatenate(tables)
-        frames = self.frames.of_page[spans[:, PAGE]]
+        table = np.concatenate(tables)
+        pages = table[:, PAGE:]
+        frames = self.frames.of_page[pages]
+        if self.geometry.windowed and len(table):
+            lengths = [len(one) for one in tables]
+            last = np.repeat(frames[np.cumsum(lengths) - 1], lengths, 0)
+            frames = np.where(pages == NO_PAGE, last, frames)
         assert not len(frames) or frames.min() >= 0, "a step reads pages that have left the pool"
-        spans[:, PAGE] = frames
+        table[:, PAGE:] = frames
         stops = accumulate(map(len, tables))
-        return [spans[stop - len(table) : stop] for table, stop in zip(tables, stops, strict=True)]
+        return [table[stop - len(one) : stop] for one, stop in zip(tables, stops, strict=True)]
 
     def put(self, page: int, data: memoryview | bytes, stop: int) -> None:
         """Fill a fresh page in the pool with bytes and claim its slots before `stop`."""

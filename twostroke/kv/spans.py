@@ -1,8 +1,19 @@
-"""Operations on span tables, [P, 4] int32, which say which slots of which pages hold a value's entries."""
+"""Operations on span tables, [P, 3 + groups] int32, which say which slots of which pages hold a value's entries.
+
+A span is a run of entries. It lies in one page of each group of layers, in the same slots of each. A windowed group may
+have given its page back: it is NO_PAGE then.
+"""
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
+
+NO_PAGE = -1  # the page of a windowed group that has given it back
+
+
+def empty(groups: int, spans: int = 0) -> np.ndarray:
+    """A table of so many spans, all zeros."""
+    return np.zeros((spans, PAGE + groups), np.int32)
 
 
 def counts(table: np.ndarray) -> np.ndarray:
@@ -12,7 +23,7 @@ def counts(table: np.ndarray) -> np.ndarray:
 
 def end_position(table: np.ndarray) -> int:
     """The position after the last entry."""
-    _, start, stop, position = table[-1].tolist()
+    start, stop, position = table[-1, :PAGE].tolist()
     return position + stop - start
 
 
@@ -23,23 +34,29 @@ def positions(table: np.ndarray) -> np.ndarray:
     return np.repeat(table[:, POSITION] - starts, sizes) + np.arange(sizes.sum())
 
 
-def pages_and_slots(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The page and the slot of each entry, [n] each."""
+def places(table: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """The page of a group, or NO_PAGE, and the slot of each entry, [n] each."""
     sizes = counts(table)
     starts = np.cumsum(sizes) - sizes
     slots = np.repeat(table[:, START] - starts, sizes) + np.arange(sizes.sum())
-    return np.repeat(table[:, PAGE], sizes), slots
+    return np.repeat(table[:, PAGE + group], sizes), slots
+
+
+def held_pages(table: np.ndarray) -> np.ndarray:
+    """The pages of all spans and groups, span by span; a page may be there more than once."""
+    pages = table[:, PAGE:].reshape(-1)
+    return pages if not len(pages) or pages.min() != NO_PAGE else pages[pages != NO_PAGE]
 
 
 def distinct_pages(table: np.ndarray) -> np.ndarray:
     """Each page once, in order of first use."""
-    pages, first = np.unique(table[:, PAGE], return_index=True)
+    pages, first = np.unique(held_pages(table), return_index=True)
     return pages[np.argsort(first)]
 
 
 def pages_only(pages: np.ndarray) -> np.ndarray:
     """A table that names pages and no slots, for what holds pages without reading entries."""
-    table = np.zeros((len(pages), 4), np.int32)
+    table = empty(1, len(pages))
     table[:, PAGE] = pages
     return table
 
@@ -48,7 +65,9 @@ def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarra
     """A copy of the table with page old[i] replaced by new[i]. `old` holds each page of the table once."""
     order = np.argsort(old)
     moved = table.copy()
-    moved[:, PAGE] = new[order[np.searchsorted(old, table[:, PAGE], sorter=order)]]
+    pages = moved[:, PAGE:]
+    held = pages != NO_PAGE
+    pages[held] = new[order[np.searchsorted(old, pages[held], sorter=order)]]
     return moved
 
 
@@ -56,8 +75,32 @@ def slot_stops(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
     """For each of the distinct `pages`, the last slot that the table uses, plus one."""
     where = np.argsort(pages)
     stops = np.zeros(len(pages), np.int64)
-    np.maximum.at(stops, where[np.searchsorted(pages, table[:, PAGE], sorter=where)], table[:, STOP])
+    each, held = table[:, PAGE:], table[:, PAGE:] != NO_PAGE
+    of_each = np.broadcast_to(table[:, STOP, None], each.shape)[held]
+    np.maximum.at(stops, where[np.searchsorted(pages, each[held], sorter=where)], of_each)
     return stops
+
+
+def page_groups(table: np.ndarray, num_pages: int) -> np.ndarray:
+    """The group of each page, for a table whose pages are numbered from 0."""
+    groups = np.zeros(num_pages, np.int64)
+    spans, columns = np.nonzero(table[:, PAGE:] != NO_PAGE)
+    groups[table[spans, PAGE + columns]] = columns
+    return groups
+
+
+def used_slots(table: np.ndarray) -> dict[int, tuple[int, np.ndarray]]:
+    """For each page, its group and the slots that the table uses, rising."""
+    used: dict[int, tuple[int, np.ndarray]] = {}
+    for group in range(table.shape[1] - PAGE):
+        pages, slots = places(table, group)
+        order = np.lexsort((slots, pages))
+        pages, slots = pages[order], slots[order]
+        starts = np.flatnonzero(np.diff(pages, prepend=-2))
+        for page, some in zip(pages[starts].tolist(), np.split(slots, starts[1:]), strict=True) if len(pages) else ():
+            if page != NO_PAGE:
+                used[page] = group, np.unique(some)
+    return used
 
 
 def cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -72,3 +115,10 @@ def cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:
     part[0, START] += dropped
     part[0, POSITION] += dropped
     return part
+
+
+def complete(table: np.ndarray, windows: tuple[int | None, ...], position: int) -> bool:
+    """Whether every group has the entries that a query at `position`, behind the last entry, attends to."""
+    last = table[:, POSITION] + counts(table) - 1
+    seen = {window: slice(None) if window is None else last > position - window for window in set(windows)}
+    return all((table[seen[window], PAGE + g] != NO_PAGE).all() for g, window in enumerate(windows))

@@ -27,13 +27,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, KVError
 from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.entries import EntryTable
-from twostroke.kv.page_contents import masked_page, one_page_memory, reading, write_entries
+from twostroke.kv.page_contents import in_layout, masked_page, reading
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.stream_header import InvalidHeader, StreamHeader
@@ -41,8 +40,8 @@ from twostroke.system.atomic_files import atomic_replace, check_file_name
 from twostroke.system.user_key import user_key, user_keys
 
 log = logging.getLogger(__name__)
-MAGIC = b"twostroke-kv-2\n\0"
-OLD_MAGIC = b"twostroke-kv-1\n\0"
+MAGIC = b"twostroke-kv-3\n\0"
+OLD_MAGICS = (b"twostroke-kv-1\n\0", b"twostroke-kv-2\n\0")
 DIGEST_BYTES = 32
 MAX_HEADER = 256 << 20  # some million entries; a larger one is damaged
 MAX_SEAL = 1024
@@ -92,7 +91,7 @@ class StreamReader:
         data = self.take(size)
         return data, self.check(data)
 
-    def check_magic(self, own: bytes, earlier: bytes, what: str) -> None:
+    def check_magic(self, own: bytes, earlier: tuple[bytes, ...], what: str) -> None:
         """Read and check the magic bytes. Raises CorruptFile for another kind of file."""
         found = self.take(min(len(own), self.remaining))
         if found.startswith(earlier):
@@ -155,11 +154,11 @@ def write(out: BinaryIO, pool: PagePool, contents: EntryTable) -> None:
     header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
     out.write(MAGIC)
     digests = [write_section(out, headers.encode(header))]
-    _, all_slots = spans.pages_and_slots(table)
-    owners = np.repeat(table[:, PAGE], spans.counts(table))
+    used = spans.used_slots(table)
     with reading(pool, pages, spans.slot_stops(table, pages)) as sources:
         for page, source in zip(pages.tolist(), sources, strict=True):
-            data = masked_page(pool, source.data(), np.unique(all_slots[owners == page]))
+            group, slots = used[page]
+            data = masked_page(pool, group, source.data(), slots)
             digests.append(hashlib.sha256(data).digest())
             out.write(data)
             out.write(digests[-1])
@@ -175,7 +174,7 @@ def read(source: StreamReader, pool: PagePool) -> EntryTable:
         CorruptFile: not such a stream, truncated, altered or hostile. GeometryMismatch: of another geometry.
         OutOfPages: no room. KVError: the page sizes differ. After an error nothing has changed.
     """
-    source.check_magic(MAGIC, OLD_MAGIC, "KV cache")
+    source.check_magic(MAGIC, OLD_MAGICS, "KV cache")
     text, digest = source.read_section(MAX_HEADER)
     try:
         header = headers.decode(text)
@@ -191,7 +190,9 @@ def read(source: StreamReader, pool: PagePool) -> EntryTable:
     if source.remaining not in (without_seal, without_seal + DIGEST_BYTES):
         raise source.corrupt("its size is not what its header says")
     pool.make_room(header.num_pages, collect=True)
-    pages = np.array(pool.allocate(header.num_pages), np.int64)
+    pages = np.array(
+        pool.allocate(header.num_pages, spans.page_groups(header.contents.table, header.num_pages)), np.int64
+    )
     try:
         contents = _read_pages(source, pool, header, pages, [digest])
         contents = contents.in_pages(np.arange(len(pages)), pages)
@@ -209,8 +210,7 @@ def _read_pages(
     source: StreamReader, pool: PagePool, header: StreamHeader, pages: np.ndarray, digests: list[bytes]
 ) -> EntryTable:
     contents = header.contents
-    _, all_slots = spans.pages_and_slots(contents.table)
-    owners = np.repeat(contents.table[:, PAGE], spans.counts(contents.table))
+    used = spans.used_slots(contents.table)
     for i, page in enumerate(pages.tolist()):
         if header.layout == pool.memory.layout:
             with pool.memory.filling(pool.frame(page)) as view:
@@ -220,9 +220,8 @@ def _read_pages(
             data = np.empty(pool.page_bytes, np.uint8)
             source.fill(data.data)
             digests.append(source.check(data.data))
-            slots = np.unique(all_slots[owners == i])
-            entries = one_page_memory(pool, data, header.layout).read(np.zeros_like(slots), slots)
-            write_entries(pool, np.full_like(slots, page), slots, entries)
+            group, slots = used[i]
+            pool.put(page, in_layout(pool, group, data, header.layout, slots, pool.memory.layout), 0)
     logits, digest = source.read_section(4 * header.num_logits)
     seal, _ = source.read_section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:

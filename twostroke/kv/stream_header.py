@@ -13,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, START, STOP
+from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.backends.page_memory import LAYOUTS, Layout
 from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.kv.spans import NO_PAGE
+from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
 
 MAX_INTEGER = 2**31 - 1  # largest integer in a header
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_NAME_LENGTH = 1000
+MAX_GROUPS = 1000
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,10 @@ def decode(text: bytes) -> StreamHeader:
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
     require(layout in LAYOUTS, f"layout is not one of {', '.join(LAYOUTS)}")
-    even = page_size % 2 == 0 and geometry.head_dim % 2 == 0
+    even = page_size % 2 == 0 and all(group.head_dim % 2 == 0 for group in geometry.groups)
     require(layout != "pairs" or even, "pages in pairs have an even number of slots, and heads an even size")
     tokens = _integers(fields["tokens"], "tokens")
-    table = _table(fields["spans"], num_pages, page_size)
+    table = _table(fields["spans"], geometry, num_pages, page_size)
     require(spans.counts(table).sum() == len(tokens), "the spans do not hold as many entries as tokens")
     stretches = _stretches(fields["stretches"], spans.positions(table))
     next_position = _integer(fields["next_position"], "next_position")
@@ -137,13 +140,31 @@ def _geometry(value: Any) -> Geometry:
     require(fields["kv_dtype"] in DTYPES, f"kv_dtype is not one of {', '.join(DTYPES)}")
     require(isinstance(fields["ropes"], list), "ropes are not a list")
     return Geometry(
-        num_layers=_integer(fields["num_layers"], "num_layers", 1),
-        num_kv_heads=_integer(fields["num_kv_heads"], "num_kv_heads", 1),
-        head_dim=_integer(fields["head_dim"], "head_dim", 1),
+        groups=_groups(fields["groups"]),
         ropes=tuple(map(_rope, fields["ropes"])),
         kv_dtype=fields["kv_dtype"],
         tokenizer=_name(fields["tokenizer"], "geometry's tokenizer"),
     )
+
+
+def _groups(value: Any) -> tuple[LayerGroup, ...]:
+    require(
+        isinstance(value, list) and 0 < len(value) <= MAX_GROUPS, f"there are not 1 to {MAX_GROUPS} groups of layers"
+    )
+    groups = tuple(map(_group, value))
+    layers = [layer for group in groups for layer in group.layers]
+    require(len(set(layers)) == len(layers), "a layer is in two groups")
+    return groups
+
+
+def _group(value: Any) -> LayerGroup:
+    fields = _object(value, "a group of layers", *(field.name for field in dataclasses.fields(LayerGroup)))
+    layers = tuple(_integers(fields["layers"], "layers").tolist())
+    depth = _integer(fields["depth"], "depth", 1)
+    require(0 < len(layers) <= depth and list(layers) == sorted(layers), "a group has no layers, or too many")
+    window = None if fields["window"] is None else _integer(fields["window"], "window", 1)
+    heads, dim = _integer(fields["num_kv_heads"], "num_kv_heads", 1), _integer(fields["head_dim"], "head_dim", 1)
+    return LayerGroup(layers, window, heads, dim, depth)
 
 
 def _rope(value: Any) -> Rope:
@@ -157,15 +178,22 @@ def _rope(value: Any) -> Rope:
     return Rope(fields["base"], None if factors is None else tuple(factors), fields["amplitude"])
 
 
-def _table(value: Any, num_pages: int, page_size: int) -> np.ndarray:
-    right = isinstance(value, list) and all(isinstance(span, list) and len(span) == 4 for span in value)
-    require(right, "spans are not lists of four")
-    table = _integers([number for span in value for number in span], "spans").reshape(-1, 4)
-    starts, stops = table[:, START], table[:, STOP]
+def _table(value: Any, geometry: Geometry, num_pages: int, page_size: int) -> np.ndarray:
+    width = PAGE + len(geometry.groups)
+    right = isinstance(value, list) and all(isinstance(span, list) and len(span) == width for span in value)
+    require(right, f"spans are not lists of {width}")
+    # Pages count from 1 here, so that 0 stands for NO_PAGE.
+    counted = [[*span[:PAGE], *(page + 1 if type(page) is int else page for page in span[PAGE:])] for span in value]
+    table = _integers([number for span in counted for number in span], "spans").reshape(-1, width)
+    table[:, PAGE:] -= 1
+    starts, stops, pages = table[:, START], table[:, STOP], table[:, PAGE:]
     require((starts < stops).all() and (stops <= page_size).all(), "a span is not within its page")
-    require(num_pages <= len(table), "there are more pages than spans")
-    require(np.array_equal(np.unique(table[:, PAGE]), np.arange(num_pages)), "spans do not use the pages that follow")
-    last = table[:, 3].astype(np.int64) + stops - starts
+    windowed = [window is not None for window in geometry.windows]
+    require((pages[:, np.logical_not(windowed)] != NO_PAGE).all(), "a layer without a window lacks entries")
+    kinds = [np.unique(column[column != NO_PAGE]) for column in pages.T]
+    used = np.concatenate(kinds)
+    require(np.array_equal(np.sort(used), np.arange(num_pages)), "spans do not use the pages that follow")
+    last = table[:, POSITION].astype(np.int64) + stops - starts
     require((last <= MAX_INTEGER).all(), "positions are too large")
     return table
 

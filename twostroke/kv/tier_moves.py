@@ -60,20 +60,20 @@ def _copy_out(pool: PagePool, pages: np.ndarray, stops: np.ndarray, tier: str) -
         rooms = pool.copies.new_host_copies(len(pages)) if tier == HOST else [None] * len(pages)
     with reading(pool, pages, stops) as sources:
         made = [
-            _copy(pool, source.data(), stop, tier, room)
-            for source, stop, room in zip(sources, stops.tolist(), rooms, strict=True)
+            _copy(pool, int(pool.group_of[page]), source.data(), stop, tier, room)
+            for page, source, stop, room in zip(pages.tolist(), sources, stops.tolist(), rooms, strict=True)
         ]
     with pool.lock:
         for page, copy in zip(pages.tolist(), made, strict=True):
             pool.copies.keep(page, copy, tier)
 
 
-def _copy(pool: PagePool, data: memoryview, stop: int, tier: str, room: HostCopy | None) -> PageCopy:
+def _copy(pool: PagePool, group: int, data: memoryview, stop: int, tier: str, room: HostCopy | None) -> PageCopy:
     if room is not None:
         room.fill(data, stop)
         return room
     # Slots after those of the value may be written meanwhile, and are nobody else's business.
-    return StoredCopy(_private_pages(pool, tier), masked_page(pool, data, np.arange(stop)), stop)
+    return StoredCopy(_private_pages(pool, tier), masked_page(pool, group, data, np.arange(stop)), stop)
 
 
 def _private_pages(pool: PagePool, tier: str) -> PrivatePages:
@@ -92,16 +92,16 @@ def join_pages(pool: PagePool, left: int, right: int, at: int, stop: int, tier: 
 
     Raises OutOfPages or PageLost: nothing has changed.
     """
-    data = joined_page(pool, left, right, at, stop)
+    data, group = joined_page(pool, left, right, at, stop), int(pool.group_of[left])
     if tier == POOL:
-        (page,) = pool.allocate(1)
+        (page,) = pool.allocate(1, group)
         pool.put(page, data, stop)
         return page
     with pool.lock:
         room = pool.copies.new_host_copies(1)[0] if tier == HOST else None
-    copy = _copy(pool, data, stop, tier, room)
+    copy = _copy(pool, group, data, stop, tier, room)
     with pool.lock:
-        page = pool.allocate_elsewhere(tier, stop)
+        page = pool.allocate_elsewhere(tier, stop, group)
         pool.copies.keep(page, copy, tier)
         return page
 

@@ -7,9 +7,11 @@ import numpy as np
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError
+from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.pages import POOL
+from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import extend
 from twostroke.kv.tier_moves import fetch
 
@@ -19,7 +21,7 @@ class SlotMapping:
     """The positions, frames and slots where K and V of newly entered tokens belong.
 
     Attributes:
-        rows: [3, n] int64: positions, frames of the pool's memory, and slots.
+        rows: [2 + groups, n] int64: positions, slots, and frames of the pool's memory, one for each group of layers.
     """
 
     rows: np.ndarray
@@ -29,43 +31,56 @@ class SlotMapping:
         return self.rows[0]
 
     @property
-    def frames(self) -> np.ndarray:
+    def slots(self) -> np.ndarray:
         return self.rows[1]
 
     @property
-    def slots(self) -> np.ndarray:
-        return self.rows[2]
+    def frames(self) -> np.ndarray:
+        """[groups, n]"""
+        return self.rows[2:]
 
 
 class KVWriter:
     """Extends one value, which does not change. While the writer is open, all its pages stay in the pool.
 
-    The value's last page is written in place if the slots after its last entry are unclaimed, and copied otherwise
-    (copy on write). So two continuations of one value share all other pages.
+    The value's last pages are written in place if the slots after its last entry are unclaimed, and copied otherwise
+    (copy on write). So two continuations of one value share all other pages. Windowed groups of layers give back the
+    pages that no further entry attends to.
     """
 
-    def __init__(self, base: KVCache, model: str) -> None:
+    def __init__(self, base: KVCache, model: str, lookback: int = 1, guesses: int = 0) -> None:
         """Bring the value's pages into the pool if some are not there.
 
         Args:
             base: the value to extend.
             model: id of the model that will compute the entries.
+            lookback: number of last entries whose attention may be computed again, at least 1: a value has what they
+                attend to.
+            guesses: number of further entries that may be removed again.
 
         Raises:
-            OutOfPages: no room for its pages. PageLost: its pages are gone or damaged where they were.
+            OutOfPages: no room for its pages. PageLost: its pages are gone or damaged where they were. KVError: it
+                lacks entries of windowed layers.
         """
+        if not base.complete:
+            raise KVError(
+                "windowed layers have given back entries of this value that its next token attends to: hold the value "
+                "before the cut, or compute it again"
+            )
         base = base.to(POOL)
         self.base, self.model = base, model
         self._base_length = len(base)
         self.next_position = base.next_position
-        self._table = np.concatenate([base.table, np.zeros((8, 4), np.int32)])
+        self._table = np.concatenate([base.table, np.zeros((8, base.table.shape[1]), np.int32)])
         self._num_spans = len(base.table)
         self._tokens: list[int] = []
         self._closed = False
-        self._own: list[int] = []  # pages allocated here, one reference each, released by close
+        self._own: dict[int, None] = {}  # pages allocated here, one reference each, released by close
+        self._windows = [_Window(window, base.pool.geometry.windows) for window in _sizes(base.pool)]
+        self._lookback, self._guesses = lookback, guesses
         base.pool.pins.add(self)  # first: nothing may spill them in between
         try:
-            fetch(base.pool, base.table[:, PAGE])
+            fetch(base.pool, spans.held_pages(base.table))
         except BaseException:
             base.pool.pins.remove(self)
             raise
@@ -78,7 +93,7 @@ class KVWriter:
 
     @property
     def table(self) -> np.ndarray:
-        """[P, 4] int32 spans of all entries so far."""
+        """[P, 3 + groups] int32 spans of all entries so far."""
         return self._table[: self._num_spans]
 
     @property
@@ -87,43 +102,57 @@ class KVWriter:
         if not self._num_spans:
             return False
         pool = self.base.pool
-        page, start, stop, position = self._table[self._num_spans - 1].tolist()
+        start, stop, position, *pages = self._table[self._num_spans - 1].tolist()
         in_place = position + stop - start == self.next_position and stop < pool.page_size
-        if not in_place or not pool.claim(page, stop, stop + 1):
+        if not in_place or not pool.claim_all(pages, stop, stop + 1):
             return False
-        pool.unclaim(page, stop)
+        pool.unclaim(pages, stop)
         return True
+
+    @property
+    def leaves_pages(self) -> bool:
+        """Whether the next `append` gives back pages that are behind a window."""
+        return any(window.passed(self.table, self._first_query) > window.first for window in self._windows)
+
+    @property
+    def _first_query(self) -> int:
+        """The first position whose attention may be computed from now on."""
+        return self.next_position - self._lookback - self._guesses
 
     def append(self, tokens: list[int]) -> SlotMapping:
         """Allocate slots for `tokens` at the next positions.
 
-        On OutOfPages nothing has changed. The caller must write K and V at the returned places.
+        On OutOfPages no slot is taken. The caller must write K and V at the returned places.
         """
         self._require_open()
+        if self._windows:
+            self._release_passed()
         pool, size, count, in_place = self.base.pool, self.base.pool.page_size, len(tokens), 0
-        page = start = stop = position = 0
+        start = stop = position = 0
+        last: list[int] = []
         if self._num_spans:
-            page, start, stop, position = self._table[self._num_spans - 1].tolist()
+            start, stop, position, *last = self._table[self._num_spans - 1].tolist()
             if position + stop - start == self.next_position:
                 in_place = min(count, size - stop)
-        claimed = in_place > 0 and pool.claim(page, stop, stop + in_place)
-        copy = in_place > 0 and not claimed
+        claimed = in_place > 0 and pool.claim_all(last, stop, stop + in_place)
+        copied = in_place > 0 and not claimed
         fresh = -(-(count - in_place) // size)
         try:
-            pages = pool.allocate(fresh + copy)
+            pages = pool.allocate((fresh + copied) * pool.num_groups)
         except Exception:
             if claimed:
-                pool.unclaim(page, stop)
+                pool.unclaim(last, stop)
             raise
-        self._own += pages
+        self._own.update(dict.fromkeys(pages))
         if pool.wipes:
             for id in pages:
                 pool.put(id, bytes(pool.page_bytes), 0)
-        if copy:
-            copied, page = page, pages.pop(0)
-            pool.copy_page(copied, page, stop)
-            pool.claim(page, stop, stop + in_place)
-            self._table[self._num_spans - 1, PAGE] = page
+        if copied:
+            sources, last, pages = last, pages[: pool.num_groups], pages[pool.num_groups :]
+            for source, page in zip(sources, last, strict=True):
+                pool.copy_page(source, page, stop)
+            pool.claim_all(last, stop, stop + in_place)
+            self._table[self._num_spans - 1, PAGE:] = last
         if in_place:
             self._table[self._num_spans - 1, STOP] = stop + in_place
         first = self.next_position
@@ -132,28 +161,44 @@ class KVWriter:
         if pages:
             self._add_spans(pages, count - in_place, first + in_place)
         if count == 1:  # fast path of decoding: array operations cost more than the rest of this
-            where, slot = (page, stop) if in_place else (pages[0], 0)
-            return SlotMapping(np.array([[first], [pool.frame(where)], [slot]], np.int64))
+            where, slot = (last, stop) if in_place else (pages, 0)
+            return SlotMapping(np.array([[first], [slot], *([pool.frame(page)] for page in where)], np.int64))
         # Tokens that do not continue the last page begin a new one.
         order = np.arange(count) + (stop if in_place else 0)
-        frames = pool.frames_of([page, *pages] if in_place else pages)[order // size]
-        return SlotMapping(np.stack([np.arange(first, first + count), frames, order % size]))
+        frames = pool.frames_of([*last, *pages] if in_place else pages).reshape(-1, pool.num_groups)
+        return SlotMapping(np.stack([np.arange(first, first + count), order % size, *frames[order // size].T]))
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
-        size = self.base.pool.page_size
-        while self._num_spans + len(pages) > len(self._table):
+        pool, size = self.base.pool, self.base.pool.page_size
+        added = len(pages) // pool.num_groups
+        while self._num_spans + added > len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        if len(pages) == 1:  # as for most decodes
-            self._table[self._num_spans] = pages[0], 0, count, position
-            self.base.pool.claim(pages[0], 0, count)
+        if added == 1:  # as for most decodes
+            self._table[self._num_spans] = 0, count, position, *pages
+            pool.claim_all(pages, 0, count)
             self._num_spans += 1
             return
-        first = np.arange(len(pages)) * size
-        spans = self._table[self._num_spans : self._num_spans + len(pages)]
-        spans[:, PAGE], spans[:, START], spans[:, POSITION] = pages, 0, position + first
-        spans[:, STOP] = np.minimum(size, count - first)
-        self.base.pool.claim_fresh(pages, spans[:, STOP])
-        self._num_spans += len(pages)
+        first = np.arange(added) * size
+        new = self._table[self._num_spans : self._num_spans + added]
+        new[:, START], new[:, POSITION] = 0, position + first
+        new[:, STOP] = np.minimum(size, count - first)
+        new[:, PAGE:] = np.reshape(pages, (added, -1))
+        pool.claim_fresh(pages, np.repeat(new[:, STOP], pool.num_groups))
+        self._num_spans += added
+
+    def _release_passed(self) -> None:
+        """Give back the pages of windowed groups that no further entry attends to."""
+        for window in self._windows:
+            passed = window.passed(self.table, self._first_query)
+            if passed == window.first:
+                continue
+            pages = self._table[window.first : passed, window.columns].ravel().tolist()
+            self._table[window.first : passed, window.columns] = spans.NO_PAGE
+            window.first = passed
+            own = [page for page in pages if page in self._own]  # others are the base's
+            for page in own:
+                del self._own[page]
+            self.base.pool.release(np.array(own, np.int64))
 
     def set_last_token(self, token: int) -> None:
         """Set the last entry's token, which was not known when it was entered."""
@@ -172,19 +217,23 @@ class KVWriter:
             taken = min(excess, int(last[STOP] - last[START]))
             last[STOP] -= taken
             excess -= taken
-            self.base.pool.unclaim(int(last[PAGE]), int(last[STOP]))
+            pages = last[PAGE:].tolist()
+            self.base.pool.unclaim(pages, int(last[STOP]))
             if last[STOP] == last[START]:
                 self._num_spans -= 1
-                self._own.remove(int(last[PAGE]))
-                self.base.pool.release(last[PAGE : PAGE + 1])
+                for page in pages:
+                    del self._own[page]
+                self.base.pool.release(last[PAGE:])
 
-    def freeze(self, tail: Tail | None = None) -> KVCache:
-        """The value of all entries so far."""
+    def freeze(self, tail: Tail | None = None, whole: bool = False) -> KVCache:
+        """The value of all entries so far, of windowed layers those still needed, or with `whole` those they have."""
         self._require_open()
-        base = self.base
+        base, table = self.base, self.table.copy()
+        for window in () if whole else self._windows:
+            table[: window.passed(table, self.next_position - self._lookback), window.columns] = spans.NO_PAGE
         tokens = np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))])
         stretches = extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens))
-        return KVCache(base.pool, EntryTable(self.table.copy(), tokens, stretches, self.next_position, tail))
+        return KVCache(base.pool, EntryTable(table, tokens, stretches, self.next_position, tail))
 
     def close(self) -> None:
         """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""
@@ -195,9 +244,37 @@ class KVWriter:
         if hasattr(self, "base"):  # not set if __init__ failed
             self.base.pool.pins.remove(self)
         if own := getattr(self, "_own", None):
-            self._own = []
-            release(np.array(own))
+            self._own = {}
+            release(np.fromiter(own, np.int64, len(own)))
 
     def _require_open(self) -> None:
         if self._closed:  # its pages may have been reused
             raise KVError("this writer is closed: open another one on its base value")
+
+
+class _Window:
+    """The groups of layers of one window, in a writer's table.
+
+    Attributes:
+        columns: their columns.
+        first: number of leading spans whose pages are given back.
+    """
+
+    def __init__(self, size: int, windows: tuple[int | None, ...]) -> None:
+        self.columns = [PAGE + g for g, window in enumerate(windows) if window == size]
+        self.first, self._size = 0, size
+
+    def passed(self, table: np.ndarray, first_query: int) -> int:
+        """Number of leading spans to which no query from a position on attends. The last span is none of them."""
+        count, limit = self.first, first_query - self._size
+        while count < len(table) - 1:
+            start, stop, position = table[count, :PAGE].tolist()
+            if position + stop - start - 1 > limit:
+                break
+            count += 1
+        return count
+
+
+def _sizes(pool: PagePool) -> list[int]:
+    """The different windows of a pool's groups of layers."""
+    return list(dict.fromkeys(window for window in pool.geometry.windows if window is not None))

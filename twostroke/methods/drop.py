@@ -29,9 +29,9 @@ class Drop(Repeat, name="drop"):
     Attributes:
         sinks: how many of the very first entries always stay.
         window: how many others stay.
-        by: which ones: the last ones ("window"); those of least key norm, its mean over layers and heads, besides the
-            very last ("key-norm"); or half of them the last ones, and half those that got most attention so far, its
-            mean over layers and heads ("attention").
+        by: which ones: the last ones ("window"); those of least key norm, its mean over heads and over the layers that
+            still attend to them, besides the very last ("key-norm"); or half of them the last ones, and half those that
+            got most attention so far, its mean over layers and heads ("attention").
         every: tokens between droppings; up to this many entries more are held.
         observed: by "attention", how many of the prompt's last tokens are counted besides those decoded.
     """
@@ -75,9 +75,19 @@ class Drop(Repeat, name="drop"):
         if self.by == "window":
             worth = np.arange(len(kv), dtype=float)
         elif self.by == "key-norm":
-            keys = (kv.keys(layer).astype(np.float32) for layer in range(kv.pool.geometry.num_layers))
-            worth = -np.mean([np.linalg.norm(layer, axis=-1).mean(-1) for layer in keys], 0)
+            worth = -key_norms(kv)
         else:
             worth, last = mass.copy(), -(-self.window // 2)
         worth[: self.sinks] = worth[-last:] = np.inf
         return np.sort(np.argsort(-worth, kind="stable")[:room])
+
+
+def key_norms(kv: KVCache) -> np.ndarray:
+    """The norm of each entry's keys, [n]: the mean over heads, and over the layers that the next token sees it in."""
+    sums, counts, positions = np.zeros(len(kv)), np.zeros(len(kv)), np.array(kv.positions)
+    for group in kv.pool.geometry.groups:
+        seen = slice(None) if group.window is None else positions > kv.next_position - group.window
+        for layer in group.layers:
+            sums[seen] += np.linalg.norm(kv.keys(layer)[seen].astype(np.float32), axis=-1).mean(-1)
+            counts[seen] += 1
+    return sums / np.maximum(counts, 1)

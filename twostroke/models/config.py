@@ -24,6 +24,7 @@ class Attention:
         bias: whether q, k and v have biases (Qwen2).
         output_bias: whether the output projection has a bias (Llama and others with `attention_bias`).
         qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3).
+        source: the layer whose K and V this one reads, of the same window and shape; None: it has its own.
     """
 
     num_heads: int
@@ -35,6 +36,17 @@ class Attention:
     bias: bool = False
     qk_norm: bool = False
     output_bias: bool = field(default=False, repr=False)  # identities contain the repr of older versions
+    source: int | None = field(default=None, repr=False)
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """The shape of K and of V of an entry: KV heads, head_dim."""
+        return self.num_kv_heads, self.head_dim
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """What is computed of a layer's inputs: "q", and "k" and "v" unless they are another layer's."""
+        return ("q", "k", "v") if self.source is None else ("q",)
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One model. Raises ValueError if the layers differ in number or size of heads.
+    """One model. Raises ValueError if a layer reads the K and V of one that has none of the same window and shape.
 
     Attributes:
         architecture: the family's name.
@@ -102,9 +114,12 @@ class ModelConfig:
     embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in self.attentions}
-        if len(shapes) != 1:
-            raise ValueError(f"all layers must have the same heads, not {sorted(shapes)}")
+        for index, one in enumerate(self.attentions):
+            if one.source is None:
+                continue
+            made = self.attentions[one.source] if 0 <= one.source < index else one
+            if made.source is not None or (made.window, made.kv_shape) != (one.window, one.kv_shape):
+                raise ValueError(f"layer {index} cannot read the K and V of layer {one.source}")
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -115,7 +130,13 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def uniform(self) -> bool:
+        """Whether all layers have as many heads of one size."""
+        return len({(one.num_heads, one.kv_shape) for one in self.attentions}) == 1
+
+    @property
     def num_heads(self) -> int:
+        """Query heads of the first layer, as are the other numbers of heads."""
         return self.layers[0].attention.num_heads
 
     @property
@@ -172,8 +193,7 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
         "q": (q_size, hidden),
-        "k": (kv_size, hidden),
-        "v": (kv_size, hidden),
+        **({} if attention.source is not None else {"k": (kv_size, hidden), "v": (kv_size, hidden)}),
         "o": (hidden, q_size),
         "mlp_norm": (hidden,),
     }
@@ -192,9 +212,9 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     if attention.output_bias:
         shapes["o_bias"] = (hidden,)
     if attention.bias:
-        shapes |= {"q_bias": (q_size,), "k_bias": (kv_size,), "v_bias": (kv_size,)}
+        shapes |= {f"{part}_bias": (q_size if part == "q" else kv_size,) for part in attention.projections}
     if attention.qk_norm:
-        shapes |= {"q_norm": (attention.head_dim,), "k_norm": (attention.head_dim,)}
+        shapes |= {f"{part}_norm": (attention.head_dim,) for part in attention.projections if part != "v"}
     if layer.post_norms:
         shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     return shapes

@@ -27,8 +27,9 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.models.config import Attention
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.rope import Rope
+from twostroke.models.layer_groups import layer_groups
 from twostroke.study.pruning import write_tensors
 
 WINDOW = 256  # tokens of text in one context
@@ -79,15 +80,19 @@ class Differentiable(Operations):
         qkv: torch.Tensor,
         kv: torch.Tensor,
         batch: TensorBatch,
-        rope: Rope,
-        norms: tuple[DenseWeight, DenseWeight, float] | None,
+        group: int,
+        attention: Attention,
+        norms: Sequence[DenseWeight],
+        eps: float,
     ) -> torch.Tensor:
-        q, k, v = self.turned(qkv, kv.shape[2], kv.shape[3], batch, rope, norms)
+        q, k, v = self.turned(qkv, kv.shape[2], batch, attention, norms, eps)
+        assert k is not None
+        assert v is not None
         batch.scratch.setdefault("entries", []).append(torch.cat([kv, torch.stack([k, v])], dim=1))
         return q
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, layers: int, scale: float, window: int | None
     ) -> torch.Tensor:
         k, v = batch.scratch["entries"][-1].transpose(1, 2)
         own, keys = batch.positions[:, None], torch.arange(k.shape[1])
@@ -109,7 +114,8 @@ class WindowModel:
         kv = torch.zeros(c.num_layers, 2, 0, c.num_kv_heads, c.head_dim) if before is None else before
         start, nowhere, rows = kv.shape[2], torch.zeros(0, dtype=torch.int64), torch.arange(len(tokens))
         batch: RaggedBatch[Any] = RaggedBatch(tokens, start + rows, nowhere, nowhere, [0, len(rows)], [], rows)
-        logits = self.decoder.logits(self.decoder.forward(batch, kv)[0])
+        groups = [kv[list(group.layers)] for group in layer_groups(c)]
+        logits = self.decoder.logits(self.decoder.forward(batch, groups)[0])
         return logits, torch.stack(batch.scratch["entries"])
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -26,7 +26,8 @@ def test_every_thing_has_one_rank(count: int, unit: int, size: int) -> None:
 @given(kv_heads=st.integers(1, 9), repeat=st.integers(1, 4), size=st.integers(1, 9), together=st.booleans())
 def test_every_head_has_one_rank(kv_heads: int, repeat: int, size: int, together: bool) -> None:
     """Where pages are in memory of all ranks, no rank has more than three heads more than another."""
-    config: Any = SimpleNamespace(num_heads=kv_heads * repeat, num_kv_heads=kv_heads, head_dim=32)
+    attention = SimpleNamespace(num_heads=kv_heads * repeat, num_kv_heads=kv_heads, head_dim=32)
+    config: Any = SimpleNamespace(layers=[SimpleNamespace(attention=attention)])
     shares = [Shard(rank, size, together) for rank in range(size)]
     made = [0] * size
     for name, heads in (("q", kv_heads * repeat), ("k", kv_heads), ("v", kv_heads)):

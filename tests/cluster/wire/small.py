@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.wire.pairs import SECRET, SOON_S
 from tests.kv.counts import check_counts
-from tests.kv.values import make_pool, same_tail
+from tests.kv.values import GEOMETRY, make_pool, same_tail
 from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.nixl import unavailable
 from twostroke.cluster.wire.offer import ValueOffer
@@ -18,6 +18,7 @@ from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.sender import Sender
 from twostroke.cluster.wire.transport import Transport
 from twostroke.kv.cache import KVCache
+from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 
 MISSING = unavailable(make_pool())
@@ -27,11 +28,13 @@ TRANSPORTS = ["tcp", pytest.param("nixl", marks=pytest.mark.skipif(MISSING is no
 class Ends:
     """One sender, and any number of receivers."""
 
-    def __init__(self, kind: Any = "tcp", pages: int = 60, transport: Transport | None = None) -> None:
+    def __init__(
+        self, kind: Any = "tcp", pages: int = 60, transport: Transport | None = None, geometry: Geometry = GEOMETRY
+    ) -> None:
         self._kind, self._opened, self._receivers = kind, list[Transport](), list[Receiver]()
-        self.there = make_pool(pages)
+        self.there = make_pool(pages, geometry=geometry)
         self.sender = Sender(self.there, "m", secret=SECRET, transport=transport or self._transport(self.there))
-        self.here = make_pool(pages)
+        self.here = make_pool(pages, geometry=geometry)
         self.receiver = self.new_receiver(self.here, transport=transport)
 
     def _transport(self, pool: PagePool) -> Transport:
@@ -64,7 +67,7 @@ def same(one: KVCache, other: KVCache) -> bool:
     """Whether two values have the same entries, provenance and continuation."""
     stretches = [[(s.count, s.model, s.before.tolist()) for s in kv.stretches] for kv in (one, other)]
     return (
-        np.array_equal(one.entries(), other.entries())
+        np.array_equal(one.entries(), other.entries(), equal_nan=True)
         and (one.tokens, one.positions, one.next_position) == (other.tokens, other.positions, other.next_position)
         and stretches[0] == stretches[1]
         and same_tail(one.tail, other.tail)

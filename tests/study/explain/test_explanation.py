@@ -59,6 +59,7 @@ class Recorder:
         def heads(of: Operations, *rest: Any) -> Any:
             made = turned(of, *rest)
             for name, tensor in zip("qkv", made, strict=True):
+                assert tensor is not None
                 self.passes[-1][name].append(tensor.clone())
             return made
 
@@ -148,7 +149,9 @@ def test_every_number_is_a_tensor_of_the_reference(
     stored = made.prefill.stored
     assert (stored.entries, stored.bytes) == (n, sum(t.nbytes for t in (*prompt["k"], *prompt["v"])))
     assert stored.entry_bytes * n == stored.bytes
-    assert stored.pages == math.ceil(n / stored.page_size)
+    groups = llm.pool.num_groups
+    assert stored.pages == groups * math.ceil(n / stored.page_size)
+    assert sum(kind.layers for kind in stored.kinds) == config.num_layers
     work = llm.model.cost.work([SequenceRows(n, 0, 1)])
     assert made.prefill.work.flops == work.linear_flops + work.attention_flops + work.head_flops
     assert made.prefill.work.bytes == work.weight_bytes + work.kv_bytes
@@ -188,7 +191,7 @@ def test_every_number_is_a_tensor_of_the_reference(
     for number, step in enumerate(made.decode):
         assert (step.before.entries, step.after.entries) == (n + number, n + number + 1)
         assert step.after.bytes == (n + number + 1) * stored.entry_bytes
-        assert step.after.pages == math.ceil((n + number + 1) / stored.page_size)
+        assert step.after.pages == groups * math.ceil((n + number + 1) / stored.page_size)
         previous = made.prefill.token if number == 0 else made.decode[number - 1].token_out
         assert (step.token_in.index, step.token_in.id) == (n + number, previous.id)
         assert step.work.kv_bytes == llm.model.cost.work([SequenceRows(1, n + number, 1)]).kv_bytes

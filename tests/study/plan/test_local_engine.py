@@ -75,7 +75,7 @@ def test_predicted_is_allocated(
     assert told.vectors == sum(vector.nbytes for vector in compiled.lent)
     assert told.page == llm.pool.page_bytes
     assert llm.pool.num_pages == 3 * told.pages(100)
-    assert llm.pool.memory.storage.nbytes == told.pool(3, 100)
+    assert llm.pool.num_pages * llm.pool.page_bytes == told.pool(3, 100)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -90,7 +90,7 @@ def test_predicted_is_allocated_by_the_reference(
     assert told.backend == llm.backend.name
     assert told.matrices + told.vectors == sum(tensor.nbytes for tensor in held_tensors(compiled))
     assert told.page == llm.pool.page_bytes
-    assert llm.pool.memory.storage.nbytes == told.pool(3, 100)
+    assert llm.pool.num_pages * llm.pool.page_bytes == told.pool(3, 100)
 
 
 @NATIVE
@@ -158,7 +158,7 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
     parameters = dict(engine["method"])
     technique = method_of(parameters.pop("name", "plain"), **parameters)
     with LLM(**{name: options[name] for name in names}, threads=1, prefix_index="off") as llm:
-        assert llm.pool.memory.storage.nbytes == engine["pool_bytes"]
+        assert llm.pool.num_pages * llm.pool.page_bytes == engine["pool_bytes"]
         params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
         requests = [llm.request(range(one, one + PROMPT), params, technique) for one in range(3)]
         llm.engine.run(requests)

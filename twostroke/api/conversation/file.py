@@ -16,7 +16,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.stream_header import InvalidHeader, parse_json, require
 
 MAGIC = b"twostroke-conversation-2\n"
-OLD_MAGIC = b"twostroke-session-1\n"
+OLD_MAGICS = (b"twostroke-session-1\n",)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def save(path: Path, saved: SavedConversation, kv: KVCache) -> None:
 def load(path: Path, pool: PagePool, vocab_size: int) -> tuple[SavedConversation, KVCache]:
     """Read both into `pool`. Raises CorruptFile, GeometryMismatch, OutOfPages, or KVError if it cannot be read."""
     with stream.opened(path) as source:
-        source.check_magic(MAGIC, OLD_MAGIC, "conversation")
+        source.check_magic(MAGIC, OLD_MAGICS, "conversation")
         text, _ = source.read_section(stream.MAX_HEADER)
         try:
             saved = _checked(parse_json(text))

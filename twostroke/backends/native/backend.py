@@ -24,6 +24,7 @@ from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import SUBSTITUTES
+from twostroke.models.layer_groups import PageShape
 
 if TYPE_CHECKING:
     from twostroke.backends.native.distributed_ranks import DistributedRanks
@@ -73,11 +74,10 @@ class NativeBackend:
     def kv_room(self, weights: int) -> int:
         return host_kv_room()
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
-        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+    def memory(self, num_pages: int, shape: PageShape) -> PageMemory:
         if self.ranks is None:
-            return HostMemory(shape, numpy_dtype(self.kv_dtype), "pairs")
-        return self.ranks.memory(shape, self.kv_dtype)
+            return HostMemory(num_pages, shape, numpy_dtype(self.kv_dtype), "pairs")
+        return self.ranks.memory(num_pages, shape, self.kv_dtype)
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
         if self.ranks is None:
@@ -99,10 +99,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
     """Say why no variant can run a model with these matrices; None if they can."""
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
-    if config.head_dim % 32:
-        return f"it wants heads of a multiple of 32, not {config.head_dim}"
-    if len({layer.attention.scale for layer in config.layers}) > 1:
-        return "it wants one attention scale for all layers"
+    if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
+        return f"it wants heads of a multiple of 32, not {dim}"
     if len({layer.feed_forward.activation for layer in config.layers}) > 1:
         return "it wants one activation for all layers"
     if reason := config.unusual_biases:

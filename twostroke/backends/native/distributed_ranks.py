@@ -17,7 +17,7 @@ import numpy as np
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.native import library
-from twostroke.backends.native.library import EXCHANGE, TELL, ThreadTeam, load
+from twostroke.backends.native.library import EXCHANGE, TELL, ThreadTeam, array_strides, load
 from twostroke.backends.native.model import NativeModel
 from twostroke.backends.native.shared_memory_ranks import PASS_BYTES
 from twostroke.backends.native.statistics import NativeStatistics
@@ -30,6 +30,7 @@ from twostroke.backends.ranks.shared_memory import SharedMemory
 from twostroke.backends.sharded_memory import PageShards, ShardedMemory, act_on_shard
 from twostroke.errors import InvalidRequest, OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
+from twostroke.models.layer_groups import PageShape
 from twostroke.system.process_exit import free_with
 from twostroke.system.scratch import address
 
@@ -162,12 +163,12 @@ class DistributedRanks:
             self.send_all("model", config)
             yield ShardSender(self, Shard(0, self.size), config, weights, self.handle)
 
-    def memory(self, shape: tuple[int, ...], dtype: str) -> ShardedMemory:
+    def memory(self, num_pages: int, shape: PageShape, dtype: str) -> ShardedMemory:
         """Zeroed pages. Raises OutOfPages."""
-        shapes = PageShards(shape, dtype, self.size, "pairs")
+        shapes = PageShards(num_pages, shape, dtype, self.size, "pairs")
         with self.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
-            self.ask("memory", number, shape, dtype)
+            self.ask("memory", number, num_pages, shape, dtype)
             self._pools[number] = True
             made = ShardedMemory(self, number, shapes, own := shapes.memory(0))
         _lend(self._link, number, own, 0)
@@ -177,10 +178,9 @@ class DistributedRanks:
 
 def _lend(link: DistributedRank, number: int, memory: HostMemory, first_head: int) -> None:
     """Let native code have the pages of a rank's heads, which begin with `first_head`."""
-    storage = memory.storage
-    strides = (ctypes.c_int64 * 3)(*(stride // storage.itemsize for stride in storage.strides[:3]))
-    start = memory.address - first_head * storage.strides[3]
-    link.library.twostroke_pool(link.handle, number, start, storage.nbytes, strides)
+    start = memory.address - first_head * memory.storages[0].strides[3]
+    strides = array_strides(memory.storages)
+    link.library.twostroke_pool(link.handle, number, start, memory.nbytes, strides, len(memory.storages))
 
 
 def _end(group: RankGroup) -> None:
@@ -212,8 +212,8 @@ def follow(group: RankGroup, variant: str, digest: str, threads: int) -> None:
             case ("model", config):
                 parts = ShardReceiver(line, link.handle, Shard(group.rank, group.size))
                 models.append(NativeModel(team, NativeStatistics(team), config, parts))
-            case ("memory", number, shape, dtype):
-                shapes = PageShards(shape, dtype, group.size, "pairs")
+            case ("memory", number, num_pages, shape, dtype):
+                shapes = PageShards(num_pages, shape, dtype, group.size, "pairs")
                 try:
                     pools[number] = shapes.memory(group.rank)
                 except OutOfPages as error:

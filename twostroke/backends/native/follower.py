@@ -54,7 +54,7 @@ def _follow(peer: PipeChannel, facts: NativeRankSetup) -> None:
             case ("pool", number, size):
                 _, (fd,), _, _ = socket.recv_fds(peer.socket, 1, 1)
                 pools[number] = SharedMemory(size, fd)
-                library.twostroke_pool(handle, number, address(pools[number].data), size, None)
+                library.twostroke_pool(handle, number, address(pools[number].data), size, None, 0)
                 peer.send(None)
             case message:
                 raise AssertionError(message)

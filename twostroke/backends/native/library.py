@@ -7,7 +7,7 @@ import hashlib
 import logging
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "read_row": (None, (_INT, _POINTER, _INT, _POINTER)),
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "model_free": (None, (_POINTER,)),
-    "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "add_experts_block": (
         None,
-        (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _INT, _POINTER),
+        (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
     ),
     "forward": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (_INT, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
@@ -59,7 +59,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ranks": (_POINTER, (_POINTER, ctypes.c_int64, _INT, _INT, ctypes.c_double, _POINTER, _INT)),
     "ranks_free": (None, (_POINTER,)),
     "join": (None, (_POINTER, _POINTER)),
-    "pool": (None, (_POINTER, _INT, _POINTER, ctypes.c_int64, _POINTER)),
+    "pool": (None, (_POINTER, _INT, _POINTER, ctypes.c_int64, _POINTER, _INT)),
     "part": (None, (_POINTER, _POINTER, EXCHANGE, TELL)),
     "apply": (None, (_POINTER, _POINTER, ctypes.c_int64)),
     "obey": (_INT, (_POINTER, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)),
@@ -79,13 +79,17 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 class NativeConfig(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, ctypes.c_int32)
-            for name in ("hidden", "intermediate", "heads", "kv_heads", "dim", "gelu", "num_ropes")
-        ),
-        ("vocab", ctypes.c_int32),
-        *((name, ctypes.c_int32) for name in ("embedding_format", "first_kv_head", "last_kv_head", "any_head")),
-        *((name, ctypes.c_float) for name in ("eps", "attention_scale", "embedding_scale")),
+        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "gelu", "num_ropes")),
+        *((name, ctypes.c_int32) for name in ("q_width", "kv_width", "half_dim", "vocab", "embedding_format")),
+        *((name, ctypes.c_float) for name in ("eps", "embedding_scale")),
+    ]
+
+
+class NativeAttention(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "dim", "first_kv_head", "last_kv_head", "any_head")),
+        *((name, ctypes.c_int32) for name in ("rope", "window", "group", "place", "own_entries")),
+        ("scale", ctypes.c_float),
     ]
 
 
@@ -103,6 +107,12 @@ class NativeBatch(ctypes.Structure):
         ("num_states", ctypes.c_int64),
         *((name, _POINTER) for name in ("state_rows", "states")),
     ]
+
+
+def array_strides(storages: Sequence[Any]) -> ctypes.Array[ctypes.c_int64]:
+    """The strides of the first three dimensions of each group's pages, which are numpy arrays, in elements."""
+    strides = [stride // one.itemsize for one in storages for stride in one.strides[:3]]
+    return (ctypes.c_int64 * len(strides))(*strides)
 
 
 def features(processor: str) -> set[str]:

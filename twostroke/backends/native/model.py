@@ -9,15 +9,16 @@ from itertools import accumulate
 
 import numpy as np
 
-from twostroke.backends.interface import ForwardOutput, LazyLogits, RaggedBatch
+from twostroke.backends.interface import PAGE, ForwardOutput, LazyLogits, RaggedBatch
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
-from twostroke.backends.native.library import NativeBatch, NativeConfig, ThreadTeam
+from twostroke.backends.native.library import NativeAttention, NativeBatch, NativeConfig, ThreadTeam, array_strides
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
 from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
-from twostroke.models.rope import Rope, frequencies
+from twostroke.models.layer_groups import entry_places
+from twostroke.models.rope import frequencies
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.scratch import ScratchMemory, address
@@ -39,7 +40,10 @@ class NativeModel:
         """`call` is `SharedMemoryRanks.call` if there are other ranks."""
         self.config, self.team, self.library = config, team, team.library
         self.statistics, self._call = statistics, call or _alone
-        self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
+        self.ropes = list(dict.fromkeys((one.rope, one.head_dim) for one in config.attentions))
+        self.half_dim = max((one.head_dim for one in config.attentions), default=0) // 2
+        self.q_width = max((one.num_heads * one.head_dim for one in config.attentions), default=0)
+        self.places = entry_places(config)
         self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.scratch, self._lock = ScratchMemory(), threading.Lock()
         # What a pass reads has to outlive it, and members of the team may be late.
@@ -48,24 +52,19 @@ class NativeModel:
         self.matrices: list[PackedMatrix] = []
         # An embedding that is not also the head is only looked up, never multiplied.
         self.table = None if config.tied else weights.table(team, "embed")
-        heads = weights.share.kv_heads(config)
         self.head = self._matrix(weights, config.head_tensor)
         mlps = [layer.feed_forward for layer in config.layers]
         fields = NativeConfig(
             hidden=config.hidden_size,
             intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            dim=config.head_dim,
             gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
             num_ropes=len(self.ropes),
+            q_width=self.q_width,
+            kv_width=max((one.num_kv_heads * one.head_dim for one in config.attentions), default=0),
+            half_dim=self.half_dim,
             vocab=self.head.shape[0],
             embedding_format=0 if config.tied else weights.table_format(self.table),
-            first_kv_head=heads.start,
-            last_kv_head=heads.stop,
-            any_head=weights.share.any_head(config),
             eps=config.norm_eps,
-            attention_scale=config.layers[0].attention.scale if config.layers else 1.0,
             embedding_scale=config.embedding_scale,
         )
         self.handle = self.library.twostroke_model(
@@ -77,7 +76,7 @@ class NativeModel:
         )
         team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
         for i, layer in enumerate(config.layers):
-            self._add(layer, f"layers.{i}.", weights)
+            self._add(i, layer, weights)
         if weights.handle is not None:
             self.library.twostroke_join(self.handle, weights.handle)
         bounds = weights.largest([matrix.bound() for matrix in self.matrices])
@@ -91,29 +90,45 @@ class NativeModel:
         if without:
             self.library.twostroke_drop_sketch(self.handle)
 
-    def _add(self, layer: Layer, prefix: str, weights: WeightSource) -> None:
-        attention = layer.attention
+    def _add(self, index: int, layer: Layer, weights: WeightSource) -> None:
+        attention, prefix = layer.attention, f"layers.{index}."
         norms = ["attn_norm", "mlp_norm"]
-        norms += ["q_norm", "k_norm"] if attention.qk_norm else ["", ""]
+        norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
         norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
-        bias = [weights.vector(prefix + name) for name in ("q_bias", "k_bias", "v_bias")] if attention.bias else []
+        bias = [weights.vector(f"{prefix}{part}_bias") for part in attention.projections] if attention.bias else []
         pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
-        turned = self._lend(np.concatenate(bias)) if bias else None, self.ropes.index(attention.rope)
-        window, matrices = attention.window or 0, self._handles(weights, prefix, "q", "k", "v", "o")
+        own = attention.source is None
+        heads = weights.share.kv_heads(attention)
+        (group, place), rope = self.places[index], self.ropes.index((attention.rope, attention.head_dim))
+        shape = NativeAttention(
+            attention.num_heads,
+            *attention.kv_shape,
+            heads.start,
+            heads.stop,
+            weights.share.any_head(attention),
+            rope,
+            attention.window or 0,
+            group,
+            place,
+            own,
+            attention.scale,
+        )
+        described = self._lend(np.concatenate(bias)) if bias else None, ctypes.byref(shape)
+        matrices = self._handles(weights, prefix, *attention.projections)
+        matrices += [*([] if own else [None, None]), *self._handles(weights, prefix, "o")]
         mlp = layer.feed_forward
         if isinstance(mlp, GatedMLP):
             matrices += self._handles(weights, prefix, "gate", "up", "down")
-            self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *turned, window)
+            self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *described)
             return
-        experts: list[int] = []
+        experts: list[int | None] = []
         for e in range(mlp.count):
             experts += self._handles(weights, f"{prefix}experts.{e}.", "gate", "up", "down")
         self.library.twostroke_add_experts_block(
             self.handle,
             pointers,
             _pointers(matrices),
-            *turned,
-            window,
+            *described,
             self._vector(weights, f"{prefix}{ROUTER}"),
             mlp.count,
             mlp.chosen,
@@ -121,7 +136,7 @@ class NativeModel:
             _pointers(experts),
         )
 
-    def _handles(self, weights: WeightSource, prefix: str, *names: str) -> list[int]:
+    def _handles(self, weights: WeightSource, prefix: str, *names: str) -> list[int | None]:
         return [self._matrix(weights, prefix + name).handle for name in names]
 
     def _matrix(self, weights: WeightSource, name: str) -> PackedMatrix:
@@ -138,12 +153,12 @@ class NativeModel:
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
-        config, kv, token_ids = self.config, memory.storage, resolved(batch)
+        config, kv, token_ids = self.config, memory.storages, resolved(batch)
         hidden = np.empty((len(batch.wanted), config.hidden_size), np.float32)
         rope_tables = self._rope_tables_for(int(batch.positions.max()) + 1)
         row_starts = np.array(batch.row_starts, np.int32)
         span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
-        spans = np.concatenate(batch.tables, dtype=np.int32)
+        spans = _by_group(np.concatenate(batch.tables, dtype=np.int32))
         fields = NativeBatch(
             batch.num_rows,
             len(batch.tables),
@@ -160,8 +175,7 @@ class NativeModel:
             fields.dropout = address(batch.dropout)
         queries = None
         if batch.query_rows is not None:
-            shape = (config.num_layers, len(batch.query_rows), config.num_heads, config.head_dim)
-            queries = np.empty(shape, np.float32)
+            queries = np.empty((config.num_layers, len(batch.query_rows), self.q_width), np.float32)
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
         states = None
@@ -169,22 +183,35 @@ class NativeModel:
             states = np.empty((config.num_layers + 1, len(batch.state_rows), config.hidden_size), np.float32)
             fields.num_states = len(batch.state_rows)
             fields.state_rows, fields.states = address(batch.state_rows), address(states)
-        strides = (ctypes.c_int64 * 3)(*(stride // kv.itemsize for stride in kv.strides[:3]))
         with self._lock:
-            if not (self.kv and self.kv[0] is kv):
+            if not (self.kv and self.kv[0] is kv[0]):
                 self.team.settle()
-                self.kv[:] = [kv]
-            places = self.handle, ctypes.byref(fields), address(kv), strides, address(hidden)
+                self.kv[:], self.strides = kv, array_strides(kv)
+            places = self.handle, ctypes.byref(fields), address(kv[0]), self.strides, address(hidden)
             self._call(self.library.twostroke_forward, *places)
-        return ForwardOutput(HiddenRows.of(self, hidden), queries, states)
+        return ForwardOutput(HiddenRows.of(self, hidden), None if queries is None else self._by_head(queries), states)
+
+    def _by_head(self, queries: np.ndarray) -> np.ndarray:
+        """[layers, R, width] -> [layers, R, Hq, D]: zeros where a layer has fewer heads, or smaller ones."""
+        config = self.config
+        if config.uniform:
+            return queries.reshape(*queries.shape[:2], config.num_heads, config.head_dim)
+        most, longest = max(a.num_heads for a in config.attentions), max(a.head_dim for a in config.attentions)
+        heads = np.zeros((*queries.shape[:2], most, longest), np.float32)
+        for i, (one, row) in enumerate(zip(config.attentions, queries, strict=True)):
+            own = row[:, : one.num_heads * one.head_dim].reshape(-1, one.num_heads, one.head_dim)
+            heads[i, :, : one.num_heads, : one.head_dim] = own
+        return heads
 
     def _rope_tables_for(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of at least `count` positions, by RoPE's amplitude: [ropes, positions, head_dim / 2] each."""
+        """cos and sin of at least `count` positions, by RoPE's amplitude: [ropes, positions, half_dim] each."""
         if self.turns[0].shape[1] < count:
             positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
-            angles = np.stack([positions * frequencies(rope, self.config.head_dim) for rope in self.ropes])
+            angles = np.zeros((len(self.ropes), len(positions), self.half_dim), np.float32)
+            for turned, (rope, dim) in zip(angles, self.ropes, strict=True):
+                turned[:, : dim // 2] = positions * frequencies(rope, dim)
             turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
-            sizes = np.array([rope.amplitude for rope in self.ropes], np.float32)[:, None, None]
+            sizes = np.array([rope.amplitude for rope, _ in self.ropes], np.float32)[:, None, None]
             self.turns = turns[0].astype(np.float32) * sizes, turns[1].astype(np.float32) * sizes
         return self.turns
 
@@ -235,10 +262,19 @@ class NativeModel:
         return ids.tolist()
 
 
+def _by_group(spans: np.ndarray) -> np.ndarray:
+    """Span tables [n, 3 + groups] as kernels read them: [groups, n, 4], with one page each."""
+    if spans.shape[1] == PAGE + 1:
+        return spans
+    each = np.empty((spans.shape[1] - PAGE, len(spans), PAGE + 1), np.int32)
+    each[:, :, :PAGE], each[:, :, PAGE] = spans[:, :PAGE], spans[:, PAGE:].T
+    return each
+
+
 def _alone(function: Callable[..., int], *args: object) -> None:
     """Call a native function in a single process."""
     function(*args)
 
 
-def _pointers(handles: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+def _pointers(handles: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(handles))(*handles)

@@ -9,7 +9,6 @@ pages (saving, tiers, cutting) does not depend on the number of ranks.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import socket
 import threading
@@ -33,6 +32,7 @@ from twostroke.backends.ranks.shared_memory import SharedMemory
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.layer_groups import PageShape
 from twostroke.system.process_exit import free_with
 from twostroke.system.scratch import address
 
@@ -127,10 +127,10 @@ class SharedMemoryRanks:
                 self.followers, Shard(0, self.followers.size, together=True), config, weights, self.handle
             )
 
-    def memory(self, shape: tuple[int, ...], dtype: str) -> HostMemory:
+    def memory(self, num_pages: int, shape: PageShape, dtype: str) -> HostMemory:
         """Zeroed pages that all ranks have. Raises OutOfPages."""
         bits = numpy_dtype(dtype)
-        return HostMemory(shape, bits, "pairs", self._pool(math.prod(shape) * bits.itemsize))
+        return HostMemory(num_pages, shape, bits, "pairs", self._pool(num_pages * shape.values * bits.itemsize))
 
     def _pool(self, size: int) -> np.ndarray:
         try:
@@ -146,7 +146,7 @@ class SharedMemoryRanks:
                 self.followers.guarded(rank, socket.send_fds, peer.socket, [b"f"], [segment.fd])
             self.followers.receive_all()
         data = segment.data  # the base of all views, so it goes with the last of them
-        self.library.twostroke_pool(self.handle, number, address(data), size, None)
+        self.library.twostroke_pool(self.handle, number, address(data), size, None, 0)
         weakref.finalize(data, self._pools.__setitem__, number, False)
         return data
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Attention, ModelConfig
 
 UNIT = 32  # outputs that kernels compute together: a group of the next product's columns
 VOCABULARY_UNIT = 1024  # logits whose statistics are computed together
@@ -33,23 +33,24 @@ class Shard:
         first, last = (-(-units * rank // self.size) * unit for rank in (self.rank, self.rank + 1))
         return range(min(first, count), min(last, count))
 
-    def kv_heads(self, config: ModelConfig) -> range:
-        """The KV heads of this rank."""
-        return self.of(config.num_kv_heads)
+    def kv_heads(self, attention: Attention) -> range:
+        """The KV heads of a layer that this rank has."""
+        return self.of(attention.num_kv_heads)
 
-    def any_head(self, config: ModelConfig) -> bool:
-        """Whether attention is shared by its work, and not by KV heads."""
-        return self.together and config.num_kv_heads % self.size != 0
+    def any_head(self, attention: Attention) -> bool:
+        """Whether a layer's attention is shared by its work, and not by KV heads."""
+        return self.together and attention.num_kv_heads % self.size != 0
 
     def rows(self, config: ModelConfig, name: str, count: int) -> range:
         """The rows that this rank has of a matrix, by its Twostroke name and its number of rows."""
-        part = name.rpartition(".")[2]
-        if part == "q" and self.any_head(config):  # more heads where there are fewer of keys and values
-            others = Shard(self.size - 1 - self.rank, self.size).of(config.num_heads)
-            first, last = config.num_heads - others.stop, config.num_heads - others.start
-            return range(first * config.head_dim, last * config.head_dim)
+        *layer, part = name.split(".")
         if part in ("q", "k", "v"):
-            heads, size = self.kv_heads(config), count // config.num_kv_heads
+            attention = config.layers[int(layer[1])].attention
+            if part == "q" and self.any_head(attention):  # more heads where there are fewer of keys and values
+                others = Shard(self.size - 1 - self.rank, self.size).of(attention.num_heads)
+                first, last = attention.num_heads - others.stop, attention.num_heads - others.start
+                return range(first * attention.head_dim, last * attention.head_dim)
+            heads, size = self.kv_heads(attention), count // attention.num_kv_heads
             return range(heads.start * size, heads.stop * size)
         return self.of(count, VOCABULARY_UNIT if part in ("embed", "head") else UNIT)
 

@@ -25,14 +25,16 @@ class SequenceGroup:
 
     rows: torch.Tensor  # [G * T] indices into the batch
     num_rows: int  # T
-    tables: list[np.ndarray]  # [P, 4] spans each
-    _tiles: dict[int | None, list["PageTile"]] = field(default_factory=dict)  # by window
+    tables: list[np.ndarray]  # [P, 3 + groups] spans each
+    _tiles: dict[tuple[int, int | None], list["PageTile"]] = field(
+        default_factory=dict
+    )  # by group of layers and window
 
-    def tiles(self, page_size: int, window: int | None) -> list["PageTile"]:
-        """Its tiles, for attention to positions > own - `window`; made once for each window."""
-        if window not in self._tiles:
-            self._tiles[window] = list(_cut(self, page_size, window))
-        return self._tiles[window]
+    def tiles(self, page_size: int, layers: int, window: int | None) -> list["PageTile"]:
+        """Its tiles, for attention of a group of layers to positions > own - `window`; made once for each."""
+        if (layers, window) not in self._tiles:
+            self._tiles[layers, window] = list(_cut(self, page_size, layers, window))
+        return self._tiles[layers, window]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def _without_last(table: np.ndarray, count: int) -> np.ndarray:
     return cut
 
 
-def _cut(group: SequenceGroup, page_size: int, window: int | None) -> Iterator[PageTile]:
+def _cut(group: SequenceGroup, page_size: int, layers: int, window: int | None) -> Iterator[PageTile]:
     """Cut the tables into tiles with their masks; tiles without any visible key are left out."""
     device = group.rows.device
     per_tile = max(1, TILE_KEYS // page_size)
@@ -83,7 +85,7 @@ def _cut(group: SequenceGroup, page_size: int, window: int | None) -> Iterator[P
         mask = np.zeros((len(tables), group.num_rows, width, page_size), bool)
         for g, table in enumerate(tables):
             part = table[first : first + width]
-            pages[g, : len(part)] = part[:, PAGE]
+            pages[g, : len(part)] = part[:, PAGE + layers]
             mask[g, :, : len(part)] = _visible(table, first, len(part), group.num_rows, page_size, window)
         if not mask.any():
             continue

@@ -22,6 +22,7 @@ from twostroke.errors import RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape
 from twostroke.sampling import statistics
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import Statistics
@@ -65,11 +66,10 @@ class ReferenceBackend:
     def kv_room(self, weights: int) -> int:
         return device_kv_room(self.device, weights) if self.ranks is None else self.ranks.kv_room(weights)
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
-        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+    def memory(self, num_pages: int, shape: PageShape) -> PageMemory:
         if self.ranks is not None:
-            return self.ranks.memory(shape)
-        return new_memory(shape, self.kv_dtype, self.device)
+            return self.ranks.memory(num_pages, shape)
+        return new_memory(num_pages, shape, self.kv_dtype, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
         if self.ranks is None:
@@ -89,7 +89,7 @@ class ReferenceModel:
         self.decoder, self.config, self.operations = decoder, decoder.config, decoder.operations
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
-        kv = memory.storage if isinstance(memory.storage, torch.Tensor) else as_tensor(memory.storage)
+        kv = [one if isinstance(one, torch.Tensor) else as_tensor(one) for one in memory.storages]
         there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
         with self.operations.running():
             hidden, queries, states = self.decoder.forward(there, kv)

@@ -9,6 +9,7 @@ import torch
 from twostroke.backends.interface import Weights
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.models import config as models
+from twostroke.models.layer_groups import entry_places
 
 
 class ReferenceLayer:
@@ -22,11 +23,13 @@ class ReferenceLayer:
         layer = config.layers[index]
         self.operations, self.index, self.eps = operations, index, config.norm_eps
         self.attention, self.feed_forward = layer.attention, layer.feed_forward
+        self.place = entry_places(config)[index]
         self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
-        self.qkv = pack("q", "k", "v", bias=("q_bias", "k_bias", "v_bias") if layer.attention.bias else ())
+        made = layer.attention.projections
+        self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if layer.attention.bias else ())
         self.o = pack("o", bias=("o_bias",) if layer.attention.output_bias else ())
-        self.heads = operations.heads(config)
-        self.qk_norms = (pack("q_norm"), pack("k_norm"), self.eps) if layer.attention.qk_norm else None
+        self.heads = operations.heads(config, index)
+        self.qk_norms = [pack(f"{name}_norm") for name in made if name != "v"] if layer.attention.qk_norm else []
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else None
         if isinstance(layer.feed_forward, models.Experts):
             self.router = pack("router")
@@ -40,16 +43,17 @@ class ReferenceLayer:
             self.down = pack("down", bias=("down_bias",) if biased else ())
 
     def __call__(
-        self, x: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, queries: list[torch.Tensor]
+        self, x: torch.Tensor, kv: Sequence[torch.Tensor], batch: TensorBatch, queries: list[torch.Tensor]
     ) -> torch.Tensor:
-        """[N, hidden] -> [N, hidden]. `kv` is this layer's, [2, pages, Hkv, page_size, D]; queries are appended."""
-        ops, attention = self.operations, self.attention
+        """[N, hidden] -> [N, hidden]. `kv`: see `ReferenceDecoder.forward`. Queries are appended."""
+        ops, attention, (group, place) = self.operations, self.attention, self.place
+        own = kv[group][place]
         h = ops.norm(x, self.attn_norm, self.eps)
-        q = ops.rope_store(ops.linear(h, self.qkv), kv, batch, attention.rope, self.qk_norms)
+        q = ops.rope_store(ops.linear(h, self.qkv), own, batch, group, attention, self.qk_norms, self.eps)
         if batch.query_rows is not None:
             asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
             queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
-        attended = ops.whole(ops.attention(q, kv, batch, attention.scale, attention.window), self.heads)
+        attended = ops.whole(ops.attention(q, own, batch, group, attention.scale, attention.window), self.heads)
         made = ops.whole(ops.linear(attended, self.o), self.o.split)
         x = x + (made if self.post_norms is None else ops.norm(made, self.post_norms[0], self.eps))
         h = ops.norm(x, self.mlp_norm, self.eps)
@@ -87,12 +91,12 @@ class ReferenceDecoder:
         self.head = self.embed if config.tied else operations.pack([weights("head")])
 
     def forward(
-        self, batch: TensorBatch, kv: torch.Tensor
+        self, batch: TensorBatch, kv: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the rows through every layer, writing their K and V.
 
         Args:
-            kv: [layers, 2, pages, Hkv, page_size, D].
+            kv: for each group of layers, [depth, 2, pages, Hkv, page_size, D].
 
         Returns:
             Hidden states of the wanted rows before the last norm, [W, hidden]; and, if requested, each layer's
@@ -101,8 +105,8 @@ class ReferenceDecoder:
         queries: list[torch.Tensor] = []
         x = self.operations.embed(self.embed, batch.token_ids, self.config.embedding_scale)
         seen = [x]
-        for layer, own in zip(self.layers, kv, strict=True):
-            x = layer(x, own, batch, queries)
+        for layer in self.layers:
+            x = layer(x, kv, batch, queries)
             if batch.state_rows is not None:
                 seen.append(x)
         states = [] if batch.state_rows is None else [one[batch.state_rows].float() for one in seen]

@@ -1,7 +1,9 @@
 """The memory of a pool's pages on a PyTorch device."""
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from twostroke.backends.page_memory import HostMemory, Layout, PageMemory, host_
 from twostroke.backends.reference.operations import as_array, as_tensor
 from twostroke.errors import OutOfPages
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.layer_groups import PageShape
 
 
 def device_kv_room(device: str, weights: int) -> int:
@@ -21,20 +24,21 @@ def device_kv_room(device: str, weights: int) -> int:
 
 
 class DeviceMemory:
-    """A `backends.page_memory.PageMemory` whose `storage` is a tensor; reads and writes use numpy arrays or bytes."""
+    """A `backends.page_memory.PageMemory` whose `storages` are tensors; reads and writes use numpy arrays or bytes."""
 
     layout: Layout = "plain"
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, device: str) -> None:
-        """`shape`: [frames, layers, 2, Hkv, page_size, D]. Raises OutOfPages if there is no room."""
+    def __init__(self, num_pages: int, shape: PageShape, dtype: str, device: str) -> None:
+        """Arguments as of `HostMemory`. Raises OutOfPages if there is no room."""
         try:
-            pages = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+            pages = torch.zeros((num_pages, shape.values), dtype=getattr(torch, dtype), device=device)
         except torch.OutOfMemoryError:
-            raise OutOfPages(f"{device} has no room for {shape[0]:,} KV pages: give it less (kv_bytes)") from None
-        self._pages = pages.view(torch.uint8).reshape(shape[0], -1)
+            raise OutOfPages(f"{device} has no room for {num_pages:,} KV pages: give it less (kv_bytes)") from None
+        self._pages = pages.view(torch.uint8)
         self.page_bytes = self._pages.shape[1]
-        self.storage = pages.permute(1, 2, 0, 3, 4, 5)
-        self._entries = self.storage.transpose(3, 4)  # [layers, 2, frames, page_size, Hkv, D]
+        self.storages: Sequence[Any] = [
+            pages[:, : math.prod(one)].unflatten(1, one).permute(1, 2, 0, 3, 4, 5) for one in shape.shapes
+        ]
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         taken = self._pages[self._index(np.array(frames, np.int64))]
@@ -63,19 +67,26 @@ class DeviceMemory:
     def copy_page(self, source: int, target: int) -> None:
         self._pages[target] = self._pages[source]
 
-    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return as_array(self._entries[:, :, self._index(frames), self._index(slots)])
+    def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return as_array(self._entries(group)[:, :, self._index(frames), self._index(slots)])
 
-    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return as_array(self._entries[layer, 0, self._index(frames), self._index(slots)])
+    def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        return as_array(self._entries(group)[layer, 0, self._index(frames), self._index(slots)])
 
-    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        self._entries[:, :, self._index(frames), self._index(slots)] = as_tensor(entries.copy()).to(self.storage)
+    def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        there = self._entries(group)
+        there[:, :, self._index(frames), self._index(slots)] = as_tensor(entries.copy()).to(there)
+
+    def _entries(self, group: int) -> torch.Tensor:
+        """[depth, 2, frames, page_size, Hkv, D]"""
+        return self.storages[group].transpose(3, 4)
 
     def _index(self, places: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(places.astype(np.int64)).to(self.storage.device)
+        return torch.from_numpy(places.astype(np.int64)).to(self._pages.device)
 
 
-def new_memory(shape: tuple[int, ...], dtype: str, device: str) -> PageMemory:
+def new_memory(num_pages: int, shape: PageShape, dtype: str, device: str) -> PageMemory:
     """Zeroed pages in ordinary memory or on a device. Raises OutOfPages."""
-    return HostMemory(shape, numpy_dtype(dtype)) if device == "cpu" else DeviceMemory(shape, dtype, device)
+    if device == "cpu":
+        return HostMemory(num_pages, shape, numpy_dtype(dtype))
+    return DeviceMemory(num_pages, shape, dtype, device)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
-from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.config import Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, frequencies
 
@@ -67,9 +67,10 @@ class Operations:
         matrix = self._joined(parts)
         return DenseWeight(matrix, self._joined(bias) if bias else None, ColumnSplit((0, len(matrix))))
 
-    def heads(self, config: ModelConfig) -> ColumnSplit:
+    def heads(self, config: ModelConfig, layer: int) -> ColumnSplit:
         """The columns of the queries, and of what they attend to, that are computed here."""
-        return ColumnSplit((0, config.num_heads * config.head_dim))
+        attention = config.layers[layer].attention
+        return ColumnSplit((0, attention.num_heads * attention.head_dim))
 
     def whole(self, x: torch.Tensor, split: ColumnSplit) -> torch.Tensor:
         """All columns of an activation, [N, own] -> [N, width]; a single process has them."""
@@ -124,57 +125,68 @@ class Operations:
         qkv: torch.Tensor,
         kv: torch.Tensor,
         batch: TensorBatch,
-        rope: Rope,
-        norms: tuple[DenseWeight, DenseWeight, float] | None,
+        group: int,
+        attention: Attention,
+        norms: Sequence[DenseWeight],
+        eps: float,
     ) -> torch.Tensor:
-        """Split [N, (Hq + 2 Hkv) * D], norm q and k if `norms` is given, apply RoPE, write K and V to their pages.
+        """Norm q and k if `norms` are given, apply RoPE, write K and V to their pages unless they are another layer's.
 
-        `kv` is one layer of the pool, [2, pages, Hkv, page_size, D]. Returns q, [N, Hq, D].
+        `qkv` is [N, (Hq + 2 Hkv) * D] or, without own K and V, [N, Hq * D]. `kv` is one layer of the pool, [2, pages,
+        Hkv, page_size, D], of a group of layers. Returns q, [N, Hq, D].
         """
-        q, k, v = self.turned(qkv, kv.shape[2], kv.shape[4], batch, rope, norms)
-        kv[0][batch.pages, :, batch.slots] = k.to(kv.dtype)
-        kv[1][batch.pages, :, batch.slots] = v.to(kv.dtype)
+        q, k, v = self.turned(qkv, kv.shape[2], batch, attention, norms, eps)
+        if k is not None and v is not None:
+            kv[0][batch.pages[group], :, batch.slots] = k.to(kv.dtype)
+            kv[1][batch.pages[group], :, batch.slots] = v.to(kv.dtype)
         return q
 
     def turned(
         self,
         qkv: torch.Tensor,
         num_kv_heads: int,
-        head_dim: int,
         batch: TensorBatch,
-        rope: Rope,
-        norms: tuple[DenseWeight, DenseWeight, float] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        attention: Attention,
+        norms: Sequence[DenseWeight],
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Split into q [N, Hq, D], k and v [N, Hkv, D]; q and k after their norms, if given, and RoPE."""
-        heads = qkv.view(len(qkv), -1, head_dim)
+        heads = qkv.view(len(qkv), -1, attention.head_dim)
+        cos, sin = self._angles(batch, attention.rope, attention.head_dim)
+
+        def turn(x: torch.Tensor, norm: Sequence[DenseWeight]) -> torch.Tensor:
+            return _rotate(self.norm(x, norm[0], eps) if norm else x, cos, sin)
+
+        if attention.source is not None:
+            return turn(heads, norms), None, None
         q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
-        if norms is not None:
-            q, k = self.norm(q, norms[0], norms[2]), self.norm(k, norms[1], norms[2])
-        cos, sin = self._angles(batch, rope, head_dim)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+        return turn(q, norms[:1]), turn(k, norms[1:]), v
 
     def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every row's angles by the amplitude, [N, 1, D / 2] float32, once per step and RoPE."""
-        if (cached := batch.scratch.get(rope)) is not None:
+        if (cached := batch.scratch.get((rope, head_dim))) is not None:
             return cached
         angles = batch.positions[:, None, None].float() * torch.from_numpy(frequencies(rope, head_dim)).to(self.device)
-        batch.scratch[rope] = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
-        return batch.scratch[rope]
+        batch.scratch[rope, head_dim] = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+        return batch.scratch[rope, head_dim]
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, layers: int, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D]."""
+        """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D].
+
+        `layers`: the group of layers to which `kv` belongs.
+        """
         out = torch.empty_like(q)
         groups = batch.scratch.get("groups")
         if groups is None:
             groups = batch.scratch["groups"] = list(groups_of(batch, q.device))
         for group in groups:
-            out[group.rows] = self._attend(q[group.rows], kv, group, scale, window).to(q.dtype)
+            out[group.rows] = self._attend(q[group.rows], kv, group, layers, scale, window).to(q.dtype)
         return out.flatten(1)
 
     def _attend(
-        self, q: torch.Tensor, kv: torch.Tensor, group: SequenceGroup, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, group: SequenceGroup, layers: int, scale: float, window: int | None
     ) -> torch.Tensor:
         """Attention of one group over its tiles, computed in float32: [G * T, Hq, D]."""
         num_kv_heads, page_size, head_dim = kv.shape[2:]
@@ -186,7 +198,7 @@ class Operations:
         top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
         total, out = torch.zeros_like(top), torch.zeros_like(q)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
-        for tile in group.tiles(page_size, window):
+        for tile in group.tiles(page_size, layers, window):
             n = tile.count
             pages = tile.pages[:, None, :]
             k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)

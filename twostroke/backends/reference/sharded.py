@@ -34,8 +34,8 @@ class ShardedOperations(Operations):
         cuts = tuple(map(sum, zip(*(split.cuts for split in splits), strict=True)))
         return DenseWeight(packed.matrix, packed.bias, ColumnSplit(cuts, self.group.rank))
 
-    def heads(self, config: ModelConfig) -> ColumnSplit:
-        return split_of_heads(config, self.group.rank, self.group.size)
+    def heads(self, config: ModelConfig, layer: int) -> ColumnSplit:
+        return split_of_heads(config, layer, self.group.rank, self.group.size)
 
     def whole(self, x: torch.Tensor, split: ColumnSplit) -> torch.Tensor:
         return self.links.gather_columns(x, split)
@@ -52,9 +52,9 @@ class ShardedOperations(Operations):
         return rows if scale == 1.0 else rows * scale
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, scale: float, window: int | None
+        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, layers: int, scale: float, window: int | None
     ) -> torch.Tensor:
-        return super().attention(q, kv, batch, scale, window) if q.shape[1] else q.flatten(1)
+        return super().attention(q, kv, batch, layers, scale, window) if q.shape[1] else q.flatten(1)
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         return self.whole(super().head(x, weight), weight.split)

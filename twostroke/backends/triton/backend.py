@@ -28,6 +28,7 @@ from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.layer_groups import PageShape
 
 CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
 WIDEST_HEAD = 256
@@ -71,11 +72,12 @@ class TritonBackend:
     def kv_room(self, weights: int) -> int:
         return device_kv_room(self.device, weights) if self.ranks is None else self.ranks.kv_room(weights)
 
-    def memory(self, num_pages: int, num_layers: int, num_kv_heads: int, page_size: int, head_dim: int) -> PageMemory:
-        if num_pages * page_size >= MAX_SLOTS:
+    def memory(self, num_pages: int, shape: PageShape) -> PageMemory:
+        if num_pages * shape.page_size >= MAX_SLOTS:
             raise OutOfPages(f"a pool on a GPU has at most {MAX_SLOTS:,} slots: give it less (kv_bytes)")
-        shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
-        return DeviceMemory(shape, KV_DTYPE, self.device) if self.ranks is None else self.ranks.memory(shape)
+        if self.ranks is not None:
+            return self.ranks.memory(num_pages, shape)
+        return DeviceMemory(num_pages, shape, KV_DTYPE, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> TritonModel:
         if self.ranks is None:
@@ -104,6 +106,8 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str | None:
     """Say why the backend cannot run a model with these matrices; None if it can."""
+    if not config.uniform or any(one.source is not None for one in config.attentions):
+        return "it wants layers with the same heads, each with entries of its own"
     if config.head_dim > WIDEST_HEAD or config.head_dim % 2:
         return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
     if config.num_heads % config.num_kv_heads:

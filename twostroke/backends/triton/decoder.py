@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from twostroke.backends.interface import Weights
+from twostroke.backends.interface import PAGE, Weights
 from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
@@ -18,6 +18,7 @@ from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, GatedLinear, L
 from twostroke.backends.triton.packed import RepackedMatrix
 from twostroke.backends.triton.pass_plan import FEW_ROWS, MAX_PARTS, PassShape, keys_of, power_of_two
 from twostroke.models import config as models
+from twostroke.models.layer_groups import entry_places, layer_groups
 from twostroke.models.rope import Rope, frequencies
 
 LOG2_E = 1.4426950408889634
@@ -74,7 +75,7 @@ class PassBuffers:
         self.q, self.attended = room(tall, heads * dim), room(tall, heads * dim)
         self.gated = room(tall, max((1, *decoder.intermediates)))
         self.ids = room(tall, dtype=torch.int32)
-        self.cells, self.positions = (room(entries, dtype=torch.int32) for _ in range(2))
+        self.cells, self.positions = room(decoder.groups, entries, dtype=torch.int32), room(entries, dtype=torch.int32)
 
 
 class TritonLayer:
@@ -122,6 +123,7 @@ class TritonDecoder:
         self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
         self.own = config if own is None else own
         self.windows: list[int | None] = list(dict.fromkeys(config.windows))
+        self.places, self.groups = entry_places(config), len(layer_groups(config))
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
         head = self.head.pieces[0] if self.head.pieces else None  # a rank may have no part of it
@@ -180,7 +182,7 @@ class TritonDecoder:
 
         Args:
             drawn: tokens that placeholders stand for, int32.
-            kv: the pages, [layers, 2, frames, Hkv, page_size, D].
+            kv: the pages of any group of layers, [depth, 2, frames, Hkv, page_size, D].
         """
         rows, config = shape.rows, self.config
         queries, states = list[torch.Tensor](), list[torch.Tensor]()
@@ -189,9 +191,9 @@ class TritonDecoder:
         pointwise.resolve_kernel[(blocks,)](work.token_ids, drawn, to.ids, rows, BLOCK=256)
         lanes = power_of_two(page_size)
         spans = max(1, EXPANDED // lanes)
-        pointwise.expand_kernel[(-(-shape.spans // spans),)](
-            work.spans, work.starts, to.cells, to.positions, shape.spans,
-            PAGE=page_size, SPANS=spans, LANES=lanes,
+        pointwise.expand_kernel[(-(-shape.spans // spans), self.groups)](
+            work.spans, work.starts, to.cells, to.positions, shape.spans, to.entries,
+            WIDTH=PAGE + self.groups, PAGE=page_size, SPANS=spans, LANES=lanes,
         )  # fmt: skip
         self.embed(rows, to)
         parts, post = 0, None
@@ -281,12 +283,13 @@ class TritonDecoder:
         """Queries to `to.q`, keys and values to their pages."""
         config, turns = self.own, self.turns
         assert turns is not None, "`reach` comes first"
-        rope = self.ropes.index(layer.attention.rope)
+        rope, (group, place) = self.ropes.index(layer.attention.rope), self.places[i]
         heads = config.num_heads + 2 * config.num_kv_heads
         q_norm, k_norm = layer.qk_norms
         pointwise.rope_store_kernel[(rows, -(-heads // HEADS))](
             to.parts, FEW_TOKENS * layer.qkv.features, layer.bias, q_norm, k_norm, config.norm_eps,
-            turns[0][rope], turns[1][rope], work.positions, work.cells, to.q, kv, kv.stride(2), i,
+            turns[0][rope], turns[1][rope], work.positions, work.cells.view(self.groups, -1)[group], to.q,
+            kv, kv.stride(2), place,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
             HALF=power_of_two(config.head_dim // 2), num_warps=2, enable_fp_fusion=False,
@@ -302,12 +305,12 @@ class TritonDecoder:
         kv: torch.Tensor,
     ) -> None:
         """Compute attention, and write its outputs to `to.attended`."""
-        config, which = self.own, self.windows.index(attention.window)
+        config, which, (group, place) = self.own, self.windows.index(attention.window), self.places[i]
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         block = max(16, power_of_two(dim))
         attending.attention_kernel[(shape.items[which], kv_heads)](
-            work.work[which], to.q, kv, to.cells, to.positions, to.attended, self.sums, self.tops, self.totals,
-            kv.stride(2), i, attention.scale * LOG2_E, attention.window or 0,
+            work.work[which], to.q, kv, to.cells[group], to.positions, to.attended, self.sums, self.tops, self.totals,
+            kv.stride(2), place, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0,
             **attention_options(shape.tall, block),

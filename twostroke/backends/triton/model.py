@@ -113,7 +113,7 @@ class TritonModel:
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
-        kv = memory.storage
+        kv = memory.storages[0]
         work = plan(batch, kv.shape[4], self.decoder.own, self.decoder.windows)
         with self._own():
             extras = NONE
@@ -148,7 +148,7 @@ class TritonModel:
         if memory is not self._memory:
             self.graphs.clear()
             self._memory = memory
-        shape, to, kv = work.shape.padded(bucket(work.shape.rows)), self._buffers, memory.storage
+        shape, to, kv = work.shape.padded(bucket(work.shape.rows)), self._buffers, memory.storages[0]
         packed = torch.from_numpy(work.packed(shape)).pin_memory()
         integers = self.graphs.input(shape, packed)
         views = PlanTensors.of(integers, shape)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.backends.interface import POSITION, START, STOP, RaggedBatch
+from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.models.config import ModelConfig
 
 FEW_ROWS, MANY_ROWS = 16, 128  # of a tile of queries: tokens times query heads of a KV head
@@ -26,6 +26,7 @@ class PassShape:
 
     Attributes:
         rows: of the batch.
+        groups: groups of layers whose entries share pages.
         spans: rows of all span tables.
         items: work items of attention, for each window.
         joined: rows whose parts are added by a second kernel, for each window.
@@ -33,6 +34,7 @@ class PassShape:
     """
 
     rows: int
+    groups: int
     spans: int
     tall: int
     items: tuple[int, ...]
@@ -41,7 +43,7 @@ class PassShape:
     @property
     def sizes(self) -> list[int]:
         """Lengths of the parts of the integer array: ids, positions, cells, spans, starts, work, joined rows."""
-        sizes = [self.rows, self.rows, self.rows, 4 * self.spans, self.spans]
+        sizes = [self.rows, self.rows, self.groups * self.rows, (PAGE + self.groups) * self.spans, self.spans]
         for items, joined in zip(self.items, self.joined, strict=True):
             sizes += [items * FIELDS, joined * 3]
         return sizes
@@ -50,6 +52,7 @@ class PassShape:
         """The shape with room to grow, of a batch padded to `rows` rows."""
         return PassShape(
             rows,
+            self.groups,
             power_of_two(self.spans, 256),
             self.tall,
             tuple(power_of_two(count, 64) for count in self.items),
@@ -74,10 +77,13 @@ class PassPlan:
         """One array, each part padded to the room that `shape` gives it."""
         sizes = shape.sizes
         packed = np.zeros(sum(sizes), np.int32)
-        packed[2 * sizes[0] : 3 * sizes[0]] = -1  # padding rows have no cell
         start = 0
         for array, size in zip(self.arrays, sizes, strict=True):
-            packed[start : start + len(array)] = array
+            if array.ndim == 2:  # cells, [groups, rows]; padding rows have none
+                packed[start : start + size] = -1
+                packed[start : start + size].reshape(shape.groups, -1)[:, : array.shape[1]] = array
+            else:
+                packed[start : start + len(array)] = array
             start += size
         return packed
 
@@ -127,7 +133,11 @@ def plan(
         arrays += [work.reshape(-1), rows.reshape(-1)]
         items.append(len(work))
         joined.append(len(rows))
-    return PassPlan(PassShape(batch.num_rows, len(spans), tall, tuple(items), tuple(joined)), arrays, int(ends[-1]))
+    return PassPlan(
+        PassShape(batch.num_rows, len(batch.pages), len(spans), tall, tuple(items), tuple(joined)),
+        arrays,
+        int(ends[-1]),
+    )
 
 
 def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarray, per_tile: int) -> np.ndarray:

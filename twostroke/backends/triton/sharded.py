@@ -50,7 +50,7 @@ class ShardedDecoder(TritonDecoder):
     def __init__(self, config: ModelConfig, links: Collectives, weights: Weights) -> None:
         rank, size = links.group.rank, links.group.size
         self.links = links
-        self.heads = split_of_heads(config, rank, size)
+        self.heads = split_of_heads(config, 0, rank, size)
         self.hidden = split_of(config, "down", config.hidden_size, rank, size)
         self.vocabulary = split_of(config, "embed", config.vocab_size, rank, size)
         self._ends = torch.tensor(self.vocabulary.cuts[1:], dtype=torch.int32, device=links.device)
@@ -109,7 +109,7 @@ class ShardedDecoder(TritonDecoder):
 
 def with_heads_of(config: ModelConfig, share: Shard) -> ModelConfig:
     """The description with the heads of a rank; with all if it has none, and then nothing attends there."""
-    count = len(share.kv_heads(config))
+    count = len(share.kv_heads(config.layers[0].attention))
     if not count:
         return config
     heads = count * (config.num_heads // config.num_kv_heads)

@@ -40,7 +40,7 @@ class ValueHandle:
         """
         names = {field.name: int if field.name == "port" else str for field in fields(cls)}
         given: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
-        version = given.pop("version", FIRST_VERSION)
+        version = given.pop("version", FIRST_VERSION if given else None)
         if type(version) is int and version != secret.VERSION:
             raise WireError(f"the value's handle has version {version} of the wire, and this side {secret.VERSION}")
         if set(given) != set(names) or any(type(given[name]) is not kind for name, kind in names.items()):

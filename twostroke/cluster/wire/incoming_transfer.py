@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.backends.interface import PAGE
 from twostroke.cluster.wire import value_format
 from twostroke.cluster.wire.channel import MISMATCH, Channel, IdentityMismatch, Message, WireError
 from twostroke.cluster.wire.checksum import is_right
@@ -25,8 +26,9 @@ from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
-from twostroke.kv.page_contents import write_entries
+from twostroke.kv.entries import EntryTable
 from twostroke.kv.pool import PagePool
+from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.stream_header import StreamHeader
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class IncomingTransfer:
         self._reader: PageReader | None = None
         self._reads = RemoteReads(runtime, self._arrived, lambda: self._open.send("alive"))
         self._num_entries = 0
+        self._new_form: EntryTable | None = None  # of a value whose pages come in another form
         self._checks = IncomingChecks(digesting)
         self._lock = threading.Lock()
 
@@ -245,25 +248,48 @@ class IncomingTransfer:
         return WireError(f"{self._open.peer}: the value was damaged on its way: a checksum is wrong")
 
     def _keep_entries(self, message: Message) -> None:
-        """Entries of a page that is used in part, or, if pages come in another form, the next entries of the value."""
-        geometry, pool, slots = self._theirs, self._pool, np.array(message["slots"], np.int64)
-        shape = geometry.num_layers, 2, len(slots), geometry.num_kv_heads, geometry.head_dim
-        data = np.empty(len(slots) * geometry.entry_bytes, np.uint8)
+        """Entries of a group of layers: of a page that is used in part, or of a value that takes another form here."""
+        geometry, pool, group = self._theirs, self._pool, message["group"]
+        where = np.array(message["slots"] if self._pages else message["at"], np.int64)
+        if not 0 <= group < pool.num_groups or (self._pages and where.max() >= pool.page_size):
+            raise WireError(f"{self._open.peer} sent entries that no page has")
+        one = geometry.groups[group]
+        data = np.empty(len(where) * geometry.group_bytes[group], np.uint8)
         self._open.fill([data.data], self._left())
         self._check(data.data, message["digest"])
-        reservation, numbers = self._reservation, np.full(len(slots), message["number"])
-        assert reservation is not None
-        if not self._pages:
-            index = np.arange(self._num_entries, self._num_entries + len(slots))
-            numbers, slots = index // pool.page_size, index % pool.page_size
-        if slots.max() >= pool.page_size:
-            raise WireError(f"{self._open.peer} sent entries that no page has")
-        reservation.ensure(int(numbers.max()) + 1)
+        shape = len(one.layers), 2, len(where), one.num_kv_heads, one.head_dim
         entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
-        write_entries(pool, np.array(reservation.pages, np.int64)[numbers], slots, entries)
-        self._arrived_pages.update(numbers.tolist())
-        self._num_entries += len(slots)
+        reservation = self._reservation
+        assert reservation is not None
+        if self._pages:
+            reservation.ensure(message["number"] + 1)
+            self._write(group, np.full(len(where), reservation.pages[message["number"]]), where, entries)
+            self._arrived_pages.add(message["number"])
+        else:
+            self._place_entries(group, where, entries)
         self.bytes_received += len(data)
+
+    def _place_entries(self, group: int, at: np.ndarray, entries: np.ndarray) -> None:
+        """Write entries of the value into pages of its new form, which the header has told."""
+        description, reservation = self._description, self._reservation
+        if description is None or reservation is None:
+            raise WireError(f"{self._open.peer} sent entries before it said of what")
+        if self._new_form is None:
+            self._new_form = value_format.repaged(self._pool, description.header)
+            reservation.ensure(len(spans.distinct_pages(self._new_form.table)))
+        numbers, slots = spans.places(self._new_form.table, group)
+        if len(at) and at.max() >= len(numbers):
+            raise WireError(f"{self._open.peer} sent entries that no page has")
+        kept = numbers[at] != NO_PAGE
+        pages = np.array(reservation.pages, np.int64)[numbers[at][kept]]
+        self._write(group, pages, slots[at][kept], entries[:, :, kept])
+        self._num_entries += int(kept.sum())
+
+    def _write(self, group: int, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+        pool, depth = self._pool, self._pool.geometry.groups[group].depth
+        whole = np.zeros((depth, *entries.shape[1:]), entries.dtype)
+        whole[: len(entries)] = entries
+        pool.memory.write(group, pool.frames_of(pages), slots, whole)
 
     def _read(self, message: Message) -> ValueDescription:
         """What the value is made of: it comes before its last pages, and is read while they are on their way."""
@@ -286,9 +312,10 @@ class IncomingTransfer:
         assert reservation is not None
         header, contents, order = description.header, description.header.contents, description.order
         if not self._pages:
-            contents = value_format.repaged(pool, header)
-            order = np.arange(-(-len(contents.tokens) // pool.page_size))
-            complete = len(contents.tokens) == self._num_entries
+            contents = self._new_form or value_format.repaged(pool, header)
+            order = np.arange(len(spans.distinct_pages(contents.table)))
+            held = spans.counts(contents.table) @ (contents.table[:, PAGE:] != NO_PAGE)
+            complete = int(held.sum()) == self._num_entries
         else:
             complete = len(order) == header.num_pages and set(order.tolist()) <= self._arrived_pages
         if not complete:
@@ -297,6 +324,7 @@ class IncomingTransfer:
             raise self._damaged()
         local = np.arange(len(order))
         pages = reservation.commit(order.tolist(), spans.slot_stops(contents.table, local).tolist())
+        pool.group_of[pages] = spans.page_groups(contents.table, len(order))
         try:
             table = spans.with_pages(contents.table, local, pages).astype(np.int32)
             return value_format.value(pool, replace(contents, table=table), description.logits)

@@ -4,9 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from twostroke.backends.interface import PAGE
 from twostroke.cluster.wire import value_format
 from twostroke.cluster.wire.checksum import Kind
 from twostroke.cluster.wire.handle import ValueHandle
@@ -74,7 +71,7 @@ class ValueOffer:
 
         If it lacks a page of the value before it, as after a preemption, all goes out again.
         """
-        pages = whole_pages(kv)
+        pages = whole_pages(kv, windowed=False)  # others leave the value as their window passes
         with self._changed:
             if self._given is None and self._why is None:
                 self._kv, self.lease = kv, None
@@ -105,7 +102,7 @@ class ValueOffer:
         logits = value_format.logits_of(kv)  # by who computes; the rest is done by who sends
         with self._changed:
             if self._given is None and self._why is None:
-                self._promise(whole_pages(kv), kv.table[:, PAGE].tolist())
+                self._promise(whole_pages(kv), kv.entry_table.pages.tolist())
                 self._kv = kv
                 self._given = lambda: CompleteValue.of(kv, self._promised, logits, state, queries)
                 self.lease = Lease(self._receivers, self._ttl_s, self._clock)
@@ -161,7 +158,7 @@ class ValueOffer:
     def num_pages(self) -> int:
         """Number of pages that a receiver reserves at first: all, if that is known."""
         if self._given is not None and (kv := self._kv) is not None:
-            return len(np.unique(kv.table[:, PAGE]))
+            return kv.num_pages
         return self.expected or 0
 
     def poll(self, sent: int, run: int, limit_s: float) -> OfferState:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from twostroke.cluster.wire.value_format import GROUP_BYTES, CompleteValue, piec
 from twostroke.kv import spans
 from twostroke.kv.page_contents import PageSource, read_entries, reading
 from twostroke.kv.pool import PagePool
+from twostroke.kv.spans import NO_PAGE
 
 log = logging.getLogger(__name__)
 
@@ -128,17 +130,20 @@ class OutgoingTransfer:
         while (look := self._look()).final is None:
             self._sent = look.first + len(look.pages)
         final = look.final
-        pages, slots = spans.pages_and_slots(final.kv.table)
-        group = max(1, GROUP_BYTES // self._pool.entry_bytes)
-        for first in range(0, len(pages), group):
-            self._entries(pages[first : first + group], slots[first : first + group])
+        for group, entry_bytes in enumerate(self._pool.geometry.group_bytes):
+            pages, slots = spans.places(final.kv.table, group)
+            held = np.flatnonzero(pages != NO_PAGE)
+            for some in pieces(len(held), max(1, GROUP_BYTES // entry_bytes)):
+                at = held[some]
+                self._entries(group, pages[at], slots[at], {"at": at.tolist()})
         return final
 
-    def _entries(self, pages: np.ndarray, slots: np.ndarray, number: int = 0) -> None:
-        data = read_entries(self._pool, pages, slots)
+    def _entries(self, group: int, pages: np.ndarray, slots: np.ndarray, places: dict[str, Any]) -> None:
+        """Entries of a group of layers. `places`: slots of a page by its number, or which entries of the value."""
+        data = read_entries(self._pool, group, pages, slots)
         view = np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
         digest, began = checksum(view, self._kind), self._now()
-        self._channel.send("entries", [view], slots=slots.tolist(), number=number, digest=digest)
+        self._channel.send("entries", [view], group=group, digest=digest, **places)
         self._moving_s += self._now() - began
         self._offer.count(len(view))
 
@@ -162,5 +167,6 @@ class OutgoingTransfer:
     def _finish(self, final: CompleteValue) -> None:
         if self._pages:
             for part in final.parts:
-                self._entries(np.full(len(part.slots), part.page), part.slots, part.number)
+                pages = np.full(len(part.slots), part.page)
+                self._entries(part.group, pages, part.slots, {"number": part.number, "slots": part.slots.tolist()})
         self._channel.send("done", moving_s=f"{self._moving_s:012.6f}")  # its length does not depend on the time

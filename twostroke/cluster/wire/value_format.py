@@ -15,6 +15,7 @@ import numpy as np
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.backends.page_memory import Layout
+from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.attention import Queries
@@ -24,6 +25,7 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.page_contents import PageSource
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.stream_header import StreamHeader
 
 GROUP_BYTES = 8 << 20  # of entries that go at once
@@ -32,10 +34,11 @@ PIECE_BYTES = 4 << 20  # of pages that go at once, and are digested while they a
 
 @dataclass(frozen=True)
 class PartialPage:
-    """A page that a value uses in part: its number, the page, and the slots in use."""
+    """A page that a value uses in part: its number, the page, its group of layers, and the slots in use."""
 
     number: int
     page: int
+    group: int
     slots: np.ndarray
 
 
@@ -75,7 +78,7 @@ class CompleteValue:
         known = set(promised)
         whole = [*promised, *(page for page in whole_pages(kv) if page not in known)]
         numbers = {page: number for number, page in enumerate(whole)}
-        parts = _parts(table[~np.isin(table[:, PAGE], whole)], pool.page_size, len(whole))
+        parts = _parts(table, set(whole), len(whole))
         numbers |= {part.page: part.number for part in parts}
         pages = spans.distinct_pages(table)
         said = kv.entry_table.in_pages(pages, np.arange(len(pages)))
@@ -113,14 +116,10 @@ class ValueDescription:
     state: Any
 
 
-def _parts(table: np.ndarray, page_size: int, first: int) -> list[PartialPage]:
-    """The slots in use of each page of a table; numbers begin at `first`."""
-    pages, slots = spans.pages_and_slots(table)
-    used = np.unique(pages.astype(np.int64) * page_size + slots)
-    pages, slots = used // page_size, used % page_size
-    starts = np.flatnonzero(np.diff(pages, prepend=-1))
-    groups = zip(pages[starts].tolist(), np.split(slots, starts[1:]), strict=True) if len(pages) else ()
-    return [PartialPage(first + i, page, some) for i, (page, some) in enumerate(groups)]
+def _parts(table: np.ndarray, whole: set[int], first: int) -> list[PartialPage]:
+    """The slots in use of each page of a table that does not go as a whole; numbers begin at `first`."""
+    rest = [(page, *used) for page, used in spans.used_slots(table).items() if page not in whole]
+    return [PartialPage(first + i, page, group, slots) for i, (page, group, slots) in enumerate(rest)]
 
 
 def logits_of(kv: KVCache) -> np.ndarray:
@@ -129,11 +128,13 @@ def logits_of(kv: KVCache) -> np.ndarray:
     return np.asarray([] if logits is None else logits, np.float32)
 
 
-def whole_pages(kv: KVCache) -> list[int]:
-    """The pages of which a value uses every slot, in order of first use."""
+def whole_pages(kv: KVCache, windowed: bool = True) -> list[int]:
+    """The pages of which a value uses every slot, in order of first use; without `windowed`, not of windowed layers."""
     table, size = kv.table, kv.pool.page_size
     full = table[spans.counts(table) == size]
-    return list(dict.fromkeys(full[:, PAGE].tolist()))
+    columns = [g for g, window in enumerate(kv.pool.geometry.windows) if windowed or window is None]
+    pages = full[:, PAGE:][:, columns].ravel()
+    return list(dict.fromkeys(pages[pages != NO_PAGE].tolist()))
 
 
 def piece(sources: Sequence[PageSource]) -> int:
@@ -157,14 +158,29 @@ def value(pool: PagePool, contents: EntryTable, logits: np.ndarray) -> KVCache:
 def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
     """The contents of a value whose entries are placed anew, one after another, in pages 0 and so on of a pool.
 
-    Entries that lose bits are canonical for no model.
+    Entries that lose bits are canonical for no model. Raises KVError if pages that begin elsewhere would lack entries
+    of windowed layers, among them some that the next token attends to.
     """
-    contents, size = header.contents, pool.page_size
+    contents, size, groups = header.contents, pool.page_size, pool.num_groups
     positions = spans.positions(contents.table)
     slots = np.arange(len(positions)) % size
     starts = np.flatnonzero((slots == 0) | (np.diff(positions, prepend=-2) != 1))
     counts = np.diff(np.append(starts, len(positions)))
-    table = np.stack([starts // size, slots[starts], slots[starts] + counts, positions[starts]], 1).astype(np.int32)
+    # Page i of each group in turn. A page that lacks an entry is as good as none: no query sees such an entry.
+    there = np.stack([spans.places(contents.table, group)[0] != NO_PAGE for group in range(groups)], 1)
+    whole = np.logical_and.reduceat(there, starts) if len(starts) else there
+    pages = (starts // size)[:, None] * groups + np.arange(groups)
+    used = np.unique(pages[whole])
+    pages = np.where(whole, np.searchsorted(used, pages), NO_PAGE)
+    table = np.column_stack([slots[starts], slots[starts] + counts, positions[starts], pages]).astype(np.int32)
+    windows = pool.geometry.windows
+    if spans.complete(contents.table, windows, contents.next_position) and not spans.complete(
+        table, windows, contents.next_position
+    ):
+        raise KVError(
+            f"windowed layers of this value lack entries that would fill pages of {size}, since its own begin "
+            f"elsewhere: give both sides the same backend and page_size"
+        )
     stretches = contents.stretches
     if header.geometry.kv_dtype != pool.geometry.kv_dtype:
         stretches = (Stretch(len(positions), None, NOTHING),) if len(positions) else ()
@@ -178,7 +194,9 @@ def without_entries(pool: PagePool) -> str:
 
 @lru_cache(16)
 def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
-    return headers.encode(StreamHeader(geometry, page_size, layout, 0, EntryTable.empty(), 0)).decode()
+    return headers.encode(
+        StreamHeader(geometry, page_size, layout, 0, EntryTable.empty(len(geometry.groups)), 0)
+    ).decode()
 
 
 def digest_of(kv: KVCache) -> str:

@@ -73,7 +73,8 @@ class WorkerState:
     def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "WorkerState":
         kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, type(None))
         known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
-        pool = {key: getattr(llm.pool, key) for key in ("num_pages", "page_size", "entry_bytes", "page_bytes")}
+        names = ("num_pages", "page_size", "max_entries", "entry_bytes", "page_bytes")
+        pool = {name: getattr(llm.pool, name) for name in names}
         known["pool"] = SimpleNamespace(**pool)
         known["engine"] = SimpleNamespace(config=llm.engine.config, models=dict.fromkeys(llm.engine.models))
         return cls(known, settings, name, created)

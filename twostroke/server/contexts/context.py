@@ -12,12 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.backends.interface import PAGE
+import numpy as np
+
 from twostroke.engine.strokes import Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.kv.pages import NOWHERE, POOL
+from twostroke.kv.pages import POOL
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.contexts.schemas import ContextBody
@@ -52,7 +53,7 @@ class Context:
     @property
     def pages(self) -> list[int]:
         """The ids of its pages."""
-        return self.kv.table[:, PAGE].tolist()
+        return self.kv.entry_table.pages.tolist()
 
     @property
     def size(self) -> int:
@@ -62,7 +63,7 @@ class Context:
     @property
     def tier(self) -> str:
         """Where its pages can be used from now: the pool, or the host if some of them have left it."""
-        away = any(self.kv.pool.frame(page) == NOWHERE for page in self.pages)
+        away = np.count_nonzero(self.kv.pool.frames.absent(self.kv.entry_table.pages)) > 0
         return self.kv.tier if away else POOL
 
     @property

@@ -143,6 +143,8 @@ class EngineCollector(Collector):
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
         yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)
         yield _counter("preemptions", "Choices that gave up their pages and started again", engine.preemptions)
+        told = "Tokens of values that were cut back behind the window of their layers, and were computed again"
+        yield _counter("window_recomputed_tokens", told, pool.recomputed_tokens)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
+from twostroke.kv import spans
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.page.snapshot import EngineSnapshot
@@ -157,7 +158,7 @@ def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
     for lane in snapshot.lanes:
         facts: dict[str, Any] = {"owner": lane.owner, "model": lane.model, "decodes": lane.decodes}
         facts |= {"entries": lane.entries, "todo": lane.todo, "arriving": lane.arriving}
-        facts |= {"pages": len(lane.table), "pool": list(where).index(id(lane.pool))}
+        facts |= {"pages": len(spans.held_pages(lane.table)), "pool": list(where).index(id(lane.pool))}
         if snapshot.owners[lane.owner][0] and len(lane.table) <= left:
             left -= len(lane.table)
             table = lane.table[:, [PAGE, START, STOP, POSITION]]

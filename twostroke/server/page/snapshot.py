@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE
 from twostroke.engine.choice_state import QUEUED
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.engine import Engine
 from twostroke.engine.lane import Lane
 from twostroke.engine.request import Choice
+from twostroke.kv import spans
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
 
@@ -69,7 +69,7 @@ class PoolSnapshot:
         cells[self.frames[self.frames != NOWHERE]] = HELD
         for lane in lanes:
             if lane.pool is self.pool:
-                at = self.placed(lane.table[:, PAGE])
+                at = self.placed(spans.held_pages(lane.table))
                 at = at[at != NOWHERE]
                 mine, whose = OWNER + lane.owner, cells[at]
                 cells[at] = np.where((whose == HELD) | (whose == mine), mine, SHARED)

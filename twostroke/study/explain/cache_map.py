@@ -188,5 +188,5 @@ class _Recorder:
 
 def _entries(kv: KVCache) -> dict[bytes, int]:
     """The bits of each entry, with its position."""
-    keys = list(kv.keys(kv.pool.geometry.num_layers - 1))
+    keys = list(kv.keys(max(kv.pool.geometry.groups[0].layers)))
     return {key.tobytes() + at.to_bytes(8): at for key, at in zip(keys, kv.positions, strict=True)}

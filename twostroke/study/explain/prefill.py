@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from twostroke.kv.cache import KVCache
@@ -30,17 +31,29 @@ class LayerTensor:
 
 
 @dataclass(frozen=True)
+class StoredLayers:
+    """Layers of one shape and window: in each, an entry has 2 x KV heads x head_dim numbers.
+
+    `window`: entries further back are given up, in whole pages; None if all are kept.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True)
 class StoredKV:
     """The KV cache after a prefill.
 
     Attributes:
-        entry_bytes: K and V of one token in all layers: layers x 2 x KV heads x head_dim x bytes of a number.
+        entry_bytes: K and V of one token in all layers: the sum over `kinds`.
+        bytes: of the entries that are kept.
     """
 
     entries: int
-    layers: int
-    kv_heads: int
-    head_dim: int
+    kinds: tuple[StoredLayers, ...]
     dtype: str
     entry_bytes: int
     bytes: int
@@ -114,12 +127,12 @@ def attended_pairs(config: ModelConfig, layer: int, rows: int) -> int:
 
 def stored_kv(kv: KVCache) -> StoredKV:
     """Describe the memory of a KV value."""
-    geometry = kv.pool.geometry
+    geometry, kinds = kv.pool.geometry, Counter[tuple[int, int, int | None]]()
+    for group in geometry.groups:
+        kinds[group.num_kv_heads, group.head_dim, group.window] += len(group.layers)
     return StoredKV(
         len(kv),
-        geometry.num_layers,
-        geometry.num_kv_heads,
-        geometry.head_dim,
+        tuple(StoredLayers(count, *kind) for kind, count in kinds.items()),
         geometry.kv_dtype,
         kv.pool.entry_bytes,
         kv.nbytes,

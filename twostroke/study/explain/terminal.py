@@ -14,6 +14,7 @@ from twostroke.study.explain.cache_comparison import CacheComparison
 from twostroke.study.explain.decode import DecodeStep
 from twostroke.study.explain.explanation import Explanation
 from twostroke.study.explain.lens import LensLayer, layer_name, settled_after
+from twostroke.study.explain.prefill import StoredLayers
 from twostroke.study.explain.shown_tokens import Candidate
 from twostroke.study.explain.step_work import StepWork
 from twostroke.study.explain.terminal_caches import print_caches
@@ -97,8 +98,8 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
     )
     print_paragraph(
         console,
-        f"Stored: K and V of {stored.entries:,} tokens, {stored.layers} layers x 2 x {stored.kv_heads} heads x "
-        f"{stored.head_dim} numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
+        f"Stored: K and V of {stored.entries:,} tokens, {' + '.join(map(_kind_text, stored.kinds))} "
+        f"numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
         f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not stored: no "
         "later token needs it.",
     )
@@ -106,6 +107,11 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
     print_paragraph(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
     if everything:
         _parts(console, work)
+
+
+def _kind_text(kind: StoredLayers) -> str:
+    window = "" if kind.window is None else f" (the last {kind.window:,} tokens)"
+    return f"{kind.layers} layers{window} x 2 x {kind.kv_heads} heads x {kind.head_dim}"
 
 
 def _work_text(work: StepWork) -> str:

@@ -25,21 +25,26 @@ class EngineMemory:
         matrices: weights in the backend's form. An embedding that is not the head stays in its file on the native
             backend, and is not among them.
         vectors: norms, biases and routers.
-        page: one KV page of 16 entries of all layers. Layers with windows keep all entries here.
+        geometry: of its KV, in pages of 16 entries.
     """
 
     backend: str
     matrices: int
     vectors: int
-    page: int
+    geometry: Geometry
 
-    def pages(self, tokens: int) -> int:
-        """Pages of a sequence of that many entries."""
-        return -(-tokens // PAGE_SIZE)
+    @property
+    def page(self) -> int:
+        """Bytes of a KV page."""
+        return self.geometry.page_bytes(PAGE_SIZE)
 
-    def pool(self, sequences: int, tokens: int) -> int:
+    def pages(self, tokens: int, at_once: int = 1) -> int:
+        """Pages of a sequence of that many entries, of which `at_once` come in one step."""
+        return self.geometry.num_pages(tokens, PAGE_SIZE, at_once)
+
+    def pool(self, sequences: int, tokens: int, at_once: int = 1) -> int:
         """Bytes of KV for that many sequences of that length: what --kv-bytes has to be."""
-        return sequences * self.pages(tokens) * self.page
+        return sequences * self.pages(tokens, at_once) * self.page
 
 
 def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto") -> EngineMemory:
@@ -56,7 +61,8 @@ def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = 
     shapes = {name: prod(one.shape) for name, one in stored.stored.items() if not (name == "head" and config.tied)}
     matrices = sum(count for name, count in shapes.items() if is_weight_matrix(name, stored.stored[name].shape))
     size = numpy_dtype(dtype).itemsize
-    return EngineMemory("reference", size * matrices, size * (sum(shapes.values()) - matrices), _page(config, dtype))
+    vectors = size * (sum(shapes.values()) - matrices)
+    return EngineMemory("reference", size * matrices, vectors, _geometry(config, dtype))
 
 
 def _native(made: Checkpoint) -> EngineMemory:
@@ -65,20 +71,21 @@ def _native(made: Checkpoint) -> EngineMemory:
         del matrices["embed"]
     packed = sum(packed_bytes(one.format, -(-one.shape[0] // PANEL) * PANEL, one.shape[1]) for one in matrices.values())
     others = (one for name, one in made.stored.items() if not is_weight_matrix(name, one.shape))
-    return EngineMemory("native", packed, sum(4 * prod(one.shape) for one in others), _page(made.config, "bfloat16"))
+    vectors = sum(4 * prod(one.shape) for one in others)
+    return EngineMemory("native", packed, vectors, _geometry(made.config, "bfloat16"))
 
 
-def _page(config: ModelConfig, dtype: str) -> int:
-    return PAGE_SIZE * Geometry.of(config, dtype, tokenizer="").entry_bytes
+def _geometry(config: ModelConfig, dtype: str) -> Geometry:
+    return Geometry.of(config, dtype, tokenizer="")
 
 
-def pool_bytes(plan: Plan, memory: EngineMemory) -> int:
-    """What --kv-bytes has to be for all sequences of a plan at once, and one prefill."""
+def pool_bytes(plan: Plan, memory: EngineMemory, budget: int = 512) -> int:
+    """What --kv-bytes has to be for all sequences of a plan at once, and one prefill by steps of `budget` tokens."""
     load, technique = plan.workload, plan.technique
     held = technique.held(load.prompt, load.output)
     passing = max(0, technique.entered(load.prompt) - held)
     cut = 2 * load.concurrency * memory.page if technique.method else 0  # pages of which a technique keeps a part
-    return memory.pool(load.concurrency, held) + memory.pool(1, passing) + cut
+    return memory.pool(load.concurrency - 1, held) + memory.pool(1, held, budget) + memory.pool(1, passing) + cut
 
 
 def serve_command(
@@ -100,7 +107,7 @@ def serve_command(
     """
     load, technique = plan.workload, plan.technique
     chunk = min(budget, max(16, plan.largest_chunk() or 16))
-    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory))]
+    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory, budget))]
     command += ["--max-running", str(load.concurrency), "--max-step-tokens", str(max(chunk, load.concurrency))]
     if weights != "stored":
         command += ["--weights", weights]

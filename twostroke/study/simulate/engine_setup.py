@@ -73,25 +73,19 @@ class EngineSetup:
         return min(self.config.vocab_size, self.config.vocab_size if used is None else used.model.vocab)
 
     @property
-    def entry_bytes(self) -> int:
-        """Bytes of an entry, on all devices together."""
-        return self.model.kv_bytes(1)
-
-    @property
     def max_tokens(self) -> int:
         """Maximum tokens of a prompt and its answer together."""
-        return min(self.config.max_position, self.pages * self.page_size)
+        return min(self.config.max_position, kv_geometry(self.model).max_entries(self.pages, self.page_size))
 
     def open(self, clock: VirtualClock, watch: PassObserver | None = None) -> Engine:
         """The engine, which reads this clock. `watch` is told of each step."""
         config = self.config
         compiled = SimulatedModel(config, clock, self.costs, self.asynchronous, watch)
         compiled.token = Sampled(self.vocab - 1)
-        return open_engine(self, clock, compiled, self._pool(config), NullTokenizer())
+        return open_engine(self, clock, compiled, self._pool(self.model), NullTokenizer())
 
-    def _pool(self, config: ModelConfig) -> NullPool:
-        geometry = Geometry.of(config, "bfloat16", NullTokenizer.fingerprint)
-        return NullPool(geometry, self.pages, self.page_size, gaps=bool(self.technique.method))
+    def _pool(self, model: ModelSpec) -> NullPool:
+        return NullPool(kv_geometry(model), self.pages, self.page_size, gaps=bool(self.technique.method))
 
     def companion(self, compiled: SimulatedModel, main: PagePool) -> tuple[str, SimulatedModel, PagePool] | None:
         """The technique's other model on the same device, under its role, with the pool of its values."""
@@ -99,10 +93,14 @@ class EngineSetup:
         if used.companion is None or costs is None:
             return None
         model = used.companion.model
-        config = model.config or config_of(model)
         right = used.accepted if isinstance(used, SpeculatedDecode) else 1.0
-        pool = main if used.role == "student" else self._pool(config)
-        return used.role, compiled.companion(config, costs, right), pool
+        pool = main if used.role == "student" else self._pool(model)
+        return used.role, compiled.companion(model.config or config_of(model), costs, right), pool
+
+
+def kv_geometry(model: ModelSpec) -> Geometry:
+    """The shape of the model's KV in a simulation, whose pages have no contents: its numbers have no bits."""
+    return Geometry.of(model.config or config_of(model), "bfloat16", NullTokenizer.fingerprint)
 
 
 def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:

@@ -46,4 +46,4 @@ class KvEventLog:
             self._changes.append((True, name))
 
     def _left(self, pages: Sequence[int]) -> None:
-        self._changes += [(False, self._names.pop(page)) for page in pages]
+        self._changes += [(False, self._names.pop(page)) for page in pages if page in self._names]

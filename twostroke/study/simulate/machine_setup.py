@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.study.roofline.machines import find_machine
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.named_models import companion_of, find_model
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.techniques import PLAIN, Technique, choose_technique, techniques
 from twostroke.study.roofline.weight_formats import stored_format, weight_format
-from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.engine_setup import EngineSetup, kv_geometry
 from twostroke.study.simulate.step_costs import RooflineCosts
 
 
@@ -78,11 +81,11 @@ def roofline_setup(
     """
     model, machine, used = roofline.model, roofline.machine, technique.companion
     total, companion_costs = roofline.weights.total(model), None
-    page = model.kv_bytes(1) * page_size
+    page = _page_bytes(model, page_size)
     if used is not None:
         companion_costs = RooflineCosts(used.roofline(roofline), host_s)
         total += used.weights.total(used.model)
-        page += used.model.kv_bytes(1) * page_size if technique.role == "draft" else 0  # its pool has as many pages
+        page += _page_bytes(used.model, page_size) if technique.role == "draft" else 0  # its pool has as many pages
     room = kv_bytes
     if room is None:
         room = (int(roofline.tp * machine.usable_memory) - total) // roofline.kv_copies
@@ -108,3 +111,9 @@ def roofline_setup(
         technique=technique,
         companion_costs=companion_costs,
     )
+
+
+def _page_bytes(model: ModelSpec, page_size: int) -> int:
+    """Bytes of a page, which holds the entries of one group of layers."""
+    geometry = kv_geometry(model)
+    return ceil(geometry.page_bytes(page_size) / geometry.dtype.itemsize * model.kv_value_bytes)

@@ -16,7 +16,7 @@ NO_BYTES = memoryview(b"")
 class NullMemory:
     """A `Memory` of pages without contents."""
 
-    storage: Any = None
+    storages: Sequence[Any] = ()
     layout: Layout = "plain"
 
     def __init__(self, page_bytes: int) -> None:
@@ -33,13 +33,13 @@ class NullMemory:
 
     def copy_page(self, source: int, target: int) -> None: ...
 
-    def read(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
         raise NotImplementedError("entries of a simulation have no contents")
 
-    def read_keys(self, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
         raise NotImplementedError("entries of a simulation have no contents")
 
-    def write(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         raise NotImplementedError("entries of a simulation have no contents")
 
 
@@ -53,7 +53,7 @@ class NullPool(PagePool):
 
     def __init__(self, geometry: Geometry, num_pages: int, page_size: int, gaps: bool = False) -> None:
         self._gaps = gaps
-        super().__init__(geometry, NullMemory(geometry.entry_bytes * page_size), num_pages, page_size)
+        super().__init__(geometry, NullMemory(geometry.page_bytes(page_size)), num_pages, page_size)
 
     def step_tables(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(tables) if self._gaps else []

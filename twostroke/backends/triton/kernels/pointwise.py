@@ -121,20 +121,23 @@ def rope_store_kernel(
 
 @kernel
 def expand_kernel(
-    spans_ptr, starts_ptr, cells_ptr, positions_ptr, N, PAGE: tl.constexpr, SPANS: tl.constexpr, LANES: tl.constexpr
+    spans_ptr, starts_ptr, cells_ptr, positions_ptr, N, group_stride,
+    WIDTH: tl.constexpr, PAGE: tl.constexpr, SPANS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Span tables [N, 4] (frame, first slot, past the last, position) as a cell and a position for each entry.
+    """Span tables [N, WIDTH] (first slot, past the last, position, frames) as cells and a position for each entry.
 
-    starts [N]: the number of entries before each span.
+    starts [N]: the number of entries before each span. A program writes the cells of one group of layers.
     """
+    group = tl.program_id(1)
     n = tl.program_id(0) * SPANS + tl.arange(0, SPANS)
     inside = n < N
-    frame = tl.load(spans_ptr + 4 * n, mask=inside, other=0)
-    first = tl.load(spans_ptr + 4 * n + 1, mask=inside, other=0)
-    last = tl.load(spans_ptr + 4 * n + 2, mask=inside, other=0)
-    position = tl.load(spans_ptr + 4 * n + 3, mask=inside, other=0)
+    first = tl.load(spans_ptr + WIDTH * n, mask=inside, other=0)
+    last = tl.load(spans_ptr + WIDTH * n + 1, mask=inside, other=0)
+    position = tl.load(spans_ptr + WIDTH * n + 2, mask=inside, other=0)
+    frame = tl.load(spans_ptr + WIDTH * n + 3 + group, mask=inside, other=0)
     start = tl.load(starts_ptr + n, mask=inside, other=0)
     lane = tl.arange(0, LANES)[None, :]
     mask = lane < (last - first)[:, None]
+    cells_ptr += group * group_stride
     tl.store(cells_ptr + start[:, None] + lane, (frame * PAGE + first)[:, None] + lane, mask=mask)
     tl.store(positions_ptr + start[:, None] + lane, position[:, None] + lane, mask=mask)

@@ -41,7 +41,7 @@ function prefillView() {
     element("div", { class: "flow" }, buttons), detail,
     title("What stays"),
     paragraph(`Only K and V (orange) stay: they are what later tokens look at. A token's Q is used once, by that token itself, so no cache keeps it.`),
-    paragraph(`${stored.layers} layers × 2 × ${stored.kv_heads} KV heads × ${stored.head_dim} numbers of ${stored.dtype} = ${count(stored.entry_bytes)} bytes a token. ${count(stored.entries)} tokens: ${amount(stored.bytes, "B")}, in ${plural(stored.pages, "page")} of ${stored.page_size} entries.`),
+    paragraph(`${stored.kinds.map((one) => `${one.layers} layers${one.window ? ` (the last ${count(one.window)} tokens)` : ""} × 2 × ${one.kv_heads} KV heads × ${one.head_dim}`).join(" + ")} numbers of ${stored.dtype} = ${count(stored.entry_bytes)} bytes a token. ${count(stored.entries)} tokens: ${amount(stored.bytes, "B")}, in ${plural(stored.pages, "page")} of ${stored.page_size} entries.`),
     title("What it costs"),
     table(["work", ">amount", ">predicted", ""], names.map((name, i) => [name, amount(amounts[i], i < 2 ? "B" : "FLOP"), ms(work.predicted_s[i]), bar(work.predicted_s[i] / longest, i < 2 ? "two" : "")])),
     paragraph(`${amount(work.flops, "FLOP")} over ${amount(work.bytes, "B")}: ${work.intensity.toFixed(1)} FLOPs for each byte read. Bound by ${work.bound}. The first token came after ${ms(made.prefill.seconds)}, in ${plural(made.prefill.steps, "step")}.`),

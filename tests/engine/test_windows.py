@@ -1,0 +1,221 @@
+"""Windowed layers give pages back behind their window, and no schedule, cut or fork changes a bit."""
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiny import write_model
+from tests.watching import Answer, answers
+from twostroke.api.llm import LLM
+from twostroke.backends.native import library
+from twostroke.engine.request import Request
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.kv.spans import NO_PAGE
+from twostroke.methods import method
+from twostroke.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+
+WINDOW, PAGE = 24, 16
+PROMPT = [3 + 7 * i % 180 for i in range(200)]
+SAMPLING = SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True, logprobs=2)
+METHODS = {
+    "plain": method("plain"),
+    "repeat": method("repeat", sinks=3),
+    "best-of": method("best-of", candidates=2),
+    "speculative": method("speculative", guesses=3),
+    "drop": method("drop", window=30, every=4, by="attention", observed=8),
+    "key-norm": method("drop", window=30, every=4, by="key-norm"),
+    "snap": method("snap", window=4, budget=40),
+}
+Asked = tuple[int, str]
+ASKED = st.tuples(st.sampled_from([1, 24, 25, 40, 90, 150]), st.sampled_from(sorted(METHODS)))
+
+
+@functools.cache
+def directory() -> str:
+    """A model of four groups of two layers: one without a window, and three with one; the last has one layer."""
+    made = Path(tempfile.mkdtemp())
+    kinds = ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"] * 3 + ["full_attention"]
+    return str(write_model("gemma3", made, head_dim=64, sliding_window=WINDOW, layer_types=kinds))
+
+
+@functools.cache
+def model(index: str = "off", pages: int = 1000, threads: int = 2, backend: str = "native") -> LLM:
+    page_bytes = 2 * 2 * 2 * 64 * 2 * PAGE
+    options: dict[str, Any] = {"prefix_index": index, "kv_bytes": pages * page_bytes, "threads": threads}
+    return LLM(directory(), backend=backend, weights="int8" if backend == "native" else "stored", **options)
+
+
+def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
+    return [llm.request(PROMPT[:length], SAMPLING, METHODS[name]) for length, name in asked]
+
+
+@functools.cache
+def alone(asked: Asked) -> Answer:
+    llm = model()
+    return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    yield
+    for llm in (model(), model("radix"), model("hash")):
+        assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+
+
+def test_the_groups_of_the_model() -> None:
+    groups = model().pool.geometry.groups
+    assert [(group.layers, group.window, group.depth) for group in groups] == [
+        ((2, 6), None, 2),
+        ((0,), WINDOW, 2),
+        ((1, 3), WINDOW, 2),
+        ((4, 5), WINDOW, 2),
+    ]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=5),
+    chunk=st.sampled_from([1, 7, 16, 50, 512]),
+    place=st.sampled_from([("off", 70, 2), ("radix", 70, 2), ("radix", 1000, 1), ("hash", 60, 1), ("hash", 1000, 2)]),
+)
+def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
+    """Answers and the entries that are held do not depend on the schedule: chunks, hits, preemptions, threads."""
+    llm = model(*place)
+    found = answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk))
+    assert found == [alone(one) for one in asked]
+    assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+
+
+@pytest.mark.parametrize("chunk", [16, 100, 512])
+def test_pages_go_back_behind_the_window(chunk: int) -> None:
+    llm = model()
+    llm.engine.config = SchedulerConfig(max_step_tokens=chunk)
+    kv = llm.prefill(PROMPT)
+    held = (kv.table[:, 3:] != NO_PAGE).sum(0).tolist()
+    assert held == [13, 2, 2, 2]  # 200 entries; of windowed layers those from position 176 on
+    assert kv.nbytes == 2 * 2 * 64 * 2 * (2 * 200 + 5 * 24)
+    assert kv.num_pages == llm.pool.num_used == sum(held)
+    assert kv.num_pages <= llm.pool.geometry.num_pages(200, PAGE)
+    entries = kv.entries().astype(np.float32)
+    assert not np.isnan(entries[[2, 6]]).any()
+    assert np.isnan(entries[0]).any((0, 2, 3)).tolist() == [True] * 176 + [False] * 24
+    assert "13" not in repr(kv)
+
+
+ENDS = st.lists(st.integers(1, 199), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ends=ENDS, more=st.integers(0, 60), index=st.sampled_from(["off", "radix", "hash"]))
+def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(ends: list[int], more: int, index: str) -> None:
+    """Cut back anywhere, again and again, and gone on from there: what was given back is computed again."""
+    llm = model(index)
+    kv, tokens = llm.prefill(PROMPT), PROMPT
+    for end in ends:
+        end = min(end, len(tokens))
+        kv, tokens = llm.prefill(PROMPT[:more], kv[:end]), [*tokens[:end], *PROMPT[:more]]
+    fresh = model().prefill(tokens)
+    assert (kv.tokens, kv.complete) == (tokens, True)
+    assert kv.canonical_length(llm.model.id) == len(tokens)
+    both = ~(np.isnan(kv.entries().astype(np.float32)) | np.isnan(fresh.entries().astype(np.float32)))
+    assert (kv.entries()[both] == fresh.entries()[both]).all()
+    params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
+    assert list(llm.decode(kv, params=params)) == list(model().decode(fresh, params=params))
+
+
+def test_what_is_computed_again_is_counted() -> None:
+    llm = model()
+    kv, before = llm.prefill(PROMPT), llm.pool.recomputed_tokens
+    assert not kv[:100].complete
+    _ = llm.prefill([5], kv[:199])  # its window is there
+    assert llm.pool.recomputed_tokens == before
+    _ = llm.prefill([5], kv[:100])
+    assert llm.pool.recomputed_tokens == before + 100
+
+
+def test_what_cannot_be_computed_again_is_refused_before_work_starts() -> None:
+    """A value that was joined from parts is not that of its tokens alone."""
+    llm = model()
+    kv = llm.prefill(PROMPT)
+    joined = kv[:4] + kv[60:]
+    assert joined.complete
+    cut = joined[:60]
+    assert not cut.complete
+    with pytest.raises(InvalidRequest, match="hold the value before it is cut"):
+        llm.prefill([5], cut)
+    with pytest.raises(InvalidRequest, match="hold the value before it is cut"):
+        list(llm.decode(cut))
+    assert (llm.engine.report.prefill, llm.engine.report.decode) == (0, 0)
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_a_hit_ends_where_the_window_is_there(index: str) -> None:
+    """Prompts that part in the middle of one that is known find its beginning, as long as the index has its window."""
+    llm = model(index)
+    llm.engine.config = SchedulerConfig(max_step_tokens=16)
+    assert llm.model.index is not None
+    llm.model.index.clear()
+    kv = llm.prefill(PROMPT)
+    del kv
+    assert len(llm.model.index.match([*PROMPT[:96], 1, 2])) == 96
+    llm.model.index.evict(3)  # the windowed pages that were not used for the longest time
+    hit = llm.model.index.match([*PROMPT[:96], 1, 2])
+    assert (len(hit), hit.complete, (hit.table[:, 3:] == NO_PAGE).sum(0).tolist()) == (96, True, [0, 4, 4, 4])
+    del hit
+    llm.model.index.evict(10_000)
+    assert llm.model.index.num_pages == 0
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_a_window_that_left_the_index_is_no_hit(index: str) -> None:
+    """One of several pages of a block, or the oldest of a window, is not enough (LMCache#4701)."""
+    llm = model(index)
+    llm.engine.config = SchedulerConfig(max_step_tokens=512)
+    found = llm.model.index
+    assert found is not None
+    found.clear()
+    llm.prefill(PROMPT)
+    for _ in range(20):
+        hit = found.match(PROMPT)
+        expected = model().prefill(PROMPT[: len(hit)]) if len(hit) else hit
+        held = hit.table[:, 3:] != NO_PAGE
+        assert hit.complete
+        assert held.all(0).tolist()[0]
+        bits = ~np.isnan(hit.entries().astype(np.float32)) & ~np.isnan(expected.entries().astype(np.float32))
+        assert (hit.entries()[bits] == expected.entries()[bits]).all()
+        del hit, expected
+        found.evict(2)
+
+
+def test_files_and_tiers_keep_what_is_held(tmp_path: Path) -> None:
+    llm = model()
+    kv = llm.prefill(PROMPT)
+    kv.save(tmp_path / "value")
+    loaded = KVCache.load(tmp_path / "value", llm)
+    host = kv.to("host")
+    params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=1)
+    expected = list(llm.decode(kv, params=params))
+    for value in (loaded, host, host.to("pool"), kv[:30] + kv[30:]):
+        assert (value.nbytes, value.num_pages) == (kv.nbytes, kv.num_pages)
+        assert value.entries().tobytes() == kv.entries().tobytes()
+        assert list(llm.decode(value, params=params)) == expected
+
+
+def test_the_reference_gives_back_as_much() -> None:
+    native, reference = model().prefill(PROMPT), model(backend="reference").prefill(PROMPT)
+    assert (native.table[:, 3:] == NO_PAGE).tolist() == (reference.table[:, 3:] == NO_PAGE).tolist()
+    found = list(model(backend="reference").decode(reference, max_tokens=6, ignore_eos=True))
+    again = model(backend="reference").prefill(PROMPT[:50], reference[:90])
+    assert again.complete
+    assert len(found) == 6

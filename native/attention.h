@@ -25,9 +25,10 @@ inline uint32_t visible(const Span& span, int base, const Query& row, int window
   return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
 }
 
-// Masks the scores of a row's keys and replaces them by their powers of 2; their maximum and sum go to `out`.
-inline void make_shares(const Span* spans, int num_spans, int before, int window, bool whole, const Query& query, float* row,
-                        Half* shares, const Partial& out) {
+// Caps the scores of a row's keys, masks them, and replaces them by their powers of 2; their maximum and sum go to `out`.
+inline void make_shares(const Span* spans, int num_spans, int before, int window, float cap, bool whole, const Query& query,
+                        float* row, Half* shares, const Partial& out) {
+  for (int i = 0; cap > 0 && i < num_spans; i++) store(row + PAGE_SIZE * i, cap16(load(row + PAGE_SIZE * i), cap));
   F highest = set1(UNSEEN), total = zero();
   const int full = whole ? std::clamp((query.order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
   for (int i = 0; i < full; i++) highest = max(highest, load(row + PAGE_SIZE * i));
@@ -59,8 +60,8 @@ struct Reads {
 
 // One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries precede
 // these pages. The pages `next` are likely to be read after them.
-inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, const Query* rows,
-                         const Half* queries, int count, const Partial* out, Scratch& scratch) {
+inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
+                         const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
   const auto [spans, num_spans, head] = pages;
   const int dim = layer.dim;
   bool whole = window == 0;  // all pages are full, and rows attend to all entries before them
@@ -83,7 +84,7 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
     const Products products{dim, first == 0};
     products.score(queries + first * dim, some, keys, reach, weights);
     for (int r = 0; r < some; r++)
-      make_shares(spans, reach, before, window, whole, rows[first + r], weights + r * KEYS, shares + r * KEYS,
+      make_shares(spans, reach, before, window, cap, whole, rows[first + r], weights + r * KEYS, shares + r * KEYS,
                   out[first + r]);
     products.sum(shares, some, values, reach, out + first);
   }

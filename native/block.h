@@ -11,6 +11,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
   const AttentionShape& c = b.attention;
   const Batch& batch = heads.batch;
   const int repeat = c.repeat(), stride = c.dim + 16;
+  const float cap = m.config.score_cap * LOG2_E;  // as queries are multiplied by it
   auto partial_at = [&](float* base, size_t i) {
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
@@ -47,8 +48,8 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
       const Reads next = index + 1 < splits.size() ? reads(unit, splits[index + 1]) : reads(after, splits_of(plan, after)[0]);
-      attend_split(kv, reads(unit, s), next, s.before, c.window, own.queries.data(), heads.query(piece.first, unit.head),
-                   queries, own.outs.data(), own.scratch);
+      attend_split(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(),
+                   heads.query(piece.first, unit.head), queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(0, memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;
@@ -112,7 +113,7 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int BLOCK_PHASES = 12;  // at most
+constexpr int BLOCK_PHASES = 15;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -139,7 +140,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   };
   const size_t handed_out = size_t(batch.num_queries) * m.config.q_width;
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
-  project_heads(m, own, inputs_of(m, pass, i), heads);
+  project_heads(m, own, inputs_of(m, pass, i), heads, at.projected);
   store_entries(m, own, heads, kv);
   if (b.attention.any_head) m.meet(own);
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #ifdef __AMX_BF16__
@@ -61,6 +62,10 @@ struct Linear {
     link();
   }
   F biased(F sum, const Job& job) const { return bias ? add(sum, load(bias + job.column)) : sum; }
+  // The same with pairs, for a panel of the first matrix (0) or of the second.
+  F biased_pair(F sum, const Job& job, int which) const {
+    return bias ? add(sum, load(bias + which * width + job.column)) : sum;
+  }
   int units() const { return ceil_div(int(jobs.size()), unit); }
   size_t groups() const { return jobs.size() * (cols / GROUP); }  // groups of weights in all panels
 
@@ -78,6 +83,8 @@ struct Config {
   int32_t vocab;             // without the padding of the head's last panel
   int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null
   float eps, embedding_scale;
+  float residual_scale;  // of what blocks add to the residual
+  float score_cap, logit_cap;  // bounds of query-key products and of logits (cap16); 0 for none
 
   size_t embedding_bytes() const { return raw_row_bytes(Format(embedding_format), hidden); }  // of such a row
 };
@@ -88,8 +95,10 @@ struct AttentionShape {
   int32_t heads, kv_heads, dim;
   int32_t first_kv_head, last_kv_head;  // whose keys and values are made here: all or a rank's
   int32_t any_head;  // whether ranks share out attention by its work, and not by who made keys and values
-  int32_t rope, window, group, place;
+  int32_t rope, query_rope;  // of keys, and of queries, which may also grow with their position
+  int32_t window, group, place;
   int32_t own_entries;  // whether this layer makes the keys and values that it reads
+  int32_t whole_norm;   // whether norms of q and k are over all heads together
   float scale;
 
   // Whether its work is divided in the same way.
@@ -102,16 +111,25 @@ struct AttentionShape {
 // A gated MLP: down(act(gate x) * up x).
 struct Mlp {
   Linear gate_up, down;
-  Mlp(const Matrix* gate, const Matrix* up, const Matrix* down) : gate_up({gate, up}, nullptr, true), down({down}) {}
+  Mlp(const Matrix* gate, const Matrix* up, const Matrix* down, const float* gate_up_bias, const float* down_bias)
+      : gate_up({gate, up}, gate_up_bias, true), down({down}, down_bias) {}
+};
+
+// An MLP that every row passes beside its experts, weighted by the sigmoid of the row's product with `gate`.
+struct SharedExpert {
+  Mlp mlp;
+  const float* gate;  // [hidden]
 };
 
 struct Block {
+  // Those before attention and the MLP, of q and k, and after attention and the MLP; null for none.
   const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
   Linear qkv, o;
   AttentionShape attention;
   std::vector<Mlp> mlps;  // the MLP, or the experts, all of one size
   Router router;          // chooses the experts of a row; without weights there is one MLP
   Kinds mlp_kinds;        // the kinds of their weights
+  std::optional<SharedExpert> shared;
 
   bool mixed() const { return router.weights; }
   int intermediate() const { return mlps[0].down.cols; }

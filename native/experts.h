@@ -42,7 +42,7 @@ void route(Model& m, Model::Private& own, const Router& router, const Normed& fr
     for (int r = 0; r < rows; r++)
       for (int i = 0; i < cols; i += 16) {
         const size_t at = size_t(row + r) * cols + i;
-        const F value = mul(load(x + at), load(from.weights + i));
+        const F value = mul(load(x + at), from.weight(i));
         store(normed + size_t(r) * cols + i, from.factors ? mul(value, load(from.factors + at)) : value);
       }
     const float* weights = router.weights + size_t(expert) * cols;
@@ -120,7 +120,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
                  const Normed* to, const Finish& finish) {
   const auto& groups = own.routes.groups();
   const Linear& first_down = b.mlps[groups[0].expert].down;
-  const auto emit = adding(first_down, before, out, to);
+  const auto emit = adding(first_down, m.config.residual_scale, before, out, to);
   const int units = first_down.units(), some = units ? mixed_at_once(first_down, m.team->size()) : 1;
   m.team->share(ceil_div(units, some), own.member, [&](int piece) {
     const int unit = piece * some, n = std::min(some, units - unit), panels = n * first_down.unit;
@@ -151,12 +151,48 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
   m.meet(own);
 }
 
+// The sigmoid of each row's product with the shared expert's gate, in [rows, 16]: ranks write no line together.
+void weigh_shared(Model& m, Model::Private& own, const SharedExpert& shared, const Normed& from, const float* scales,
+                  const float* x, float* out) {
+  const int cols = from.rows.cols;
+  m.spread(from.rows.count, own, [&](int row) {
+    F total = zero();
+    for (int i = 0; i < cols; i += 16) {
+      const size_t at = size_t(row) * cols + i;
+      const F value = mul(load(x + at), from.weight(i));
+      total = fma(from.factors ? mul(value, load(from.factors + at)) : value, load(shared.gate + i), total);
+    }
+    out[row * PANEL] = 1.0f / (1.0f + std::exp(-sum(total) * scales[row]));
+  });
+}
+
+// Adds the shared expert's output to the rows at `at.after`: [rows, hidden].
+const float* add_shared(Model& m, Model::Private& own, const SharedExpert& shared, const Normed& from, const float* scales,
+                        const PassMemory::Places& at) {
+  const Linear& down = shared.mlp.down;
+  weigh_shared(m, own, shared, from, scales, at.after, at.shares);
+  const Rows gated = gated_linear(m, own, shared.mlp, from, at.shared_gated);
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (int r = 0; r < block; r++) {
+      const F share = set1(at.shares[(first + r) * PANEL] * m.config.residual_scale);
+      for (int i = 0; i < n; i++) {
+        const size_t place = size_t(first + r) * down.width + jobs[i].column;
+        store(at.with_shared + place, fma(sums[i * ROW_BLOCK + r], share, load(at.after + place)));
+      }
+    }
+  };
+  linear(m, own, down, gated, from.rows.count, emit, [] {});
+  m.meet(own);
+  return at.with_shared;
+}
+
 // The MLPs of a block, from the rows of `from`, which are those at `at.after` normalized.
 template <class Finish>
 void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const PassMemory::Places& at, float* out,
                  const Normed* to, const Finish& finish) {
   const int count = from.rows.count;
   const float* scales = scales_of(m, own, from);
+  const float* before = b.shared ? add_shared(m, own, *b.shared, from, scales, at) : at.after;
   route(m, own, b.router, from, scales, at.after, at.logits);
   m.team->share(count, own.member, [&](int row) {
     const size_t stride = b.router.stride();
@@ -168,5 +204,5 @@ void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& fr
   });
   own.routes.sort(b.router, at.choices, count);
   gate_experts(m, own, b, from, scales, at.gated);
-  add_experts(m, own, b, count, at.gated, at.after, out, to, finish);
+  add_experts(m, own, b, count, at.gated, before, out, to, finish);
 }

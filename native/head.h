@@ -23,6 +23,11 @@ void multiply_chunk(Model::Private& own, const Linear& layer, int chunk, Rows ro
     multiply_all(own, &layer.jobs[p], std::min(some, end - p), layer, rows, count, emit);
 }
 
+// Products of the head as logits.
+inline F capped(const Model& m, F products) {
+  return m.config.logit_cap > 0 ? cap16(products, m.config.logit_cap) : products;
+}
+
 constexpr int HEAD_PHASES = 3;  // at most
 
 inline void run_head(Model& m, Model::Private& own, const Product& product, int count) {
@@ -30,9 +35,14 @@ inline void run_head(Model& m, Model::Private& own, const Product& product, int 
   own.live = {product.made};
   const Rows rows = prepare(m, own, layer, product.x, count, product.inputs, m.head_norm);
   const int chunks = chunks_of(layer.width), before = first_chunk(layer);
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (int r = 0; r < block; r++)
+      for (int i = 0; i < n; i++)
+        store(product.out + size_t(first + r) * layer.width + jobs[i].column, capped(m, sums[i * ROW_BLOCK + r]));
+  };
   m.team->share(own_chunks(layer), own.member, [&](int i) {
     const int chunk = before + i;
-    multiply_chunk(own, layer, i, rows, count, storing(layer, product.out));
+    multiply_chunk(own, layer, i, rows, count, emit);
     for (size_t r = 0; r < size_t(count); r++)
       product.chunks[r * chunks + chunk] = summarize_chunk(product.out + r * layer.width, m.config.vocab, chunk);
   });

@@ -103,16 +103,17 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
   linear(m, own, layer, rows, count, storing(layer, out), finish);
 }
 
-// Adds the products to `before`, stores the sums in `out`, and passes them to the next layer if there is one.
-inline auto adding(const Linear& layer, const float* before, float* out, const Normed* to) {
-  return [&layer, before, out, to](const Job* jobs, int n, int first, int block, const F* sums) {
+// Adds the products, times `factor`, to `before`, stores the sums in `out`, and passes them to the next layer if there is
+// one.
+inline auto adding(const Linear& layer, float factor, const float* before, float* out, const Normed* to) {
+  return [&layer, factor, before, out, to](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
       for (int start = 0; start < block; start += PANEL) {
         const int some = std::min(PANEL, block - start), row = first + start;
         F a[PANEL], b[PANEL];
         auto added = [&](int job, int i) {
           const F sum = layer.biased(sums[job * ROW_BLOCK + start + i], jobs[job]);
-          return add(sum, load(before + size_t(row + i) * layer.width + jobs[job].column));
+          return fma(sum, set1(factor), load(before + size_t(row + i) * layer.width + jobs[job].column));
         };
         for (int i = 0; i < some; i++) a[i] = added(0, i), b[i] = added(1, i);
         for (int i = 0; i < some; i++) {  // not between the loads: loads of later rows would wait for the stores
@@ -126,19 +127,21 @@ inline auto adding(const Linear& layer, const float* before, float* out, const N
 template <class Finish>
 void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const float* before, float* out,
                 const Normed* to, const Finish& finish) {
-  linear(m, own, layer, rows, count, adding(layer, before, out, to), finish);
+  linear(m, own, layer, rows, count, adding(layer, m.config.residual_scale, before, out, to), finish);
 }
 
 // The same for a layer's output, after a norm.
 void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* made, const float* before,
                    float* out, const Normed* to) {
   const int n = m.config.hidden;
+  const F factor = set1(m.config.residual_scale);
   m.spread(count, own, [&](int row) {
     const size_t at = size_t(row) * n;
     float* normed = own.row.get<float>(n);
     rms_norm(made + at, norm, n, m.config.eps, normed);
     for (int i = 0; i < n; i += GROUP) {
-      const F a = add(load(before + at + i), load(normed + i)), b = add(load(before + at + i + 16), load(normed + i + 16));
+      const F a = fma(load(normed + i), factor, load(before + at + i));
+      const F b = fma(load(normed + i + 16), factor, load(before + at + i + 16));
       store(out + at + i, a), store(out + at + i + 16, b);
       if (to) to->put(row, i, a, b);
     }
@@ -155,7 +158,9 @@ inline auto gating(const Model& m, const Linear& layer, const float* scales, Row
         F a[PANEL], b[PANEL];
         for (int i = 0; i < some; i++) {
           const F scale = set1(scales[first + start + i]);
-          auto sum = [&](int panel) { return mul(sums[panel * ROW_BLOCK + start + i], scale); };
+          auto sum = [&](int panel) {
+            return layer.biased_pair(mul(sums[panel * ROW_BLOCK + start + i], scale), jobs[panel], panel % 2);
+          };
           a[i] = gated(sum(0), sum(1)), b[i] = gated(sum(2), sum(3));
         }
         put_columns(next.kinds, a, b, out, first + start, some, jobs->column);

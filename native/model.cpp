@@ -90,21 +90,22 @@ static std::vector<Found> each_chunk(void* team, int rows, int count, const Find
 }
 
 // See twostroke_add_block. `mlps`: gate, up and down of each.
-static void add_block(Model& m, const float** norms, void** matrices, const float* bias, const AttentionShape& attention,
-                      Router router, void** mlps, int count) {
+static Block& add_block(Model& m, const float** norms, void** matrices, const float** biases,
+                        const AttentionShape& attention, Router router, void** mlps, int count) {
   auto part = [](void* matrix) { return (const Matrix*)matrix; };
   std::vector<const Matrix*> turned{part(matrices[0])};
   if (matrices[1]) turned.push_back(part(matrices[1])), turned.push_back(part(matrices[2]));
-  Linear qkv(turned, bias);
-  qkv.by_heads(attention.dim, norms[2] || norms[3]);
-  Block b{norms[0],  norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), Linear({part(matrices[3])}),
-          attention, {},       router,   {}};
+  Linear qkv(turned, biases[0]);
+  qkv.by_heads(attention.dim, (norms[2] || norms[3]) && !attention.whole_norm);
+  Linear o({part(matrices[3])}, biases[1]);
+  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), std::move(o),
+          attention, {}, router, {}, {}};
   b.mlps.reserve(count);
   for (int i = 0; i < count; i++, mlps += 3) {
-    b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]));
+    b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]), biases[2], biases[3]);
     for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(mlps[input])->format);
   }
-  m.blocks.push_back(std::move(b));
+  return m.blocks.emplace_back(std::move(b));
 }
 
 #pragma GCC visibility push(default)
@@ -216,7 +217,8 @@ int64_t twostroke_sketch(void* model) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
   const Matrix& head = *m.head_matrix;
-  if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format)) return 0;
+  // Bounds of products are none of capped logits.
+  if (head.layout().bits <= SKETCH_BITS || rounds_minima(head.format) || m.config.logit_cap > 0) return 0;
   try {
     m.sketch = Sketch::of(head, m.head_norm, *m.team);
   } catch (const std::bad_alloc&) { return -1; }
@@ -291,21 +293,26 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
   });
 }
 
-// Norms: attention, MLP, q, k, after attention, after MLP; null if absent. Matrices: q, k, v, o, gate, up, down; k and v
-// are null if the entries are another layer's.
-void twostroke_add_block(void* model, const float** norms, void** matrices, const float* bias,
+// Norms: attention, MLP, q, k, after attention, after MLP. Matrices: q, k, v, o, gate, up, down; k and v are null if the
+// entries are another layer's. Biases: of q, k and v; of o; of gate and up; of down. Norms and biases are null if absent.
+void twostroke_add_block(void* model, const float** norms, void** matrices, const float** biases,
                          const AttentionShape* attention) {
-  add_block(*(Model*)model, norms, matrices, bias, *attention, Router{}, matrices + 4, 1);
+  add_block(*(Model*)model, norms, matrices, biases, *attention, Router{}, matrices + 4, 1);
 }
 
-// The same for a block with experts, without a norm after them. Matrices: q, k, v, o; of experts: gate, up, down of
-// each. `router`: [experts, hidden], which must outlive the model. Each row has `chosen` experts, whose weights are
-// divided by their sum if `normalized`.
-void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float* bias,
+// The same for a block with experts, without a norm after them and without biases of MLPs. Matrices: q, k, v, o; of
+// experts: gate, up, down of each, and then of the shared expert if it has a gate. `router`: [experts, hidden], and
+// `shared_gate`: [hidden] or null, which must outlive the model. Each row has `chosen` experts, whose weights are divided
+// by their sum if `normalized`.
+void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float** biases,
                                  const AttentionShape* attention, const float* router, int experts, int chosen,
-                                 int normalized, void** expert_matrices) {
-  add_block(*(Model*)model, norms, matrices, bias, *attention, Router{router, experts, chosen, bool(normalized)},
-            expert_matrices, experts);
+                                 int normalized, void** expert_matrices, const float* shared_gate) {
+  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention,
+                       Router{router, experts, chosen, bool(normalized)}, expert_matrices, experts);
+  if (!shared_gate) return;
+  auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
+  for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);
+  b.shared.emplace(SharedExpert{Mlp(part(0), part(1), part(2), nullptr, nullptr), shared_gate});
 }
 
 // Runs all rows through every block, writing K and V to `kv`, which for each group of layers is [depth, 2, pages,

@@ -16,7 +16,7 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
 struct Normed {
   Rows rows;
   Kinds kinds;
-  const float *weights, *factors;  // [cols]; [rows, cols], or null for none
+  const float *weights, *factors;  // [cols], or null for no norm; [rows, cols], or null for none
   float* squares;                  // [cols / GROUP, padded(rows)]
 
   static size_t padded(size_t rows) { return round_up(rows, 16); }
@@ -31,7 +31,7 @@ struct Normed {
     for (int i = 0; i < count; i++) powers[i] = fma(b[i], b[i], mul(a[i], a[i]));
     if (count == PANEL) store(out, sums(powers));
     for (int i = 0; i < count && count < PANEL; i++) out[i] = sum(powers[i]);
-    const F norm_a = load(weights + column), norm_b = load(weights + column + 16);
+    const F norm_a = weight(column), norm_b = weight(column + 16);
     for (int i = 0; i < count; i++) {
       a[i] = mul(a[i], norm_a), b[i] = mul(b[i], norm_b);
       if (!factors) continue;
@@ -40,9 +40,11 @@ struct Normed {
     }
     put_columns(kinds, a, b, rows, first, count, column);
   }
-  // Stores 1 / sqrt(mean square) of each row in out [padded(rows)].
+  F weight(int column) const { return weights ? load(weights + column) : set1(1.0f); }
+  // Stores 1 / sqrt(mean square) of each row in out [padded(rows)]; 1 without a norm.
   void scales(float eps, float* out) const {
     const size_t stride = padded(rows.count);
+    if (!weights) return (void)std::fill_n(out, stride, 1.0f);
     for (size_t row = 0; row < stride; row += 16) {
       F sum = zero();
       for (int g = 0; g < rows.groups(); g++) sum = add(sum, load(squares + g * stride + row));

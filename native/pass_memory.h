@@ -12,11 +12,14 @@ class PassMemory {
   struct Places {
     float *x, *after, *attention_out, *mlp_out, *partials;  // after: input of the MLP
     float *squares, *mlp_squares;                           // of inputs: see norms.h
+    float* projected;                                 // q, k and v before norms over all heads
     Half* queries;
     uint16_t* entries;                                // keys and values
     uint8_t *inputs, *attended, *mlp_inputs, *gated;  // packed rows; gated: see gated_of
     float* logits;                                    // of routers, [rows, stride]
     Choice* choices;                                  // [rows, chosen], of each block: see experts.h
+    uint8_t* shared_gated;                            // of the shared expert
+    float *shares, *with_shared;                      // its weight in each row; the input of the MLP plus its output
   };
 
   PassMemory() = default;
@@ -28,6 +31,8 @@ class PassMemory {
     gated_ = Rows::bytes(rows, config_->intermediate);
     for (const Block& b : model.blocks) {
       norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
+      if (b.attention.whole_norm) projected_ = std::max(projected_, rows * b.qkv.width);
+      if (b.shared) shared_gated_ = std::max(shared_gated_, Rows::bytes(rows, b.shared->mlp.down.cols));
       if (!b.mixed()) continue;
       gated_ = std::max(gated_, Rows::bytes(rows * b.router.chosen, b.intermediate()) + LINE * (1 + b.router.experts));
       logits_ = std::max(logits_, rows * b.router.stride());
@@ -83,6 +88,7 @@ class PassMemory {
     take(to.squares, Normed::squares_of(rows_, c.hidden));
     take_or_share(to.mlp_squares, Normed::squares_of(rows_, c.hidden), to.squares);
     uint8_t* const shared = at;  // the data of attention is no longer needed when gated rows are stored
+    take(to.projected, projected_);
     take(to.queries, rows_ * q_size);
     take(to.entries, rows_ * 2 * c.kv_width);
     take(to.partials, partials_);
@@ -90,12 +96,15 @@ class PassMemory {
     uint8_t* const after_attention = apart_ ? at : std::exchange(at, shared);
     take(to.gated, gated_);
     take(to.logits, logits_);
+    take(to.shared_gated, shared_gated_);
+    take(to.shares, shared_gated_ ? rows_ * PANEL : 0);
+    take(to.with_shared, shared_gated_ ? rows_ * c.hidden : 0);
     return std::max(at, after_attention);
   }
 
   const Config* config_ = nullptr;
   size_t rows_ = 0, partials_ = 0;
-  size_t gated_ = 0, logits_ = 0, choices_ = 0;  // the maxima over blocks
+  size_t gated_ = 0, logits_ = 0, choices_ = 0, projected_ = 0, shared_gated_ = 0;  // the maxima over blocks
   bool norms_after_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;

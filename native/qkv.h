@@ -20,7 +20,7 @@ struct Heads {
     const AttentionShape& c = block.attention;
     const int half = c.dim / 2, repeat = c.repeat();
     if (head < c.heads + c.kv_heads) {
-      const size_t angles = (size_t(c.rope) * batch.turns + row) * config.half_dim + at;
+      const size_t angles = (size_t(head < c.heads ? c.query_rope : c.rope) * batch.turns + row) * config.half_dim + at;
       const F cos = load(batch.cos + angles), sin = load(batch.sin + angles);
       const F turned = fnma(y, sin, mul(x, cos));
       y = fma(x, sin, mul(y, cos)), x = turned;
@@ -48,8 +48,35 @@ struct Heads {
   static void narrow(Half* out, F query) { store_narrow(out, mul(query, set1(LOG2_E))); }
 };
 
-void project_heads(Model& m, Model::Private& own, const Normed& from, const Heads& to) {
+// With norms over all heads together: products are stored in `made`, and then put.
+void project_whole(Model& m, Model::Private& own, const Normed& from, const Heads& to, float* made) {
   const Block& b = to.block;
+  const AttentionShape& c = b.attention;
+  const float* scales = scales_of(m, own, from);
+  const int width = b.qkv.width, half = c.dim / 2, queries = c.heads * c.dim, keys = b.k_norm ? c.kv_heads * c.dim : 0;
+  auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
+    for (int r = 0; r < block; r++)
+      for (int i = 0; i < n; i++) {
+        const F sum = mul(sums[i * ROW_BLOCK + r], set1(scales[first + r]));
+        store(made + size_t(first + r) * width + jobs[i].column, b.qkv.biased(sum, jobs[i]));
+      }
+  };
+  linear(m, own, b.qkv, from.rows, from.rows.count, emit, [] {});
+  m.meet(own);
+  m.spread(from.rows.count, own, [&](int row) {
+    const float* x = made + size_t(row) * width;
+    float* whole = own.row.get<float>(width);
+    rms_norm(x, b.q_norm, queries, m.config.eps, whole);
+    if (keys) rms_norm(x + queries, b.k_norm, keys, m.config.eps, whole + queries);
+    std::copy(x + queries + keys, x + width, whole + queries + keys);
+    for (int at = 0; at < width; at += c.dim)
+      for (int d = at; d < at + half; d += PANEL) to.put(row, at / c.dim, d - at, load(whole + d), load(whole + half + d));
+  });
+}
+
+void project_heads(Model& m, Model::Private& own, const Normed& from, const Heads& to, float* made) {
+  const Block& b = to.block;
+  if (b.attention.whole_norm) return project_whole(m, own, from, to, made);
   const AttentionShape& c = b.attention;
   const int unit = b.qkv.unit, half = c.dim / 2;
   const bool whole_heads = b.q_norm || b.k_norm;

@@ -7,10 +7,11 @@
 
 constexpr int SEARCH_PHASES = 4;  // at most
 
-// Products of a panel. Those of padding columns can never be the largest.
+// Logits of a panel. Those of padding columns can never be the largest.
 inline F of_tokens(const Model& m, F products, int column) {
   const int left = m.config.vocab - column;
-  return left >= PANEL ? products : select((1u << left) - 1, products, set1(-INFINITY));
+  const F logits = capped(m, products);
+  return left >= PANEL ? logits : select((1u << left) - 1, logits, set1(-INFINITY));
 }
 
 inline void search_all(Model& m, Model::Private& own, const Search& search, int count) {

@@ -50,6 +50,12 @@ inline F power16(F x) {
 // Relative error below 4e-6. Far below zero it stays at 2^-100: an infinite divisor would make it NaN.
 inline F sigmoid16(F x) { return inverse(add(set1(1.0f), power16(min(mul(x, set1(-LOG2_E)), set1(100.0f))))); }
 
+// cap * tanh(x / cap), with an absolute error below cap / 100,000; NaN if x is not finite.
+inline F cap16(F x, float cap) {
+  const F share = sigmoid16(mul(x, set1(2.0f / cap)));
+  return fma(x, zero(), fma(share, set1(2.0f * cap), set1(-cap)));
+}
+
 inline F silu16(F x) { return mul(x, sigmoid16(x)); }
 
 // The tanh form of GELU: x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).

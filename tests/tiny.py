@@ -58,6 +58,109 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
         },
     ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 128,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            "head_dim": 32,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "layer_types": ["full_attention"] * 3,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo2": ("Olmo2", {"head_dim": 32, "num_attention_heads": 6}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 8.0,
+                    "attention_factor": 1.2079441541679836,  # YaRN's own; llama.cpp's converter writes it all the same
+                    "original_max_position_embeddings": 256,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "qwen2moe": (
+        "Qwen2Moe",
+        {
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "phi3": (
+        "Phi3",
+        {
+            "sliding_window": 24,
+            "original_max_position_embeddings": 2048,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0 + 0.25 * i for i in range(12)],
+                "long_factor": [2.0 + i for i in range(12)],
+                "attention_factor": 1.2,
+            },
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 32, "num_attention_heads": 6}),
+    "glm": ("Glm", {"head_dim": 32, "attention_bias": True}),
+    "mixtral": ("Mixtral", {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True}),
 }
 
 
@@ -71,7 +174,7 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
-            shift = 1.0 if "norm" in parameter_name and kind != "Gemma3" else 0.0
+            shift = 1.0 if "norm" in parameter_name and not kind.startswith("Gemma") else 0.0
             scale = 0.2 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale + shift)
     model.save_pretrained(directory)

@@ -167,7 +167,7 @@ class Native:
         kept: list[object] = [self.matrices]
         embed = self._handle(model.embed)
         sizes = model.hidden, 64, 0, 1, HEADS * DIM, KV_HEADS * DIM, DIM // 2, TOKENS, 0
-        fields = library.NativeConfig(*sizes, EPS, 1.0)
+        fields = library.NativeConfig(*sizes, EPS, 1.0, 1.0, 0.0, 0.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]
         self.handle = self.library.twostroke_model(self.team.handle, ctypes.byref(fields), embed, embed, address(norm))
@@ -175,8 +175,8 @@ class Native:
         for number, block in enumerate(model.blocks):
             norms = (ctypes.c_void_p * 6)(*(address(norm) for norm in block.norms), None, None, None, None)
             attention = [self._handle(raw) for raw in block.attention]
-            heads = library.NativeAttention(HEADS, KV_HEADS, DIM, 0, KV_HEADS, 0, 0, 0, 0, number, 1, DIM**-0.5)
-            mlps = []
+            heads = library.NativeAttention(HEADS, KV_HEADS, DIM, 0, KV_HEADS, 0, 0, 0, 0, 0, number, 1, 0, DIM**-0.5)
+            biases, mlps = (ctypes.c_void_p * 4)(), []
             for expert, mlp in enumerate(block.mlps):
                 for raw in (mlp.gate, mlp.up, mlp.down):
                     mlps.append(self._handle(raw))
@@ -185,19 +185,20 @@ class Native:
                         mlps[-1] = ctypes.addressof(unreadable)
             if block.router is None:
                 matrices = (ctypes.c_void_p * 7)(*attention, *mlps)
-                self.library.twostroke_add_block(self.handle, norms, matrices, None, ctypes.byref(heads))
+                self.library.twostroke_add_block(self.handle, norms, matrices, biases, ctypes.byref(heads))
             else:
                 self.library.twostroke_add_experts_block(
                     self.handle,
                     norms,
                     (ctypes.c_void_p * 4)(*attention),
-                    None,
+                    biases,
                     ctypes.byref(heads),
                     address(block.router),
                     EXPERTS,
                     CHOSEN,
                     block.normalized,
                     (ctypes.c_void_p * len(mlps))(*mlps),
+                    None,
                 )
 
     def _handle(self, raw: RawTensor) -> int:

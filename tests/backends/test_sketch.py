@@ -30,16 +30,17 @@ COLUMNS = 256
 
 def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.NativeModel:
     """A model without layers, whose embedding is its head."""
-    sizes = dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "embedding_scale"), 1)
+    sizes = dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), 1)
     config: Any = SimpleNamespace(
         **sizes,
         hidden_size=raw.shape[1],
         norm_eps=1e-6,
         tied=True,
         head_tensor="embed",
-        ropes=(),
-        layers=(),
         attentions=(),
+        layers=(),
+        score_cap=None,
+        logit_cap=None,
     )
     ones = np.ones(raw.shape[1], np.float32).view(np.uint8).reshape(1, -1)
     weights = {"embed": raw, "norm": RawTensor("norm", "F32", raw.shape[1:], ones, "norm")}

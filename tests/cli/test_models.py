@@ -72,6 +72,15 @@ def parameters(directory: str) -> list[Any]:
     return list(load_file(Path(directory) / "model.safetensors").values())
 
 
+def test_show_of_layers_without_rope_and_with_a_part_of_it(
+    run: Callable[..., Result], run_json: Callable[..., dict[str, Any]], tiny_directory: Callable[[str], Path]
+) -> None:
+    some, part = str(tiny_directory("smollm3")), str(tiny_directory("glm4"))
+    assert [(one["rotated"], one["layers"]) for one in run_json("models", "show", some)["ropes"]] == [(16, 3), (0, 2)]
+    assert "base 2,000,000 in 3 layers; none in 2 layers" in " ".join(run("models", "show", some).stdout.split())
+    assert "base 10,000, 16 of 32 numbers" in " ".join(run("models", "show", part).stdout.split())
+
+
 def test_show_of_a_catalog_model(run_json: Callable[..., dict[str, Any]]) -> None:
     facts = run_json("models", "show", "smollm2-135m")
     assert facts["layers"] == 30

@@ -26,7 +26,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
 from twostroke.models.layer_groups import PageShape
-from twostroke.models.rope import Rope
+from twostroke.models.rope import NO_ROPE, Rope
 from twostroke.system.user_key import user_key
 
 LOGITS = Tail("m", StoredLogits(np.array([[0.1, -0.0, 3e-39, np.inf]], np.float32)))
@@ -42,6 +42,18 @@ class Holder:
 
 def load(path: Path, pool: PagePool) -> KVCache:
     return KVCache.load(path, Holder(pool))
+
+
+def test_layers_without_rope_and_with_a_part_of_it(tmp_path: Path, new_pool: NewPool) -> None:
+    """A file says what is rotated, unless that is all: files of older versions do not."""
+    geometry = replace(GEOMETRY, ropes=(NO_ROPE, Rope(1e6, rotated=2)))
+    prefill(new_pool(geometry=geometry), range(5)).save(tmp_path / "value")
+    assert load(tmp_path / "value", new_pool(geometry=geometry)).tokens == list(range(5))
+    assert b'"rotated": 0' in (tmp_path / "value").read_bytes()
+    with pytest.raises(GeometryMismatch, match="no RoPE"):
+        load(tmp_path / "value", new_pool())
+    prefill(new_pool(), range(5)).save(tmp_path / "plain")
+    assert b"rotated" not in (tmp_path / "plain").read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -122,6 +134,7 @@ def test_any_truncation_and_any_addition_is_noticed(tmp_path: Path) -> None:
         ("groups", geometry(head_dim=8).groups),
         ("ropes", (Rope(1e4), Rope(5e5))),
         ("ropes", (Rope(1e4), Rope(1e4, (2.0, 2.0)))),
+        ("ropes", (Rope(1e4), NO_ROPE)),
         ("kv_dtype", "bfloat16"),
         ("tokenizer", "words"),
     ],

@@ -64,7 +64,7 @@ def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "olmo2", "qwen2moe"])
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_wanted_rows_are_those_of_all(

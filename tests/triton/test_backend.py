@@ -37,12 +37,29 @@ def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 
+REFUSED = {
+    "gemma2": "capped scores or logits",
+    "granite": "biases of MLPs",
+    "granite4": "a factor of what layers add",
+    "olmo2": "norms over all heads together",
+    "olmo3": "norms over all heads together",
+    "ministral3": "queries that grow with their position",
+    "qwen2moe": "a shared expert",
+}
+
+
 def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
     """K, V and logits are the reference's up to bfloat16's rounding: windows, norms, scales, biases, experts, RoPE."""
+    if family in REFUSED:
+        with pytest.raises(InvalidRequest, match=f"it has no kernel for {REFUSED[family]}$"):
+            on_gpu(family)
+        return
     mine, theirs = on_gpu(family).prefill(ids(45)), tiny_llm(family).prefill(ids(45))
     assert mine.tail is not None
     assert theirs.tail is not None
-    if "moe" not in family:  # rounding may choose another expert, in which one entry differs wholly
+    if (
+        "moe" not in family and family != "mixtral"
+    ):  # rounding may choose another expert, in which one entry differs wholly
         assert distance(mine.entries(), theirs.entries()) < 0.03
     logits, expected = mine.tail.logits, theirs.tail.logits
     assert logits is not None

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,11 +150,20 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
     }
 
 
+def _rope(facts: Mapping[str, Any], head_dim: int) -> str:
+    """A kind of layers' RoPE, in words."""
+    if not facts["rotated"]:
+        return "none"
+    part = "" if facts["rotated"] == head_dim else f", {facts['rotated']} of {head_dim} numbers"
+    return f"base {facts['base']:,.0f}{part}" + (", scaled" if facts["scaled"] else "")
+
+
 def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     from twostroke.kv.geometry import Geometry
 
     config = checkpoint.config
-    ropes = Counter((rope.base, rope.scaled) for rope in config.ropes)
+    turned = [config.head_dim if rope.rotated is None else rope.rotated for rope in config.ropes]
+    ropes = Counter((rope.base, rope.scaled, turns) for rope, turns in zip(config.ropes, turned, strict=True))
     windows = Counter(config.windows)
     return {
         "architecture": config.architecture,
@@ -168,7 +177,10 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "context": config.max_position,
         "windows": [{"window": window, "layers": count} for window, count in windows.items()],
-        "ropes": [{"base": base, "scaled": scaled, "layers": count} for (base, scaled), count in ropes.items()],
+        "ropes": [
+            {"base": base, "scaled": scaled, "rotated": turns, "layers": count}
+            for (base, scaled, turns), count in ropes.items()
+        ],
         "tied_embeddings": config.tied,
         "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in KV_DTYPES},
     }
@@ -254,8 +266,7 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "context", f"{facts['context']:,}"
     windows = [(one["window"] and f"window {one['window']:,}") or "full" for one in facts["windows"]]
     yield "attention", _by_layers(windows, facts["windows"])
-    bases = [f"base {one['base']:,.0f}" + (", scaled" if one["scaled"] else "") for one in facts["ropes"]]
-    yield "RoPE", _by_layers(bases, facts["ropes"])
+    yield "RoPE", _by_layers([_rope(one, facts["head_dim"]) for one in facts["ropes"]], facts["ropes"])
     yield "KV per token", ", ".join(f"{count:,} bytes in {name}" for name, count in facts["kv_bytes_per_token"].items())
     yield "parameters", f"{facts['parameters']:,}"
     for name, one in facts["weights"].items():

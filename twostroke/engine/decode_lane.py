@@ -75,7 +75,7 @@ class DecodeLane(Lane[Decode]):
             base = longer
         super().__init__(slot, model, stroke, base, todo, missing=missing, again=again)
         if self.guesses:
-            self.queries = LastQueries(stroke.queries, model.config.windows, len(self.guesses))
+            self.queries = LastQueries(stroke.queries, model.config, len(self.guesses))
             self.states = LastRows(stroke.states, len(self.guesses))
         self.output, self.seed, self.record = output, seed, record
         pending, self._prompt = stroke.kv.pending, stroke.kv.token_array
@@ -199,7 +199,7 @@ class DecodeLane(Lane[Decode]):
             return False
         self.todo[self._num_before :] = [sampled.id for sampled in self.record.sampled]
         self.guesses, self._skipped = [], 0
-        self.queries = LastQueries(self.stroke.queries, self.model.config.windows)
+        self.queries = LastQueries(self.stroke.queries, self.model.config)
         self.states = LastRows(self.stroke.states)
         return True
 

@@ -17,6 +17,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.writer import KVWriter, SlotMapping
+from twostroke.models.config import ModelConfig
 from twostroke.models.dropout import Dropout
 
 StrokeKind = TypeVar("StrokeKind", Prefill, Decode)
@@ -62,7 +63,7 @@ class Lane(ABC, Generic[StrokeKind]):
         self.on_close: Callable[[], None] | None = None
         self._base_length = len(base)
         self._write_after(base if self.missing is None else KVCache.empty(model.pool))
-        self.queries = LastQueries(stroke.queries or 0, model.config.windows)
+        self.queries = LastQueries(stroke.queries or 0, model.config)
         self.states = LastRows(stroke.states or 0)
         self.started = False
         self.num_indexed = 0
@@ -179,11 +180,11 @@ class LastRows:
 class LastQueries(LastRows):
     """Query vectors, [layers, rows, Hq, D]."""
 
-    def __init__(self, most: int, windows: tuple[int | None, ...], guesses: int = 0) -> None:
+    def __init__(self, most: int, config: ModelConfig, guesses: int = 0) -> None:
         super().__init__(most, guesses)
-        self._windows = windows
+        self._config = config
 
     def all(self, wrong: int = 0) -> Queries:
         """The queries kept, without those of the last `wrong` guesses."""
         rows = self.rows(wrong)
-        return NO_QUERIES if rows is None else Queries(rows, self._windows)
+        return NO_QUERIES if rows is None else Queries(rows, self._config.windows, self._config.score_cap)

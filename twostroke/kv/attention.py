@@ -5,7 +5,7 @@ weights of a few rows are computed from them here, with the same order and masks
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -21,17 +21,19 @@ class Queries:
     Attributes:
         rows: [layers, n, Hq, D] float32, after RoPE and multiplied by the attention scale.
         windows: each layer's sliding window in positions, or None.
+        cap: the bound of scores, if the model has one (`ModelConfig.score_cap`).
     """
 
     rows: np.ndarray
     windows: tuple[int | None, ...]
+    cap: float | None = None
 
     def __len__(self) -> int:
         return self.rows.shape[1]
 
     def without_last(self, count: int) -> "Queries":
         """The queries without those of the last `count` entries."""
-        return Queries(self.rows[:, : max(0, len(self) - count)], self.windows)
+        return replace(self, rows=self.rows[:, : max(0, len(self) - count)])
 
 
 NO_QUERIES = Queries(np.empty((0, 0, 0, 0), np.float32), ())
@@ -53,6 +55,8 @@ def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
     shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
     with _blas().limit(limits=1):  # idle BLAS threads would spin on the cores that the kernels use
         scores = (shared @ keys).reshape(-1, n, len(kv))
+    if queries.cap is not None:
+        scores = queries.cap * np.tanh(scores / np.float32(queries.cap))
     hidden = order > own_order
     if window is not None:
         hidden = hidden | (positions <= own - window)

@@ -110,7 +110,7 @@ def _short(value: object) -> str:
         for kind, one in zip(kinds, value, strict=True):
             layers[kind] += len(one.layers)
         return f"[{', '.join(_kind(*kind, count) for kind, count in layers.items())}]"
-    kinds = sorted({f"base {rope.base:g}{' scaled' if rope.scaled else ''}" for rope in value})
+    kinds = sorted({str(rope) for rope in value})
     return f"[{len(value)} layers: {', '.join(kinds)}]"
 
 

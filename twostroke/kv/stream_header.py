@@ -71,7 +71,11 @@ def encode(header: StreamHeader) -> bytes:
 @lru_cache(16)
 def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     """The geometry as JSON's types. Cached: it takes longer than all the rest of a short value's header."""
-    return dataclasses.asdict(geometry)
+    fields = dataclasses.asdict(geometry)
+    for rope in fields["ropes"]:
+        if rope["rotated"] is None:  # older versions do not know the field
+            del rope["rotated"]
+    return fields
 
 
 def decode(text: bytes) -> StreamHeader:
@@ -169,13 +173,14 @@ def _group(value: Any) -> LayerGroup:
 
 def _rope(value: Any) -> Rope:
     if isinstance(value, dict):
-        value = {"amplitude": 1.0} | value  # a file that is older than the field
-    fields = _object(value, "a rope", "base", "factors", "amplitude")
+        value = {"amplitude": 1.0, "rotated": None} | value  # a file that is older than these fields
+    fields = _object(value, "a rope", "base", "factors", "amplitude", "rotated")
     factors = fields["factors"]
     numbers = [fields["base"], fields["amplitude"], *(factors if isinstance(factors, list) else [])]
     right = all(type(one) in (int, float) and abs(one) <= 1e30 and math.isfinite(one) for one in numbers)
     require(right and (factors is None or isinstance(factors, list)), "a rope is not made of numbers")
-    return Rope(fields["base"], None if factors is None else tuple(factors), fields["amplitude"])
+    rotated = None if fields["rotated"] is None else _integer(fields["rotated"], "a rope's rotated")
+    return Rope(fields["base"], None if factors is None else tuple(factors), fields["amplitude"], rotated)
 
 
 def _table(value: Any, geometry: Geometry, num_pages: int, page_size: int) -> np.ndarray:

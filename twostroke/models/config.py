@@ -9,22 +9,44 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from twostroke.models.rope import Rope
+from twostroke.models.stable_repr import LATER, StableRepr
 
 Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
-class Attention:
+class QueryGrowth:
+    """Queries grow with their position: by 1 + beta * log(1 + floor(position / length)).
+
+    Llama 4's attention temperature (Nakanishi 2025, arXiv:2501.19399, scales all positions alike); Ministral 3 has it.
+    """
+
+    beta: float
+    length: int
+
+    def factors(self, positions: np.ndarray) -> np.ndarray:
+        """The factor of queries at each position, float32."""
+        steps = np.floor(positions.astype(np.float64) / self.length)  # float64: rounded alike on every processor
+        return (1 + self.beta * np.log(1 + steps)).astype(np.float32)
+
+
+@dataclass(frozen=True, repr=False)
+class Attention(StableRepr):
     """Grouped-query attention with rotary positions.
 
     Attributes:
         scale: factor of query-key products.
+        rope: `NO_ROPE` if queries and keys are not rotated (SmolLM3, some layers).
         window: a query at position p attends to keys at positions > p - window; None for all keys.
         bias: whether q, k and v have biases (Qwen2).
         output_bias: whether the output projection has a bias (Llama and others with `attention_bias`).
         qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3).
+        whole_norm: whether that norm is over all heads of q together, and of k (OLMo 2).
         source: the layer whose K and V this one reads, of the same window and shape; None: it has its own.
+        growth: how queries grow with their position; None: they do not.
     """
 
     num_heads: int
@@ -37,6 +59,8 @@ class Attention:
     qk_norm: bool = False
     output_bias: bool = field(default=False, repr=False)  # identities contain the repr of older versions
     source: int | None = field(default=None, repr=False)
+    whole_norm: bool = field(default=False, repr=False, metadata=LATER)
+    growth: QueryGrowth | None = field(default=None, repr=False, metadata=LATER)
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -61,8 +85,8 @@ class GatedMLP:
     bias: bool = field(default=False, repr=False)
 
 
-@dataclass(frozen=True)
-class Experts:
+@dataclass(frozen=True, repr=False)
+class Experts(StableRepr):
     """A mixture of gated MLPs: a router chooses a few of them for each token (Fedus et al. 2021, arXiv:2101.03961).
 
     The router's softmax runs over all experts in float32. The experts with the highest probabilities are chosen; ties
@@ -73,6 +97,8 @@ class Experts:
         chosen: number of experts that each token passes through.
         intermediate_size: intermediate size of each expert.
         normalized: whether the weights of the chosen experts are divided by their sum.
+        shared_size: intermediate size of an expert that every token passes too, whose output is weighted by a sigmoid
+            (Qwen2-MoE, Yang et al. 2024, arXiv:2407.10671); 0 for none.
     """
 
     count: int
@@ -80,28 +106,37 @@ class Experts:
     intermediate_size: int
     activation: Activation = "silu"
     normalized: bool = True
+    shared_size: int = field(default=0, repr=False, metadata=LATER)
 
 
-@dataclass(frozen=True)
-class Layer:
+@dataclass(frozen=True, repr=False)
+class Layer(StableRepr):
     """Attention, then feed-forward, each after an RMSNorm and added to the residual stream.
 
-    `post_norms`: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
+    Attributes:
+        post_norms: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
+        pre_norms: whether there are the norms before them, which OLMo 2 lacks.
     """
 
     attention: Attention
     feed_forward: GatedMLP | Experts
     post_norms: bool = False
+    pre_norms: bool = field(default=True, repr=False, metadata=LATER)
 
 
-@dataclass(frozen=True)
-class ModelConfig:
+@dataclass(frozen=True, repr=False)
+class ModelConfig(StableRepr):
     """One model. Raises ValueError if a layer reads the K and V of one that has none of the same window and shape.
 
     Attributes:
         architecture: the family's name.
         tied: whether the head is the embedding matrix.
         embedding_scale: factor of embeddings (Gemma: the square root of hidden_size).
+        residual_scale: factor of what attention and feed-forward add to the residual stream (Granite, after Yang et al.
+            2022, arXiv:2203.03466).
+        logit_scale: factor of logits (Granite).
+        score_cap: bound c of query-key products s, which become c tanh(s / c) (Gemma 2); None for none.
+        logit_cap: the same for logits.
     """
 
     architecture: str
@@ -112,6 +147,10 @@ class ModelConfig:
     layers: tuple[Layer, ...]
     tied: bool = False
     embedding_scale: float = 1.0
+    residual_scale: float = field(default=1.0, repr=False, metadata=LATER)
+    logit_scale: float = field(default=1.0, repr=False, metadata=LATER)
+    score_cap: float | None = field(default=None, repr=False, metadata=LATER)
+    logit_cap: float | None = field(default=None, repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for index, one in enumerate(self.attentions):
@@ -158,15 +197,6 @@ class ModelConfig:
         return tuple(attention.window for attention in self.attentions)
 
     @property
-    def unusual_biases(self) -> str | None:
-        """The biases, in words, that few models have and some backends cannot add; None if there are none."""
-        if any(isinstance(layer.feed_forward, GatedMLP) and layer.feed_forward.bias for layer in self.layers):
-            return "biases of MLPs"
-        if any(attention.output_bias for attention in self.attentions):
-            return "biases behind attention"
-        return None
-
-    @property
     def head_tensor(self) -> str:
         """The Twostroke name of the head's matrix."""
         return "embed" if self.tied else "head"
@@ -191,20 +221,19 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     attention, feed_forward = layer.attention, layer.feed_forward
     q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm": (hidden,),
+        **({"attn_norm": (hidden,)} if layer.pre_norms else {}),
         "q": (q_size, hidden),
         **({} if attention.source is not None else {"k": (kv_size, hidden), "v": (kv_size, hidden)}),
         "o": (hidden, q_size),
-        "mlp_norm": (hidden,),
+        **({"mlp_norm": (hidden,)} if layer.pre_norms else {}),
     }
-    mlp = {
-        "gate": (feed_forward.intermediate_size, hidden),
-        "up": (feed_forward.intermediate_size, hidden),
-        "down": (hidden, feed_forward.intermediate_size),
-    }
+    mlp = _mlp_shapes(feed_forward.intermediate_size, hidden)
     if isinstance(feed_forward, Experts):
         shapes[ROUTER] = (feed_forward.count, hidden)
         shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
+        if feed_forward.shared_size:
+            shared = _mlp_shapes(feed_forward.shared_size, hidden)
+            shapes |= {SHARED_GATE: (hidden,)} | {f"shared.{part}": shape for part, shape in shared.items()}
     else:
         shapes |= mlp
         if feed_forward.bias:
@@ -214,12 +243,19 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     if attention.bias:
         shapes |= {f"{part}_bias": (q_size if part == "q" else kv_size,) for part in attention.projections}
     if attention.qk_norm:
-        shapes |= {f"{part}_norm": (attention.head_dim,) for part in attention.projections if part != "v"}
+        whole = {"q": q_size, "k": kv_size} if attention.whole_norm else {}
+        normed = [part for part in attention.projections if part != "v"]
+        shapes |= {f"{part}_norm": (whole.get(part, attention.head_dim),) for part in normed}
     if layer.post_norms:
         shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     return shapes
 
 
+def _mlp_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+
+
+SHARED_GATE = "shared_gate"  # of the shared expert
 ROUTER = "router"  # always float32: it is small, and a wrong choice of experts costs much quality
 
 

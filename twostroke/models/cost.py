@@ -104,6 +104,7 @@ class CostModel:
             if isinstance(feed_forward, Experts):
                 passed = feed_forward.chosen
                 flops += 2 * hidden * feed_forward.count
+                flops += 6 * hidden * feed_forward.shared_size
             flops += passed * 6 * hidden * feed_forward.intermediate_size
         return flops
 

@@ -54,7 +54,7 @@ def layer_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
     for index, one in enumerate(config.attentions):
         if one.source is None:
             kinds.setdefault((one.window, *one.kv_shape), []).append(index)
-    room = _page_room(kinds) if kinds else 0
+    room = _page_room(kinds) if kinds else 0  # a head alone, in tests, has no layers
     groups: list[LayerGroup] = []
     for (window, heads, dim), layers in sorted(kinds.items(), key=lambda kind: kind[0][0] is not None):
         depth = room // (2 * heads * dim)

@@ -1,38 +1,61 @@
 """Rotary position embedding (RoPE) and the ways in which it is scaled to longer contexts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import ceil, floor, log, pi, sqrt
 
 import numpy as np
 
+from twostroke.models.stable_repr import LATER, StableRepr
 
-@dataclass(frozen=True)
-class Rope:
-    """RoPE (Su et al. 2021): pair i of a head is rotated by position * base**(-2i / head_dim) / factors[i] radians.
 
-    `factors` (length head_dim / 2) holds the divisors of a scaling; None is all ones. `amplitude` multiplies rotated
-    queries and keys (transformers' attention factor). Pairs are (i, i + head_dim / 2), the layout of Hugging Face
-    checkpoints; loaders permute other layouts.
+@dataclass(frozen=True, repr=False)
+class Rope(StableRepr):
+    """RoPE (Su et al. 2021): pair i of a head is rotated by position * base**(-2i / rotated) / factors[i] radians.
+
+    `factors` (length rotated / 2) holds the divisors of a scaling; None is all ones. `amplitude` multiplies rotated
+    queries and keys (transformers' attention factor). `rotated` is how many numbers of a head are rotated (GPT-J's
+    partial RoPE); None is all. Pairs are (i, i + head_dim / 2), of which the first ones are rotated; loaders permute
+    other layouts (`families.head_layouts`).
     """
 
     base: float
     factors: tuple[float, ...] | None = None
     amplitude: float = 1.0
+    rotated: int | None = field(default=None, repr=False, metadata=LATER)
 
     @property
     def scaled(self) -> bool:
         return self.factors is not None or self.amplitude != 1
 
+    def __str__(self) -> str:
+        if self == NO_ROPE:
+            return "no RoPE"
+        part = "" if self.rotated is None else f" of {self.rotated} numbers"
+        return f"base {self.base:g}{part}{' scaled' if self.scaled else ''}"
+
+
+NO_ROPE = Rope(1.0, rotated=0)  # of a layer that knows no positions (NoPE, Kazemnejad et al. 2023, arXiv:2305.19466)
+
 
 @cache
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """[head_dim / 2] float32: each pair's angle per position, in radians."""
-
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    """[head_dim / 2] float32: each pair's angle per position, in radians; 0 for those that are not rotated."""
+    rotated = head_dim if rope.rotated is None else rope.rotated
+    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(max(rotated, 1))
     turns = np.float32(1.0) / np.float32(rope.base) ** exponents
-    return turns if rope.factors is None else turns / np.array(rope.factors, np.float32)
+    if rope.factors is not None:
+        turns = turns / np.array(rope.factors, np.float32)
+    return np.concatenate([turns, np.zeros((head_dim - rotated) // 2, np.float32)])
+
+
+@cache
+def amplitudes(rope: Rope, head_dim: int) -> np.ndarray:
+    """[head_dim / 2] float32: each pair's factor of queries and keys; 1 for those that are not rotated."""
+    sizes = np.ones(head_dim // 2, np.float32)
+    sizes[: None if rope.rotated is None else rope.rotated // 2] = rope.amplitude
+    return sizes
 
 
 def linear(base: float, head_dim: int, factor: float) -> Rope:

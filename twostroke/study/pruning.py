@@ -30,6 +30,7 @@ from twostroke.models.checkpoints.huggingface.safetensors import SINGLE
 from twostroke.models.checkpoints.tokenizer import FILES, Tokenizer
 from twostroke.models.config import GatedMLP, ModelConfig, tensor_shapes
 from twostroke.models.families import BY_NAME
+from twostroke.models.families.tensor_names import fused_rows
 from twostroke.sampling.params import SamplingParams
 
 WINDOW = 512  # tokens of calibration text in one context
@@ -134,6 +135,9 @@ def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> 
 
 def mlp_of(config: ModelConfig) -> GatedMLP:
     """The MLP of every layer. Raises InvalidRequest for a model that cannot be pruned."""
+    names = tensor_names(config, "model.", "lm_head.weight")
+    if BY_NAME[config.architecture].transforms(config, "huggingface") or fused_rows(config, names):
+        raise InvalidRequest(f"{config.architecture} cannot be pruned: its files have matrices in another form")
     first = config.layers[0].feed_forward
     alike = all(layer.feed_forward == first and not layer.post_norms for layer in config.layers)
     if not isinstance(first, GatedMLP) or not alike:
@@ -168,6 +172,8 @@ def _config_json(checkpoint: Checkpoint, kept: ModelConfig, tokenizer: Tokenizer
         return json.loads((source.directory / "config.json").read_text()) | widths
     if any(rope.scaled for rope in kept.ropes) or len(set(kept.ropes)) > 1:
         raise InvalidRequest(f"{checkpoint.name} has scaled RoPE, and GGUF lacks its parameters: prune a directory")
+    if (kept.embedding_scale, kept.residual_scale, kept.logit_scale) != (1, 1, 1):
+        raise InvalidRequest(f"{checkpoint.name} has factors that only its own config.json states: prune a directory")
     return widths | {
         "architectures": [family.transformers],
         "model_type": family.model_types[0],

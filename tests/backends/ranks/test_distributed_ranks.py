@@ -87,6 +87,8 @@ def alone(path: Path, backend: str, directory: Path, long: bool) -> dict[str, An
 @pytest.mark.parametrize(("backend", "family", "size", "threads"), [
     pytest.param("native", "llama", 2, 1, marks=needs_native),
     pytest.param("native", "qwen3moe", 3, 2, marks=needs_native),
+    pytest.param("native", "olmo2", 2, 1, marks=needs_native),
+    pytest.param("native", "qwen2moe", 3, 1, marks=needs_native),
     ("reference", "llama", 2, 1),
 ])  # fmt: skip
 def test_the_bits_of_one(backend: str, family: str, size: int, threads: int, tmp_path: Path) -> None:

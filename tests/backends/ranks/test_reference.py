@@ -21,7 +21,19 @@ def seen_with(path: Path, tp: int) -> dict[str, Any]:
         return record(llm, long=False)
 
 
-@pytest.mark.parametrize(("family", "degrees"), [("qwen2", (3, 4)), ("qwen3moe", (2, 4)), ("gemma3", (2, 4))])
+@pytest.mark.parametrize(
+    ("family", "degrees"),
+    [
+        ("qwen2", (3, 4)),
+        ("qwen3moe", (2, 4)),
+        ("gemma3", (2, 4)),
+        ("gemma2", (2,)),
+        ("granite", (2,)),
+        ("olmo2", (3, 4)),
+        ("qwen2moe", (3,)),
+        ("ministral3", (2,)),
+    ],
+)
 def test_families(family: str, degrees: tuple[int, ...], tmp_path: Path) -> None:
     path = write_model(family, tmp_path, head_dim=32, **UNEVEN)
     alone = seen_with(path, 1)

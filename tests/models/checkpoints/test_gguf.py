@@ -248,7 +248,7 @@ def test_the_id_names_the_weights_and_not_the_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("llama.expert_count", 8, "architecture llama with 8 experts"),
+        ("qwen2.expert_count", 8, "architecture qwen2 with 8 experts"),
         ("llama.rope.scaling.type", "other", "RoPE scaling 'other'"),
         ("llama.rope.dimension_count", 8, "RoPE on a part"),
         ("llama.attention.value_length", 8, "values of another size"),
@@ -259,7 +259,7 @@ def test_variants_we_lack_are_refused(tmp_path: Path, key: str, value: Any, mess
     def alter(writer: gguf.GGUFWriter) -> None:
         writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
 
-    path = write(tmp_path / "a.gguf", alter=alter)
+    path = write(tmp_path / "a.gguf", key.split(".")[0], alter=alter)
     with pytest.raises(UnsupportedArchitecture, match=message) as caught:
         open_gguf(path)
     assert str(path) in str(caught.value)

@@ -220,7 +220,7 @@ def test_defaults_are_the_families(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("llama", {"model_type": "phi3"}, "model_type 'phi3' is not supported, only llama"),
+        ("llama", {"model_type": "falcon"}, "model_type 'falcon' is not supported, only llama"),
         ("llama", {"hidden_act": "relu"}, "activation 'relu'"),
         ("llama", {"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "rope_type 'axial'"),
         ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quantized by 'aqlm' are not supported"),

@@ -83,9 +83,13 @@ def test_rows_that_gguf_permutes_are_permuted_still() -> None:
 
 
 def test_logits_are_near(family: str, tiny_llm: Callable[..., LLM]) -> None:
+    """Most of them: a row with nearly equal router logits may choose another expert, and then differs wholly."""
     exact = all_logits(tiny_llm(family), IDS)
     distances = [
-        float(norm(all_logits(tiny_llm(family, weights=weights), IDS) - exact) / norm(exact)) for weights in WEIGHTS
+        float(
+            np.median(norm(all_logits(tiny_llm(family, weights=weights), IDS) - exact, axis=-1) / norm(exact, axis=-1))
+        )
+        for weights in WEIGHTS
     ]
     # Random weights make the most of rounding: trained ones lose far less (benchmarks/quality.py).
     assert distances[0] < 0.05

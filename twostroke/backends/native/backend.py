@@ -103,8 +103,6 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return f"it wants heads of a multiple of 32, not {dim}"
     if len({layer.feed_forward.activation for layer in config.layers}) > 1:
         return "it wants one activation for all layers"
-    if reason := config.unusual_biases:
-        return f"it has no kernel for {reason}"
     if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
         return "it has no norm behind experts"
     for name, tensor in matrices.items():

@@ -49,7 +49,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "add_experts_block": (
         None,
-        (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
+        (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
     ),
     "forward": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (_INT, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
@@ -81,14 +81,16 @@ class NativeConfig(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "gelu", "num_ropes")),
         *((name, ctypes.c_int32) for name in ("q_width", "kv_width", "half_dim", "vocab", "embedding_format")),
-        *((name, ctypes.c_float) for name in ("eps", "embedding_scale")),
+        *((name, ctypes.c_float) for name in ("eps", "embedding_scale", "residual_scale")),
+        *((name, ctypes.c_float) for name in ("score_cap", "logit_cap")),
     ]
 
 
 class NativeAttention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "dim", "first_kv_head", "last_kv_head", "any_head")),
-        *((name, ctypes.c_int32) for name in ("rope", "window", "group", "place", "own_entries")),
+        *((name, ctypes.c_int32) for name in ("rope", "query_rope", "window", "group", "place")),
+        *((name, ctypes.c_int32) for name in ("own_entries", "whole_norm")),
         ("scale", ctypes.c_float),
     ]
 

@@ -16,9 +16,9 @@ from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
-from twostroke.models.config import ROUTER, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import ROUTER, SHARED_GATE, Attention, GatedMLP, Layer, ModelConfig, QueryGrowth
 from twostroke.models.layer_groups import entry_places
-from twostroke.models.rope import frequencies
+from twostroke.models.rope import Rope, amplitudes, frequencies
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.scratch import ScratchMemory, address
@@ -40,7 +40,7 @@ class NativeModel:
         """`call` is `SharedMemoryRanks.call` if there are other ranks."""
         self.config, self.team, self.library = config, team, team.library
         self.statistics, self._call = statistics, call or _alone
-        self.ropes = list(dict.fromkeys((one.rope, one.head_dim) for one in config.attentions))
+        self.turned = list(dict.fromkeys(one for attention in config.attentions for one in _turned(attention)))
         self.half_dim = max((one.head_dim for one in config.attentions), default=0) // 2
         self.q_width = max((one.num_heads * one.head_dim for one in config.attentions), default=0)
         self.places = entry_places(config)
@@ -58,7 +58,7 @@ class NativeModel:
             hidden=config.hidden_size,
             intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
             gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
-            num_ropes=len(self.ropes),
+            num_ropes=len(self.turned),
             q_width=self.q_width,
             kv_width=max((one.num_kv_heads * one.head_dim for one in config.attentions), default=0),
             half_dim=self.half_dim,
@@ -66,13 +66,16 @@ class NativeModel:
             embedding_format=0 if config.tied else weights.table_format(self.table),
             eps=config.norm_eps,
             embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            score_cap=config.score_cap or 0,
+            logit_cap=config.logit_cap or 0,
         )
         self.handle = self.library.twostroke_model(
             team.handle,
             ctypes.byref(fields),
             self.head.handle if config.tied else None,
             self.head.handle,
-            self._vector(weights, "norm"),
+            self._lend(weights.vector("norm") * np.float32(config.logit_scale)),
         )
         team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
         for i, layer in enumerate(config.layers):
@@ -92,31 +95,38 @@ class NativeModel:
 
     def _add(self, index: int, layer: Layer, weights: WeightSource) -> None:
         attention, prefix = layer.attention, f"layers.{index}."
-        norms = ["attn_norm", "mlp_norm"]
+        norms = ["attn_norm", "mlp_norm"] if layer.pre_norms else ["", ""]
         norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
         norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
-        bias = [weights.vector(f"{prefix}{part}_bias") for part in attention.projections] if attention.bias else []
         pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
         own = attention.source is None
         heads = weights.share.kv_heads(attention)
-        (group, place), rope = self.places[index], self.ropes.index((attention.rope, attention.head_dim))
+        (group, place), ropes = self.places[index], [self.turned.index(one) for one in _turned(attention)]
         shape = NativeAttention(
             attention.num_heads,
             *attention.kv_shape,
             heads.start,
             heads.stop,
             weights.share.any_head(attention),
-            rope,
+            *ropes,
             attention.window or 0,
             group,
             place,
             own,
+            attention.whole_norm,
             attention.scale,
         )
-        described = self._lend(np.concatenate(bias)) if bias else None, ctypes.byref(shape)
+        mlp = layer.feed_forward
+        biased = isinstance(mlp, GatedMLP) and mlp.bias
+        biases = (ctypes.c_void_p * 4)(
+            self._biases(weights, prefix, attention.projections if attention.bias else ()),
+            self._biases(weights, prefix, "o" if attention.output_bias else ()),
+            self._biases(weights, prefix, ("gate", "up") if biased else ()),
+            self._biases(weights, prefix, ("down",) if biased else ()),
+        )
+        described = biases, ctypes.byref(shape)
         matrices = self._handles(weights, prefix, *attention.projections)
         matrices += [*([] if own else [None, None]), *self._handles(weights, prefix, "o")]
-        mlp = layer.feed_forward
         if isinstance(mlp, GatedMLP):
             matrices += self._handles(weights, prefix, "gate", "up", "down")
             self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *described)
@@ -124,6 +134,9 @@ class NativeModel:
         experts: list[int | None] = []
         for e in range(mlp.count):
             experts += self._handles(weights, f"{prefix}experts.{e}.", "gate", "up", "down")
+        gate = self._vector(weights, prefix + SHARED_GATE) if mlp.shared_size else None
+        if mlp.shared_size:
+            experts += self._handles(weights, f"{prefix}shared.", "gate", "up", "down")
         self.library.twostroke_add_experts_block(
             self.handle,
             pointers,
@@ -134,7 +147,12 @@ class NativeModel:
             mlp.chosen,
             mlp.normalized,
             _pointers(experts),
+            gate,
         )
+
+    def _biases(self, weights: WeightSource, prefix: str, parts: Sequence[str]) -> int | None:
+        """Those of these parts, one after another; None without parts."""
+        return self._lend(np.concatenate([weights.vector(f"{prefix}{part}_bias") for part in parts])) if parts else None
 
     def _handles(self, weights: WeightSource, prefix: str, *names: str) -> list[int | None]:
         return [self._matrix(weights, prefix + name).handle for name in names]
@@ -204,15 +222,18 @@ class NativeModel:
         return heads
 
     def _rope_tables_for(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of at least `count` positions, by RoPE's amplitude: [ropes, positions, half_dim] each."""
+        """cos and sin of at least `count` positions, by amplitude and growth: [turned, positions, half_dim] each."""
         if self.turns[0].shape[1] < count:
             positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
-            angles = np.zeros((len(self.ropes), len(positions), self.half_dim), np.float32)
-            for turned, (rope, dim) in zip(angles, self.ropes, strict=True):
-                turned[:, : dim // 2] = positions * frequencies(rope, dim)
-            turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
-            sizes = np.array([rope.amplitude for rope, _ in self.ropes], np.float32)[:, None, None]
-            self.turns = turns[0].astype(np.float32) * sizes, turns[1].astype(np.float32) * sizes
+            angles = np.zeros((len(self.turned), len(positions), self.half_dim), np.float32)
+            for angle, (rope, dim, _) in zip(angles, self.turned, strict=True):
+                angle[:, : dim // 2] = positions * frequencies(rope, dim)
+            turns = tuple(of(angles, dtype=np.float64).astype(np.float32) for of in (np.cos, np.sin))
+            for i, (rope, dim, growth) in enumerate(self.turned):
+                size = amplitudes(rope, dim) if growth is None else amplitudes(rope, dim) * growth.factors(positions)
+                for turn in turns:
+                    turn[i, :, : dim // 2] *= size
+            self.turns = turns[0], turns[1]
         return self.turns
 
     def sample(self, rows: Sequence[LazyLogits], draws: Sequence[Draw]) -> KnownTokens:
@@ -260,6 +281,11 @@ class NativeModel:
         places = self.handle, address(hidden), len(ids), packed_noises(noises), address(ids)
         self._call(self.library.twostroke_search, *places, None if highest is None else address(highest))
         return ids.tolist()
+
+
+def _turned(attention: Attention) -> list[tuple[Rope, int, QueryGrowth | None]]:
+    """How keys and queries are turned."""
+    return [(attention.rope, attention.head_dim, growth) for growth in (None, attention.growth)]
 
 
 def _by_group(spans: np.ndarray) -> np.ndarray:

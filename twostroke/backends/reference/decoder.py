@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
 
@@ -24,19 +24,23 @@ class ReferenceLayer:
         self.operations, self.index, self.eps = operations, index, config.norm_eps
         self.attention, self.feed_forward = layer.attention, layer.feed_forward
         self.place = entry_places(config)[index]
-        self.attn_norm, self.mlp_norm = pack("attn_norm"), pack("mlp_norm")
+        self.residual_scale, self.score_cap = config.residual_scale, config.score_cap
+        self.pre_norms = (pack("attn_norm"), pack("mlp_norm")) if layer.pre_norms else (None, None)
         made = layer.attention.projections
         self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if layer.attention.bias else ())
         self.o = pack("o", bias=("o_bias",) if layer.attention.output_bias else ())
         self.heads = operations.heads(config, index)
         self.qk_norms = [pack(f"{name}_norm") for name in made if name != "v"] if layer.attention.qk_norm else []
-        self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else None
+        self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else (None, None)
         if isinstance(layer.feed_forward, models.Experts):
             self.router = pack("router")
             self.experts = [
                 (pack(f"experts.{e}.gate", f"experts.{e}.up"), pack(f"experts.{e}.down"))
                 for e in range(layer.feed_forward.count)
             ]
+            self.shared = None
+            if layer.feed_forward.shared_size:
+                self.shared = pack("shared_gate"), pack("shared.gate", "shared.up"), pack("shared.down")
         else:
             biased = layer.feed_forward.bias
             self.gate_up = pack("gate", "up", bias=("gate_bias", "up_bias") if biased else ())
@@ -48,15 +52,16 @@ class ReferenceLayer:
         """[N, hidden] -> [N, hidden]. `kv`: see `ReferenceDecoder.forward`. Queries are appended."""
         ops, attention, (group, place) = self.operations, self.attention, self.place
         own = kv[group][place]
-        h = ops.norm(x, self.attn_norm, self.eps)
+        h = self._normed(x, self.pre_norms[0])
         q = ops.rope_store(ops.linear(h, self.qkv), own, batch, group, attention, self.qk_norms, self.eps)
         if batch.query_rows is not None:
             asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
             queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
-        attended = ops.whole(ops.attention(q, own, batch, group, attention.scale, attention.window), self.heads)
+        attended = ops.attention(q, own, batch, group, attention.scale, attention.window, self.score_cap)
+        attended = ops.whole(attended, self.heads)
         made = ops.whole(ops.linear(attended, self.o), self.o.split)
-        x = x + (made if self.post_norms is None else ops.norm(made, self.post_norms[0], self.eps))
-        h = ops.norm(x, self.mlp_norm, self.eps)
+        x = self._added(x, self._normed(made, self.post_norms[0]))
+        h = self._normed(x, self.pre_norms[1])
         if batch.dropout is not None:
             h = h * batch.dropout[self.index].to(h.dtype)
         if isinstance(self.feed_forward, models.Experts):
@@ -64,7 +69,15 @@ class ReferenceLayer:
         else:
             h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
             made = ops.whole(ops.linear(h, self.down), self.down.split)
-        return x + (made if self.post_norms is None else ops.norm(made, self.post_norms[1], self.eps))
+        return self._added(x, self._normed(made, self.post_norms[1]))
+
+    def _normed(self, x: torch.Tensor, norm: DenseWeight | None) -> torch.Tensor:
+        """After a norm, if the layer has it."""
+        return x if norm is None else self.operations.norm(x, norm, self.eps)
+
+    def _added(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """The residual stream with a part's outputs."""
+        return x + (made if self.residual_scale == 1 else made * self.residual_scale)
 
     def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
         """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read."""
@@ -77,6 +90,10 @@ class ReferenceLayer:
             gate_up, down = self.experts[e]
             made = ops.linear(ops.gated_linear(h[rows], gate_up, experts.activation), down)
             total[rows] += weights[rows, slots, None].to(h.dtype) * made
+        if self.shared is not None:
+            gate, gate_up, down = self.shared
+            share = torch.sigmoid(h.float() @ gate.matrix.float())[:, None].to(h.dtype)
+            total += share * ops.linear(ops.gated_linear(h, gate_up, experts.activation), down)
         return ops.whole(total, split)
 
 
@@ -114,4 +131,6 @@ class ReferenceDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""
-        return self.operations.head(self.operations.norm(hidden, self.norm, self.config.norm_eps), self.head)
+        logits = self.operations.head(self.operations.norm(hidden, self.norm, self.config.norm_eps), self.head)
+        logits = logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
+        return logits if self.config.logit_cap is None else capped(logits, self.config.logit_cap)

@@ -23,7 +23,7 @@ from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
 from twostroke.models.config import Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.rope import Rope, frequencies
+from twostroke.models.rope import Rope, amplitudes, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
 
@@ -155,38 +155,66 @@ class Operations:
         cos, sin = self._angles(batch, attention.rope, attention.head_dim)
 
         def turn(x: torch.Tensor, norm: Sequence[DenseWeight]) -> torch.Tensor:
-            return _rotate(self.norm(x, norm[0], eps) if norm else x, cos, sin)
+            if norm:
+                x = self.norm_heads(x, norm[0], eps, attention) if attention.whole_norm else self.norm(x, norm[0], eps)
+            return _rotate(x, cos, sin)
 
         if attention.source is not None:
-            return turn(heads, norms), None, None
+            return self._grown(turn(heads, norms), batch, attention), None, None
         q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
-        return turn(q, norms[:1]), turn(k, norms[1:]), v
+        return self._grown(turn(q, norms[:1]), batch, attention), turn(k, norms[1:]), v
+
+    def norm_heads(self, x: torch.Tensor, weight: DenseWeight, eps: float, attention: Attention) -> torch.Tensor:
+        """RMSNorm over all heads together, [N, H, D]."""
+        return self.norm(x.flatten(1), weight, eps).view(x.shape)
+
+    def _grown(self, q: torch.Tensor, batch: TensorBatch, attention: Attention) -> torch.Tensor:
+        """Queries by the factors of their positions."""
+        if attention.growth is None:
+            return q
+        factors = torch.from_numpy(attention.growth.factors(batch.positions.cpu().numpy())).to(self.device)
+        return (q.float() * factors[:, None, None]).to(q.dtype)
 
     def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every row's angles by the amplitude, [N, 1, D / 2] float32, once per step and RoPE."""
         if (cached := batch.scratch.get((rope, head_dim))) is not None:
             return cached
-        angles = batch.positions[:, None, None].float() * torch.from_numpy(frequencies(rope, head_dim)).to(self.device)
-        batch.scratch[rope, head_dim] = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+        turns, sizes = (torch.from_numpy(of(rope, head_dim)).to(self.device) for of in (frequencies, amplitudes))
+        angles = batch.positions[:, None, None].float() * turns
+        batch.scratch[rope, head_dim] = angles.cos() * sizes, angles.sin() * sizes
         return batch.scratch[rope, head_dim]
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, layers: int, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        batch: TensorBatch,
+        layers: int,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
         """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D].
 
-        `layers`: the group of layers to which `kv` belongs.
+        `layers`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one.
         """
         out = torch.empty_like(q)
         groups = batch.scratch.get("groups")
         if groups is None:
             groups = batch.scratch["groups"] = list(groups_of(batch, q.device))
         for group in groups:
-            out[group.rows] = self._attend(q[group.rows], kv, group, layers, scale, window).to(q.dtype)
+            out[group.rows] = self._attend(q[group.rows], kv, group, layers, scale, window, cap).to(q.dtype)
         return out.flatten(1)
 
     def _attend(
-        self, q: torch.Tensor, kv: torch.Tensor, group: SequenceGroup, layers: int, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        group: SequenceGroup,
+        layers: int,
+        scale: float,
+        window: int | None,
+        cap: float | None,
     ) -> torch.Tensor:
         """Attention of one group over its tiles, computed in float32: [G * T, Hq, D]."""
         num_kv_heads, page_size, head_dim = kv.shape[2:]
@@ -203,6 +231,8 @@ class Operations:
             pages = tile.pages[:, None, :]
             k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)
             scores = q[:n] @ k.transpose(-1, -2)
+            if cap is not None:
+                scores = capped(scores, cap)
             if tile.mask is not None:
                 mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)
                 scores.masked_fill_(~mask.reshape(scores.shape), -torch.inf)
@@ -231,6 +261,11 @@ class Operations:
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         """Normalized hidden states [R, hidden] -> logits [R, vocab] float32."""
         return F.linear(x, weight.matrix).float()
+
+
+def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Scores or logits between -cap and cap."""
+    return torch.tanh(x / cap) * cap
 
 
 def _device_name(device: str) -> str:

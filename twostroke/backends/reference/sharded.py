@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from twostroke.backends.ranks.collectives import Collectives
-from twostroke.backends.ranks.sharding import ColumnSplit
+from twostroke.backends.ranks.sharding import ColumnSplit, Shard
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.backends.torch_ranks import TensorShard, split_of_heads
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Attention, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 
 
@@ -40,6 +40,14 @@ class ShardedOperations(Operations):
     def whole(self, x: torch.Tensor, split: ColumnSplit) -> torch.Tensor:
         return self.links.gather_columns(x, split)
 
+    def norm_heads(self, x: torch.Tensor, weight: DenseWeight, eps: float, attention: Attention) -> torch.Tensor:
+        """Each rank puts the heads of all ranks together, and keeps its own."""
+        width, ranks = len(weight.matrix) // attention.num_kv_heads, self.group.size
+        heads = [Shard(rank, ranks).kv_heads(attention) for rank in range(ranks)]
+        split = ColumnSplit.of([range(own.start * width, own.stop * width) for own in heads], self.group.rank)
+        normed = self.norm(self.whole(x.flatten(1), split), weight, eps)
+        return normed[:, split.start : split.start + split.own].view(x.shape)
+
     def embed(self, weight: DenseWeight, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         """Each rank looks up the tokens that it has."""
         split, hidden = weight.split, weight.matrix.shape[1]
@@ -52,9 +60,16 @@ class ShardedOperations(Operations):
         return rows if scale == 1.0 else rows * scale
 
     def attention(
-        self, q: torch.Tensor, kv: torch.Tensor, batch: TensorBatch, layers: int, scale: float, window: int | None
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        batch: TensorBatch,
+        layers: int,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
-        return super().attention(q, kv, batch, layers, scale, window) if q.shape[1] else q.flatten(1)
+        return super().attention(q, kv, batch, layers, scale, window, cap) if q.shape[1] else q.flatten(1)
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         return self.whole(super().head(x, weight), weight.split)

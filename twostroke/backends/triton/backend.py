@@ -26,7 +26,7 @@ from twostroke.backends.triton.packed import PACKED_FORMATS
 from twostroke.backends.triton.pass_plan import tall_of
 from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Experts, GatedMLP, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape
 
@@ -114,12 +114,28 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str |
         return f"it wants as many query heads for each KV head, not {config.num_heads} for {config.num_kv_heads}"
     if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
         return f"it wants at most {most} query heads for a KV head"
-    if reason := config.unusual_biases:
-        return f"it has no kernel for {reason}"
+    if part := _without_kernel(config):
+        return f"it has no kernel for {part}"
     for name, tensor in matrices.items():
         if tensor.shape[1] % COPIED:
             return f"it wants multiples of {COPIED} columns, not {tensor.shape[1]} ({name})"
     return None
+
+
+def _without_kernel(config: ModelConfig) -> str | None:
+    """A part of the model, in words, that only other backends compute; None if there is none."""
+    mlps = [layer.feed_forward for layer in config.layers]
+    parts = {
+        "biases of MLPs": any(isinstance(mlp, GatedMLP) and mlp.bias for mlp in mlps),
+        "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
+        "biases behind attention": any(one.output_bias for one in config.attentions),
+        "norms over all heads together": any(one.whole_norm for one in config.attentions),
+        "queries that grow with their position": any(one.growth for one in config.attentions),
+        "layers without norms before them": not all(layer.pre_norms for layer in config.layers),
+        "a factor of what layers add": config.residual_scale != 1,
+        "capped scores or logits": config.score_cap is not None or config.logit_cap is not None,
+    }
+    return next((part for part, there in parts.items() if there), None)
 
 
 def _digest() -> str:

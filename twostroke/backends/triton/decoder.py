@@ -19,7 +19,7 @@ from twostroke.backends.triton.packed import RepackedMatrix
 from twostroke.backends.triton.pass_plan import FEW_ROWS, MAX_PARTS, PassShape, keys_of, power_of_two
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places, layer_groups
-from twostroke.models.rope import Rope, frequencies
+from twostroke.models.rope import Rope, amplitudes, frequencies
 
 LOG2_E = 1.4426950408889634
 EXPANDED = 1024  # slots that a program expands
@@ -130,7 +130,7 @@ class TritonDecoder:
         self.table = head if config.tied else place(weights("embed"), device)
         self.rooms = ExpertBufferPool(device)
         self.layers = [TritonLayer(self, i, weights) for i in range(config.num_layers)]
-        self.norm = self.vector(weights("norm").dequantize())
+        self.norm = self.vector(weights("norm").dequantize() * np.float32(config.logit_scale))
         dim, heads = config.head_dim, self.own.num_heads
         self.sums = torch.empty(MAX_PARTS * heads * dim, dtype=torch.float32, device=device)
         self.tops, self.totals = (torch.empty(MAX_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2))
@@ -160,7 +160,7 @@ class TritonDecoder:
         count = max(power_of_two(positions), min(self.config.max_position, 1 << 17))
         at = np.arange(count, dtype=np.float32)[:, None]
         angles = np.stack([at * frequencies(rope, self.config.head_dim) for rope in self.ropes])
-        sizes = np.array([rope.amplitude for rope in self.ropes], np.float32)[:, None, None]
+        sizes = np.stack([amplitudes(rope, self.config.head_dim) for rope in self.ropes])[:, None]
         cos, sin = (turn(angles, dtype=np.float64).astype(np.float32) * sizes for turn in (np.cos, np.sin))
         self.turns = torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
         return True

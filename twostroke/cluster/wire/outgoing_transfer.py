@@ -158,7 +158,7 @@ class OutgoingTransfer:
             [rest],
             header=final.header,
             order=final.order,
-            queries=[list(queries.rows.shape), list(queries.windows)],
+            queries=[list(queries.rows.shape), list(queries.windows), *([] if queries.cap is None else [queries.cap])],
             digest=checksum(rest, self._kind),
             state=final.state,
         )

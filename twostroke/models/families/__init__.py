@@ -1,14 +1,29 @@
 """The families of models, one file each. Both loaders know every family listed here."""
 
 from twostroke.models.families.family import Family
+from twostroke.models.families.gemma2 import Gemma2
 from twostroke.models.families.gemma3 import Gemma3
+from twostroke.models.families.glm import Glm
+from twostroke.models.families.glm4 import Glm4
+from twostroke.models.families.granite import Granite
+from twostroke.models.families.granite_hybrid import GraniteHybrid
 from twostroke.models.families.llama import Llama
+from twostroke.models.families.ministral3 import Ministral3
 from twostroke.models.families.mistral import Mistral
+from twostroke.models.families.mixtral import Mixtral
+from twostroke.models.families.olmo2 import Olmo2
+from twostroke.models.families.olmo3 import Olmo3
+from twostroke.models.families.phi3 import Phi3
 from twostroke.models.families.qwen2 import Qwen2
+from twostroke.models.families.qwen2_moe import Qwen2MoE
 from twostroke.models.families.qwen3 import Qwen3
 from twostroke.models.families.qwen3_moe import Qwen3MoE
+from twostroke.models.families.smollm3 import SmolLM3
 
-FAMILIES: tuple[Family, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3MoE(), Gemma3())
+FAMILIES: tuple[Family, ...] = (
+    *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), SmolLM3()),
+    *(Gemma2(), Gemma3(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
+)
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}
 BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}

@@ -132,6 +132,18 @@ GGUF_PARTS = {
     "up_bias": "ffn_up.bias",
     "down_bias": "ffn_down.bias",
 }
+# For families with experts.
+GGUF_EXPERT_KEYS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+GGUF_EXPERT_PARTS = {
+    "router": "ffn_gate_inp.weight",
+    "experts.gate": "ffn_gate_exps.weight",
+    "experts.up": "ffn_up_exps.weight",
+    "experts.down": "ffn_down_exps.weight",
+}
 HUGGINGFACE_PARTS = {
     "attn_norm": "input_layernorm.weight",
     "q": "self_attn.q_proj.weight",
@@ -187,8 +199,10 @@ class Family(ABC):
         defaults: defaults of config.json's keys, as in transformers' configuration class.
         gguf_keys: config.json's key -> GGUF's, in addition to `GGUF_KEYS`.
         gguf_defaults: defaults of config.json's keys for GGUF files.
+        partial_rope: whether a checkpoint may have a part of each head rotated.
         gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
-            expert's number; an expert's name without it is one 3-D tensor of all experts.
+            expert's number; an expert's name without it is one 3-D tensor of all experts. Matrices of one name follow
+            one another in that tensor.
     """
 
     name: ClassVar[str]
@@ -198,6 +212,7 @@ class Family(ABC):
     defaults: ClassVar[Mapping[str, Any]]
     gguf_keys: ClassVar[Mapping[str, str]] = {}
     gguf_defaults: ClassVar[Mapping[str, Any]] = {}
+    partial_rope: ClassVar[bool] = False
     gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS
     huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
 
@@ -213,10 +228,11 @@ class Family(ABC):
         return {}
 
 
-def model_of(
-    source: ConfigSource, family: Family, layers: Sequence[Layer], embedding_scale: float = 1.0
-) -> ModelConfig:
-    """The model of these layers. Raises CheckpointError for more experts than the files have matrices for."""
+def model_of(source: ConfigSource, family: Family, layers: Sequence[Layer], **scales: Any) -> ModelConfig:
+    """The model of these layers; `scales` are further fields.
+
+    Raises CheckpointError for more experts than the files have matrices for.
+    """
     experts = sum(3 * layer.feed_forward.count for layer in layers if isinstance(layer.feed_forward, Experts))
     if experts > source.num_matrices:
         raise CheckpointError(f"{source.path}: experts of {experts} matrices, and the files have {source.num_matrices}")
@@ -228,7 +244,7 @@ def model_of(
         norm_eps=source.number("rms_norm_eps"),
         layers=tuple(layers),
         tied=source.tied,
-        embedding_scale=embedding_scale,
+        **scales,
     )
 
 
@@ -251,6 +267,17 @@ def mlp_of(source: ConfigSource, bias: bool = False) -> GatedMLP:
     return GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_act", "silu"), bias)
 
 
+def experts_of(source: ConfigSource, size_key: str, normalized: bool) -> Experts:
+    """Experts with SiLU, all of the size that `size_key` says."""
+    # transformers 5 writes the number of experts of some families under another key.
+    count = source.integer("num_local_experts" if source.get("num_local_experts") else "num_experts", limit=1 << 16)
+    chosen = source.integer("num_experts_per_tok")
+    if chosen > count:
+        raise source.wrong("num_experts_per_tok", f"at most the {count} experts")
+    activation = activation_of(source, "hidden_act", "silu")
+    return Experts(count, chosen, source.integer(size_key), activation, normalized)
+
+
 def activation_of(source: ConfigSource, key: str, usual: Activation) -> Activation:
     """The activation that config.json names, or the family's usual one: GGUF files do not name it.
 
@@ -262,18 +289,3 @@ def activation_of(source: ConfigSource, key: str, usual: Activation) -> Activati
     if found not in ACTIVATIONS:
         raise source.unsupported(f"activation {found!r}")
     return ACTIVATIONS[found]
-
-
-def windows_by_type(source: ConfigSource, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Each layer's window, from config.json's `layer_types`; without them, layer i has a window if `otherwise(i)`."""
-    layers, types = source.num_layers, source.get("layer_types")
-    if types is None:
-        sliding = [otherwise(i) for i in range(layers)]
-    else:
-        if not isinstance(types, list) or len(types) != layers:
-            raise source.wrong("layer_types", f"a list of {layers}")
-        if not all(kind in ("sliding_attention", "full_attention") for kind in types):
-            raise source.unsupported("layer_types other than full_attention and sliding_attention")
-        sliding = [kind == "sliding_attention" for kind in types]
-    window = source.integer("sliding_window") if any(sliding) else None
-    return tuple(window if slides else None for slides in sliding)

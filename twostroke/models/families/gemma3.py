@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from twostroke.models.config import GatedMLP, Layer, ModelConfig
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
 from twostroke.models.families.family import (
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
@@ -18,12 +18,11 @@ from twostroke.models.families.family import (
     activation_of,
     attention_of,
     model_of,
-    windows_by_type,
 )
+from twostroke.models.families.windows import windows_by_pattern
 from twostroke.models.formats.tensor import RawTensor
 
 PATTERN = 6  # five sliding layers, then a global one
-LAYERS_OF_27B = 62  # the only size whose attention scale is not head_dim ** -0.5; its GGUF file does not tell
 
 
 class Gemma3(Family):
@@ -60,46 +59,31 @@ class Gemma3(Family):
         "mlp_post_norm": "post_feedforward_layernorm.weight",
     }
 
+    layers_of_27b: ClassVar[int] = 62
+
     def describe(self, source: ConfigSource) -> ModelConfig:
-        hidden = source.integer("hidden_size")
         sliding = attention_of(source, "sliding_attention", qk_norm=True)
-        whole = attention_of(source, "full_attention", qk_norm=True)
-        scale = whole.scale
+        return self.of(source, sliding, attention_of(source, "full_attention", qk_norm=True))
+
+    def of(self, source: ConfigSource, sliding: Attention, whole: Attention, **caps: float | None) -> ModelConfig:
+        """The model of these two kinds of layers."""
+        hidden, scale = source.integer("hidden_size"), whole.scale
         if source.format == "huggingface":
             scale = source.number("query_pre_attn_scalar") ** -0.5
-        elif source.num_layers == LAYERS_OF_27B:
+        elif source.num_layers == self.layers_of_27b:  # whose scale its GGUF file does not tell
             scale = (hidden / whole.num_heads) ** -0.5
         mlp = GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_activation", "gelu_tanh"))
         layers = [
             Layer(replace(whole if window is None else sliding, scale=scale, window=window), mlp, post_norms=True)
-            for window in windows(source)
+            for window in windows_by_pattern(source)
         ]
-        return model_of(source, self, layers, embedding_scale=hidden**0.5)
+        return model_of(source, self, layers, embedding_scale=hidden**0.5, **caps)
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
         """Add 1 to the norms of Hugging Face files, which store w - 1."""
         if format != "huggingface":
             return {}
-        norms = ["norm"] + [
-            f"layers.{i}.{part}"
-            for i in range(config.num_layers)
-            for part in ("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "q_norm", "k_norm")
-        ]
-        return dict.fromkeys(norms, _plus_one)
-
-
-def windows(source: ConfigSource) -> tuple[int | None, ...]:
-    """Each layer's window, from the pattern: a period whose last layer is global, or (GGUF) a list of booleans."""
-    pattern = source.get("sliding_window_pattern")
-    if isinstance(pattern, list):
-        window = source.integer("sliding_window")
-        if len(pattern) != source.num_layers:
-            raise source.wrong("sliding_window_pattern", f"{source.num_layers} long")
-        return tuple(window if slides else None for slides in pattern)
-    if source.get("layer_types") is not None:
-        return windows_by_type(source, lambda i: True)
-    period = source.integer("sliding_window_pattern")
-    return windows_by_type(source, lambda i: (i + 1) % period != 0)
+        return dict.fromkeys((name for name in tensor_shapes(config) if name.endswith("norm")), _plus_one)
 
 
 def _plus_one(tensor: RawTensor) -> RawTensor:

@@ -1,10 +1,20 @@
-"""Llama, with Llama 3's scaled RoPE; also Mistral in GGUF files (Touvron et al. 2023; Jiang et al. 2023)."""
-
-import numpy as np
+"""Llama, with Llama 3's scaled RoPE (Touvron et al. 2023); also Mistral and Mixtral in GGUF files."""
 
 from twostroke.models.config import Layer, ModelConfig
-from twostroke.models.families.family import DEFAULTS, ConfigSource, Family, Transform, attention_of, mlp_of, model_of
-from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.families.family import (
+    DEFAULTS,
+    GGUF_EXPERT_KEYS,
+    GGUF_EXPERT_PARTS,
+    GGUF_PARTS,
+    ConfigSource,
+    Family,
+    Transform,
+    attention_of,
+    experts_of,
+    mlp_of,
+    model_of,
+)
+from twostroke.models.families.head_layouts import to_our_layout
 
 
 class Llama(Family):
@@ -12,23 +22,22 @@ class Llama(Family):
     model_types = ("llama",)
     transformers = "LlamaForCausalLM"
     defaults = DEFAULTS | {"intermediate_size": 11008, "max_position_embeddings": 2048}
+    gguf_keys = GGUF_EXPERT_KEYS
+    gguf_parts = GGUF_PARTS | GGUF_EXPERT_PARTS
 
     def describe(self, source: ConfigSource) -> ModelConfig:
         # Only GGUF files of Mistral 7B v0.1 have a window: Hugging Face's Llama has none.
         slides = source.format == "gguf" and source.get("sliding_window")
         window = source.integer("sliding_window") if slides else None
-        mlp = mlp_of(source, bias=source.biases >= {"gate", "up", "down"})
+        mixed = source.format == "gguf" and source.get("num_experts")
+        mlp = (
+            experts_of(source, "intermediate_size", normalized=True)
+            if mixed
+            else mlp_of(source, bias=source.biases >= {"gate", "up", "down"})
+        )
         layer = Layer(attention_of(source, window=window), mlp)
         return model_of(source, self, [layer] * source.num_layers)
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
         """Undo the interleaving of GGUF files, where rows i and i + half of each head of Q and K are adjacent."""
-        if format != "gguf":
-            return {}
-
-        def split_halves(tensor: RawTensor) -> RawTensor:
-            rows = np.arange(tensor.shape[0]).reshape(-1, config.head_dim // 2, 2)
-            return tensor.permute_rows(rows.swapaxes(1, 2).reshape(-1))
-
-        parts = ("q", "k", "q_bias", "k_bias") if config.layers[0].attention.bias else ("q", "k")
-        return {f"layers.{i}.{part}": split_halves for i in range(config.num_layers) for part in parts}
+        return to_our_layout(config, "pairs" if format == "gguf" else "halves")

@@ -6,7 +6,7 @@ from twostroke.models.families.family import DEFAULTS, ConfigSource, Family, att
 
 class Mistral(Family):
     name, gguf = "mistral", None
-    model_types = ("mistral",)
+    model_types = ("mistral", "mistral3")  # "mistral3" has vision; its config contains the text model's
     transformers = "MistralForCausalLM"
     defaults = DEFAULTS | {
         "intermediate_size": 14336,

@@ -11,8 +11,8 @@ from twostroke.models.families.family import (
     attention_of,
     mlp_of,
     model_of,
-    windows_by_type,
 )
+from twostroke.models.families.windows import windows_by_type
 
 QWEN_DEFAULTS = DEFAULTS | {
     "vocab_size": 151936,

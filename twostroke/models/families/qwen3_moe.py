@@ -3,7 +3,15 @@
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP
-from twostroke.models.families.family import GGUF_PARTS, HUGGINGFACE_PARTS, ConfigSource, activation_of, mlp_of
+from twostroke.models.families.family import (
+    GGUF_EXPERT_KEYS,
+    GGUF_EXPERT_PARTS,
+    GGUF_PARTS,
+    HUGGINGFACE_PARTS,
+    ConfigSource,
+    experts_of,
+    mlp_of,
+)
 from twostroke.models.families.qwen2 import QWEN_DEFAULTS, uses_windows
 from twostroke.models.families.qwen3 import Qwen3
 
@@ -24,18 +32,9 @@ class Qwen3MoE(Qwen3):
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
     }
-    gguf_keys: ClassVar = {
-        "num_experts": "expert_count",
-        "num_experts_per_tok": "expert_used_count",
-        "moe_intermediate_size": "expert_feed_forward_length",
-    }
+    gguf_keys = GGUF_EXPERT_KEYS
     gguf_defaults: ClassVar = {"norm_topk_prob": True, "decoder_sparse_step": 1}
-    gguf_parts = GGUF_PARTS | {
-        "router": "ffn_gate_inp.weight",
-        "experts.gate": "ffn_gate_exps.weight",
-        "experts.up": "ffn_up_exps.weight",
-        "experts.down": "ffn_down_exps.weight",
-    }
+    gguf_parts = GGUF_PARTS | GGUF_EXPERT_PARTS
     huggingface_parts = HUGGINGFACE_PARTS | {
         "router": "mlp.gate.weight",
         "experts.gate": "mlp.experts.{}.gate_proj.weight",
@@ -55,14 +54,7 @@ class Qwen3MoE(Qwen3):
             raise source.wrong("mlp_only_layers", f"a list of layers, from 0 to {source.num_layers - 1}")
         if layer in dense or (layer + 1) % source.integer("decoder_sparse_step"):
             return mlp_of(source)
-        # transformers 5 writes the number of experts under another key.
-        count = source.integer("num_local_experts" if source.get("num_local_experts") else "num_experts", limit=1 << 16)
-        chosen = source.integer("num_experts_per_tok")
-        if chosen > count:
-            raise source.wrong("num_experts_per_tok", f"at most the {count} experts")
         normalized = source.get("norm_topk_prob")
         if not isinstance(normalized, bool):
             raise source.wrong("norm_topk_prob", "true or false")
-        activation = activation_of(source, "hidden_act", "silu")
-        size = source.integer("moe_intermediate_size")
-        return Experts(count, chosen, size, activation, normalized)
+        return experts_of(source, "moe_intermediate_size", normalized)

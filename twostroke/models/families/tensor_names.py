@@ -1,9 +1,12 @@
 """The names of a model's tensors in a checkpoint's files."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
+from twostroke.errors import CheckpointError
 from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.formats.tensor import RawTensor
 
 
 class StoredName(NamedTuple):
@@ -34,5 +37,37 @@ def stored_names(
             own = "{}" in theirs
             names[ours] = StoredName(prefix + theirs.format(expert), None if own else int(expert))
         else:
-            names[ours] = StoredName(prefix + parts[rest[0]])
+            names[ours] = StoredName(prefix + parts[".".join(rest)])
     return names
+
+
+class FusedRows(NamedTuple):
+    """The rows of a matrix in a tensor of the file that holds several, one after another, with `total` rows."""
+
+    start: int
+    stop: int
+    total: int
+
+    def of(self, tensor: RawTensor) -> RawTensor:
+        """The matrix. Raises CheckpointError if the tensor has another number of rows."""
+        if tensor.shape[0] != self.total:
+            raise CheckpointError(f"{tensor.source}: shape {tensor.shape} where there are {self.total} rows")
+        return tensor.rows(self.start, self.stop)
+
+
+def fused_rows(config: ModelConfig, names: Mapping[str, Hashable]) -> dict[str, FusedRows]:
+    """Twostroke's name -> its rows, for matrices whose tensor in the file is that of others too (Phi-3).
+
+    They follow one another in the order of `names`.
+    """
+    parts: dict[Hashable, list[str]] = defaultdict(list)
+    for ours, theirs in names.items():
+        parts[theirs].append(ours)
+    shapes, found = tensor_shapes(config), dict[str, FusedRows]()
+    for fused in parts.values():
+        ends = [0]
+        for ours in fused:
+            ends.append(ends[-1] + shapes[ours][0])
+        if len(fused) > 1:
+            found |= {ours: FusedRows(ends[i], ends[i + 1], ends[-1]) for i, ours in enumerate(fused)}
+    return found

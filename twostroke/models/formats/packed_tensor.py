@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,11 @@ class PackedTensor(RawTensor):
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+    def rows(self, start: int, stop: int) -> RawTensor:
+        outline = super().rows(start, stop)
+        make = self.make
+        return replace(self, shape=outline.shape, data=outline.data, make=lambda: make()[start:stop])
 
     def outline(self) -> RawTensor:
         return RawTensor(self.name, self.format, self.shape, self.data, self.source)

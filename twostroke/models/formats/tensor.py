@@ -62,8 +62,12 @@ class RawTensor:
         return self
 
     def rows(self, start: int, stop: int) -> RawTensor:
-        """Rows [start, stop) of a matrix, as a view."""
-        if len(self.shape) != 2 or not 0 <= start <= stop <= self.shape[0]:
+        """Rows [start, stop) of a matrix, or numbers of a vector, as a view."""
+        fmt, inside = FORMATS[self.format], 0 <= start <= stop <= self.shape[0]
+        if len(self.shape) == 1 and fmt.block_size == 1 and inside:
+            size = fmt.block_bytes
+            return replace(self, shape=(stop - start,), data=self.data[:, start * size : stop * size])
+        if len(self.shape) != 2 or not inside:
             raise ValueError(f"{self.source}: no rows {start} to {stop} in shape {self.shape}")
         return replace(self, shape=(stop - start, self.shape[1]), data=self.data[start:stop])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class TokenAttention:
     @classmethod
     def of(cls, kv: KVCache, queries: Queries) -> TokenAttention:
         """The attention of a value's last entry, whose query is the last of `queries`."""
-        last = Queries(queries.rows[:, -1:], queries.windows)
+        last = replace(queries, rows=queries.rows[:, -1:])
         return cls(kv.tokens, kv.positions, np.stack([weights[:, 0] for weights in attention_weights(kv, last)]))
 
     def mean(self, layer: int | None = None, head: int | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ row while they go over the keys (FlashAttention, Dao et al. 2022, arXiv:2205.141
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class AttentionCollector:
         rows = max(1, TILE_SCORES // (self._config.num_heads * len(kv)))
         for start in range(0, len(queries), rows):
             stop = min(start + rows, len(queries))
-            some = Queries(queries.rows[:, start:stop], queries.windows)
+            some = replace(queries, rows=queries.rows[:, start:stop])
             self._tile(kv[: len(kv) - len(queries) + stop], some)
         if self._exact:
             self._queries.append(queries.rows[self._layer].copy())

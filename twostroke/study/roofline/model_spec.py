@@ -52,6 +52,7 @@ class LayerKind:
         window: a query attends to the last `window` entries; None for all.
         gated: whether the MLP has three matrices (gate, up, down) or two (up, down).
         experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
+        shared: intermediate size of an MLP that every token passes beside its experts; 0 for none.
         key_is_value: keys and values are the same vectors, stored once.
         other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
     """
@@ -65,6 +66,7 @@ class LayerKind:
     gated: bool = True
     experts: int = 1
     chosen: int = 1
+    shared: int = 0
     key_is_value: bool = False
     other: int = 0
 
@@ -90,6 +92,9 @@ class LayerKind:
             found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
         if self.gated:
             found.append(WeightMatrix("gate", "feed-forward", hidden, size, *mixture))
+        if self.shared:
+            found += [WeightMatrix(f"shared {name}", "feed-forward", hidden, self.shared) for name in ("gate", "up")]
+            found.append(WeightMatrix("shared down", "feed-forward", self.shared, hidden))
         return [
             *found,
             WeightMatrix("up", "feed-forward", hidden, size, *mixture),
@@ -246,5 +251,6 @@ def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
         window=attention.window,
         experts=experts.count if experts else 1,
         chosen=experts.chosen if experts else 1,
+        shared=experts.shared_size if experts else 0,
         other=other,
     )

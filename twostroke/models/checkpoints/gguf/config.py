@@ -5,7 +5,7 @@ Keys and defaults are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp).
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -23,6 +23,7 @@ from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
 
 log = logging.getLogger(__name__)
 
+JOINED_QKV = dict.fromkeys("qkv", "attn_qkv.weight") | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn_qkv.bias")
 ROPE_FACTORS = "rope_freqs.weight"
 # Tables that some converters write. They are not read: the frequencies follow from the metadata.
 UNUSED = re.compile(
@@ -46,8 +47,9 @@ class GgufSource(ConfigSource):
             raise CheckpointError(f"{path}: there is no matrix {GGUF_OUTER['embed']}")
         self.vocab_size = embedding.shape[0]
         self.tied = GGUF_OUTER["head"] not in tensors
-        parts = {ours: theirs for ours, theirs in family.gguf_parts.items() if ours.endswith("_bias")}
-        self.biases = frozenset(ours.removesuffix("_bias") for ours in parts if f"blk.0.{parts[ours]}" in tensors)
+        parts = parts_of(family, tensors)
+        biases = (ours for ours in parts if ours.endswith("_bias") and f"blk.0.{parts[ours]}" in tensors)
+        self.biases = frozenset(ours.removesuffix("_bias") for ours in biases)
         self.num_matrices = sum(prod(tensor.shape[:-2]) for tensor in tensors.values() if len(tensor.shape) > 1)
         # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
         self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
@@ -75,8 +77,17 @@ class GgufSource(ConfigSource):
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
         """Sliding layers have a base and no scaling. The scalings of Llama 3 and Phi-3 are tensors."""
         if kind == "sliding_attention":
-            return Rope(self.number("rope_local_base_freq"))
-        base = self.number("rope_theta", default=1e4)
+            return Rope(self.number("rope_local_base_freq", default=self.number("rope_theta", default=1e4)))
+        base, whole = self.number("rope_theta", default=1e4), head_dim
+        if self.family.partial_rope:
+            head_dim = self.integer("rope.dimension_count", default=head_dim, limit=head_dim + 1)
+            if head_dim % 2:
+                raise self.wrong("rope.dimension_count", "an even number")
+        rope = self._turns(base, head_dim)
+        return rope if head_dim == whole else replace(rope, rotated=head_dim)
+
+    def _turns(self, base: float, head_dim: int) -> Rope:
+        """The RoPE of so many numbers of a head."""
         scaling = self._scaling(base, head_dim)
         if (factors := self._factors(ROPE_FACTORS, head_dim)) is None:
             return scaling
@@ -106,14 +117,17 @@ class GgufSource(ConfigSource):
         if kind == "yarn" and base > 1:
             factor = self.number("rope.scaling.factor")
             multiplier = self.get("rope.scaling.yarn_log_multiplier")  # DeepSeek's mscale_all_dim
-            amplitude *= yarn_amplitude(factor, 1.0, 0.0 if multiplier is None else float(multiplier))
             strength = self.get("rope.scaling.yarn_ext_factor")
+            if strength == 0:
+                amplitude *= self.number("rope.scaling.yarn_attn_factor", default=1.0)
+            else:  # llama.cpp reads no factor then, even where the file has one (OLMo 3)
+                amplitude *= yarn_amplitude(factor, 1.0, 0.0 if multiplier is None else float(multiplier))
             return yarn(
                 base,
                 head_dim,
                 factor,
                 self.number("rope.scaling.original_context_length", default=self.number("max_position_embeddings")),
-                amplitude=amplitude * self.number("rope.scaling.yarn_attn_factor", default=1.0),
+                amplitude=amplitude,
                 beta_fast=self.number("rope.scaling.yarn_beta_fast", default=32.0),
                 beta_slow=self.number("rope.scaling.yarn_beta_slow", default=1.0),
                 strength=1.0 if strength is None or strength < 0 else float(strength),
@@ -147,7 +161,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
     source = GgufSource(metadata, tensors, family, path)
     _refuse_variants(source)
     config = family.describe(source)
-    expected = {name.tensor for name in tensor_names(config).values()}
+    expected = {name.tensor for name in tensor_names(config, tensors).values()}
     for name in tensors:
         if name not in expected and not UNUSED.fullmatch(name) and not _is_scale(name, tensors):
             raise source.unsupported(f"the tensor {name}")
@@ -162,15 +176,22 @@ def _refuse_variants(source: GgufSource) -> None:
     head_dim = source.integer("head_dim", default=hidden // heads or None, limit=MAX_HEAD_DIM)
     if source.integer("attention.value_length", default=head_dim) != head_dim:
         raise source.unsupported("values of another size than keys")
-    if source.integer("rope.dimension_count", default=head_dim) != head_dim:
+    if not source.family.partial_rope and source.integer("rope.dimension_count", default=head_dim) != head_dim:
         raise source.unsupported("RoPE on a part of each head")
-    if source.get("attn_logit_softcapping") or source.get("final_logit_softcapping"):
-        raise source.unsupported("capped logits")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if source.get(key) and key not in source.family.defaults:
+            raise source.unsupported("capped logits")
 
 
-def tensor_names(config: ModelConfig) -> dict[str, StoredName]:
-    """Map from Twostroke name to name in a GGUF file, for every tensor of the model."""
-    return stored_names(config, GGUF_OUTER, "blk.{}.", BY_NAME[config.architecture].gguf_parts)
+def parts_of(family: Family, tensors: Collection[str]) -> Mapping[str, str]:
+    """The names of a layer's tensors in a file that has these: some have Q, K and V in one (ChatGLM)."""
+    fused = JOINED_QKV["q"] not in family.gguf_parts.values() and f"blk.0.{JOINED_QKV['q']}" in tensors
+    return {**family.gguf_parts, **JOINED_QKV} if fused else family.gguf_parts
+
+
+def tensor_names(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, StoredName]:
+    """Map from Twostroke name to name in a GGUF file with these tensors, for every tensor of the model."""
+    return stored_names(config, GGUF_OUTER, "blk.{}.", parts_of(BY_NAME[config.architecture], tensors))
 
 
 def _is_scale(name: str, tensors: Mapping[str, RawTensor]) -> bool:

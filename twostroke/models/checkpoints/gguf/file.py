@@ -24,7 +24,7 @@ from twostroke.models.checkpoints.generation import gguf_generation
 from twostroke.models.checkpoints.gguf.config import read_config, tensor_names
 from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of, set_name
 from twostroke.models.families import BY_NAME
-from twostroke.models.families.tensor_names import StoredName
+from twostroke.models.families.tensor_names import StoredName, fused_rows
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
@@ -278,15 +278,17 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     """
     paths, file = _read_set(path)
     config = read_config(file.metadata, file.tensors, path)
-    names = tensor_names(config)
+    names = tensor_names(config, file.tensors)
     for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
         if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
             raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
-    stored = {
-        ours: replace(_with_scale(file, name, found if name.expert is None else found.part(name.expert)), name=ours)
-        for ours, name in names.items()
-        if (found := file.tensors.get(name.tensor)) is not None
-    }
+    fused = fused_rows(config, names)
+    stored: dict[str, RawTensor] = {}
+    for ours, place in names.items():
+        if (found := file.tensors.get(place.tensor)) is None:
+            continue
+        found = _with_scale(file, place, found if place.expert is None else found.part(place.expert))
+        stored[ours] = replace(fused[ours].of(found) if ours in fused else found, name=ours)
     tokens = file.metadata.get("tokenizer.ggml.tokens", ())
     if len(tokens) > config.vocab_size:
         log.warning(

@@ -74,9 +74,23 @@ class HuggingFaceSource(ConfigSource):
             else self.number(base_key)
         )
         kind = parameters.get("rope_type", parameters.get("type", "default"))
-        for value in (parameters.get("partial_rotary_factor"), self.get("partial_rotary_factor")):
-            if value not in (None, 1):
-                raise self.unsupported(f"partial_rotary_factor {value}")
+        part = parameters.get("partial_rotary_factor")
+        part = self.get("partial_rotary_factor") if part is None else part
+        if part not in (None, 1):
+            if not self.family.partial_rope:
+                raise self.unsupported(f"partial_rotary_factor {part}")
+            head_dim = self._rotated(part, head_dim)
+        return replace(self._scaled(kind, parameters, base, head_dim), rotated=None if part in (None, 1) else head_dim)
+
+    def _rotated(self, part: Any, head_dim: int) -> int:
+        """How many numbers of a head are rotated."""
+        rotated = int(head_dim * self.checked("partial_rotary_factor", part))
+        if rotated % 2 or not 0 < rotated <= head_dim:
+            raise self.bad("partial_rotary_factor", f"an even part of {head_dim} numbers", part)
+        return rotated
+
+    def _scaled(self, kind: Any, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        """The scaling of a kind."""
         if kind in ("default", None):
             return Rope(base)
         if kind == "dynamic":
@@ -182,9 +196,10 @@ def read_config(path: Path, num_tensors: int) -> ModelConfig:
         if not isinstance(inner, dict):
             raise CheckpointError(f"{path}: text_config must be an object")
         values = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer} | inner
+        family = BY_MODEL_TYPE.get(str(inner.get("model_type")), family)  # mistral3 contains Mistral or Ministral 3
     source = HuggingFaceSource(values, family, path, num_tensors)
     for key in UNSUPPORTED_KEYS:
-        if source.get(key) or outer.get(key):
+        if key not in family.defaults and (source.get(key) or outer.get(key)):
             raise source.unsupported(key)
     config = family.describe(source)
     return replace(config, max_position=max(config.max_position, source.context()))

@@ -11,9 +11,9 @@ from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import SHARED_GATE, ModelConfig
 from twostroke.models.families import BY_NAME
-from twostroke.models.families.tensor_names import stored_names
+from twostroke.models.families.tensor_names import fused_rows, stored_names
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
@@ -69,17 +69,20 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
-    stored: dict[str, RawTensor] = {}
+    fused, stored = fused_rows(config, names), dict[str, RawTensor]()
     for ours, theirs in names.items():
         found = tensors.get(theirs)
         if found is None:
             raise CheckpointError(f"{directory}: the tensor {theirs} is missing")
-        if isinstance(found, PackedTensor):
-            stored[ours] = replace(found, name=ours)
-            continue
-        if found.format not in FORMATS or not found.shape:
-            raise CheckpointError(f"{found.source}: {found.format} {found.shape}; only F32, F16 and BF16 are supported")
-        stored[ours] = RawTensor.from_bytes(ours, found.format, found.shape, found.data.reshape(-1), found.source)
+        if not isinstance(found, PackedTensor):
+            if found.format not in FORMATS or not found.shape:
+                raise CheckpointError(
+                    f"{found.source}: {found.format} {found.shape}; only F32, F16 and BF16 are supported"
+                )
+            # A gate is a matrix of one row there, and a vector here.
+            shape = found.shape[1:] if ours.endswith(f".{SHARED_GATE}") else found.shape
+            found = RawTensor.from_bytes(ours, found.format, shape, found.data.reshape(-1), found.source)
+        stored[ours] = replace(fused[ours].of(found) if ours in fused else found, name=ours)
     return Checkpoint(
         name=name or directory.resolve().name,
         files=(config_path, *files),

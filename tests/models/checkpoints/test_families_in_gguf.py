@@ -1,0 +1,261 @@
+"""Each family in a GGUF file, written from a Hugging Face directory as llama.cpp's converter does: the same logits."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.models.test_against_transformers import all_logits, tokens
+from tests.tiny import VOCAB, write_model
+from twostroke.api.llm import LLM
+from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.huggingface.directory import open_huggingface
+
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+Metadata = Callable[[gguf.GGUFWriter, Mapping[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What llama.cpp's converter makes of a family.
+
+    Attributes:
+        parts: names that differ from the usual ones.
+        permuted: whether it interleaves the halves of each head of q and k.
+        metadata: writes further keys, from config.json.
+        sizes: changes of the tiny model, where GGUF lacks what it has.
+        joined: whether Q, K and V are one matrix there, with one bias.
+    """
+
+    arch: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+    permuted: bool = False
+    metadata: Metadata = lambda writer, values: None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    joined: bool = False
+
+
+def partial_rope(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_rope_dimension_count(int(values["head_dim"] * values["rope_parameters"]["partial_rotary_factor"]))
+
+
+def phi3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    rope = values["rope_parameters"]
+    writer.add_rope_dimension_count(24)
+    writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    writer.add_rope_scaling_orig_ctx_len(values["original_max_position_embeddings"])
+    writer.add_sliding_window(values["sliding_window"])
+    for which in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
+
+
+def mixtral(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_expert_count(values["num_local_experts"])
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_sliding_window(values["sliding_window"])
+
+
+def gemma2(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_attn_logit_softcapping(values["attn_logit_softcapping"])
+    writer.add_final_logit_softcapping(values["final_logit_softcapping"])
+    writer.add_sliding_window(values["sliding_window"])
+
+
+def granite(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_embedding_scale(values["embedding_multiplier"])
+    writer.add_attention_scale(values["attention_multiplier"])
+    writer.add_residual_scale(values["residual_multiplier"])
+    writer.add_logit_scale(values["logits_scaling"])
+
+
+def granite4(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    granite(writer, values)
+    writer.add_rope_scaling_finetuned(False)  # no RoPE
+
+
+def yarn(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def olmo3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    yarn(writer, values["rope_parameters"]["full_attention"])
+    writer.add_rope_scaling_yarn_attn_factor(values["rope_parameters"]["full_attention"]["attention_factor"])
+    writer.add_sliding_window(values["sliding_window"])
+
+
+def ministral3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    rope = values["rope_parameters"]
+    yarn(writer, rope)
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def qwen2moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_expert_count(values["num_experts"])
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
+    writer.add_expert_shared_feed_forward_length(values["shared_expert_intermediate_size"])
+
+
+EXPERTS = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.{}.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.{}.w2": "ffn_down_exps",
+    "block_sparse_moe.experts.{}.w3": "ffn_up_exps",
+}
+GLM4_NORMS = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+SHARED = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.{}.gate_proj": "ffn_gate_exps",
+    "mlp.experts.{}.up_proj": "ffn_up_exps",
+    "mlp.experts.{}.down_proj": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+OLMO = {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+GEMMA2 = OLMO | {"pre_feedforward_layernorm": "ffn_norm"}
+GRANITE4 = {"shared_mlp.input_linear": "ffn_gate+ffn_up", "shared_mlp.output_linear": "ffn_down"}
+CONVERTED = {
+    "llama": Converted("llama", permuted=True),
+    "smollm3": Converted("smollm3", permuted=True, sizes={"no_rope_layers": None}),  # llama.cpp has its own rule
+    "granite": Converted("granite", permuted=True, metadata=granite),
+    "granite4": Converted("granite", GRANITE4, permuted=True, metadata=granite4, sizes={"intermediate_size": 96}),
+    "gemma2": Converted("gemma2", GEMMA2, metadata=gemma2, sizes={"query_pre_attn_scalar": 32}),  # head_dim
+    "olmo2": Converted("olmo2", OLMO),
+    "olmo3": Converted("olmo2", OLMO, metadata=olmo3),
+    "ministral3": Converted("mistral3", permuted=True, metadata=ministral3),
+    "qwen2moe": Converted("qwen2moe", SHARED, metadata=qwen2moe, sizes={"mlp_only_layers": []}),
+    "phi3": Converted("phi3", FUSED, metadata=phi3),
+    "glm4": Converted("glm4", FUSED | GLM4_NORMS, metadata=partial_rope),
+    "glm": Converted("chatglm", FUSED, metadata=partial_rope, joined=True),
+    "mixtral": Converted("llama", EXPERTS, permuted=True, metadata=mixtral),
+}
+
+
+def convert(directory: Path, path: Path, made: Converted) -> Path:
+    """Write a GGUF file of the model in float32, without a tokenizer."""
+    values = json.loads((directory / "config.json").read_text())
+    heads, kv_heads = values["num_attention_heads"], values["num_key_value_heads"]
+    head_dim = values.get("head_dim") or values["hidden_size"] // heads
+    writer = gguf.GGUFWriter(path, made.arch)
+    writer.add_context_length(values["max_position_embeddings"])
+    writer.add_embedding_length(values["hidden_size"])
+    writer.add_block_count(values["num_hidden_layers"])
+    writer.add_feed_forward_length(values["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+    parameters = values["rope_parameters"]
+    writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
+    made.metadata(writer, values)
+    stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        if made.arch == "gemma2" and "norm" in name:
+            tensor = tensor + np.float32(1)
+        inner, _, kind = name.removeprefix("model.").rpartition(".")
+        if not inner.startswith("layers."):
+            outer = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[inner]
+            writer.add_tensor(f"{outer}.weight", tensor)
+            continue
+        _, number, part = inner.split(".", 2)
+        expert = next((word for word in part.split(".") if word.isdecimal()), None)
+        theirs = (PARTS | dict(made.parts))[part if expert is None else part.replace(f".{expert}.", ".{}.")]
+        if made.permuted and theirs in ("attn_q", "attn_k"):
+            count = heads if theirs == "attn_q" else kv_heads
+            tensor = tensor.reshape(count, 2, head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
+        if "shexp" in theirs and len(tensor) == 1:
+            tensor = tensor[0]
+        if "+" in theirs:
+            for half, one in zip(np.split(tensor, 2), theirs.split("+"), strict=True):
+                writer.add_tensor(f"blk.{number}.{one}.{kind}", np.ascontiguousarray(half))
+        elif made.joined and theirs in ("attn_q", "attn_k", "attn_v"):
+            joined.setdefault(f"blk.{number}.attn_qkv.{kind}", {})["qkv".index(theirs[-1])] = tensor
+        elif expert is not None:
+            stacks.setdefault(f"blk.{number}.{theirs}.{kind}", {})[int(expert)] = tensor
+        else:
+            writer.add_tensor(f"blk.{number}.{theirs}.{kind}", np.ascontiguousarray(tensor))
+    for name, found in joined.items():
+        writer.add_tensor(name, np.concatenate([found[i] for i in range(3)]))
+    for name, found in stacks.items():
+        writer.add_tensor(name, np.stack([found[i] for i in range(len(found))]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_the_same_logits(family: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    made = CONVERTED[family]
+    directory = write_model(family, tmp_path / "a", **made.sizes) if made.sizes else tiny_directory(family)
+    theirs, mine = open_huggingface(directory), open_gguf(convert(directory, tmp_path / "a.gguf", made))
+    assert mine.names() == theirs.names()
+    for name in mine.names():
+        assert np.array_equal(mine.tensor(name).dequantize(), theirs.tensor(name).dequantize()), name
+    mine = replace(mine, tokenizer_source=theirs.tokenizer_source)
+    ids = tokens(70, VOCAB, seed=5)
+    found, expected = (all_logits(LLM(one, backend="reference", kv_bytes=16 << 20), ids) for one in (mine, theirs))
+    assert np.abs(found - expected).max() < 2e-4  # numbers of config.json are float32 in the file
+
+
+@pytest.mark.parametrize(
+    ("family", "writes", "message"),
+    [
+        ("phi3", lambda writer: writer.add_rope_dimension_count(7), "phi3.rope.dimension_count must be an even number"),
+        ("glm4", lambda writer: writer.add_rope_dimension_count(64), "rope.dimension_count must be a positive integer"),
+        ("smollm3", lambda writer: writer.add_rope_dimension_count(8), "with RoPE on a part of each head"),
+    ],
+)
+def test_bad_values_are_one_clear_error(
+    family: str,
+    writes: Callable[[gguf.GGUFWriter], object],
+    message: str,
+    tiny_directory: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    made = replace(CONVERTED[family], metadata=lambda writer, values: writes(writer))
+    path = convert(tiny_directory(family), tmp_path / "a.gguf", made)
+    with pytest.raises((CheckpointError, UnsupportedArchitecture), match=message) as caught:
+        open_gguf(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fused_matrix_of_the_wrong_size(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    path = convert(tiny_directory("phi3"), tmp_path / "a.gguf", CONVERTED["phi3"])
+    key = b"phi3.attention.head_count_kv\4\0\0\0"  # its type is 4
+    data = path.read_bytes()
+    assert key + b"\1" in data
+    path.write_bytes(data.replace(key + b"\1", key + b"\3"))
+    with pytest.raises(CheckpointError, match=r"attn_qkv\.weight: shape .* where there are 288 rows"):
+        open_gguf(path)

@@ -1,0 +1,30 @@
+"""Gemma 2: scores of attention and logits are capped (Gemma Team 2024, arXiv:2408.00118)."""
+
+from typing import ClassVar
+
+from twostroke.models.config import ModelConfig
+from twostroke.models.families.family import ConfigSource, attention_of
+from twostroke.models.families.gemma3 import Gemma3
+
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+
+
+class Gemma2(Gemma3):
+    name = gguf = "gemma2"
+    model_types = ("gemma2",)
+    transformers = "Gemma2ForCausalLM"
+    defaults: ClassVar = {
+        **Gemma3.defaults,
+        **CAPS,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "rope_theta": 1e4,
+        "sliding_window_pattern": 2,
+    }
+    gguf_defaults: ClassVar = {**CAPS, "sliding_window_pattern": 2}
+    layers_of_27b = 46
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        score_cap, logit_cap = (None if source.get(key) is None else source.number(key) for key in CAPS)
+        attention = attention_of(source)
+        return self.of(source, attention, attention, score_cap=score_cap, logit_cap=logit_cap)

@@ -1,0 +1,51 @@
+"""GLM-4-0414: half of each head is rotated, in pairs of neighbours; each layer has four norms (Zeng et al. 2024)."""
+
+from typing import ClassVar
+
+from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.family import (
+    DEFAULTS,
+    GGUF_PARTS,
+    HUGGINGFACE_PARTS,
+    ConfigSource,
+    Family,
+    Transform,
+    attention_of,
+    mlp_of,
+    model_of,
+)
+from twostroke.models.families.head_layouts import to_our_layout
+
+FUSED_GGUF = GGUF_PARTS | {"gate": "ffn_up.weight"}
+FUSED_HUGGINGFACE = HUGGINGFACE_PARTS | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj.weight")
+
+
+class Glm4(Family):
+    name = gguf = "glm4"
+    model_types: ClassVar[tuple[str, ...]] = ("glm4",)
+    transformers = "Glm4ForCausalLM"
+    partial_rope = True
+    defaults = DEFAULTS | {
+        "vocab_size": 151552,
+        "intermediate_size": 13696,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+    }
+    gguf_parts = FUSED_GGUF | {"attn_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight"}
+    huggingface_parts = FUSED_HUGGINGFACE | {
+        "attn_post_norm": "post_self_attn_layernorm.weight",
+        "mlp_post_norm": "post_mlp_layernorm.weight",
+    }
+    post_norms: ClassVar[bool] = True
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        layer = Layer(attention_of(source, output_bias=False), mlp_of(source), self.post_norms)
+        return model_of(source, self, [layer] * source.num_layers)
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        return to_our_layout(config, "pairs")

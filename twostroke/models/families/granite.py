@@ -1,0 +1,49 @@
+"""Granite: factors of embeddings, of attention, of what layers add, and of logits (IBM 2024, after muP)."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.family import DEFAULTS, ConfigSource, attention_of, mlp_of, model_of
+from twostroke.models.families.llama import Llama
+from twostroke.models.rope import NO_ROPE
+
+
+class Granite(Llama):
+    name = gguf = "granite"
+    model_types: ClassVar[tuple[str, ...]] = ("granite",)
+    transformers = "GraniteForCausalLM"
+    defaults = DEFAULTS | {
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    }
+    gguf_keys: ClassVar = {
+        "embedding_multiplier": "embedding_scale",
+        "attention_multiplier": "attention.scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    gguf_defaults: ClassVar = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        attention = attention_of(source)
+        attention = replace(attention, scale=source.number("attention_multiplier", default=attention.scale))
+        if source.format == "gguf" and source.get("rope.scaling.finetuned") is False:  # llama.cpp's switch of RoPE
+            attention = replace(attention, rope=NO_ROPE)
+        mlp = mlp_of(source, bias=source.biases >= {"gate", "up", "down"})
+        return self.scaled(source, Layer(attention, mlp))
+
+    def scaled(self, source: ConfigSource, layer: Layer) -> ModelConfig:
+        """The model of layers that are all alike."""
+        return model_of(
+            source,
+            self,
+            [layer] * source.num_layers,
+            embedding_scale=source.number("embedding_multiplier"),
+            residual_scale=source.number("residual_multiplier"),
+            logit_scale=1 / source.number("logits_scaling"),
+        )

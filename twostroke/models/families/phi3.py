@@ -1,0 +1,51 @@
+"""Phi-3 and Phi-4-mini: one matrix for Q, K and V, one for gate and up (Abdin et al. 2024, arXiv:2404.14219)."""
+
+from typing import Any, ClassVar
+
+from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.family import (
+    DEFAULTS,
+    GGUF_PARTS,
+    HUGGINGFACE_PARTS,
+    ConfigSource,
+    Family,
+    Transform,
+    attention_of,
+    mlp_of,
+    model_of,
+)
+from twostroke.models.families.head_layouts import to_our_layout
+
+
+class Phi3(Family):
+    name = gguf = "phi3"
+    model_types = ("phi3",)
+    transformers = "Phi3ForCausalLM"
+    partial_rope = True
+    defaults = DEFAULTS | {
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+    }
+    gguf_parts = GGUF_PARTS | dict.fromkeys("qkv", "attn_qkv.weight") | {"gate": "ffn_up.weight"}
+    huggingface_parts: ClassVar = (
+        HUGGINGFACE_PARTS
+        | dict.fromkeys("qkv", "self_attn.qkv_proj.weight")
+        | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj.weight")
+    )
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        scaling: Any = source.get("rope_scaling")
+        if isinstance(scaling, dict) and scaling.get("type") == "yarn":  # transformers reads it as LongRoPE
+            raise source.unsupported("RoPE scaling 'yarn'")
+        window = source.integer("sliding_window") if source.get("sliding_window") else None
+        if window is not None and window >= source.integer("max_position_embeddings"):  # Phi-4-mini: no entry leaves it
+            window = None
+        layer = Layer(attention_of(source, window=window, bias=False, output_bias=False), mlp_of(source))
+        return model_of(source, self, [layer] * source.num_layers)
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        return to_our_layout(config, "halves")

@@ -201,7 +201,7 @@ def test_the_feed_tells_what_the_engine_does(open_tiny: Callable[..., LLM]) -> N
             name, facts = next(told)
             assert name == "hello"
             pool = running.llm.pool
-            assert facts["pools"] == [{"pages": pool.num_pages, "page_size": 16, "entry_bytes": pool.entry_bytes}]
+            assert facts["pools"] == [{"pages": pool.num_pages, "page_size": 16}]
             name, first = next(told)
             assert name == "steps"
             assert first.pop("at") > 0

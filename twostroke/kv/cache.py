@@ -11,7 +11,6 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError
 from twostroke.kv import spans, stream
 from twostroke.kv.entries import EntryTable, Tail
@@ -106,9 +105,7 @@ class KVCache:
 
         An entry in a layer has 2 x KV heads x head_dim x element size bytes.
         """
-        geometry, counts = self.pool.geometry, spans.counts(self.table)
-        held = counts @ (self.table[:, PAGE:] != spans.NO_PAGE)
-        return int(held @ np.array(geometry.group_bytes))
+        return self.pool.geometry.table_bytes(self.table)
 
     @property
     def overhead_bytes(self) -> int:

@@ -7,7 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from twostroke.backends.interface import PAGE
 from twostroke.errors import GeometryMismatch
+from twostroke.kv import spans
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.layer_groups import LayerGroup, PageShape, layer_groups
@@ -79,6 +81,11 @@ class Geometry:
         """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""
         sizes = zip(self.windows, self.group_bytes, strict=True)
         return sum(size * (entries if window is None else min(entries, window)) for window, size in sizes)
+
+    def table_bytes(self, table: np.ndarray) -> int:
+        """Exact bytes of the entries of a span table, without those that windowed groups have given back."""
+        held = spans.counts(table) @ (table[:, PAGE:] != spans.NO_PAGE)
+        return int(held @ np.array(self.group_bytes))
 
     @property
     def dtype(self) -> np.dtype:

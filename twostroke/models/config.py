@@ -58,7 +58,7 @@ class Attention(StableRepr):
     bias: bool = False
     qk_norm: bool = False
     output_bias: bool = field(default=False, repr=False)  # identities contain the repr of older versions
-    source: int | None = field(default=None, repr=False)
+    source: int | None = field(default=None, repr=False, metadata=LATER)
     whole_norm: bool = field(default=False, repr=False, metadata=LATER)
     growth: QueryGrowth | None = field(default=None, repr=False, metadata=LATER)
 

@@ -70,7 +70,7 @@ class EngineFeed:
         """The first message: facts that do not change while the server runs."""
         engine = self._engine.llm.engine
         pools = [
-            {"pages": pool.num_pages, "page_size": pool.page_size, "entry_bytes": pool.entry_bytes}
+            {"pages": pool.num_pages, "page_size": pool.page_size}
             for pool in dict.fromkeys(model.pool for model in engine.models.values())
         ]
         return {"fields": StepRecord._fields, "pools": pools, "itl_ms": engine.config.itl_ms}
@@ -147,7 +147,8 @@ def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
     """A snapshot as the page draws it: cells as runs, and where the entries of named requests are.
 
     `pools[i].runs` are pairs of a number of frames and what they hold (`server/page/snapshot.py`). A lane's `spans` are
-    four numbers for each page of it: its frame, its first and its last slot + 1, the position of its first entry.
+    four numbers for each of its pages in the first group of layers: the frame, the first and the last slot + 1, the
+    position of the first entry.
     """
     pools = [
         {"roles": pool.roles, "runs": run_lengths(pool.cells(snapshot.lanes)), "arriving": len(pool.arriving)}
@@ -158,7 +159,8 @@ def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
     for lane in snapshot.lanes:
         facts: dict[str, Any] = {"owner": lane.owner, "model": lane.model, "decodes": lane.decodes}
         facts |= {"entries": lane.entries, "todo": lane.todo, "arriving": lane.arriving}
-        facts |= {"pages": len(spans.held_pages(lane.table)), "pool": list(where).index(id(lane.pool))}
+        facts |= {"pages": len(spans.held_pages(lane.table)), "bytes": lane.pool.geometry.table_bytes(lane.table)}
+        facts["pool"] = list(where).index(id(lane.pool))
         if snapshot.owners[lane.owner][0] and len(lane.table) <= left:
             left -= len(lane.table)
             table = lane.table[:, [PAGE, START, STOP, POSITION]]

@@ -33,7 +33,7 @@ class LanePages:
         entries: number of entries so far.
         todo: number of tokens that are known and not entered yet.
         arriving: whether it waits for pages from another tier.
-        table: [P, 4] int32 spans, with page ids.
+        table: [P, 3 + groups] int32 spans, with page ids.
     """
 
     pool: PagePool
@@ -80,8 +80,8 @@ class PoolSnapshot:
         return cells
 
     def placed(self, pages: np.ndarray) -> np.ndarray:
-        """The frames of page ids; NOWHERE also for an id that is newer than the snapshot."""
-        known = pages < len(self.frames)
+        """The frames of page ids; NOWHERE also for no page, and for an id that is newer than the snapshot."""
+        known = (pages >= 0) & (pages < len(self.frames))
         return np.where(known, self.frames[np.where(known, pages, 0)] if len(self.frames) else NOWHERE, NOWHERE)
 
 

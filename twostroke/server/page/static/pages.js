@@ -136,8 +136,7 @@ const isShared = (code) => (code & ~INDEXED) === SHARED;
 
 function inWords(cache) {
   const shared = cache.cells.filter(isShared).length;
-  const bytes = cache.entries * cache.entry_bytes;
-  const size = bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} KB` : `${(bytes / 1e6).toFixed(1)} MB`;
+  const size = cache.bytes < 1e6 ? `${(cache.bytes / 1e3).toFixed(1)} KB` : `${(cache.bytes / 1e6).toFixed(1)} MB`;
   const more = shared ? `, ${shared} of them shared` : "";
   return `KV cache${cache.model === "main" ? "" : ` (${cache.model})`}: ${cache.entries} entries in ${cache.pages} pages${more}, ${size}, at positions ${positions(cache.spans)}`;
 }

@@ -221,6 +221,7 @@ def test_the_feed_tells_what_the_engine_does(open_tiny: Callable[..., LLM]) -> N
                     tokens = data["tokens"]
                 elif data["lanes"]:
                     assert data["owners"][0][0] == "page-1"
+                    assert data["lanes"][0]["bytes"] == data["lanes"][0]["entries"] * pool.entry_bytes
                     assert sum(data["pools"][0]["runs"][::2]) == pool.num_pages
             assert tokens == 30
             assert sum(step["prefill"] for step in steps) == 40

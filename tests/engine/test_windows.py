@@ -134,6 +134,16 @@ def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(ends: list[int], more: 
     assert list(llm.decode(kv, params=params)) == list(model().decode(fresh, params=params))
 
 
+@pytest.mark.parametrize("end", [60, 170, 176, 177, 183, 184, 191, 192, 198])
+def test_a_cut_near_the_window_has_the_logits_of_a_fresh_prefill(end: int) -> None:
+    """Where a page lacks a single entry that the next token attends to, and where it lacks none."""
+    kv, fresh = model().prefill(PROMPT), model().prefill([*PROMPT[:end], 5, 6, 7])
+    longer = model().prefill([5, 6, 7], kv[:end])
+    assert longer.tail is not None
+    assert fresh.tail is not None
+    assert np.array_equal(longer.tail.logits, fresh.tail.logits)  # pyright: ignore[reportArgumentType]
+
+
 def test_what_is_computed_again_is_counted() -> None:
     llm = model()
     kv, before = llm.prefill(PROMPT), llm.pool.recomputed_tokens

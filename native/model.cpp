@@ -67,7 +67,8 @@ static void obey(Ranks& ranks, const Order& given) {
   Model& m = *(Model*)ranks.models[order.model];
   if (order.kind == Order::FORWARD) {
     const Ranks::Pool& pool = ranks.pools[order.pool];
-    run_pass(m, order.batch, (uint16_t*)(pool.data + order.kv), pool.strides.empty() ? order.strides : pool.strides.data(), true);
+    run_pass(m, order.batch, (uint16_t*)(pool.data + order.kv), pool.strides.empty() ? order.strides : pool.strides.data(),
+             true);
   } else if (order.kind == Order::LOGITS) {
     run_logits(m, order.x, order.count, nullptr, nullptr);
   } else {
@@ -90,16 +91,16 @@ static std::vector<Found> each_chunk(void* team, int rows, int count, const Find
 }
 
 // See twostroke_add_block. `mlps`: gate, up and down of each.
-static Block& add_block(Model& m, const float** norms, void** matrices, const float** biases,
-                        const AttentionShape& attention, Router router, void** mlps, int count) {
+static Block& add_block(Model& m, const float** norms, void** matrices, const float** biases, const AttentionShape& attention,
+                        Router router, void** mlps, int count) {
   auto part = [](void* matrix) { return (const Matrix*)matrix; };
   std::vector<const Matrix*> turned{part(matrices[0])};
   if (matrices[1]) turned.push_back(part(matrices[1])), turned.push_back(part(matrices[2]));
   Linear qkv(turned, biases[0]);
   qkv.by_heads(attention.dim, (norms[2] || norms[3]) && !attention.whole_norm);
   Linear o({part(matrices[3])}, biases[1]);
-  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], std::move(qkv), std::move(o),
-          attention, {}, router, {}, {}};
+  Block b{norms[0],     norms[1],  norms[2], norms[3], norms[4], norms[5], std::move(qkv),
+          std::move(o), attention, {},       router,   {},       {}};
   b.mlps.reserve(count);
   for (int i = 0; i < count; i++, mlps += 3) {
     b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]), biases[2], biases[3]);
@@ -307,8 +308,8 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float** biases,
                                  const AttentionShape* attention, const float* router, int experts, int chosen,
                                  int normalized, void** expert_matrices, const float* shared_gate) {
-  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention,
-                       Router{router, experts, chosen, bool(normalized)}, expert_matrices, experts);
+  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention, Router{router, experts, chosen, bool(normalized)},
+                       expert_matrices, experts);
   if (!shared_gate) return;
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
   for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);

@@ -77,8 +77,7 @@ inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
   const size_t spans = m.groups() * batch.span_starts[sequences];
   shelf.put(batch.spans, spans), shelf.put(batch.row_starts, sequences + 1), shelf.put(batch.span_starts, sequences + 1);
   shelf.put(batch.query_rows, batch.num_queries);
-  if (batch.num_queries)
-    batch.queries = shelf.take<float>(m.blocks.size() * batch.num_queries * m.config.q_width);
+  if (batch.num_queries) batch.queries = shelf.take<float>(m.blocks.size() * batch.num_queries * m.config.q_width);
   shelf.put(batch.state_rows, batch.num_states);
   if (batch.num_states) batch.states = shelf.take<float>((m.blocks.size() + 1) * batch.num_states * m.config.hidden);
   shelf.put(batch.dropout, m.blocks.size() * rows * m.config.hidden);

@@ -197,7 +197,9 @@ def _table(value: Any, geometry: Geometry, num_pages: int, page_size: int) -> np
     require((pages[:, np.logical_not(windowed)] != NO_PAGE).all(), "a layer without a window lacks entries")
     kinds = [np.unique(column[column != NO_PAGE]) for column in pages.T]
     used = np.concatenate(kinds)
-    require(np.array_equal(np.sort(used), np.arange(num_pages)), "spans do not use the pages that follow")
+    # Their number first: it may be any, and so many numbers would take all memory.
+    all_used = len(used) == num_pages and np.array_equal(np.sort(used), np.arange(num_pages))
+    require(all_used, "spans do not use the pages that follow")
     last = table[:, POSITION].astype(np.int64) + stops - starts
     require((last <= MAX_INTEGER).all(), "positions are too large")
     return table

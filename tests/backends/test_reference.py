@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from twostroke.backends.interface import START, STOP, RaggedBatch
 from twostroke.backends.reference.operations import Operations
+from twostroke.models.config import Attention
+from twostroke.models.rope import NO_ROPE
 
 HEADS, KV_HEADS, DIM, SIZE, PAGES = 4, 2, 8, 4, 40
 
@@ -67,7 +69,7 @@ def test_attention(batch: RaggedBatch, window: int | None, tile: int, block: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("twostroke.backends.reference.attention_tiles.TILE_KEYS", tile)
         patch.setattr("twostroke.backends.reference.attention_tiles.BLOCK_ROWS", block)
-        mine = Operations().attention(q, kv, batch, 0, 0.4, window)
+        mine = Operations().attention(q, kv, batch, 0, Attention(HEADS, KV_HEADS, DIM, 0.4, NO_ROPE, window), None)
     torch.testing.assert_close(mine, naive(q, kv, batch, 0.4, window), atol=1e-5, rtol=1e-5)
 
 
@@ -77,5 +79,6 @@ def test_stray_values_in_unused_slots_do_no_harm() -> None:
     kv[:, 1, :, :2] = 1.0
     nothing = torch.zeros(1, dtype=torch.int64)
     batch = RaggedBatch(nothing, nothing, nothing, nothing, [0, 1], [np.array([[0, 2, 0, 1]], np.int32)], nothing)
-    out = Operations().attention(torch.ones(1, HEADS, DIM), kv, batch, 0, 1.0, None)
+    one = Attention(HEADS, KV_HEADS, DIM, 1.0, NO_ROPE)
+    out = Operations().attention(torch.ones(1, HEADS, DIM), kv, batch, 0, one, None)
     assert (out == 1.0).all()

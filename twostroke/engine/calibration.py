@@ -76,7 +76,7 @@ class StepBench:
         """`entries`: the most that all sequences of a step have, besides a page for each of them."""
         self.model = model
         self.size = model.pool.page_size
-        self.groups = len(model.pool.geometry.groups)
+        self.groups = model.pool.num_groups
         pages = self.groups * (-(-entries // self.size) + SEQUENCES)
         self.memory = new_pool(model.pool.geometry, pages, self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.

@@ -1,7 +1,9 @@
 """The properties that must agree to join two KV values, or to use a value with a model."""
 
 import hashlib
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -71,11 +73,8 @@ class Geometry:
 
     def max_entries(self, pages: int, page_size: int) -> int:
         """The most entries that a value has in so many pages."""
-        low, high = 0, pages * page_size + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.num_pages(middle, page_size) <= pages else (low, middle)
-        return low
+        lengths = range(pages * page_size + 1)
+        return bisect_right(lengths, pages, key=lambda entries: self.num_pages(entries, page_size)) - 1
 
     def value_bytes(self, entries: int) -> int:
         """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""
@@ -108,18 +107,22 @@ class Geometry:
         raise GeometryMismatch(f"{what}: the KV geometry differs: {'; '.join(differing)}")
 
 
+def layers_by_kind(groups: Iterable[LayerGroup]) -> Counter[tuple[int, int, int | None]]:
+    """The number of layers with entries of their own, by KV heads, head_dim and window."""
+    layers = Counter[tuple[int, int, int | None]]()
+    for one in groups:
+        layers[one.num_kv_heads, one.head_dim, one.window] += len(one.layers)
+    return layers
+
+
 def _short(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)[:16]
     if any(isinstance(one, LayerGroup) for one in value):
-        kinds = [(one.window, one.num_kv_heads, one.head_dim) for one in value]
-        layers = Counter(dict.fromkeys(kinds, 0))
-        for kind, one in zip(kinds, value, strict=True):
-            layers[kind] += len(one.layers)
-        return f"[{', '.join(_kind(*kind, count) for kind, count in layers.items())}]"
+        return f"[{', '.join(_kind(*kind, count) for kind, count in layers_by_kind(value).items())}]"
     kinds = sorted({str(rope) for rope in value})
     return f"[{len(value)} layers: {', '.join(kinds)}]"
 
 
-def _kind(window: int | None, heads: int, dim: int, layers: int) -> str:
+def _kind(heads: int, dim: int, window: int | None, layers: int) -> str:
     return f"{layers} layers of {heads} KV heads of {dim}" + ("" if window is None else f", window {window}")

@@ -96,19 +96,18 @@ class Differentiable(Operations):
         q: torch.Tensor,
         kv: torch.Tensor,
         batch: TensorBatch,
-        layers: int,
-        scale: float,
-        window: int | None,
-        cap: float | None = None,
+        group: int,
+        attention: Attention,
+        cap: float | None,
     ) -> torch.Tensor:
         k, v = batch.scratch["entries"][-1].transpose(1, 2)
         own, keys = batch.positions[:, None], torch.arange(k.shape[1])
-        seen = (keys <= own) & (keys > own - (window or k.shape[1]))
+        seen = (keys <= own) & (keys > own - (attention.window or k.shape[1]))
         if cap is None:
-            out = F.scaled_dot_product_attention(q.transpose(0, 1), k, v, seen, scale=scale, enable_gqa=True)
+            out = F.scaled_dot_product_attention(q.transpose(0, 1), k, v, seen, scale=attention.scale, enable_gqa=True)
             return out.transpose(0, 1).flatten(1)
         k, v = (side.repeat_interleave(q.shape[1] // len(side), dim=0) for side in (k, v))
-        scores = capped(q.transpose(0, 1) @ k.transpose(1, 2) * scale, cap).masked_fill(~seen, -torch.inf)
+        scores = capped(q.transpose(0, 1) @ k.transpose(1, 2) * attention.scale, cap).masked_fill(~seen, -torch.inf)
         return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 

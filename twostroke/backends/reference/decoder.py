@@ -57,7 +57,7 @@ class ReferenceLayer:
         if batch.query_rows is not None:
             asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
             queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
-        attended = ops.attention(q, own, batch, group, attention.scale, attention.window, self.score_cap)
+        attended = ops.attention(q, own, batch, group, attention, self.score_cap)
         attended = ops.whole(attended, self.heads)
         made = ops.whole(ops.linear(attended, self.o), self.o.split)
         x = self._added(x, self._normed(made, self.post_norms[0]))

@@ -189,44 +189,42 @@ class Operations:
         q: torch.Tensor,
         kv: torch.Tensor,
         batch: TensorBatch,
-        layers: int,
-        scale: float,
-        window: int | None,
-        cap: float | None = None,
+        group: int,
+        attention: Attention,
+        cap: float | None,
     ) -> torch.Tensor:
         """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D].
 
-        `layers`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one.
+        `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one.
         """
         out = torch.empty_like(q)
-        groups = batch.scratch.get("groups")
-        if groups is None:
-            groups = batch.scratch["groups"] = list(groups_of(batch, q.device))
-        for group in groups:
-            out[group.rows] = self._attend(q[group.rows], kv, group, layers, scale, window, cap).to(q.dtype)
+        alike = batch.scratch.get("groups")
+        if alike is None:
+            alike = batch.scratch["groups"] = list(groups_of(batch, q.device))
+        for some in alike:
+            out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap).to(q.dtype)
         return out.flatten(1)
 
     def _attend(
         self,
         q: torch.Tensor,
         kv: torch.Tensor,
-        group: SequenceGroup,
-        layers: int,
-        scale: float,
-        window: int | None,
+        sequences: SequenceGroup,
+        group: int,
+        attention: Attention,
         cap: float | None,
     ) -> torch.Tensor:
-        """Attention of one group over its tiles, computed in float32: [G * T, Hq, D]."""
+        """Attention of some sequences over their tiles, computed in float32: [G * T, Hq, D]."""
         num_kv_heads, page_size, head_dim = kv.shape[2:]
-        count, rows = len(group.tables), group.num_rows
+        count, rows = len(sequences.tables), sequences.num_rows
         repeat = q.shape[1] // num_kv_heads
         # Rows of query heads that share a KV head are adjacent: one product per sequence and KV head.
-        q = (q.float() * scale).view(count, rows, num_kv_heads, repeat, head_dim)
+        q = (q.float() * attention.scale).view(count, rows, num_kv_heads, repeat, head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(count, num_kv_heads, rows * repeat, head_dim)
         top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
         total, out = torch.zeros_like(top), torch.zeros_like(q)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
-        for tile in group.tiles(page_size, layers, window):
+        for tile in sequences.tiles(page_size, group, attention.window):
             n = tile.count
             pages = tile.pages[:, None, :]
             k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)

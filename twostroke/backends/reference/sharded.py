@@ -64,12 +64,11 @@ class ShardedOperations(Operations):
         q: torch.Tensor,
         kv: torch.Tensor,
         batch: TensorBatch,
-        layers: int,
-        scale: float,
-        window: int | None,
-        cap: float | None = None,
+        group: int,
+        attention: Attention,
+        cap: float | None,
     ) -> torch.Tensor:
-        return super().attention(q, kv, batch, layers, scale, window, cap) if q.shape[1] else q.flatten(1)
+        return super().attention(q, kv, batch, group, attention, cap) if q.shape[1] else q.flatten(1)
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         return self.whole(super().head(x, weight), weight.split)

@@ -164,6 +164,11 @@ HUGGINGFACE_PARTS = {
     "up_bias": "mlp.up_proj.bias",
     "down_bias": "mlp.down_proj.bias",
 }
+POST_NORMS_GGUF = {"attn_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight"}
+
+# The names where gate and up are one matrix.
+FUSED_MLP_GGUF = GGUF_PARTS | {"gate": "ffn_up.weight"}
+FUSED_MLP_HUGGINGFACE = HUGGINGFACE_PARTS | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj.weight")
 
 # Defaults of most families' configuration classes for absent keys.
 DEFAULTS: dict[str, Any] = {

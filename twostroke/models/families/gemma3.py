@@ -12,6 +12,7 @@ from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, ten
 from twostroke.models.families.family import (
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
+    POST_NORMS_GGUF,
     ConfigSource,
     Family,
     Transform,
@@ -48,10 +49,7 @@ class Gemma3(Family):
         "tie_word_embeddings": True,
     }
     gguf_defaults: ClassVar = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": PATTERN}
-    gguf_parts = GGUF_PARTS | {
-        "attn_post_norm": "post_attention_norm.weight",
-        "mlp_post_norm": "post_ffw_norm.weight",
-    }
+    gguf_parts = GGUF_PARTS | POST_NORMS_GGUF
     # Gemma also has a norm after attention, so the norm before the MLP has another name than in other families.
     huggingface_parts = HUGGINGFACE_PARTS | {
         "attn_post_norm": "post_attention_layernorm.weight",

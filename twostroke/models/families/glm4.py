@@ -5,8 +5,9 @@ from typing import ClassVar
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.family import (
     DEFAULTS,
-    GGUF_PARTS,
-    HUGGINGFACE_PARTS,
+    FUSED_MLP_GGUF,
+    FUSED_MLP_HUGGINGFACE,
+    POST_NORMS_GGUF,
     ConfigSource,
     Family,
     Transform,
@@ -15,9 +16,6 @@ from twostroke.models.families.family import (
     model_of,
 )
 from twostroke.models.families.head_layouts import to_our_layout
-
-FUSED_GGUF = GGUF_PARTS | {"gate": "ffn_up.weight"}
-FUSED_HUGGINGFACE = HUGGINGFACE_PARTS | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj.weight")
 
 
 class Glm4(Family):
@@ -36,8 +34,8 @@ class Glm4(Family):
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
     }
-    gguf_parts = FUSED_GGUF | {"attn_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight"}
-    huggingface_parts = FUSED_HUGGINGFACE | {
+    gguf_parts = FUSED_MLP_GGUF | POST_NORMS_GGUF
+    huggingface_parts = FUSED_MLP_HUGGINGFACE | {
         "attn_post_norm": "post_self_attn_layernorm.weight",
         "mlp_post_norm": "post_mlp_layernorm.weight",
     }

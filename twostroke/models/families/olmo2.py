@@ -12,6 +12,7 @@ from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
+    POST_NORMS_GGUF,
     ConfigSource,
     Family,
     attention_of,
@@ -33,10 +34,7 @@ class Olmo2(Family):
         "rms_norm_eps": 1e-5,
     }
     gguf_defaults: ClassVar = {"sliding_window_pattern": 4}
-    gguf_parts = GGUF_PARTS | {
-        "attn_post_norm": "post_attention_norm.weight",
-        "mlp_post_norm": "post_ffw_norm.weight",
-    }
+    gguf_parts = GGUF_PARTS | POST_NORMS_GGUF
     huggingface_parts = HUGGINGFACE_PARTS | {
         "attn_post_norm": "post_attention_layernorm.weight",
         "mlp_post_norm": "post_feedforward_layernorm.weight",

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.family import (
     DEFAULTS,
-    GGUF_PARTS,
-    HUGGINGFACE_PARTS,
+    FUSED_MLP_GGUF,
+    FUSED_MLP_HUGGINGFACE,
     ConfigSource,
     Family,
     Transform,
@@ -30,12 +30,8 @@ class Phi3(Family):
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
     }
-    gguf_parts = GGUF_PARTS | dict.fromkeys("qkv", "attn_qkv.weight") | {"gate": "ffn_up.weight"}
-    huggingface_parts: ClassVar = (
-        HUGGINGFACE_PARTS
-        | dict.fromkeys("qkv", "self_attn.qkv_proj.weight")
-        | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj.weight")
-    )
+    gguf_parts = FUSED_MLP_GGUF | dict.fromkeys("qkv", "attn_qkv.weight")
+    huggingface_parts: ClassVar = FUSED_MLP_HUGGINGFACE | dict.fromkeys("qkv", "self_attn.qkv_proj.weight")
 
     def describe(self, source: ConfigSource) -> ModelConfig:
         scaling: Any = source.get("rope_scaling")

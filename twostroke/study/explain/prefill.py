@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from twostroke.kv.cache import KVCache
+from twostroke.kv.geometry import layers_by_kind
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.cost import SequenceRows, attended
 from twostroke.study.explain.shown_tokens import Candidate
@@ -127,12 +127,10 @@ def attended_pairs(config: ModelConfig, layer: int, rows: int) -> int:
 
 def stored_kv(kv: KVCache) -> StoredKV:
     """Describe the memory of a KV value."""
-    geometry, kinds = kv.pool.geometry, Counter[tuple[int, int, int | None]]()
-    for group in geometry.groups:
-        kinds[group.num_kv_heads, group.head_dim, group.window] += len(group.layers)
+    geometry = kv.pool.geometry
     return StoredKV(
         len(kv),
-        tuple(StoredLayers(count, *kind) for kind, count in kinds.items()),
+        tuple(StoredLayers(count, *kind) for kind, count in layers_by_kind(geometry.groups).items()),
         geometry.kv_dtype,
         kv.pool.entry_bytes,
         kv.nbytes,

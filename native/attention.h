@@ -100,6 +100,13 @@ inline void merge(Partial to, Partial part, int dim) {
   *to.total = first_lane(fma(set1(*part.total), gain, mul(set1(*to.total), decay)));
 }
 
+// The factor by which a row's sum becomes its result, where a key without a value has this score.
+inline float share_beside(const Partial& sum, float score) {
+  const float highest = std::max(*sum.top, score);
+  const F own = power16(set1(*sum.top - highest)), other = power16(set1(score - highest));
+  return first_lane(div(own, fma(set1(*sum.total), own, other)));
+}
+
 // The beginnings of a table's splits, in spans and in entries.
 struct Split {
   int first, count, before;

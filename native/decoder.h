@@ -61,7 +61,8 @@ struct Linear {
     }
     link();
   }
-  F biased(F sum, const Job& job) const { return bias ? add(sum, load(bias + job.column)) : sum; }
+  F biased(F sum, const Job& job) const { return plus(sum, bias, job); }
+  static F plus(F sum, const float* bias, const Job& job) { return bias ? add(sum, load(bias + job.column)) : sum; }
   // The same with pairs, for a panel of the first matrix (0) or of the second.
   F biased_pair(F sum, const Job& job, int which) const {
     return bias ? add(sum, load(bias + which * width + job.column)) : sum;
@@ -77,8 +78,10 @@ struct Linear {
   }
 };
 
+enum Activation { SILU, GELU, SWIGLU_OAI };
+
 struct Config {
-  int32_t hidden, intermediate, gelu, num_ropes;
+  int32_t hidden, intermediate, activation, num_ropes;
   int32_t q_width, kv_width, half_dim;  // of the widest attention: heads x dim, KV heads x dim, and dim / 2
   int32_t vocab;             // without the padding of the head's last panel
   int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null
@@ -100,6 +103,7 @@ struct AttentionShape {
   int32_t own_entries;  // whether this layer makes the keys and values that it reads
   int32_t whole_norm;   // whether norms of q and k are over all heads together
   float scale;
+  const float* sink_logits;  // [heads], each of a key without a value; or null
 
   // Whether its work is divided in the same way.
   bool divides_like(const AttentionShape& other) const {

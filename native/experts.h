@@ -14,7 +14,8 @@ constexpr int ROUTER_TILE = TILE_SUMS < 16 ? 2 : 4;  // rows and experts whose p
 
 // Logits of some rows, `cols` numbers each, for some experts: each is a separate sum.
 template <int ROWS, int EXPERTS>
-inline void route_tile(const float* x, const float* weights, int cols, const float* scales, float* out, int stride) {
+inline void route_tile(const float* x, const float* weights, const float* bias, int cols, const float* scales, float* out,
+                       int stride) {
   F sums[ROWS][EXPERTS];
   for (int r = 0; r < ROWS; r++)
     for (int e = 0; e < EXPERTS; e++) sums[r][e] = zero();
@@ -28,7 +29,7 @@ inline void route_tile(const float* x, const float* weights, int cols, const flo
     }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int e = 0; e < EXPERTS; e++) out[r * stride + e] = sum(sums[r][e]) * scales[r];
+    for (int e = 0; e < EXPERTS; e++) out[r * stride + e] = sum(sums[r][e]) * scales[r] + (bias ? bias[e] : 0.0f);
 }
 
 // Logits of the router for `x`, normalized by `from`.
@@ -49,7 +50,8 @@ void route(Model& m, Model::Private& own, const Router& router, const Normed& fr
     float* out = logits + size_t(row) * router.stride() + expert;
     in_tiles<ROUTER_TILE>(rows, 0, [&]<int R>(int r) {
       in_tiles<ROUTER_TILE>(experts, 0, [&]<int E>(int e) {
-        route_tile<R, E>(normed + size_t(r) * cols, weights + size_t(e) * cols, cols, scales + row + r,
+        route_tile<R, E>(normed + size_t(r) * cols, weights + size_t(e) * cols,
+                         router.bias ? router.bias + expert + e : nullptr, cols, scales + row + r,
                          out + r * router.stride() + e, router.stride());
       });
     });
@@ -120,7 +122,7 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
                  const Normed* to, const Finish& finish) {
   const auto& groups = own.routes.groups();
   const Linear& first_down = b.mlps[groups[0].expert].down;
-  const auto emit = adding(first_down, m.config.residual_scale, before, out, to);
+  const auto emit = adding(first_down, nullptr, m.config.residual_scale, before, out, to);  // each expert adds its bias
   const int units = first_down.units(), some = units ? mixed_at_once(first_down, m.team->size()) : 1;
   m.team->share(ceil_div(units, some), own.member, [&](int piece) {
     const int unit = piece * some, n = std::min(some, units - unit), panels = n * first_down.unit;
@@ -135,12 +137,13 @@ void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8
       const Linear& after = last ? first_down : b.mlps[groups[g + 1].expert].down;
       const Job* then = &after.jobs[std::min(unit + n * last, units - 1) * after.unit];
       const Rows inputs = PassMemory::gated_of(gated, groups[g], b.intermediate());
-      auto add_weighted = [&](const Job*, int panels, int first, int block, const F* products) {
+      auto add_weighted = [&, bias = down.bias](const Job* jobs, int panels, int first, int block, const F* products) {
         for (int r = 0; r < block; r++) {
           const auto [row, weight] = rows[first + r];
           F* to = block_of(row) + row % ROW_BLOCK;
           for (int p = 0; p < panels; p++)
-            to[p * ROW_BLOCK] = fma(products[p * ROW_BLOCK + r], set1(weight), to[p * ROW_BLOCK]);
+            to[p * ROW_BLOCK] =
+                fma(Linear::plus(products[p * ROW_BLOCK + r], bias, jobs[p]), set1(weight), to[p * ROW_BLOCK]);
         }
       };
       multiply_all(own, jobs_before(own, down, unit, n, then), panels, down, inputs, groups[g].count, add_weighted);

@@ -103,16 +103,16 @@ void store_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows,
   linear(m, own, layer, rows, count, storing(layer, out), finish);
 }
 
-// Adds the products, times `factor`, to `before`, stores the sums in `out`, and passes them to the next layer if there is
-// one.
-inline auto adding(const Linear& layer, float factor, const float* before, float* out, const Normed* to) {
-  return [&layer, factor, before, out, to](const Job* jobs, int n, int first, int block, const F* sums) {
+// Adds the products with `bias`, times `factor`, to `before`, stores the sums in `out`, and passes them to the next layer
+// if there is one.
+inline auto adding(const Linear& layer, const float* bias, float factor, const float* before, float* out, const Normed* to) {
+  return [&layer, bias, factor, before, out, to](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= 2, jobs += 2, sums += 2 * ROW_BLOCK)
       for (int start = 0; start < block; start += PANEL) {
         const int some = std::min(PANEL, block - start), row = first + start;
         F a[PANEL], b[PANEL];
         auto added = [&](int job, int i) {
-          const F sum = layer.biased(sums[job * ROW_BLOCK + start + i], jobs[job]);
+          const F sum = Linear::plus(sums[job * ROW_BLOCK + start + i], bias, jobs[job]);
           return fma(sum, set1(factor), load(before + size_t(row + i) * layer.width + jobs[job].column));
         };
         for (int i = 0; i < some; i++) a[i] = added(0, i), b[i] = added(1, i);
@@ -127,7 +127,7 @@ inline auto adding(const Linear& layer, float factor, const float* before, float
 template <class Finish>
 void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, int count, const float* before, float* out,
                 const Normed* to, const Finish& finish) {
-  linear(m, own, layer, rows, count, adding(layer, m.config.residual_scale, before, out, to), finish);
+  linear(m, own, layer, rows, count, adding(layer, layer.bias, m.config.residual_scale, before, out, to), finish);
 }
 
 // The same for a layer's output, after a norm.
@@ -151,7 +151,10 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
 // Scales gate and up, and packs the gated rows for the next layer: a unit's four panels are one group of its input.
 inline auto gating(const Model& m, const Linear& layer, const float* scales, Rows out, const Linear& next) {
   return [&m, &layer, scales, out, &next](const Job* jobs, int n, int first, int block, const F* sums) {
-    auto gated = [&](F gate, F up) { return mul(m.config.gelu ? gelu16(gate) : silu16(gate), up); };
+    auto gated = [&](F gate, F up) {
+      if (m.config.activation == SWIGLU_OAI) return swiglu_oai16(gate, up);
+      return mul(m.config.activation == GELU ? gelu16(gate) : silu16(gate), up);
+    };
     for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
       for (int start = 0; start < block; start += PANEL) {
         const int some = std::min(PANEL, block - start);

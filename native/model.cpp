@@ -103,7 +103,9 @@ static Block& add_block(Model& m, const float** norms, void** matrices, const fl
           std::move(o), attention, {},       router,   {},       {}};
   b.mlps.reserve(count);
   for (int i = 0; i < count; i++, mlps += 3) {
-    b.mlps.emplace_back(part(mlps[0]), part(mlps[1]), part(mlps[2]), biases[2], biases[3]);
+    const Matrix *gate = part(mlps[0]), *down = part(mlps[2]);
+    auto bias = [&](int which, int size) { return biases[which] ? biases[which] + size_t(i) * size : nullptr; };
+    b.mlps.emplace_back(gate, part(mlps[1]), down, bias(2, 2 * gate->all), bias(3, down->all));
     for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(mlps[input])->format);
   }
   return m.blocks.emplace_back(std::move(b));
@@ -295,21 +297,22 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
 }
 
 // Norms: attention, MLP, q, k, after attention, after MLP. Matrices: q, k, v, o, gate, up, down; k and v are null if the
-// entries are another layer's. Biases: of q, k and v; of o; of gate and up; of down. Norms and biases are null if absent.
+// entries are another layer's. Biases: of q, k and v; of o; of gate and up; of down; of the router. Norms and biases are
+// null if absent.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float** biases,
                          const AttentionShape* attention) {
   add_block(*(Model*)model, norms, matrices, biases, *attention, Router{}, matrices + 4, 1);
 }
 
-// The same for a block with experts, without a norm after them and without biases of MLPs. Matrices: q, k, v, o; of
+// The same for a block with experts, without a norm after them; their biases follow one another. Matrices: q, k, v, o; of
 // experts: gate, up, down of each, and then of the shared expert if it has a gate. `router`: [experts, hidden], and
 // `shared_gate`: [hidden] or null, which must outlive the model. Each row has `chosen` experts, whose weights are divided
 // by their sum if `normalized`.
 void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float** biases,
                                  const AttentionShape* attention, const float* router, int experts, int chosen,
                                  int normalized, void** expert_matrices, const float* shared_gate) {
-  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention, Router{router, experts, chosen, bool(normalized)},
-                       expert_matrices, experts);
+  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention,
+                       Router{router, experts, chosen, bool(normalized), biases[4]}, expert_matrices, experts);
   if (!shared_gate) return;
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
   for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);

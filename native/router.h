@@ -11,6 +11,7 @@ struct Router {
   const float* weights = nullptr;  // [experts, hidden], owned by the caller
   int experts = 1, chosen = 1;     // in total, and for each row
   bool normalized = false;         // whether the weights of a row's experts are divided by their sum
+  const float* bias = nullptr;     // [experts], or null
   // Logits of a row, padded to a multiple of 16.
   int stride() const { return int(round_up(experts, PANEL)); }
 };

@@ -64,6 +64,12 @@ inline F gelu16(F x) {
   return mul(x, sigmoid16(mul(u, set1(1.5957691216f))));
 }
 
+// gpt-oss's gated activation. What is NaN stays so: of min and max it is the second operand.
+inline F swiglu_oai16(F gate, F up) {
+  const F g = min(set1(7.0f), gate), u = max(set1(-7.0f), min(set1(7.0f), up));
+  return mul(mul(g, sigmoid16(mul(g, set1(1.702f)))), add(u, set1(1.0f)));
+}
+
 // The vendor whose cores the build is for, if it has AVX-512. Of builds without AMX, the one with BF16 is for AMD.
 #if defined(__AMX_BF16__) || (defined(__AVX512F__) && !defined(__AVX512BF16__))
 constexpr bool INTEL = true, AMD = false;

@@ -68,6 +68,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "hidden_size": 96,
+            "intermediate_size": 32,
+            "num_attention_heads": 6,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
     "ministral3": (
         "Ministral3",
         {

@@ -22,8 +22,9 @@ SAMPLING = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=Tru
 
 
 @pytest.mark.parametrize("variant", library.VARIANTS)
-# Biases; norms of heads and after layers, windows; norms over all heads; biases of MLPs; a shared expert.
-@pytest.mark.parametrize("family", ["qwen2", "gemma3", "olmo2", "granite", "qwen2moe"])
+# Biases; norms of heads and after layers, windows; norms over all heads; biases of MLPs; a shared expert;
+# sink logits and biases of experts.
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "olmo2", "granite", "qwen2moe", "gpt_oss"])
 def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) -> None:
     if variant not in library.variants():
         pytest.skip(f"the {variant} kernels cannot run here")

@@ -44,6 +44,7 @@ TINY: dict[str, Any] = {
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 6, "layer_types": ["sliding_attention"]},
+    "gpt_oss": {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2},  # of three ranks one has no head
     "qwen3moe": {
         "mlp_only_layers": [],
@@ -101,6 +102,7 @@ def record(llm: LLM, packed: bool) -> dict[str, Any]:
         ("llama", "stored", (2, 3)),
         ("gemma3", "stored", (2,)),
         ("qwen3moe", "stored", (2,)),
+        ("gpt_oss", "stored", (2,)),
         ("qwen2", "int4", (3,)),
         ("qwen3moe", "int8", (2,)),
     ],

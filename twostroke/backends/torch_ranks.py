@@ -54,9 +54,9 @@ def split_of_heads(config: ModelConfig, layer: int, rank: int, size: int) -> Col
 
 
 def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int) -> RawTensor:
-    """A rank's part of a tensor: some rows of a matrix and of its bias, and all of a norm or a router."""
+    """A rank's part of a tensor: some rows of a matrix and of its bias, and all of a norm, a router or sink logits."""
     matrix = name.removesuffix("_bias")
-    if matrix == name and (len(raw.shape) == 1 or name.endswith(f".{ROUTER}")):
+    if matrix.endswith(f".{ROUTER}") or (matrix == name and len(raw.shape) == 1):
         return raw
     split = split_of(config, matrix, raw.shape[0], rank, size)
     if len(raw.shape) == 1:

@@ -40,7 +40,10 @@ NO_QUERIES = Queries(np.empty((0, 0, 0, 0), np.float32), ())
 
 
 def attention_weights(kv: KVCache, queries: Queries) -> Iterator[np.ndarray]:
-    """Yield, per layer, the attention weights of the last n entries: [Hq, n, len(kv)] float32; rows sum to 1."""
+    """Yield, per layer, the attention weights of the last n entries: [Hq, n, len(kv)] float32; rows sum to 1.
+
+    What goes to a sink logit (`Attention.sink_logits`) is left out: weights are shares among entries.
+    """
     for layer in range(len(queries.windows)):
         yield softmax(attention_scores(kv, queries, layer))
 

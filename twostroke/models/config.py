@@ -14,7 +14,9 @@ import numpy as np
 from twostroke.models.rope import Rope
 from twostroke.models.stable_repr import LATER, StableRepr
 
-Activation = Literal["silu", "gelu_tanh"]
+# "swiglu_oai" is gpt-oss's: clamp(gate, max=7) * sigmoid(1.702 gate) * (clamp(up, -7, 7) + 1) (OpenAI 2025,
+# arXiv:2508.10925).
+Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Attention(StableRepr):
         whole_norm: whether that norm is over all heads of q together, and of k (OLMo 2).
         source: the layer whose K and V this one reads, of the same window and shape; None: it has its own.
         growth: how queries grow with their position; None: they do not.
+        sink_logits: whether each query head has a learned logit that takes part in the softmax and has no value
+            (gpt-oss, after Xiao et al. 2023, arXiv:2309.17453): weights of the keys sum to less than 1.
     """
 
     num_heads: int
@@ -61,6 +65,7 @@ class Attention(StableRepr):
     source: int | None = field(default=None, repr=False, metadata=LATER)
     whole_norm: bool = field(default=False, repr=False, metadata=LATER)
     growth: QueryGrowth | None = field(default=None, repr=False, metadata=LATER)
+    sink_logits: bool = field(default=False, repr=False, metadata=LATER)
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -99,6 +104,7 @@ class Experts(StableRepr):
         normalized: whether the weights of the chosen experts are divided by their sum.
         shared_size: intermediate size of an expert that every token passes too, whose output is weighted by a sigmoid
             (Qwen2-MoE, Yang et al. 2024, arXiv:2407.10671); 0 for none.
+        bias: whether the router and all matrices of the experts have biases (gpt-oss).
     """
 
     count: int
@@ -107,6 +113,7 @@ class Experts(StableRepr):
     activation: Activation = "silu"
     normalized: bool = True
     shared_size: int = field(default=0, repr=False, metadata=LATER)
+    bias: bool = field(default=False, repr=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)
@@ -228,7 +235,11 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
         **({"mlp_norm": (hidden,)} if layer.pre_norms else {}),
     }
     mlp = _mlp_shapes(feed_forward.intermediate_size, hidden)
+    if feed_forward.bias:
+        mlp |= {f"{part}_bias": shape[:1] for part, shape in mlp.items()}
     if isinstance(feed_forward, Experts):
+        if feed_forward.bias:
+            shapes[f"{ROUTER}_bias"] = (feed_forward.count,)
         shapes[ROUTER] = (feed_forward.count, hidden)
         shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
         if feed_forward.shared_size:
@@ -236,8 +247,8 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
             shapes |= {SHARED_GATE: (hidden,)} | {f"shared.{part}": shape for part, shape in shared.items()}
     else:
         shapes |= mlp
-        if feed_forward.bias:
-            shapes |= {f"{part}_bias": shape[:1] for part, shape in mlp.items()}
+    if attention.sink_logits:
+        shapes["sink_logits"] = (attention.num_heads,)
     if attention.output_bias:
         shapes["o_bias"] = (hidden,)
     if attention.bias:

@@ -28,7 +28,7 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSourc
 from twostroke.models.checkpoints.huggingface.directory import tensor_names
 from twostroke.models.checkpoints.huggingface.safetensors import SINGLE
 from twostroke.models.checkpoints.tokenizer import FILES, Tokenizer
-from twostroke.models.config import GatedMLP, ModelConfig, tensor_shapes
+from twostroke.models.config import Activation, GatedMLP, ModelConfig, tensor_shapes
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import fused_rows
 from twostroke.sampling.params import SamplingParams
@@ -56,7 +56,7 @@ class Observer(Operations):
             self.hidden += normed.abs().double().sum(0).numpy()
         return normed
 
-    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
+    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: Activation) -> torch.Tensor:
         gated = super().gated_linear(x, weight, activation)
         self.intermediate[self._layer] += gated.abs().double().sum(0).numpy()
         self._layer = (self._layer + 1) % len(self.intermediate)

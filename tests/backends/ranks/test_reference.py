@@ -29,6 +29,7 @@ def seen_with(path: Path, tp: int) -> dict[str, Any]:
         ("gemma3", (2, 4)),
         ("gemma2", (2,)),
         ("granite", (2,)),
+        ("gpt_oss", (2,)),
         ("olmo2", (3, 4)),
         ("qwen2moe", (3,)),
         ("ministral3", (2,)),

@@ -219,7 +219,7 @@ def test_auto_round_is_one_of_both(plain: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["aqlm", "quip", "hqq", "torchao", "quanto", "eetq", "vptq", "higgs", "spqr", "mxfp4", "bitnet", "marlin"]
+    "method", ["aqlm", "quip", "hqq", "torchao", "quanto", "eetq", "vptq", "higgs", "spqr", "bitnet", "marlin"]
 )
 def test_what_is_not_read_is_one_line_that_names_the_method(method: str, plain: Path, tmp_path: Path) -> None:
     write(plain, tmp_path, "gptq", {"quant_method": method})

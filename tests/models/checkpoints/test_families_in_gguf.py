@@ -117,6 +117,14 @@ def qwen2moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_expert_shared_feed_forward_length(values["shared_expert_intermediate_size"])
 
 
+def gpt_oss(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    yarn(writer, values["rope_parameters"])
+    writer.add_sliding_window(values["sliding_window"])
+    writer.add_expert_count(values["num_local_experts"])
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(values["intermediate_size"])
+
+
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.experts.{}.w1": "ffn_gate_exps",
@@ -133,6 +141,14 @@ SHARED = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+GPT_OSS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.sinks": "attn_sinks",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.experts.{}.gate_proj": "ffn_gate_exps",
+    "mlp.experts.{}.up_proj": "ffn_up_exps",
+    "mlp.experts.{}.down_proj": "ffn_down_exps",
 }
 OLMO = {
     "self_attn.q_norm": "attn_q_norm",
@@ -155,8 +171,24 @@ CONVERTED = {
     "phi3": Converted("phi3", FUSED, metadata=phi3),
     "glm4": Converted("glm4", FUSED | GLM4_NORMS, metadata=partial_rope),
     "glm": Converted("chatglm", FUSED, metadata=partial_rope, joined=True),
+    "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
     "mixtral": Converted("llama", EXPERTS, permuted=True, metadata=mixtral),
 }
+
+
+def unstacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """gpt-oss's experts one by one, and a name for sinks that ends as others do."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        inner, _, part = name.rpartition(".")
+        kind = "bias" if part.endswith("_bias") else "weight"
+        if not part.startswith(("gate_up_proj", "down_proj")) or not inner.endswith("experts"):
+            found[f"{name}.weight" if part == "sinks" else name] = tensor
+            continue
+        for e, one in enumerate(tensor if kind == "bias" else tensor.swapaxes(1, 2)):
+            rows = {"gate": one[::2], "up": one[1::2]} if part.startswith("gate_up") else {"down": one}
+            found |= {f"{inner}.{e}.{side}_proj.{kind}": some for side, some in rows.items()}
+    return found
 
 
 def convert(directory: Path, path: Path, made: Converted) -> Path:
@@ -178,7 +210,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
-    for name, tensor in load_file(directory / "model.safetensors").items():
+    for name, tensor in unstacked(load_file(directory / "model.safetensors")).items():
         if made.arch == "gemma2" and "norm" in name:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")

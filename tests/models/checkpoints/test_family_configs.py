@@ -49,6 +49,7 @@ def rope(**changes: Any) -> Change:
         ("granite4", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),
         ("ministral3", rope(llama_4_scaling_beta="much"), "llama_4_scaling_beta must be a positive number"),
         ("olmo3", {"layer_types": ["chunked_attention"] * 4}, "layer_types other than full_attention and sliding"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "gpt_oss with swiglu_limit 5.0 is not supported"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be at most the 5 experts; it is 9"),
         ("qwen2moe", {"use_sliding_window": True}, "qwen2moe with use_sliding_window True is not supported"),
         ("qwen2moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be a"),

@@ -79,7 +79,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 class NativeConfig(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "gelu", "num_ropes")),
+        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "activation", "num_ropes")),
         *((name, ctypes.c_int32) for name in ("q_width", "kv_width", "half_dim", "vocab", "embedding_format")),
         *((name, ctypes.c_float) for name in ("eps", "embedding_scale", "residual_scale")),
         *((name, ctypes.c_float) for name in ("score_cap", "logit_cap")),
@@ -92,6 +92,7 @@ class NativeAttention(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rope", "query_rope", "window", "group", "place")),
         *((name, ctypes.c_int32) for name in ("own_entries", "whole_norm")),
         ("scale", ctypes.c_float),
+        ("sink_logits", _POINTER),
     ]
 
 

@@ -16,13 +16,24 @@ from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
-from twostroke.models.config import ROUTER, SHARED_GATE, Attention, GatedMLP, Layer, ModelConfig, QueryGrowth
+from twostroke.models.config import (
+    ROUTER,
+    SHARED_GATE,
+    Activation,
+    Attention,
+    Experts,
+    GatedMLP,
+    Layer,
+    ModelConfig,
+    QueryGrowth,
+)
 from twostroke.models.layer_groups import entry_places
 from twostroke.models.rope import Rope, amplitudes, frequencies
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.scratch import ScratchMemory, address
 
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # in the order of native/decoder.h
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
 
@@ -57,7 +68,7 @@ class NativeModel:
         fields = NativeConfig(
             hidden=config.hidden_size,
             intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
-            gelu=any(mlp.activation == "gelu_tanh" for mlp in mlps),
+            activation=max((ACTIVATIONS.index(mlp.activation) for mlp in mlps), default=0),  # all have the same
             num_ropes=len(self.turned),
             q_width=self.q_width,
             kv_width=max((one.num_kv_heads * one.head_dim for one in config.attentions), default=0),
@@ -115,14 +126,17 @@ class NativeModel:
             own,
             attention.whole_norm,
             attention.scale,
+            self._vector(weights, f"{prefix}sink_logits") if attention.sink_logits else None,
         )
         mlp = layer.feed_forward
-        biased = isinstance(mlp, GatedMLP) and mlp.bias
-        biases = (ctypes.c_void_p * 4)(
+        each = [""] if isinstance(mlp, GatedMLP) else [f"experts.{e}." for e in range(mlp.count)]
+        gate_up, down = ([f"{one}{part}" for one in each for part in parts] for parts in (("gate", "up"), ("down",)))
+        biases = (ctypes.c_void_p * 5)(
             self._biases(weights, prefix, attention.projections if attention.bias else ()),
             self._biases(weights, prefix, "o" if attention.output_bias else ()),
-            self._biases(weights, prefix, ("gate", "up") if biased else ()),
-            self._biases(weights, prefix, ("down",) if biased else ()),
+            self._biases(weights, prefix, gate_up if mlp.bias else ()),
+            self._biases(weights, prefix, down if mlp.bias else ()),
+            self._biases(weights, prefix, (ROUTER,) if mlp.bias and isinstance(mlp, Experts) else ()),
         )
         described = biases, ctypes.byref(shape)
         matrices = self._handles(weights, prefix, *attention.projections)

@@ -30,12 +30,17 @@ class ReferenceLayer:
         self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if layer.attention.bias else ())
         self.o = pack("o", bias=("o_bias",) if layer.attention.output_bias else ())
         self.heads = operations.heads(config, index)
+        self.sink_logits = pack("sink_logits").matrix if layer.attention.sink_logits else None
         self.qk_norms = [pack(f"{name}_norm") for name in made if name != "v"] if layer.attention.qk_norm else []
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else (None, None)
         if isinstance(layer.feed_forward, models.Experts):
-            self.router = pack("router")
+            biased = layer.feed_forward.bias
+            self.router = pack("router", bias=("router_bias",) if biased else ())
             self.experts = [
-                (pack(f"experts.{e}.gate", f"experts.{e}.up"), pack(f"experts.{e}.down"))
+                tuple(
+                    pack(*names, bias=[f"{name}_bias" for name in names] if biased else ())
+                    for names in ((f"experts.{e}.gate", f"experts.{e}.up"), (f"experts.{e}.down",))
+                )
                 for e in range(layer.feed_forward.count)
             ]
             self.shared = None
@@ -57,7 +62,7 @@ class ReferenceLayer:
         if batch.query_rows is not None:
             asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
             queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
-        attended = ops.attention(q, own, batch, group, attention, self.score_cap)
+        attended = ops.attention(q, own, batch, group, attention, self.score_cap, self.sink_logits)
         attended = ops.whole(attended, self.heads)
         made = ops.whole(ops.linear(attended, self.o), self.o.split)
         x = self._added(x, self._normed(made, self.post_norms[0]))

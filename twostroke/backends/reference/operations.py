@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
-from twostroke.models.config import Attention, Experts, ModelConfig
+from twostroke.models.config import Activation, Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, amplitudes, frequencies
 
@@ -114,11 +114,11 @@ class Operations:
         """[N, in] -> [N, out], plus bias if packed with one."""
         return F.linear(x, weight.matrix, weight.bias)
 
-    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: str) -> torch.Tensor:
+    def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: Activation) -> torch.Tensor:
         """`weight` packs (gate, up): [N, in] -> [N, intermediate] = activation(gate x) * (up x)."""
         gate, up = self.linear(x, weight).chunk(2, dim=-1)
-        gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self.whole(gate * up, replace(weight.split, cuts=tuple(cut // 2 for cut in weight.split.cuts)))
+        split = replace(weight.split, cuts=tuple(cut // 2 for cut in weight.split.cuts))
+        return self.whole(gated(gate, up, activation), split)
 
     def rope_store(
         self,
@@ -192,17 +192,19 @@ class Operations:
         group: int,
         attention: Attention,
         cap: float | None,
+        sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D].
 
-        `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one.
+        `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one. `sink_logits`:
+        [Hq], if the layer has them.
         """
         out = torch.empty_like(q)
         alike = batch.scratch.get("groups")
         if alike is None:
             alike = batch.scratch["groups"] = list(groups_of(batch, q.device))
         for some in alike:
-            out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap).to(q.dtype)
+            out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap, sink_logits).to(q.dtype)
         return out.flatten(1)
 
     def _attend(
@@ -213,6 +215,7 @@ class Operations:
         group: int,
         attention: Attention,
         cap: float | None,
+        sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of some sequences over their tiles, computed in float32: [G * T, Hq, D]."""
         num_kv_heads, page_size, head_dim = kv.shape[2:]
@@ -223,6 +226,9 @@ class Operations:
         q = q.permute(0, 2, 1, 3, 4).reshape(count, num_kv_heads, rows * repeat, head_dim)
         top = q.new_full((count, num_kv_heads, rows * repeat, 1), -torch.inf)
         total, out = torch.zeros_like(top), torch.zeros_like(q)
+        if sink_logits is not None:  # as a first key, without a value
+            total = torch.ones_like(top)
+            top.view(count, num_kv_heads, rows, repeat)[:] = sink_logits.view(num_kv_heads, 1, repeat)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
         for tile in sequences.tiles(page_size, group, attention.window):
             n = tile.count
@@ -251,7 +257,8 @@ class Operations:
 
         Softmax over all experts, then the largest (transformers' Qwen3MoeTopKRouter).
         """
-        chances = F.linear(x.float(), router.matrix.float()).softmax(-1)
+        bias = None if router.bias is None else router.bias.float()
+        chances = F.linear(x.float(), router.matrix.float(), bias).softmax(-1)
         ids = torch.sort(chances, dim=-1, descending=True, stable=True).indices[:, : experts.chosen]
         weights = chances.gather(-1, ids)
         return ids, weights / weights.sum(-1, keepdim=True) if experts.normalized else weights
@@ -259,6 +266,14 @@ class Operations:
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         """Normalized hidden states [R, hidden] -> logits [R, vocab] float32."""
         return F.linear(x, weight.matrix).float()
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(gate) * up; see `Activation` for gpt-oss's."""
+    if activation == "swiglu_oai":
+        gate = gate.clamp(max=7)
+        return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7, 7) + 1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def capped(x: torch.Tensor, cap: float) -> torch.Tensor:

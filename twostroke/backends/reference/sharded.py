@@ -67,8 +67,15 @@ class ShardedOperations(Operations):
         group: int,
         attention: Attention,
         cap: float | None,
+        sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return super().attention(q, kv, batch, group, attention, cap) if q.shape[1] else q.flatten(1)
+        if not q.shape[1]:
+            return q.flatten(1)
+        if sink_logits is not None:
+            first = Shard(self.group.rank, self.group.size).kv_heads(attention).start
+            first *= attention.num_heads // attention.num_kv_heads
+            sink_logits = sink_logits[first : first + q.shape[1]]
+        return super().attention(q, kv, batch, group, attention, cap, sink_logits)
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         return self.whole(super().head(x, weight), weight.split)

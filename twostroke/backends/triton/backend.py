@@ -42,7 +42,7 @@ class TritonBackend:
     name = "triton"
     threads = 1
     dtype = kv_dtype = KV_DTYPE
-    formats: Collection[str] | None = (*PACKED_FORMATS, "BF16")
+    formats: Collection[str] | None = (*PACKED_FORMATS, "BF16", "MXFP4")  # the last as bfloat16, exactly
 
     def __init__(self, device: str = "cuda", tp: int = 1) -> None:
         """Start other processes if there are to be several ranks, `tp`. Raises RuntimeError if it cannot be used.
@@ -128,7 +128,6 @@ def _without_kernel(config: ModelConfig) -> str | None:
     parts = {
         "biases of MLPs": any(isinstance(mlp, GatedMLP) and mlp.bias for mlp in mlps),
         "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
-        "biases behind attention": any(one.output_bias for one in config.attentions),
         "norms over all heads together": any(one.whole_norm for one in config.attentions),
         "queries that grow with their position": any(one.growth for one in config.attentions),
         "layers without norms before them": not all(layer.pre_norms for layer in config.layers),

@@ -14,7 +14,7 @@ from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
-from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, GatedLinear, Linear, UnpackBuffer, place
+from twostroke.backends.triton.linear import ACTIVATIONS, FEW_TOKENS, PADDING, GatedLinear, Linear, UnpackBuffer, place
 from twostroke.backends.triton.packed import RepackedMatrix
 from twostroke.backends.triton.pass_plan import FEW_ROWS, MAX_PARTS, PassShape, keys_of, power_of_two
 from twostroke.models import config as models
@@ -97,14 +97,16 @@ class TritonLayer:
         self.o = Linear([matrix("o")], scratch, of=hidden)
         biased, normed = layer.attention.bias, layer.attention.qk_norm
         self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if biased else None
+        self.o_bias = decoder.whole_bias(vector("o_bias")) if layer.attention.output_bias else None
+        self.sink_logits = decoder.of_own_heads(vector("sink_logits")) if layer.attention.sink_logits else None
         self.qk_norms = (vector("q_norm"), vector("k_norm")) if normed else (None, None)
         self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
         if isinstance(layer.feed_forward, models.Experts):
             self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms, decoder.whole_gated)
         else:
-            gelu = layer.feed_forward.activation == "gelu_tanh"
+            activation = ACTIVATIONS.index(layer.feed_forward.activation)
             self.gated, self.down = (
-                GatedLinear(matrix("gate"), matrix("up"), gelu, scratch),
+                GatedLinear(matrix("gate"), matrix("up"), activation, scratch),
                 Linear([matrix("down")], scratch, of=hidden),
             )
 
@@ -207,10 +209,10 @@ class TritonDecoder:
                 taken = self.whole_heads(to.q[extras.query_rows], len(extras.query_rows))
                 taken = taken[: len(extras.query_rows)].view(-1, config.num_heads, config.head_dim)
                 queries.append(taken.float() * layer.attention.scale)
-            self.attend(i, layer.attention, shape, work, to, kv)
+            self.attend(i, layer, shape, work, to, kv)
             parts = self.add(layer.o, self.whole_heads(to.attended, rows), rows, to, layer.post_norms[0])
             dropout = None if extras.dropout is None else extras.dropout[i]
-            self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout)
+            self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout, layer.o_bias)
             if isinstance(layer.feed_forward, models.Experts):
                 parts = self.mix(layer.mixture, rows, to)
             else:
@@ -228,6 +230,14 @@ class TritonDecoder:
     def whole_heads(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         """All columns of heads [padded rows, own heads * D]; a single process has them."""
         return x
+
+    def whole_bias(self, own: torch.Tensor) -> torch.Tensor:
+        """The bias of a product that is added to the residual stream, of all columns; a single process has them."""
+        return own
+
+    def of_own_heads(self, values: torch.Tensor) -> torch.Tensor:
+        """What there is for each query head, of those that are computed here."""
+        return values
 
     def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
         """All columns of gated values [padded rows, own], of which there are `width`; a single process has them."""
@@ -267,13 +277,13 @@ class TritonDecoder:
 
     def _norm(
         self, rows: int, to: PassBuffers, parts: int, post: torch.Tensor | None, weight: torch.Tensor | None,
-        dropout: torch.Tensor | None = None,
+        dropout: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """x += the parts of a product; h = norm(x) if there is a weight."""
+        """x += the parts of a product and its bias; h = norm(x) if there is a weight."""
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
-            to.x, to.parts, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps,
-            hidden, parts, post is not None, weight is not None, dropout is not None, power_of_two(hidden),
+            to.x, to.parts, bias, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps,
+            hidden, parts, *(one is not None for one in (bias, post, weight, dropout)), power_of_two(hidden),
             num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -298,34 +308,35 @@ class TritonDecoder:
     def attend(
         self,
         i: int,
-        attention: models.Attention,
+        layer: TritonLayer,
         shape: PassShape,
         work: PlanTensors,
         to: PassBuffers,
         kv: torch.Tensor,
     ) -> None:
         """Compute attention, and write its outputs to `to.attended`."""
+        attention, sinks = layer.attention, layer.sink_logits
         config, which, (group, place) = self.own, self.windows.index(attention.window), self.places[i]
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         block = max(16, power_of_two(dim))
         attending.attention_kernel[(shape.items[which], kv_heads)](
-            work.work[which], to.q, kv, to.cells[group], to.positions, to.attended, self.sums, self.tops, self.totals,
-            kv.stride(2), place, attention.scale * LOG2_E, attention.window or 0,
+            work.work[which], to.q, kv, to.cells[group], to.positions, sinks, to.attended,
+            self.sums, self.tops, self.totals, kv.stride(2), place, attention.scale * LOG2_E, attention.window or 0,
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
-            KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0,
+            KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, SINKS=sinks is not None,
             **attention_options(shape.tall, block),
         )  # fmt: skip
         if shape.joined[which]:
             attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](
-                work.joined[which], self.sums, self.tops, self.totals, to.attended,
-                HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, num_warps=1,
+                work.joined[which], self.sums, self.tops, self.totals, sinks, to.attended,
+                HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, SINKS=sinks is not None, num_warps=1,
             )  # fmt: skip
 
     def launch_head(self, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """The last norm and the head of `rows` rows, over padded buffers."""
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
-            x, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, True, False,
+            x, None, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, False, True, False,
             power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
         # A packed head is unpacked in registers only: in memory it would take a gigabyte.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.kernels import packed_experts as quantized
-from twostroke.backends.triton.linear import TileShape, bfloat16, packed_stages
+from twostroke.backends.triton.linear import ACTIVATIONS, TileShape, bfloat16, packed_stages
 from twostroke.backends.triton.packed import PACKED_FORMATS, ROWS, RepackedMatrix, joined, pack
 from twostroke.backends.triton.pass_plan import power_of_two
 from twostroke.models.config import Experts
@@ -113,6 +114,14 @@ class Mixture:
             raws = [weights(name) for name in every]
             return _stacked(raws, rooms.device), raws[0].shape[0]
 
+        def biases(*names: str) -> torch.Tensor | None:
+            every = [f"{prefix}{name}_bias" for name in names]
+            values = np.concatenate([weights(name).dequantize() for name in every]) if experts.bias else None
+            return None if values is None else torch.from_numpy(values).to(rooms.device, torch.float32)
+
+        of_all = [f"experts.{e}." for e in range(experts.count)]
+        self.router_bias, self.down_bias = biases("router"), biases(*(f"{one}down" for one in of_all))
+        self.gate_up_bias = biases(*(f"{one}{part}" for one in of_all for part in ("gate", "up")))
         (self.gate_up, self.width), (self.down, self.features) = stack("gate", "up"), stack("down")
         self.room = rooms.of(experts, self.width, self.features)
 
@@ -133,8 +142,9 @@ class Mixture:
         experts, room = self.experts, self.room
         height, wide, deep = ROUTER
         kernels.router_kernel[(-(-tokens // height), -(-experts.count // wide))](
-            h, self.router, room.logits, tokens, experts.count, self.hidden, height, wide, deep, num_warps=4
-        )
+            h, self.router, self.router_bias, room.logits, tokens, experts.count, self.hidden, experts.bias,
+            height, wide, deep, num_warps=4,
+        )  # fmt: skip
         kernels.choose_kernel[(tokens,)](
             room.logits, room.ids, room.weights, experts.count, experts.chosen, experts.normalized,
             power_of_two(experts.count), num_warps=1,
@@ -161,31 +171,32 @@ class Mixture:
     def _first(self, h: torch.Tensor, tile: TileShape, blocks: int) -> None:
         """h -> `room.gated`, of the pairs in so many blocks."""
         chosen, width, hidden, room = self.experts.chosen, self.width, self.hidden, self.room
-        gelu = self.experts.activation == "gelu_tanh"
+        activation, biased = ACTIVATIONS.index(self.experts.activation), self.experts.bias
         if isinstance(self.gate_up, RepackedMatrix):
             quantized.packed_experts_gated_kernel[(blocks, -(-width // ROWS))](
-                h, *self.gate_up.arrays, room.order, room.blocks, room.gated, chosen, width, hidden,
-                self.gate_up.units, gelu, tile.tokens, self.gate_up.form.code,
+                h, *self.gate_up.arrays, self.gate_up_bias, room.order, room.blocks, room.gated, chosen, width, hidden,
+                self.gate_up.units, activation, biased, tile.tokens, self.gate_up.form.code,
                 num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
             kernels.experts_gated_kernel[(blocks, -(-width // tile.features))](
-                h, self.gate_up, room.order, room.blocks, room.gated, chosen, width, hidden, gelu,
-                tile.features, tile.tokens, tile.columns, num_warps=tile.warps,
+                h, self.gate_up, self.gate_up_bias, room.order, room.blocks, room.gated, chosen, width, hidden,
+                activation, biased, tile.features, tile.tokens, tile.columns, num_warps=tile.warps,
                 num_stages=GATED_STAGES if tile.features == 64 else tile.stages,
             )  # fmt: skip
 
     def _second(self, gated: torch.Tensor, tile: TileShape, blocks: int) -> None:
         """All columns of gated values -> `room.made`."""
-        features, columns, room = self.features, self.experts.intermediate_size, self.room
+        features, columns, room, biased = self.features, self.experts.intermediate_size, self.room, self.experts.bias
         if isinstance(self.down, RepackedMatrix):
             quantized.packed_experts_down_kernel[(blocks, -(-features // ROWS))](
-                gated, *self.down.arrays, room.order, room.blocks, room.made, features, columns,
-                self.down.units, tile.tokens, self.down.form.code, num_warps=4, num_stages=packed_stages(tile.tokens),
+                gated, *self.down.arrays, self.down_bias, room.order, room.blocks, room.made, features, columns,
+                self.down.units, biased, tile.tokens, self.down.form.code,
+                num_warps=4, num_stages=packed_stages(tile.tokens),
             )  # fmt: skip
         else:
             kernels.experts_down_kernel[(blocks, -(-features // tile.features))](
-                gated, self.down, room.order, room.blocks, room.made, features, columns,
+                gated, self.down, self.down_bias, room.order, room.blocks, room.made, features, columns, biased,
                 tile.features, tile.tokens, tile.columns, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
 

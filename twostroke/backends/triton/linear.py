@@ -16,8 +16,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from twostroke.backends.triton.kernels import linear as dense
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.packed import BLOCK, PACKED_FORMATS, ROWS, RepackedMatrix, joined, pack, tensor
+from twostroke.models.config import Activation
 from twostroke.models.formats.tensor import RawTensor
 
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # as kernels count them
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
 WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it
 SHORTEST = 224  # columns of a segment, at least
@@ -224,10 +226,10 @@ def tiled(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 class GatedLinear:
-    """activation(gate x) * (up x), bfloat16."""
+    """activation(gate x) * (up x), bfloat16; `activation`: its place in ACTIVATIONS."""
 
-    def __init__(self, gate: Matrix, up: Matrix, gelu: bool, scratch: UnpackBuffer) -> None:
-        self.rows, self.columns, self.gelu, self.scratch = gate.rows, gate.columns, gelu, scratch
+    def __init__(self, gate: Matrix, up: Matrix, activation: int, scratch: UnpackBuffer) -> None:
+        self.rows, self.columns, self.activation, self.scratch = gate.rows, gate.columns, activation, scratch
         if isinstance(gate, RepackedMatrix) and isinstance(up, RepackedMatrix) and gate.form == up.form:
             self.pair: Matrix = joined((gate, up), gate.rows)
             scratch.reserve(self.pair)
@@ -248,13 +250,13 @@ class GatedLinear:
             tall = -(-tokens // chosen.tokens)
             if isinstance(pair, RepackedMatrix):
                 quantized.packed_gated_kernel[(tall, -(-self.rows // ROWS))](
-                    x, tokens, *pair.arrays, out, self.rows, self.columns, pair.units, chosen.tokens, self.gelu,
+                    x, tokens, *pair.arrays, out, self.rows, self.columns, pair.units, chosen.tokens, self.activation,
                     pair.form.code, num_warps=4, num_stages=packed_stages(chosen.tokens),
                 )  # fmt: skip
             else:
                 grid = tall, -(-self.rows // chosen.features)
                 dense.gated_kernel[grid](
-                    x, pair.matrix, out, self.rows, self.columns, self.gelu,
+                    x, pair.matrix, out, self.rows, self.columns, self.activation,
                     chosen.features, chosen.tokens, chosen.columns,
                     num_warps=chosen.warps, num_stages=stages(chosen, prod(grid), 3),
                 )  # fmt: skip
@@ -266,7 +268,7 @@ class GatedLinear:
         whole = whole.view(2, height, self.columns)
         sides = (tiled(side[: self.rows], chosen.features, chosen.columns) for side in whole)
         dense.many_gated_kernel[(tall * -(-self.rows // chosen.features),)](
-            tiled(x, chosen.tokens, chosen.columns), *sides, out, tokens, self.rows, self.columns, self.gelu,
+            tiled(x, chosen.tokens, chosen.columns), *sides, out, tokens, self.rows, self.columns, self.activation,
             chosen.features, chosen.tokens, chosen.columns, BAND,
             num_warps=chosen.warps, num_stages=chosen.stages,
         )  # fmt: skip

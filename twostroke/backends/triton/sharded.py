@@ -25,7 +25,7 @@ from twostroke.backends.triton.experts import Mixture
 from twostroke.backends.triton.linear import PADDING, Linear
 from twostroke.backends.triton.model import LaunchedTokens, TritonModel
 from twostroke.backends.triton.pass_plan import PassShape
-from twostroke.models.config import Attention, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Sampled
 
 KV_DTYPE = "bfloat16"
@@ -65,6 +65,13 @@ class ShardedDecoder(TritonDecoder):
     def whole_heads(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         return self._whole(x, self.heads, rows)
 
+    def whole_bias(self, own: torch.Tensor) -> torch.Tensor:
+        return self.links.gather_columns(own[None], self.hidden)[0]
+
+    def of_own_heads(self, values: torch.Tensor) -> torch.Tensor:
+        first = self.heads.start // self.config.head_dim
+        return values[first : first + self.heads.own // self.config.head_dim]
+
     def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
         split = split_of(self.config, "gate", width, self.links.group.rank, self.links.group.size)
         return self._whole(gated, split, rows)
@@ -101,10 +108,10 @@ class ShardedDecoder(TritonDecoder):
             super().store(i, layer, rows, work, to, kv)
 
     def attend(
-        self, i: int, attention: Attention, shape: PassShape, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
+        self, i: int, layer: TritonLayer, shape: PassShape, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
     ) -> None:
         if self.heads.own:
-            super().attend(i, attention, shape, work, to, kv)
+            super().attend(i, layer, shape, work, to, kv)
 
 
 def with_heads_of(config: ModelConfig, share: Shard) -> ModelConfig:

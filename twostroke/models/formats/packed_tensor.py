@@ -18,6 +18,7 @@ class PackedTensor(RawTensor):
     method: str  # for people: "GPTQ 4-bit"
     parts: tuple[RawTensor, ...]
     make: Callable[[], np.ndarray]  # uint8, (rows, row_bytes) of `format`
+    share: float = 1.0  # of the bytes of `parts`, where other matrices have the rest
 
     @classmethod
     def of(
@@ -28,18 +29,19 @@ class PackedTensor(RawTensor):
         method: str,
         parts: tuple[RawTensor, ...],
         make: Callable[[], np.ndarray],
+        share: float = 1.0,
     ) -> PackedTensor:
         data = np.broadcast_to(np.uint8(0), (shape[0], FORMATS[format].row_bytes(shape[1])))
-        return cls(source.rpartition(": ")[2], format, shape, data, source, method, parts, make)
+        return cls(source.rpartition(": ")[2], format, shape, data, source, method, parts, make, share)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return round(self.share * sum(part.nbytes for part in self.parts))
 
     def rows(self, start: int, stop: int) -> RawTensor:
         outline = super().rows(start, stop)
-        make = self.make
-        return replace(self, shape=outline.shape, data=outline.data, make=lambda: make()[start:stop])
+        make, share = self.make, self.share * (stop - start) / self.shape[0]
+        return replace(self, shape=outline.shape, data=outline.data, make=lambda: make()[start:stop], share=share)
 
     def outline(self) -> RawTensor:
         return RawTensor(self.name, self.format, self.shape, self.data, self.source)

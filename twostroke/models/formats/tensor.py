@@ -72,10 +72,10 @@ class RawTensor:
         return replace(self, shape=(stop - start, self.shape[1]), data=self.data[start:stop])
 
     def part(self, index: int) -> RawTensor:
-        """The matrix at `index` of a three-dimensional tensor, as a view. Raises CheckpointError."""
-        if len(self.shape) != 3 or not 0 <= index < self.shape[0]:
-            raise CheckpointError(f"{self.source}: there is no matrix {index} in shape {self.shape}")
-        rows = self.shape[1]
+        """The part at `index` of the first axis, as a view: a matrix or a vector. Raises CheckpointError."""
+        if len(self.shape) not in (2, 3) or not 0 <= index < self.shape[0]:
+            raise CheckpointError(f"{self.source}: there is no part {index} in shape {self.shape}")
+        rows = prod(self.shape[1:-1])
         part = self.data[index * rows : (index + 1) * rows]
         return replace(self, shape=self.shape[1:], data=part, source=f"{self.source}[{index}]")
 

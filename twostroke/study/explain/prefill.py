@@ -110,7 +110,7 @@ def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tu
         shapes.append(LayerTensor("router", ("rows", "experts"), (rows, mlp.count), "norm(hidden) W_router"))
     else:
         wide, axes = (rows, mlp.intermediate_size), ("rows", "intermediate")
-    activation = "SiLU" if mlp.activation == "silu" else "GELU"
+    activation = {"silu": "SiLU", "gelu_tanh": "GELU", "swiglu_oai": "clamped SwiGLU"}[mlp.activation]
     shapes += [
         LayerTensor("gated", axes, wide, f"{activation}(norm(hidden) W_gate) x norm(hidden) W_up"),
         LayerTensor(

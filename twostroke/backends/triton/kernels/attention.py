@@ -25,16 +25,17 @@ FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/p
 
 @kernel
 def attention_kernel(
-    work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
+    work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, sinks_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
     page_stride, layer, scale, window,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of keys for one tile of queries and one KV head. Grid: work items, HKV.
 
     A tile of queries is ROWS rows: tokens of one sequence by the query heads that share the KV head. Without SPLIT an
     item has all tiles, and writes out [N, HQ, D] bfloat16. With it items write each tile's sum of values [parts, HQ,
-    D], its top and its total [parts, HQ], float32, one part for each token and tile.
+    D], its top and its total [parts, HQ], float32, one part for each token and tile. SINKS: there are sink logits
+    [HQ], which count once in a row's total, with all its tiles.
     """
     item = work_ptr + tl.program_id(0) * FIELDS
     head = tl.program_id(1)
@@ -81,6 +82,8 @@ def attention_kernel(
             else:
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
         if not SPLIT:
+            if SINKS:
+                total += sink_weight(tl.load(sinks_ptr + query_head), top)
             made = out / tl.where(valid, total, 1.0)[:, None]
             tl.store(out_ptr + at[:, None] + d[None, :], narrow(made), mask=wanted)
 
@@ -137,10 +140,17 @@ def fold(top, total, out, tile_top, tile_total, made):
     return higher, total * old + tile_total * new, out * old[:, None] + made * new[:, None]
 
 
+@triton.jit
+def sink_weight(logit, top):
+    """The weight of a sink logit beside keys whose top is `top`."""
+    lowered = tl.where(top == float("-inf"), 0.0, -top)
+    return tl.exp2(tl.fma(logit, tl.zeros_like(logit) + 1.4426950408889634, lowered))
+
+
 @kernel
 def combine_kernel(
-    work_ptr, sums_ptr, tops_ptr, totals_ptr, out_ptr,
-    HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    work_ptr, sums_ptr, tops_ptr, totals_ptr, sinks_ptr, out_ptr,
+    HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """The parts of a row, added in order: out [N, HQ, D] bfloat16. Grid: rows in parts, HQ, blocks of BLOCK_D columns.
 
@@ -169,5 +179,7 @@ def combine_kernel(
                 factor = tl.where(exists, power_of_two(tl.load(tops_ptr + place) - top), 0.0)
                 total += tl.load(totals_ptr + place) * factor
                 out += made * factor
+        if SINKS:
+            total += sink_weight(tl.load(sinks_ptr + head), top)
         at = (row * HQ + head).to(tl.int64) * D
         tl.store(out_ptr + at + d, narrow(out / total), mask=d < D)

@@ -17,11 +17,12 @@ EMPTY: tl.constexpr = tl.constexpr(2**31 - 1)  # no expert
 
 @kernel_for_any("rows")
 def router_kernel(
-    h_ptr, w_ptr, out_ptr, rows,
-    EXPERTS: tl.constexpr, K: tl.constexpr, T: tl.constexpr, E: tl.constexpr, BLOCK_K: tl.constexpr,
+    h_ptr, w_ptr, bias_ptr, out_ptr, rows,
+    EXPERTS: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, T: tl.constexpr, E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out [rows, EXPERTS] = h w^T, of bfloat16 h [rows, K] and w [EXPERTS, K], in float32. Grid: tiles of T and of E.
+    """out [rows, EXPERTS] = h w^T + the bias if BIAS, of bfloat16 h [rows, K] and w [EXPERTS, K], in float32.
 
+    Grid: tiles of T and of E.
     The tiles have one size for any number of rows, because it fixes the order of the sums.
     """
     tokens = tl.program_id(0) * T + tl.arange(0, T)
@@ -37,7 +38,10 @@ def router_kernel(
         else:
             sums += tl.load(x + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(w + k, mask=k < K, other=0.0)
     mask = (tokens < rows)[:, None] & (experts < EXPERTS)[None, :]
-    tl.store(out_ptr + tokens[:, None] * EXPERTS + experts[None, :], tl.sum(sums, 2), mask=mask)
+    logits = tl.sum(sums, 2)
+    if BIAS:
+        logits += tl.load(bias_ptr + experts, mask=experts < EXPERTS, other=0.0)[None, :]
+    tl.store(out_ptr + tokens[:, None] * EXPERTS + experts[None, :], logits, mask=mask)
 
 
 @kernel
@@ -109,9 +113,9 @@ def group_kernel(
 
 @kernel
 def experts_gated_kernel(
-    h_ptr, w_ptr, order_ptr, blocks_ptr, out_ptr,
-    CHOSEN: tl.constexpr, FEATURES: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr, F: tl.constexpr,
-    T: tl.constexpr, BLOCK_K: tl.constexpr,
+    h_ptr, w_ptr, bias_ptr, order_ptr, blocks_ptr, out_ptr,
+    CHOSEN: tl.constexpr, FEATURES: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, FEATURES] bfloat16, in the order of experts, = activation(gate h) * (up h). Grid: blocks, tiles of F.
 
@@ -134,15 +138,19 @@ def experts_gated_kernel(
             inputs = input_tile(x, k, K, BLOCK_K)
             gate = dot(weight_tile(gates, rows, k, K, BLOCK_K), inputs, gate)
             up = dot(weight_tile(ups, rows, k, K, BLOCK_K), inputs, up)
-        made = narrow(activate(gate, GELU) * up)
+        if BIAS:  # [experts, 2, FEATURES]
+            bias = bias_ptr + expert * (2 * FEATURES) + rows
+            gate, up = gate + tl.load(bias)[:, None], up + tl.load(bias + FEATURES)[:, None]
+        made = narrow(activate(gate, up, ACTIVATION))
         places = out_ptr + place[:, None].to(tl.int64) * FEATURES + features[None, :]
         tl.store(places, tl.trans(made), mask=valid[:, None] & (features < FEATURES)[None, :])
 
 
 @kernel
 def experts_down_kernel(
-    x_ptr, w_ptr, order_ptr, blocks_ptr, out_ptr,
-    FEATURES: tl.constexpr, K: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, order_ptr, blocks_ptr, out_ptr,
+    FEATURES: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
+    F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, FEATURES] float32, by the pairs' numbers, of x [pairs, K], in the order of experts.
 
@@ -162,6 +170,8 @@ def experts_down_kernel(
         for first in range(0, K, BLOCK_K):
             k = first + tl.arange(0, BLOCK_K)
             made = dot(weight_tile(w, rows, k, K, BLOCK_K), input_tile(x, k, K, BLOCK_K), made)
+        if BIAS:  # [experts, FEATURES]
+            made += tl.load(bias_ptr + expert * FEATURES + rows)[:, None]
         places = out_ptr + tl.load(order_ptr + place)[:, None].to(tl.int64) * FEATURES + features[None, :]
         tl.store(places, tl.trans(made), mask=valid[:, None] & (features < FEATURES)[None, :])
 

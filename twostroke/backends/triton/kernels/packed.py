@@ -212,9 +212,9 @@ def packed_linear_kernel(
 @triton.jit
 def packed_pair(
     x, valid, low, high, words, mains, gate_tile, up_tile,
-    K: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr, GELU: tl.constexpr, FORM: tl.constexpr,
+    K: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """activation(gate x) * (up x) of a tile of rows of both matrices: bfloat16 [64, T]."""
+    """gate x and up x of a tile of rows of both matrices: float32 [64, T]."""
     WIDE: tl.constexpr = 32 if FORM // 16 % 16 == 2 else 64
     gate, up = tl.zeros((ROWS, T), tl.float32), tl.zeros((ROWS, T), tl.float32)
     for block in range((K + 255) // 256):
@@ -222,13 +222,13 @@ def packed_pair(
             columns = inputs(x, valid, tl.arange(0, WIDE) + (block * BLOCK + j * WIDE), K)
             gate = dot(unit(low, high, words, mains, gate_tile, block, j, UNITS, FORM), columns, gate)
             up = dot(unit(low, high, words, mains, up_tile, block, j, UNITS, FORM), columns, up)
-    return narrow(activate(gate, GELU) * up)
+    return gate, up
 
 
 @kernel_for_any("rows")
 def packed_gated_kernel(
     x_ptr, rows, low, high, words, mains, out_ptr,
-    FEATURES: tl.constexpr, K: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr, GELU: tl.constexpr,
+    FEATURES: tl.constexpr, K: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr, ACTIVATION: tl.constexpr,
     FORM: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, FEATURES] bfloat16 = activation(x gate^T) * (x up^T); the tiles of up follow those of gate."""
@@ -237,7 +237,8 @@ def packed_gated_kernel(
     features = row_tile * ROWS + tl.arange(0, ROWS)
     x = x_ptr + tokens.to(tl.int64) * K
     up_tile = row_tile + (FEATURES + 63) // 64
-    made = packed_pair(x, tokens < rows, low, high, words, mains, row_tile, up_tile, K, UNITS, T, GELU, FORM)
+    gate, up = packed_pair(x, tokens < rows, low, high, words, mains, row_tile, up_tile, K, UNITS, T, FORM)
+    made = narrow(activate(gate, up, ACTIVATION))
     places = out_ptr + tokens[:, None].to(tl.int64) * FEATURES + features[None, :]
     tl.store(places, tl.trans(made), mask=features[None, :] < FEATURES)
 

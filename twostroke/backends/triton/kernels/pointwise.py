@@ -28,13 +28,14 @@ def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOC
 
 @kernel
 def norm_kernel(
-    x_ptr, parts_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps,
-    HIDDEN: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr, DROPOUT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, parts_ptr, bias_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps,
+    HIDDEN: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr,
+    DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """x += the sum of `PARTS` parts, after a norm if POST; out = norm(x), bfloat16, times dropout's factors.
+    """x += the sum of `PARTS` parts and a bias if BIAS, after a norm if POST; out = norm(x) times dropout's factors.
 
-    x is float32 [N, HIDDEN], parts float32 [PARTS, .., HIDDEN], `part_stride` apart. Without NORM only x changes.
+    x is float32 [N, HIDDEN], parts float32 [PARTS, .., HIDDEN], `part_stride` apart, out bfloat16. Without NORM only
+    x changes.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -46,11 +47,16 @@ def norm_kernel(
         for s in tl.static_range(1, PARTS):
             added += tl.load(parts_ptr + s * part_stride + at, mask=inside, other=0.0)
         if POST:
+            if BIAS:
+                added += tl.load(bias_ptr + columns, mask=inside, other=0.0)
             scale = rms(tl.sum(added * added, 0), HIDDEN, eps)
             added = added * scale * tl.load(post_ptr + columns, mask=inside, other=0.0)
             x = x + added
         else:
             x = x + added
+    if BIAS and not POST:
+        x = x + tl.load(bias_ptr + columns, mask=inside, other=0.0)
+    if PARTS > 0 or BIAS:
         tl.store(x_ptr + at, x, mask=inside)
     if NORM:
         scale = rms(tl.sum(x * x, 0), HIDDEN, eps)

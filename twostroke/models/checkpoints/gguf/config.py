@@ -130,6 +130,7 @@ class GgufSource(ConfigSource):
                 amplitude=amplitude,
                 beta_fast=self.number("rope.scaling.yarn_beta_fast", default=32.0),
                 beta_slow=self.number("rope.scaling.yarn_beta_slow", default=1.0),
+                truncate=self.get("rope.scaling.truncate") is not False,  # no file has it: gpt-oss does not truncate
                 strength=1.0 if strength is None or strength < 0 else float(strength),
             )
         raise self.unsupported(f"RoPE scaling {str(kind)[:40]!r}")

@@ -11,6 +11,7 @@ from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
+from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
 from twostroke.models.config import SHARED_GATE, ModelConfig
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import fused_rows, stored_names
@@ -56,6 +57,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     if not config_path.is_file():
         raise CheckpointError(f"{directory}: there is no config.json")
     files, tensors = read_all(directory)
+    tensors = split_experts(tensors)
     config = read_config(config_path, len(tensors))
     tensors = unpacked(directory, tensors)
     packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())

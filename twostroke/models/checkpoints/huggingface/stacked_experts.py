@@ -1,0 +1,111 @@
+"""gpt-oss's experts: one tensor for those of a layer, where rows of gate and up alternate, as bfloat16 or as MXFP4.
+
+MXFP4 (OCP Microscaling Formats 1.0, 2023) is stored as `X_blocks` and `X_scales`: 16 bytes for 32 numbers, two
+neighbours in a byte, and the exponent of their scale. Other numbers are stored as (inputs, outputs).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from twostroke.errors import CheckpointError
+from twostroke.models.formats.blocks import FORMATS
+from twostroke.models.formats.packed_tensor import PackedTensor
+from twostroke.models.formats.tensor import RawTensor
+
+STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias|_blocks|)")
+BLOCK = 32  # numbers of a block of MXFP4, in 16 bytes
+
+
+def split_experts(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """The tensors of a directory, with a matrix and a bias for each expert: `X.3.gate_proj.weight`.
+
+    Raises CheckpointError for stacks of the wrong shape.
+    """
+    found = dict(tensors)
+    for name, stack in tensors.items():
+        match = STACK.fullmatch(name)
+        if match is None:
+            continue
+        prefix, parts, kind = match.groups()
+        del found[name]
+        scales = found.pop(f"{prefix}.{parts}_proj_scales", None)
+        rows = {"down": slice(None)} if parts == "down" else {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+        experts = _biases(stack) if kind == "_bias" else _blocks(stack, scales) if kind else _matrices(stack)
+        for (e, expert), (part, some) in product(enumerate(experts), rows.items()):
+            made = expert(some, 1 / len(rows))
+            found[f"{prefix}.{e}.{part}_proj.{'bias' if kind == '_bias' else 'weight'}"] = made
+    return found
+
+
+Part = Callable[[slice, float], RawTensor]  # some outputs of an expert, with this share of its bytes
+
+
+def _checked(stack: RawTensor, axes: int, size: int) -> np.ndarray:
+    """The bytes of a stack, by the first axis. Raises CheckpointError."""
+    if len(stack.shape) != axes or 0 in stack.shape or stack.data.size != prod(stack.shape) * size:
+        raise CheckpointError(f"{stack.source}: {stack.format} {stack.shape} is not a stack of experts")
+    return stack.data.reshape(stack.shape[0], -1)
+
+
+def _number_bytes(stack: RawTensor) -> int:
+    if stack.format not in ("F32", "F16", "BF16"):
+        raise CheckpointError(f"{stack.source}: {stack.format} {stack.shape}; only F32, F16 and BF16 are supported")
+    return FORMATS[stack.format].block_bytes
+
+
+def _biases(stack: RawTensor) -> Iterator[Part]:
+    size = _number_bytes(stack)
+    for data in _checked(stack, 2, size):
+
+        def part(rows: slice, share: float, data: np.ndarray = data) -> RawTensor:
+            some = np.ascontiguousarray(data.reshape(-1, size)[rows])
+            return RawTensor(stack.name, stack.format, (len(some),), some.reshape(1, -1), stack.source)
+
+        yield part
+
+
+def _matrices(stack: RawTensor) -> Iterator[Part]:
+    size = _number_bytes(stack)
+    columns, rows = stack.shape[1:] if len(stack.shape) == 3 else (0, 0)
+    for data in _checked(stack, 3, size):
+        stored = RawTensor(stack.name, stack.format, (columns, rows), data.reshape(columns, -1), stack.source)
+
+        def part(some: slice, share: float, stored: RawTensor = stored) -> RawTensor:
+            def make() -> np.ndarray:
+                numbers = stored.data.reshape(columns, rows, size)[:, some]
+                return np.ascontiguousarray(numbers.swapaxes(0, 1)).reshape(-1, columns * size)
+
+            shape = len(range(rows)[some]), columns
+            return PackedTensor.of(shape, stack.format, stack.source, stack.format, (stored,), make, share)
+
+        yield part
+
+
+def _blocks(stack: RawTensor, scales: RawTensor | None) -> Iterator[Part]:
+    data = _checked(stack, 4, 1)
+    if scales is None or stack.format != "U8" or (*scales.shape, BLOCK // 2) != stack.shape:
+        raise CheckpointError(f"{stack.source}: {stack.format} {stack.shape} does not fit scales of MXFP4")
+    rows, blocks = stack.shape[1:3]
+    for codes, exponents in zip(data, _checked(scales, 3, 1), strict=True):
+        stored = tuple(
+            RawTensor(one.name, "U8", (rows, blocks), part.reshape(rows, -1), one.source)
+            for one, part in ((stack, codes), (scales, exponents))
+        )
+
+        def part(some: slice, share: float, stored: tuple[RawTensor, ...] = stored) -> RawTensor:
+            def make() -> np.ndarray:
+                pairs = stored[0].data[some].reshape(-1, blocks, BLOCK // 2)
+                codes = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(-1, blocks, BLOCK)
+                halves = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4  # as ggml has them
+                return np.concatenate((stored[1].data[some][..., None], halves), axis=-1).reshape(len(codes), -1)
+
+            shape = len(range(rows)[some]), blocks * BLOCK
+            return PackedTensor.of(shape, "MXFP4", stack.source, "MXFP4", stored, make, share)
+
+        yield part

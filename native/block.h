@@ -23,7 +23,8 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
         auto query = [&](int i) { return partial_at(wholes, size_t(start + i) * repeat + h); };
         float shares[PANEL];
         for (int i = 0; i < some; i++)
-          shares[i] = c.sink_logits ? share_beside(query(i), c.sink_logits[head * repeat + h] * LOG2_E) : 1.0f / *query(i).total;
+          shares[i] =
+              c.sink_logits ? share_beside(query(i), c.sink_logits[head * repeat + h] * LOG2_E) : 1.0f / *query(i).total;
         for (int d = 0; d < c.dim; d += GROUP) {
           F x[PANEL], y[PANEL];
           for (int i = 0; i < some; i++) {

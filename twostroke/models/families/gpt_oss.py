@@ -73,9 +73,7 @@ class GptOss(Family):
         for key, usual in SWIGLU.items():
             if source.format == "huggingface" and source.number(key) != usual:
                 raise source.unsupported(f"{key} {source.get(key)}")
-        experts = replace(
-            experts_of(source, "intermediate_size", normalized=True), activation="swiglu_oai", bias=True
-        )
+        experts = replace(experts_of(source, "intermediate_size", normalized=True), activation="swiglu_oai", bias=True)
         layers = [
             Layer(attention_of(source, window=window, sink_logits=True), experts)
             for window in windows_by_pattern(source)

@@ -21,8 +21,11 @@ class AnswerSpan(Protocol):
 class AnswerReader(Protocol):
     """Follows one choice's text. It must depend only on the text, not on the pieces in which it comes."""
 
-    def spans(self, text: str, ended: bool = False) -> Sequence[AnswerSpan]:
-        """The stretches that are certain after this text. `ended`: no more will come, so nothing is held back."""
+    def spans(self, text: str, ended: bool = False, cut: bool = False) -> Sequence[AnswerSpan]:
+        """The stretches that are certain after this text.
+
+        `ended`: no more will come, so nothing is held back; `cut`: the text was cut off.
+        """
         ...
 
 

@@ -15,6 +15,7 @@ from twostroke.kv.pages import TIERS
 from twostroke.methods.method import method_facts
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.errors import ApiError
+from twostroke.server.tools.choice_parser import ChoiceParser
 
 MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI writes the same
 
@@ -36,6 +37,7 @@ class Answer(ABC):
         self.created = int(time.time())
         self.model, self.active_call, self.n = model, active_call, n
         self.output_tokens = 0
+        self.parsers = list[ChoiceParser]()  # of an API that sets thoughts apart, one for each choice
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """The first events of a stream."""
@@ -79,7 +81,12 @@ class Answer(ABC):
             "completion_tokens": self.output_tokens,
             "total_tokens": prompt + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(cached.values()), "cached_tokens_by_tier": cached},
-        }
+        } | ({"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}} if self.parsers else {})
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        return sum(parser.reasoning_tokens for parser in self.parsers)
 
     def cached_by_tier(self) -> dict[str, int]:
         """Tokens of the prompts that were found and not computed, by the tier in which they were.

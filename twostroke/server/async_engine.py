@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from twostroke.api.llm import LLM
+from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.engine.engine import Engine
 from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
@@ -33,6 +34,7 @@ class AsyncEngine:
     Attributes:
         name: what clients call the model.
         created: when serving began, in seconds since 1970.
+        reasoning: how the model writes thoughts before its answers; None if it does not set them apart.
         body_validator: validates long bodies in another process.
         leaving: new work is still taken, but should be sent elsewhere: the server drains soon.
         draining: no new work is taken.
@@ -44,6 +46,7 @@ class AsyncEngine:
         self.name = settings.model_name or llm.name
         self.created = int(time.time())
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+        self.reasoning = Reasoning.of(llm.tokenizer, llm.config.vocab_size, settings.reasoning_parser)
         self.body_validator = BodyValidator(lambda: WorkerState.of(llm, settings, self.name, self.created))
         self.leaving = self.draining = False
         self.output_tokens = 0

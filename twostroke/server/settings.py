@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostroke.api.reasoning.forms import PARSERS
 from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
 from twostroke.server.http.api_keys import ApiKeys
@@ -49,6 +50,12 @@ class Settings(Checked):
         choices=("refuse", "drop", "window"),
         help="A chat without room that does not say `truncation`: refuse it, drop its oldest turns, or keep the KV of "
         "a window.",
+    )
+    reasoning_parser: str = text(
+        "auto",
+        choices=PARSERS,
+        help="Form of the thoughts that answers begin with; auto finds it in the chat template, none leaves them in the "
+        "answer.",
     )
     sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")
     drain_delay_s: float = number(

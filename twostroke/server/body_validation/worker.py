@@ -17,6 +17,7 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
+from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.engine.engine import Engine
 from twostroke.engine.model import Model
 from twostroke.engine.request import Request
@@ -54,6 +55,9 @@ class DryEngine(AsyncEngine):
         self.settings, self.name, self.created = state.settings, state.name, state.created
         self.metrics: Any = SimpleNamespace(rejected=lambda reason: None)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
+        self.reasoning = Reasoning.of(
+            self.llm.tokenizer, self.llm.config.vocab_size, state.settings.reasoning_parser
+        )
         self.leaving = self.draining = False
         self._choices_in_flight, self._active_calls = 0, set()
 

@@ -25,7 +25,12 @@ async def keep_answer(
     if body.continue_final_message:
         content = (messages.pop().content or "") + content
         before = () if context is None else context.answer
-    last = ChatMessage(role="assistant", content=content, tool_calls=message.get("tool_calls"))
+    last = ChatMessage(
+        role="assistant",
+        content=content,
+        tool_calls=message.get("tool_calls"),
+        reasoning_content=message.get("reasoning_content"),
+    )
     kept = ContextBody(
         messages=[*messages, last],
         tools=body.tools,

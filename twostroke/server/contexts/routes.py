@@ -31,7 +31,7 @@ from twostroke.server.http.responses import (
     json_response,
 )
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import prompt_tokens
+from twostroke.server.openai.prepare_chat import prompt_tokens, unused_variables
 from twostroke.server.openai.schemas.common import salt_bytes
 
 router = APIRouter(prefix="/v1/contexts")
@@ -41,8 +41,7 @@ router = APIRouter(prefix="/v1/contexts")
 async def make(body: ContextBody, http: HttpRequest) -> Response:
     """Compute a context and hold it. The same content under the same name again only lives longer."""
     engine: AsyncEngine = http.app.state.engine
-    template = engine.llm.tokenizer.template_for(bool(body.callable_functions))
-    warn_of_fields(http, body, *(body.unused(template) if body.messages else ()))
+    warn_of_fields(http, body, *(unused_variables(engine, body) if body.messages else ()))
     choose_method(engine.name, body.model, None)
     return await _answer(http, body, body.seconds)
 

@@ -17,6 +17,7 @@ from twostroke.api.llm import LLM
 from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Method, Plain
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
+from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.engine_requests import Prepared, chat_tokens, choose_method, engine_requests, truncated
@@ -71,6 +72,7 @@ def prepare_chat(
         _require_plain(technique, "a receipt is made", "receipt")
         params = replace(params, logprobs=params.logprobs or 0)
     if prompt is not None:
+        params = _thinking(engine, body, params, prompt)
         requests = engine_requests(llm, [prompt], params, technique, context, salt)
         return PreparedChat(requests, warnings, body=body)
     fitted = _fit(engine, body)
@@ -79,6 +81,7 @@ def prepare_chat(
         warnings.append(f"not all of the conversation is in the prompt: {fitted.left_out.text}")
     if fitted.window is None:
         tokens = _prompt(llm, body)
+        params = _thinking(engine, body, params, tokens)
         requests = engine_requests(llm, [tokens], params, technique, context, salt)
     else:
         _require_plain(technique, "a window of KV is kept", "truncation")
@@ -87,7 +90,7 @@ def prepare_chat(
         tokens = [id for part in fitted.window.parts for id in part]
         if body.receipt:
             raise ApiError(400, "a prompt in a window of KV has no receipt: leave one out", param="receipt")
-        requests = [fitted.window.request(llm, params)]
+        requests = [fitted.window.request(llm, _thinking(engine, body, params, tokens))]
         requests[0].cache_salt = salt
     return PreparedChat(requests, warnings, fitted.left_out, body=body, tokens=tokens)
 
@@ -116,6 +119,12 @@ def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> ChatToken
     )
 
 
+def unused_variables(engine: AsyncEngine, body: ChatPrompt) -> list[str]:
+    """A sentence for each variable of the template, and each field about thoughts, that has no effect."""
+    template = engine.llm.tokenizer.template_for(bool(body.callable_functions))
+    return body.unused(template, thinks=engine.reasoning is not None)
+
+
 def chat_body(fields: Mapping[str, Any]) -> ChatBody:
     """A translated body. Raises ApiError, which names the field by its name in chat completions."""
     try:
@@ -141,6 +150,18 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
         message = "tool_choice asks for a call of a function that tools does not have"
         raise ApiError(400, message, param="tool_choice")
     return body.with_defaults(engine.llm.generation), technique
+
+
+def _thinking(engine: AsyncEngine, body: ChatBody, params: SamplingParams, prompt: str | Sequence[int]) -> SamplingParams:
+    """The parameters of an answer that may begin with a thought. Grammars and stop strings apply behind it."""
+    if engine.reasoning is None:
+        return params
+    said = body.messages[-1].content if body.continue_final_message else None
+    budget = 0 if body.thinks is False else body.thought_budget
+    # A grammar of calls in other text has the markup of that text.
+    free = bool(body.callable_functions) and not body.must_call and body.response_format is None
+    phase = engine.reasoning.phase_after(prompt, said or "")
+    return engine.reasoning.applied(params, phase, budget=budget, lead=not free)
 
 
 def _require_plain(technique: Method, what: str, param: str) -> None:

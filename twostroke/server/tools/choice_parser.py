@@ -1,29 +1,61 @@
-"""Parses one choice's tokens into what an API shows: text, calls, and why the turn ended."""
+"""Parses one choice's tokens into what an API shows: thoughts, text, calls, and why the turn ended."""
 
+from collections.abc import Iterator
+
+from twostroke.api.reasoning.reader import Phase, ReasoningReader, ReasoningSpan
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.server.tools.parser import ToolParserFactory
-from twostroke.server.tools.pieces import Piece, PlainText
+from twostroke.sampling.answer_reader import AnswerSpan
+from twostroke.server.tools.parser import TextSpan, ToolParser
+from twostroke.server.tools.pieces import Piece, PlainText, ThoughtText
 
 
 class ChoiceParser:
-    """Reads the tokens of one choice. Every API that has conversations writes its answers from these pieces."""
+    """Reads the tokens of one choice. Every API that has conversations writes its answers from these pieces.
+
+    Attributes:
+        reasoning_tokens: tokens of the thought so far, its marks included.
+    """
 
     def __init__(self, request: Request) -> None:
-        """`request`: the choice's, which says how calls in the text are read."""
+        """`request`: the choice's, which says how thoughts and calls in the text are read."""
         reader = request.params.reader
-        self._parser = reader() if isinstance(reader, ToolParserFactory) else None
+        self._reader = None if reader is None else reader()
+        self._tools = self._reader.answer if isinstance(self._reader, ReasoningReader) else self._reader
+        self.reasoning_tokens = 0
+        self._undecided = 0  # tokens that belong to the thought if one begins
 
     def read(self, token: Token) -> list[Piece]:
         """The pieces that are certain after this token."""
-        if self._parser is None:
+        if self._reader is None:
             return [PlainText(token.text)] if token.text else []
-        pieces = self._parser.push(token.text)
+        before = self._phase
+        spans = [*self._reader.spans(token.text)]
         if token.finish_reason is not None:
-            pieces += self._parser.flush(cut=token.finish_reason == "length")
-        return pieces
+            spans += self._reader.spans("", ended=True, cut=token.finish_reason == "length")
+        self._count(before, self._phase)
+        return [piece for span in spans for piece in _pieces(span)]
 
     def reason(self, token: Token) -> str | None:
         """Why the turn ended with this token, once it is read: "stop", "length" or "tool_calls"; None if it goes on."""
-        called = self._parser is not None and self._parser.calls > 0 and self._parser.complete
+        called = isinstance(self._tools, ToolParser) and self._tools.calls > 0 and self._tools.complete
         return "tool_calls" if token.finish_reason == "stop" and called else token.finish_reason
+
+    @property
+    def _phase(self) -> Phase:
+        return self._reader.phase if isinstance(self._reader, ReasoningReader) else Phase.ANSWER
+
+    def _count(self, before: Phase, after: Phase) -> None:
+        if Phase.THOUGHT in (before, after):
+            self.reasoning_tokens += self._undecided + 1
+        self._undecided = self._undecided + 1 if after is before is Phase.UNDECIDED else 0
+
+
+def _pieces(span: AnswerSpan) -> Iterator[Piece]:
+    match span:
+        case TextSpan(pieces=pieces):
+            yield from pieces
+        case ReasoningSpan(text=text, plain=plain) if text:
+            yield PlainText(text) if plain else ThoughtText(text)
+        case _:
+            pass

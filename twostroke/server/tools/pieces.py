@@ -1,6 +1,13 @@
-"""What an answer is made of once it is read: text, and calls of tools."""
+"""What an answer is made of once it is read: a thought, text, and calls of tools."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ThoughtText:
+    """Text of a thought."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -27,4 +34,4 @@ class CallArguments:
     text: str
 
 
-Piece = PlainText | CallStart | CallArguments
+Piece = ThoughtText | PlainText | CallStart | CallArguments

@@ -11,8 +11,9 @@ from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
+_THOUGHT = ("reasoning_content", "reasoning")  # its names: DeepSeek's and vLLM's, and OpenRouter's
 OnFinish = Callable[[dict[str, Any], Sequence[Token]], Awaitable[dict[str, Any]]]
 
 
@@ -32,7 +33,7 @@ class ChatAnswer(Answer):
         self._on_finish, self._tokens, self._more = on_finish, list[Token](), dict[str, Any]()
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
-        self._parsers = [ChoiceParser(active_call.requests[0]) for _ in range(body.n)]
+        self.parsers = [ChoiceParser(active_call.requests[0]) for _ in range(body.n)]
         self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": None} for _ in range(body.n)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(body.n)]
         self._ids: list[list[int]] = [[] for _ in range(body.n)]
@@ -44,7 +45,7 @@ class ChatAnswer(Answer):
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         self.output_tokens += 1
-        pieces = list(self._parsers[token.choice].read(token))
+        pieces = list(self.parsers[token.choice].read(token))
         if self._on_finish is not None:
             self._tokens.append(token)
             for piece in pieces:
@@ -55,7 +56,7 @@ class ChatAnswer(Answer):
             deltas = [{}]
         for number, delta in enumerate(deltas, 1):
             last = number == len(deltas)
-            reason = self._parsers[token.choice].reason(token) if last else None
+            reason = self.parsers[token.choice].reason(token) if last else None
             chunk = self._chunk(token.choice, delta, logprobs if number == 1 else None, reason)
             if self._asked.return_token_ids and number == 1:
                 chunk["choices"][0]["token_ids"] = [token.id]
@@ -74,14 +75,14 @@ class ChatAnswer(Answer):
     def add_token(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
         message = self._messages[token.choice]
-        for piece in self._parsers[token.choice].read(token):
+        for piece in self.parsers[token.choice].read(token):
             _add(message, piece)
         self._ids[token.choice].append(token.id)
         if self._on_finish is not None:
             self._tokens.append(token)
         if self._logprobs:
             self._entries[token.choice].append(entry(self._tokenizer, token))
-        self._reasons[token.choice] = self._parsers[token.choice].reason(token)
+        self._reasons[token.choice] = self.parsers[token.choice].reason(token)
 
     def body(self) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
@@ -117,6 +118,8 @@ class ChatAnswer(Answer):
 def _delta(piece: Piece) -> dict[str, Any]:
     """A piece as a stream's delta."""
     match piece:
+        case ThoughtText(text):
+            return dict.fromkeys(_THOUGHT, text)
         case PlainText(text):
             return {"content": text}
         case CallStart(index, id, name):
@@ -129,6 +132,8 @@ def _delta(piece: Piece) -> dict[str, Any]:
 def _add(message: dict[str, Any], piece: Piece) -> None:
     """Add a piece to a message that is sent as a whole."""
     match piece:
+        case ThoughtText(text):
+            message.update(dict.fromkeys(_THOUGHT, message.get(_THOUGHT[0], "") + text))
         case PlainText(text):
             message["content"] = (message["content"] or "") + text
         case CallStart(_, id, name):

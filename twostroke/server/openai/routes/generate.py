@@ -32,7 +32,7 @@ from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, unused_variables
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import CompletionBody
@@ -77,7 +77,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     """Answer a conversation."""
     engine: AsyncEngine = http.app.state.engine
-    warn_of_fields(http, body, *body.unused(engine.llm.tokenizer.template_for(bool(body.callable_functions))))
+    warn_of_fields(http, body, *unused_variables(engine, body))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
     context = find_context(http, body.context)
 

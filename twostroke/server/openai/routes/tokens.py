@@ -9,7 +9,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import prompt_tokens
+from twostroke.server.openai.prepare_chat import prompt_tokens, unused_variables
 from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
 
 router = APIRouter()
@@ -31,9 +31,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
     """The ids of a text, or of messages as a chat would enter them, with their texts."""
     engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
-    warn_of_fields(
-        http, body, *(body.unused(tokenizer.template_for(bool(body.callable_functions))) if body.messages else ())
-    )
+    warn_of_fields(http, body, *(unused_variables(engine, body) if body.messages else ()))
     choose_method(engine.name, body.model, None)
 
     def encode() -> list[int]:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import Neutral, UndeclaredField, whole_number
 from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
+from twostroke.server.openai.schemas.reasoning import ReasoningFields
 from twostroke.server.openai.schemas.sampling import described
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"  # of a context
@@ -185,7 +186,7 @@ def _tool_choice(value: Any) -> Any:
             raise ValueError('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}')
 
 
-class ChatPrompt(LenientModel):
+class ChatPrompt(ReasoningFields):
     """Messages, and what else makes a prompt of them through the chat template."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -193,7 +194,6 @@ class ChatPrompt(LenientModel):
     tool_choice: Annotated[Any, BeforeValidator(_tool_choice)] = "auto"  # a text, NamedFunction or AllowedFunctions
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -230,19 +230,31 @@ class ChatPrompt(LenientModel):
     @property
     def variables(self) -> dict[str, Any]:
         """Further variables of the template."""
-        given = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
-        return {name: value for name, value in given.items() if value is not None} | self.chat_template_kwargs
+        given = {"documents": self.documents, "reasoning_effort": self.effort}
+        named = {name: value for name, value in given.items() if value is not None}
+        return self.switches | named | self.chat_template_kwargs
 
-    def unused(self, template: str | None) -> list[str]:
-        """A sentence for each variable that the template does not have."""
-        unused = [name for name in self.variables if name not in (template or "")]
-        places = {name: "" if name in type(self).model_fields else "chat_template_kwargs." for name in unused}
-        return [f"{places[name]}{name:.60} has no effect: the chat template does not use it" for name in unused]
+    def unused(self, template: str | None, thinks: bool) -> list[str]:
+        """A sentence for each variable that the template does not have, and for thoughts of a model without any.
+
+        `thinks`: whether the model's answers have thoughts that are set apart.
+        """
+        given = [name for name in self.variables if name not in self.switches or name in self.chat_template_kwargs]
+        unused = [name for name in given if name not in (template or "")]
+        places = {name: name if name in type(self).model_fields else f"chat_template_kwargs.{name:.60}" for name in unused}
+        if self.reasoning_effort is None and "reasoning_effort" not in self.chat_template_kwargs:
+            places["reasoning_effort"] = "reasoning.effort"
+        told = [f"{places[name]} has no effect: the chat template does not use it" for name in unused]
+        return [*told, *([] if thinks else self.without_thoughts())]
 
 
 class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES | {
+        "reasoning_budget": "thinking_budget",
+        "thinking_token_budget": "thinking_budget",
+    }
     UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "add_special_tokens": (False,),  # the template alone adds them
         "best_of": (1,),

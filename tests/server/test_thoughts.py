@@ -1,0 +1,271 @@
+"""Thoughts are set apart from the answer, on every API, whole and streamed."""
+
+import contextlib
+import json
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Serving, serving
+from tests.thinking import thinking_model, write
+from twostroke.api.llm import LLM
+
+USER = [{"role": "user", "content": "the fox?"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    },
+}
+CHAT = "/v1/chat/completions"
+# How each form writes a thought, an answer, and a call.
+WRITTEN = {
+    "switch": ("<think>\n{}\n</think>\n\n{}", '<tool_call>\n{{"name": "look", "arguments": {}}}\n</tool_call>'),
+    "open": ("{}\n</think>\n\n{}", '<tool_call>\n{{"name": "look", "arguments": {}}}\n</tool_call>'),
+    "mistral": ("[THINK]{}[/THINK]{}", '[TOOL_CALLS]look{}'),
+    "gemma": ("<|channel>thought\n{}<channel|>{}", '{{"name": "look", "arguments": {}}}'),
+    "harmony": (
+        "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}",
+        "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}",
+    ),
+}  # fmt: skip
+THOUGHT, ANSWER = 'hm, <b> {"a": 1}?', 'So it </think> is {"b": 2}.'
+
+
+@pytest.fixture(scope="module")
+def thinking(
+    tiny_directory: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Serving]]:
+    """A server of a model whose template is of this kind."""
+    with contextlib.ExitStack() as stack:
+        running: dict[str, Serving] = {}
+
+        def server(kind: str) -> Serving:
+            if kind not in running:
+                directory = thinking_model(tiny_directory("llama"), tmp_path_factory.mktemp(kind), kind)
+                llm = LLM(str(directory), kv_bytes=4 << 20, threads=1)
+                running[kind] = stack.enter_context(serving(llm))
+            return running[kind]
+
+        yield server
+
+
+@contextlib.contextmanager
+def writing(server: Serving, text: str, end: str | None = "</s>") -> Generator[None]:
+    stop = write(server.llm, text, end)
+    try:
+        yield
+    finally:
+        stop()
+
+
+def post(server: Serving, path: str, **body: Any) -> Any:
+    with server.http() as http:
+        response = http.post(path, json={"model": "tiny", "max_tokens": 300, **body})
+        assert response.status_code == 200, response.text
+        if not body.get("stream"):
+            return response.json()
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line[:1] in ("d", "{")]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def joined(events: list[Any], key: str) -> str:
+    return "".join(event["choices"][0]["delta"].get(key) or "" for event in events if event["choices"])
+
+
+# Chat completions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_chat(kind: str, thinking: Callable[[str], Serving]) -> None:
+    server = thinking(kind)
+    text = WRITTEN[kind][0].format(THOUGHT, ANSWER)
+    with writing(server, text):
+        whole = post(server, CHAT, messages=USER)
+        events = post(server, CHAT, messages=USER, stream=True, stream_options={"include_usage": True})
+    [choice] = whole["choices"]
+    assert choice["finish_reason"] == "stop"
+    message = choice["message"]
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == (THOUGHT, THOUGHT, ANSWER)
+    assert (joined(events, "reasoning_content"), joined(events, "content")) == (THOUGHT, ANSWER)
+    assert joined(events, "reasoning") == THOUGHT
+    usage = whole["usage"]
+    tokenizer = server.llm.tokenizer
+    ids = tokenizer.encode(text, add_bos=False)
+    assert usage["completion_tokens"] == len(ids) + 1
+    mark = {"mistral": "[/THINK]", "gemma": "<channel|>", "harmony": "<|end|>"}.get(kind, "</think>")
+    thought = tokenizer.encode(text[: text.index(mark) + len(mark)], add_bos=False)
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len(thought)}
+    assert events[-1]["usage"] | {"prompt_tokens_details": 0} == usage | {"prompt_tokens_details": 0}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_calls_after_thoughts(kind: str, thinking: Callable[[str], Serving]) -> None:
+    """Arguments follow their schema, and what looks like a call in a thought is none."""
+    server = thinking(kind)
+    thought = 'or {"name": "look", "arguments": {"at": "x"}}?'
+    form, call = WRITTEN[kind]
+    arguments = '{"at": "the fox"}'
+    text = form.format(thought, call.format(arguments))
+    text = text.replace("<|channel|>final<|message|>", "")
+    with writing(server, text, "<|call|>" if kind == "harmony" else "</s>"):
+        whole = post(server, CHAT, messages=USER, tools=[TOOL])
+        events = post(server, CHAT, messages=USER, tools=[TOOL], stream=True)
+    [choice] = whole["choices"]
+    message = choice["message"]
+    assert (choice["finish_reason"], message["content"]) == ("tool_calls", None)
+    assert message["reasoning_content"] == joined(events, "reasoning_content") == thought
+    [called] = message["tool_calls"]
+    assert (called["function"]["name"], json.loads(called["function"]["arguments"])) == ("look", json.loads(arguments))
+
+
+def test_a_call_that_must_be_made(thinking: Callable[[str], Serving]) -> None:
+    for kind in ("switch", "open", "harmony"):
+        server = thinking(kind)
+        text = WRITTEN[kind][0].format(THOUGHT, '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>')
+        with writing(server, text):
+            message = post(server, CHAT, messages=USER, tools=[TOOL], tool_choice="required")["choices"][0]["message"]
+        assert message["reasoning_content"] == THOUGHT, kind
+        assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
+
+
+def test_grammars_begin_behind_the_thought(thinking: Callable[[str], Serving]) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
+    format = {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}
+    for kind, (form, _) in WRITTEN.items():
+        server = thinking(kind)
+        for fields, expected in ({"response_format": format}, '{"n": 7}'), ({"regex": "7+"}, "7"):
+            with writing(server, form.format(THOUGHT, expected)):
+                message = post(server, CHAT, messages=USER, **fields)["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == (THOUGHT, expected), (kind, fields)
+            with writing(server, form.format(THOUGHT, "Sure")):
+                content = post(server, CHAT, messages=USER, **fields, max_tokens=90)["choices"][0]["message"]["content"]
+            assert content[:1] == expected[:1], (kind, fields)
+
+
+def test_budgets(thinking: Callable[[str], Serving]) -> None:
+    """The thought is closed and the answer goes on, under each name that the field has."""
+    for kind in ("switch", "open", "mistral", "harmony"):
+        server = thinking(kind)
+        text = WRITTEN[kind][0].format("the quick brown fox jumps over the lazy dog", "no")
+        for fields in (
+            {"thinking_budget": 4},
+            {"thinking_token_budget": 4},
+            {"reasoning": {"max_tokens": 4}},
+            {"thinking": {"type": "enabled", "budget_tokens": 4}},
+        ):
+            with writing(server, text):
+                made = post(server, CHAT, messages=USER, choice=["yes", "no"], **fields)
+            message = made["choices"][0]["message"]
+            assert message["content"] in ("yes", "no")
+            ids = server.llm.tokenizer.encode("the quick brown fox jumps", add_bos=False)
+            assert server.llm.tokenizer.decode(ids).startswith(message["reasoning_content"])
+            assert 0 < len(message["reasoning_content"]) < 20
+            assert "warnings" not in made, (kind, fields)
+            assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] < 40
+
+
+def test_thoughts_are_turned_off(thinking: Callable[[str], Serving]) -> None:
+    """By the template where it can, else by closing the thought at once."""
+    for kind, closed in (("switch", True), ("open", False), ("mistral", False), ("harmony", False)):
+        server = thinking(kind)
+        text = "no" if closed else WRITTEN[kind][0].format("the quick brown fox", "no")
+        for fields in (
+            {"reasoning_effort": "none"},
+            {"reasoning": {"enabled": False}},
+            {"thinking": {"type": "disabled"}},
+        ):
+            with writing(server, text):
+                made = post(server, CHAT, messages=USER, choice=["yes", "no"], **fields)
+            message = made["choices"][0]["message"]
+            assert "reasoning_content" not in message, (kind, fields)
+            assert message["content"] in ("yes", "no")
+    with writing(thinking("switch"), "<think>x</think>y"):
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        message = post(thinking("switch"), CHAT, messages=USER, **off)["choices"][0]["message"]
+    assert message["content"] == "<think>x</think>y", "what comes behind a closed thought is the answer"
+
+
+def test_a_thought_that_is_never_closed(thinking: Callable[[str], Serving]) -> None:
+    server = thinking("open")
+    with writing(server, "the quick brown fox"):
+        made = post(server, CHAT, messages=USER, max_tokens=4)
+    [choice] = made["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert "the quick brown fox".startswith(choice["message"]["reasoning_content"])
+    assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+
+
+def test_stop_strings(thinking: Callable[[str], Serving]) -> None:
+    server = thinking("open")
+    with writing(server, "a STOP\n\nb</think>\n\nc STOP d"):
+        message = post(server, CHAT, messages=USER, stop=["STOP", "\n\n"])["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a STOP\n\nb", "c ")
+
+
+def test_the_tokens_are_those_of_before(thinking: Callable[[str], Serving]) -> None:
+    """Set apart, kept in the text, alone and with others: the model writes the same."""
+    server = thinking("open")
+    body = {"messages": USER, "max_tokens": 24, "ignore_eos": True, "temperature": 1, "seed": 3,
+            "return_token_ids": True}  # fmt: skip
+    apart = post(server, CHAT, **body)["choices"][0]
+    assert post(server, CHAT, **body, n=3)["choices"][0]["token_ids"] == apart["token_ids"]
+    streamed = post(server, CHAT, **body, stream=True)
+    assert [id for event in streamed for id in event["choices"][0].get("token_ids", ())] == apart["token_ids"]
+    prompt = server.llm.tokenizer.encode_chat(USER)
+    raw = server.llm.generate([prompt], max_tokens=24, ignore_eos=True, temperature=1, seed=3)[0].tokens
+    assert [token.id for token in raw] == apart["token_ids"]
+    budget = post(server, CHAT, **body, thinking_budget=1000)["choices"][0]
+    assert budget["token_ids"] == apart["token_ids"]
+    assert budget["message"] == apart["message"]
+
+
+def test_the_parser_can_be_told(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    directory = thinking_model(tiny_directory("llama"), tmp_path, "switch")
+    text = "<think>a</think>b"
+    with serving(LLM(str(directory), kv_bytes=4 << 20, threads=1), reasoning_parser="none") as server:
+        with writing(server, text):
+            made = post(server, CHAT, messages=USER, thinking={"type": "enabled"})
+        assert made["choices"][0]["message"]["content"] == text
+        assert made["warnings"] == [
+            "thinking has no effect: this model's answers have no thoughts that are set apart"
+        ]
+        assert "reasoning_content" not in made["choices"][0]["message"]
+
+
+# The prompt -----------------------------------------------------------------------------------------------------------
+
+
+def test_earlier_thoughts_reach_the_template(thinking: Callable[[str], Serving]) -> None:
+    """As it expects them, under each name that clients send."""
+    server = thinking("switch")
+    for name in ("reasoning_content", "reasoning"):
+        said = [*USER, {"role": "assistant", "content": "so", name: "hm"}]
+        with server.http() as http:
+            told = http.post("/tokenize", json={"messages": said, "add_generation_prompt": False}).json()
+        text = server.llm.tokenizer.decode(told["tokens"], skip_special=False)
+        assert text == "[user]the fox?</s>[assistant]<think>\nhm\n</think>\n\nso</s>"
+        with server.http() as http:
+            told = http.post("/tokenize", json={"messages": [*said, *USER]}).json()
+        assert "hm" not in server.llm.tokenizer.decode(told["tokens"]), "the template drops thoughts of earlier turns"
+
+
+def test_fields_without_effect_are_told(server: Serving, thinking: Callable[[str], Serving]) -> None:
+    told = "has no effect: this model's answers have no thoughts that are set apart"
+    unused = "has no effect: the chat template does not use it"
+    for fields, warnings in (
+        ({"thinking": {"type": "enabled"}}, [f"thinking {told}"]),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking_budget": 5}, [f"thinking_budget {told}"]),
+        ({"thinking_budget": -1}, None),
+        ({"reasoning": {"effort": "low"}}, [f"reasoning.effort {unused}"]),
+        ({"reasoning": {"max_tokens": 7}}, [f"reasoning {told}"]),
+    ):
+        assert post(server, CHAT, messages=USER, **{"max_tokens": 1, **fields}).get("warnings") == warnings, fields
+    with writing(thinking("harmony"), "<|channel|>final<|message|>x"):
+        made = post(thinking("harmony"), CHAT, messages=USER, reasoning={"effort": "low"})
+    assert "warnings" not in made

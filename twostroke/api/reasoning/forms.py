@@ -1,0 +1,58 @@
+"""How model families mark a thought: a table of forms, and which of them a model uses.
+
+Sources: the chat templates that are published with the models; for harmony, OpenAI's description of the format.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReasoningForm:
+    """The marks of a thought before an answer.
+
+    Attributes:
+        opener: what a thought begins with. A template may have it at the end of the prompt.
+        closer: what it ends with.
+        before: what models write before the closer, where a thought is closed for them.
+        after: what models write between the closer and the answer.
+        lead: what an answer without a thought begins with. The answer is then a message of its own, in harmony.
+    """
+
+    opener: str
+    closer: str
+    before: str = ""
+    after: str = ""
+    lead: str = ""
+
+    @property
+    def messages(self) -> bool:
+        """Whether a turn is made of several messages, each with a header that names its channel."""
+        return bool(self.lead)
+
+
+FORMS: dict[str, ReasoningForm] = {
+    "think": ReasoningForm("<think>", "</think>", "\n", "\n\n"),  # Qwen, DeepSeek, SmolLM, OLMo, GLM, Granite 3.3
+    "mistral": ReasoningForm("[THINK]", "[/THINK]"),
+    "gemma": ReasoningForm("<|channel>thought\n", "<channel|>"),
+    "granite": ReasoningForm("Here is my thought process:", "Here is my response:", "\n\n", "\n\n"),  # 3.2
+    "harmony": ReasoningForm(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        after="<|start|>assistant<|channel|>final<|message|>",
+        lead="<|channel|>final<|message|>",
+    ),
+}
+PARSERS = ("auto", *FORMS, "none")
+# What a template with a form has: one of its marks, as it stands there.
+_SIGNS = {
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]",),
+    "gemma": ("<|channel>thought",),
+    "granite": ("Here is my thought process:",),
+    "harmony": ("<|channel|>analysis",),
+}
+
+
+def form_name(template: str | None) -> str | None:
+    """The name of the form whose marks a chat template has; None if it has no marks of thoughts."""
+    return next((name for name, signs in _SIGNS.items() if any(sign in (template or "") for sign in signs)), None)

@@ -1,0 +1,199 @@
+"""Sets a thought apart from the answer in a text that arrives in pieces. No part of a mark gets into either."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from twostroke.api.reasoning.forms import ReasoningForm
+from twostroke.sampling.answer_reader import AnswerReader, AnswerSpan
+
+MAX_HEADER = 300  # characters of a message's header in harmony
+
+
+class Phase(Enum):
+    """Where a text is: before it is known whether a thought comes, within it, or behind it."""
+
+    UNDECIDED = "undecided"
+    THOUGHT = "thought"
+    ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class ReasoningSpan:
+    """A stretch of a text.
+
+    Attributes:
+        written: its text as the model wrote it.
+        text: what is shown of it; nothing of marks and of white space around a thought.
+        plain: whether it is of the answer. Stop strings apply there alone.
+    """
+
+    written: str
+    text: str = ""
+    plain: bool = False
+
+
+class ReasoningReader(ABC):
+    """Follows one choice's text.
+
+    Attributes:
+        phase: where the text is.
+        answer: reads the answer behind the thought, if anything does.
+    """
+
+    def __init__(self, phase: Phase, answer: AnswerReader | None = None) -> None:
+        self.phase, self.answer = phase, answer
+        self._text = ""  # has arrived, and is not told yet
+        self._answering = False  # whether `answer` may hold text back
+
+    def spans(self, text: str, ended: bool = False, cut: bool = False) -> Sequence[AnswerSpan]:
+        """The stretches that are certain after this text; those of the answer as its reader tells them."""
+        self._text += text
+        found: list[ReasoningSpan] = []
+        while self._step(found, ended):
+            pass
+        if self.answer is None:
+            return found
+        told: list[AnswerSpan] = []
+        for span in found:
+            if span.plain:
+                told += self.answer.spans(span.written)
+                self._answering = True
+            else:
+                told += self._flush(cut=False)
+                told.append(span)
+        return [*told, *(self._flush(cut) if ended else ())]
+
+    @abstractmethod
+    def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        """Tell one more stretch. Returns whether there may be another."""
+
+    def _flush(self, cut: bool) -> Sequence[AnswerSpan]:
+        """What the answer's reader holds back, where its text is over."""
+        answering, self._answering = self._answering, False
+        return self.answer.spans("", ended=True, cut=cut) if self.answer is not None and answering else ()
+
+    def _take(self, count: int) -> str:
+        taken, self._text = self._text[:count], self._text[count:]
+        return taken
+
+
+class MarkedReader(ReasoningReader):
+    """Reads a thought between two marks. Only the text's beginning can be one; a mark in the answer is text."""
+
+    def __init__(self, form: ReasoningForm, phase: Phase, answer: AnswerReader | None = None) -> None:
+        super().__init__(phase, answer)
+        self._form = form
+        self._fresh = phase is not Phase.ANSWER  # nothing but white space since a part began
+
+    def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        body, opener = self._text.lstrip(), self._form.opener.rstrip()
+        space = len(self._text) - len(body)
+        if self._fresh and self.phase is not Phase.ANSWER:
+            if body.startswith(opener):  # also if the prompt has it already: some models repeat it
+                found.append(ReasoningSpan(self._take(space + len(opener))))
+                self.phase = Phase.THOUGHT
+                return True
+            if opener.startswith(body) and not ended:
+                return False
+            if self.phase is Phase.UNDECIDED:
+                self.phase, self._fresh = Phase.ANSWER, False
+                return True
+        if self._fresh:
+            if not body and not ended:
+                return False
+            _tell(found, ReasoningSpan(self._take(space)))
+            self._fresh = False
+            return True
+        if self.phase is Phase.ANSWER:
+            text = self._take(len(self._text))
+            _tell(found, ReasoningSpan(text, text, plain=True))
+            return False
+        return self._think(found, ended)
+
+    def _think(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        closer, text = self._form.closer, self._text
+        at = text.find(closer)
+        shown = text[: at if at >= 0 else len(text) - arriving(text, closer)].rstrip()
+        _tell(found, ReasoningSpan(self._take(len(shown)), shown))
+        if at >= 0:
+            found.append(ReasoningSpan(self._take(at + len(closer) - len(shown))))
+            self.phase, self._fresh = Phase.ANSWER, True
+        elif ended:  # cut within a mark, perhaps
+            _tell(found, ReasoningSpan(self._take(len(self._text))))
+        return at >= 0
+
+
+class HarmonyReader(ReasoningReader):
+    """Reads the messages of one turn of gpt-oss, each behind a header that names its channel.
+
+    `analysis` is a thought, `final` and `commentary` are the answer. A call of a function stays as it is written, for
+    the answer's reader; without one, its header is left out.
+    """
+
+    def __init__(self, phase: Phase, answer: AnswerReader | None = None) -> None:
+        super().__init__(phase, answer)
+        self._thoughts = 0  # messages
+
+    def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        if self.phase is Phase.UNDECIDED:
+            return self._header(found, ended)
+        text = self._text
+        ends = [at for mark in (*_BEGINS, _END) if (at := text.find(mark)) >= 0]
+        size = min(ends) if ends else len(text) - (0 if ended else max(arriving(text, m) for m in (*_BEGINS, _END)))
+        shown = self._take(size)
+        _tell(found, ReasoningSpan(shown, shown, plain=self.phase is Phase.ANSWER))
+        if not ends:
+            return False
+        if self._text.startswith(_END):
+            found.append(ReasoningSpan(self._take(len(_END))))
+        self.phase = Phase.UNDECIDED
+        return True
+
+    def _header(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        text = self._text
+        begins = any(text.startswith(mark) or mark.startswith(text) for mark in (*_BEGINS, " to=", _END))
+        if text.startswith(_END):
+            found.append(ReasoningSpan(self._take(len(_END))))
+            return True
+        at = text.find(_MESSAGE)
+        if not begins or (at < 0 and len(text) > MAX_HEADER):
+            self.phase = Phase.ANSWER
+            return bool(text)
+        if at < 0:
+            if ended:  # cut within a header
+                _tell(found, ReasoningSpan(self._take(len(text))))
+            return False
+        header = self._take(at + len(_MESSAGE))
+        if " to=" in header:
+            self.phase = Phase.ANSWER
+            calls = self.answer is not None
+            found.append(ReasoningSpan(header, header if calls else "", plain=calls))
+        elif "<|channel|>analysis" in header:
+            self.phase = Phase.THOUGHT
+            found.append(ReasoningSpan(header, "\n\n" if self._thoughts else ""))
+            self._thoughts += 1
+        else:
+            self.phase = Phase.ANSWER
+            found.append(ReasoningSpan(header))
+        return True
+
+
+_BEGINS = ("<|start|>", "<|channel|>")
+_MESSAGE, _END = "<|message|>", "<|end|>"
+
+
+def arriving(text: str, mark: str) -> int:
+    """The length of the longest end of a text that begins a mark and is not all of it."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+
+
+def _tell(found: list[ReasoningSpan], span: ReasoningSpan) -> None:
+    if span.written:
+        found.append(span)
+
+
+def thought_of(spans: Iterable[AnswerSpan]) -> str:
+    """What is shown of the thoughts among these stretches."""
+    return "".join(span.text for span in spans if isinstance(span, ReasoningSpan) and not span.plain)

@@ -1,0 +1,92 @@
+"""How one model thinks: whether its answers have thoughts, where they begin, and what a request makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from twostroke.api.reasoning.constraint import ReasoningConstraintFactory, ReasoningTokens
+from twostroke.api.reasoning.forms import FORMS, form_name
+from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader
+from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import AnswerReaderFactory
+from twostroke.sampling.params import SamplingParams
+
+TAIL = 32  # tokens at a prompt's end, among which a mark is looked for
+
+
+@dataclass(frozen=True)
+class ReasoningReaderFactory:
+    """Makes a reader for each choice.
+
+    Attributes:
+        tokens: the marks.
+        phase: where the prompt ends.
+        answer: makes the reader of the answer behind the thought, if it has one.
+    """
+
+    tokens: ReasoningTokens
+    phase: Phase
+    answer: AnswerReaderFactory | None = None
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens whose text the reader must see."""
+        return self.tokens.shown | (frozenset() if self.answer is None else self.answer.shown)
+
+    def __call__(self) -> ReasoningReader:
+        answer = None if self.answer is None else self.answer()
+        if self.tokens.form.messages:
+            return HarmonyReader(self.phase, answer)
+        return MarkedReader(self.tokens.form, self.phase, answer)
+
+
+class Reasoning:
+    """The thoughts of one model, in the form that it writes them. Safe to share between threads."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`name` is a form's; `vocab_size` is the model's, which may be padded past the tokenizer's."""
+        self.form = FORMS[name]
+        self._tokenizer, self._tokens = tokenizer, ReasoningTokens(self.form, tokenizer, vocab_size)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, parser: str = "auto") -> "Reasoning | None":
+        """That of a model; None if its answers have no thoughts that could be set apart.
+
+        `parser`: a form's name, "none", or "auto" for what the chat template has.
+        """
+        names = (form_name(tokenizer.template_for(tools)) for tools in (False, True))
+        name = next(filter(None, names), None) if parser == "auto" else parser
+        return None if name in (None, "none") else cls(name, tokenizer, vocab_size)
+
+    def phase_after(self, prompt: str | Sequence[int], said: str = "") -> Phase:
+        """Where an answer to a prompt begins: a template may have opened a thought, or closed one.
+
+        `said`: the text of the assistant's message that the answer goes on with.
+        """
+        form, opener = self.form, self.form.opener.rstrip()
+        if said.strip():
+            opened, closed = said.rfind(opener), said.rfind(form.closer)
+            return Phase.THOUGHT if opened > closed else Phase.ANSWER
+        tail = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt[-TAIL:], skip_special=False)
+        if tail.rstrip().endswith(opener):
+            return Phase.THOUGHT
+        return Phase.ANSWER if tail.rstrip().endswith(form.lead or form.closer) else Phase.UNDECIDED
+
+    def applied(
+        self, params: SamplingParams, phase: Phase, *, budget: int | None = None, lead: bool = True
+    ) -> SamplingParams:
+        """The parameters of an answer that may begin with a thought.
+
+        Its grammar and its stop strings apply behind the thought. Nothing else changes which tokens are sampled.
+
+        Args:
+            params: those of the answer.
+            phase: where the prompt ends.
+            budget: the most tokens of the thought; None for any number.
+            lead: whether the answer's own markup must come before what its grammar describes.
+        """
+        if phase is Phase.ANSWER and not self.form.messages:
+            return params
+        if phase is not Phase.ANSWER and (params.constraint is not None or budget is not None):
+            follow = ReasoningConstraintFactory(self._tokens, phase, params.constraint, budget, lead)
+            params = replace(params, constraint=follow)
+        return replace(params, reader=ReasoningReaderFactory(self._tokens, phase, params.reader))

@@ -1,5 +1,6 @@
 """Thoughts: which form a model has, how they are set apart, and what ends them."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def tokenizer_of(
 
 def pieces(text: str, cuts: Sequence[int]) -> list[str]:
     places = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)] or [""]
+    return [text[a:b] for a, b in itertools.pairwise(places)] or [""]
 
 
 def read(reader: ReasoningReader, parts: Sequence[str]) -> tuple[str, str]:

@@ -230,9 +230,7 @@ def test_the_parser_can_be_told(tiny_directory: Callable[[str], Path], tmp_path:
         with writing(server, text):
             made = post(server, CHAT, messages=USER, thinking={"type": "enabled"})
         assert made["choices"][0]["message"]["content"] == text
-        assert made["warnings"] == [
-            "thinking has no effect: this model's answers have no thoughts that are set apart"
-        ]
+        assert made["warnings"] == ["thinking has no effect: this model's answers have no thoughts that are set apart"]
         assert "reasoning_content" not in made["choices"][0]["message"]
 
 

@@ -54,8 +54,7 @@ class Settings(Checked):
     reasoning_parser: str = text(
         "auto",
         choices=PARSERS,
-        help="Form of the thoughts that answers begin with; auto finds it in the chat template, none leaves them in the "
-        "answer.",
+        help="Form of an answer's thoughts; auto finds it in the chat template, none leaves them in the answer.",
     )
     sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")
     drain_delay_s: float = number(

@@ -169,7 +169,8 @@ class ReasoningConstraint(Constraint):
         if self._phase is Phase.THOUGHT and self._made_by.budget is not None and self._spent >= self._made_by.budget:
             form = self._tokens.form
             begun = arriving(self._text, form.closer)
-            self._forced = self._tokens.encode((form.closer[begun:] if begun else form.before + form.closer) + form.after)
+            closer = form.closer[begun:] if begun else form.before + form.closer
+            self._forced = self._tokens.encode(closer + form.after)
 
     def _end(self, markup: str) -> None:
         """The thought is over; `markup` is left of what comes before the answer."""

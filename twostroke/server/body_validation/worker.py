@@ -55,9 +55,7 @@ class DryEngine(AsyncEngine):
         self.settings, self.name, self.created = state.settings, state.name, state.created
         self.metrics: Any = SimpleNamespace(rejected=lambda reason: None)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
-        self.reasoning = Reasoning.of(
-            self.llm.tokenizer, self.llm.config.vocab_size, state.settings.reasoning_parser
-        )
+        self.reasoning = Reasoning.of(self.llm.tokenizer, self.llm.config.vocab_size, state.settings.reasoning_parser)
         self.leaving = self.draining = False
         self._choices_in_flight, self._active_calls = 0, set()
 

@@ -95,7 +95,8 @@ class Context:
             raise ApiError(400, f"at must be from 0 to {len(self.answer)}, the tokens of the answer", param="at")
         kept, last = self.answer[:at], self.body.messages[-1]
         content = tokenizer.decode(kept) + text
-        messages = [*self.body.messages[:-1], last.model_copy(update={"content": content, "tool_calls": None, "reasoning_content": None})]
+        written = {"content": content, "tool_calls": None, "reasoning_content": None}
+        messages = [*self.body.messages[:-1], last.model_copy(update=written)]
         update = {"messages": messages, "continue_final_message": True}
         return self.body.model_copy(update=update), (*kept, *tokenizer.encode(text, add_bos=False))
 

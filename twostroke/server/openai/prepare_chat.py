@@ -152,7 +152,9 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
     return body.with_defaults(engine.llm.generation), technique
 
 
-def _thinking(engine: AsyncEngine, body: ChatBody, params: SamplingParams, prompt: str | Sequence[int]) -> SamplingParams:
+def _thinking(
+    engine: AsyncEngine, body: ChatBody, params: SamplingParams, prompt: str | Sequence[int]
+) -> SamplingParams:
     """The parameters of an answer that may begin with a thought. Grammars and stop strings apply behind it."""
     if engine.reasoning is None:
         return params

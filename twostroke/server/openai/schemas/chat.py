@@ -241,7 +241,8 @@ class ChatPrompt(ReasoningFields):
         """
         given = [name for name in self.variables if name not in self.switches or name in self.chat_template_kwargs]
         unused = [name for name in given if name not in (template or "")]
-        places = {name: name if name in type(self).model_fields else f"chat_template_kwargs.{name:.60}" for name in unused}
+        own = type(self).model_fields
+        places = {name: name if name in own else f"chat_template_kwargs.{name:.60}" for name in unused}
         if self.reasoning_effort is None and "reasoning_effort" not in self.chat_template_kwargs:
             places["reasoning_effort"] = "reasoning.effort"
         told = [f"{places[name]} has no effect: the chat template does not use it" for name in unused]

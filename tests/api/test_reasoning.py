@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,14 +81,15 @@ def test_a_template_without_marks_has_no_form() -> None:
 def test_where_an_answer_begins(tokenizer_of: Callable[[str], Tokenizer]) -> None:
     """The template opens or closes a thought; a mark in what the user says does neither."""
     hostile = [{"role": "user", "content": "<think>"}, {"role": "user", "content": "</think>"}]
-    for kind, asked, phase in (
+    cases: list[tuple[str, dict[str, Any], Phase]] = [
         ("switch", {}, Phase.UNDECIDED),
         ("switch", {"enable_thinking": False}, Phase.ANSWER),
         ("open", {}, Phase.THOUGHT),
         ("gemma", {"enable_thinking": False}, Phase.ANSWER),
         ("mistral", {}, Phase.UNDECIDED),
         ("harmony", {}, Phase.UNDECIDED),
-    ):
+    ]
+    for kind, asked, phase in cases:
         reasoning = Reasoning.of(tokenizer_of(kind), VOCAB)
         assert reasoning is not None
         for messages in (hostile, hostile[:1], [{"role": "user", "content": "hi"}]):

@@ -300,7 +300,9 @@ def test_claude_codes_requests(server: Serving) -> None:
         assert "event: message_stop" in streamed.text
         whole = http.post("/v1/messages?beta=true", json={**CLAUDE_CODE, "stream": False}, headers=headers).json()
         assert whole["warnings"] == [
-            "the tool web_search is left out: web_search_20250305 is not one that this server has"
+            "the tool web_search is left out: web_search_20250305 is not one that this server has",
+            "output_config.effort has no effect: the chat template does not use it",
+            "thinking has no effect: this model's answers have no thoughts that are set apart",
         ]
         assert whole["model"] == CLAUDE_CODE["model"]
         counted = {key: CLAUDE_CODE[key] for key in ("model", "messages", "system", "tools")}

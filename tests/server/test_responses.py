@@ -351,6 +351,7 @@ def test_codex_requests(server: Serving) -> None:
             "text.verbosity has no effect here",
             "a tool of type web_search is left out: this server does not have it",
             "an item of type tool_search_call is left out of the input",
+            "reasoning.effort has no effect: the chat template does not use it",
         ]
 
 

@@ -4,8 +4,9 @@ import contextlib
 import json
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import anthropic
 import pytest
 
 from tests.server.conftest import Serving, serving
@@ -232,6 +233,163 @@ def test_the_parser_can_be_told(tiny_directory: Callable[[str], Path], tmp_path:
         assert made["choices"][0]["message"]["content"] == text
         assert made["warnings"] == ["thinking has no effect: this model's answers have no thoughts that are set apart"]
         assert "reasoning_content" not in made["choices"][0]["message"]
+
+
+# The other APIs -------------------------------------------------------------------------------------------------------
+
+
+def test_responses(thinking: Callable[[str], Serving]) -> None:
+    """A reasoning item before the message, with its own events."""
+    for kind in WRITTEN:
+        server = thinking(kind)
+        with writing(server, WRITTEN[kind][0].format(THOUGHT, ANSWER)):
+            made = server.client.responses.create(model="tiny", input="hi", max_output_tokens=300)
+            events = list(server.client.responses.create(model="tiny", input="hi", max_output_tokens=300, stream=True))
+        thought, message = made.output
+        assert thought.type == "reasoning"
+        assert thought.content is not None
+        assert [(part.type, part.text) for part in thought.content] == [("reasoning_text", THOUGHT)]
+        assert (thought.status, thought.summary) == ("completed", [])
+        assert made.output_text == ANSWER
+        assert message.type == "message"
+        assert made.usage is not None
+        assert 0 < made.usage.output_tokens_details.reasoning_tokens < made.usage.output_tokens
+        assert "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == THOUGHT
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == ANSWER
+        kinds = [event.type.removeprefix("response.") for event in events if "delta" not in event.type]
+        assert kinds == [
+            *("created", "in_progress"),
+            *("output_item.added", "content_part.added"),
+            *("reasoning_text.done", "content_part.done", "output_item.done"),
+            *("output_item.added", "content_part.added"),
+            *("output_text.done", "content_part.done", "output_item.done"),
+            "completed",
+        ]
+        last = events[-1]
+        assert last.type == "response.completed"
+        assert [item.type for item in last.response.output] == ["reasoning", "message"]
+
+
+def test_items_of_thoughts_come_back(thinking: Callable[[str], Serving]) -> None:
+    """Sent back, referred to or stored, a thought is that of the message or the call behind it."""
+    server = thinking("switch")
+    client = server.client
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "x"}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+
+    def count(*items: Any) -> int:
+        return client.responses.input_tokens.count(model="tiny", input=list(items)).input_tokens
+
+    said = {"role": "assistant", "content": "so"}
+    length = len(server.llm.tokenizer.encode("<think>\nhm\n</think>\n\n", add_bos=False))
+    assert abs(count(USER[0], thought, said) - count(USER[0], said) - length) <= 1
+    assert count(USER[0], thought, said, USER[0]) == count(USER[0], said, USER[0]), "the template drops it"
+    encrypted = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "content": None,
+                 "encrypted_content": "abc"}  # fmt: skip
+    assert count(USER[0], encrypted, call, result) == count(USER[0], call, result)
+    with writing(server, "<think>hm</think>so"):
+        first = client.responses.create(model="tiny", input="hi", max_output_tokens=90)
+        second = client.responses.create(
+            model="tiny", input="and?", previous_response_id=first.id, max_output_tokens=90
+        )
+    assert [item.type for item in second.output] == ["reasoning", "message"]
+
+
+def test_messages(thinking: Callable[[str], Serving]) -> None:
+    """Anthropic's thinking blocks, with a signature for its clients."""
+    for kind in WRITTEN:
+        server = thinking(kind)
+        client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        asked: Any = {"model": "tiny", "max_tokens": 300, "messages": USER}
+        with writing(server, WRITTEN[kind][0].format(THOUGHT, ANSWER)):
+            made = client.messages.create(**asked)
+            with client.messages.stream(**asked) as stream:
+                events = list(stream)
+                last = stream.get_final_message()
+        for message in (made, last):
+            thought, text = message.content
+            assert thought.type == "thinking"
+            assert text.type == "text"
+            assert (thought.thinking, text.text, bool(thought.signature)) == (THOUGHT, ANSWER, True)
+            again = [*USER, {"role": "assistant", "content": [block.model_dump() for block in message.content]}, *USER]
+            assert client.messages.count_tokens(model="tiny", messages=cast(Any, again)).input_tokens > 0
+        deltas = [event.delta.type for event in events if event.type == "content_block_delta"]
+        assert list(dict.fromkeys(deltas)) == ["thinking_delta", "signature_delta", "text_delta"]
+        stops = [event.index for event in events if event.type == "content_block_stop"]
+        assert stops == [0, 1]
+        assert [block.to_dict() for block in made.content] == [block.to_dict() for block in last.content]
+
+
+def test_messages_limit_and_turn_off_thoughts(thinking: Callable[[str], Serving]) -> None:
+    server = thinking("open")
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
+    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    asked: Any = {"model": "tiny", "max_tokens": 90, "messages": USER, "output_config": form}
+    with writing(server, "the quick brown fox jumps over the lazy dog"):
+        made = client.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 3})
+        off = client.messages.create(**asked, thinking={"type": "disabled"})
+    assert [block.type for block in made.content] == ["thinking", "text"]
+    assert [block.type for block in off.content] == ["text"]
+    for message in (made, off):
+        block = message.content[-1]
+        assert block.type == "text"
+        assert json.loads(block.text) == {"n": 7}
+
+
+def test_a_thought_of_an_earlier_turn_of_messages(thinking: Callable[[str], Serving]) -> None:
+    server = thinking("switch")
+    block = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    said = {"role": "assistant", "content": [block, {"type": "text", "text": "so"}]}
+    with server.http() as http:
+
+        def count(*messages: Any) -> int:
+            body = {"model": "tiny", "messages": list(messages)}
+            return http.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+
+        plain = {"role": "assistant", "content": "so"}
+        assert count(*USER, said) > count(*USER, plain)
+        assert count(*USER, said, *USER) == count(*USER, plain, *USER), "the template drops it"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama(stream: bool, thinking: Callable[[str], Serving]) -> None:
+    for kind in WRITTEN:
+        server = thinking(kind)
+        with writing(server, WRITTEN[kind][0].format(THOUGHT, ANSWER)):
+            chat = post(server, "/api/chat", messages=USER, stream=stream)
+            plain = post(server, "/api/generate", prompt="hi", stream=stream)
+        chat, plain = ([one] if isinstance(one, dict) else one for one in (chat, plain))
+        assert "".join(one["message"].get("thinking", "") for one in chat) == THOUGHT
+        assert "".join(one["message"]["content"] for one in chat) == ANSWER
+        assert "".join(one.get("thinking", "") for one in plain) == THOUGHT
+        assert "".join(one["response"] for one in plain) == ANSWER
+
+
+def test_ollama_think(server: Serving, thinking: Callable[[str], Serving]) -> None:
+    """`think` is a switch of the template, or an effort; a model without thoughts says that it has none."""
+    for think, text in ((False, "no"), (True, "<think>hm</think>no")):
+        with writing(thinking("switch"), text):
+            made = post(
+                thinking("switch"), "/api/chat", messages=USER, stream=False, think=think, format={"enum": ["no"]}
+            )
+        assert made["message"].get("thinking") == (think and "hm" or None)
+    with writing(thinking("harmony"), "<|channel|>final<|message|>x"):
+        counts = [
+            post(thinking("harmony"), "/api/chat", messages=USER, stream=False, think=level)["prompt_eval_count"]
+            for level in ("low", "medium", "high", "the quick brown fox")
+        ]
+    assert counts[-1] > counts[0], "the level is in the prompt"
+    told = post(server, "/api/chat", messages=USER, stream=False, think=True, options={"num_predict": 1})["warnings"]
+    assert told[1:] == ["think has no effect: this model's answers have no thoughts that are set apart"]
+    history = [*USER, {"role": "assistant", "content": "so", "thinking": "hm"}]
+    with writing(thinking("switch"), "x"):
+        long, short = (
+            post(thinking("switch"), "/api/chat", messages=one, stream=False)["prompt_eval_count"]
+            for one in (history, [*USER, {"role": "assistant", "content": "so"}])
+        )
+    assert long > short
 
 
 # The prompt -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Anthropic's message, as a whole and as events of its blocks."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,19 +11,19 @@ from twostroke.server.answer import Answer
 from twostroke.server.anthropic.errors import error_body
 from twostroke.server.errors import ApiError
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessageAnswer(Answer):
-    """A message: blocks of text and calls of tools, in the order in which they were written."""
+    """A message: blocks of thoughts, text and calls of tools, in the order in which they were written."""
 
     done_marker = False
 
     def __init__(self, model: str, active_call: ActiveCall) -> None:
         super().__init__("msg_", model, active_call, 1)
-        self._parser = ChoiceParser(active_call.requests[0])
+        self.parsers = [ChoiceParser(active_call.requests[0])]
         self._blocks: list[dict[str, Any]] = []
         self._reason: str | None = None
         self._stop: str | None = None
@@ -37,7 +38,7 @@ class MessageAnswer(Answer):
             index = len(self._blocks) - 1
             if begins:
                 if index:
-                    yield {"type": "content_block_stop", "index": index - 1}
+                    yield from self._stop_block(index - 1)
                 yield self._start(index)
             if not isinstance(piece, CallStart):
                 yield {"type": "content_block_delta", "index": index, "delta": _delta(piece)}
@@ -46,7 +47,7 @@ class MessageAnswer(Answer):
         if not self._blocks:
             self._add(PlainText(""))
             yield self._start(0)
-        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+        yield from self._stop_block(len(self._blocks) - 1)
         ended = {"stop_reason": self._reason, "stop_sequence": self._stop}
         yield {"type": "message_delta", "delta": ended, "usage": self.usage()}
         yield {"type": "message_stop"}
@@ -81,7 +82,7 @@ class MessageAnswer(Answer):
 
     def _read(self, token: Token) -> list[Piece]:
         self.output_tokens += 1
-        pieces, reason = self._parser.read(token), self._parser.reason(token)
+        pieces, reason = self.parsers[0].read(token), self.parsers[0].reason(token)
         if reason is not None:
             self._stop = token.stop if reason == "stop" else None
             self._reason = "stop_sequence" if self._stop is not None else _REASONS.get(reason, "end_turn")
@@ -91,6 +92,11 @@ class MessageAnswer(Answer):
         """Add a piece to the blocks. Returns whether a block begins with it."""
         last = self._blocks[-1] if self._blocks else None
         match piece:
+            case ThoughtText(text):
+                if last is not None and last["type"] == "thinking":
+                    last["thinking"] += text
+                    return False
+                self._blocks.append({"type": "thinking", "thinking": text, "signature": ""})
             case PlainText(text):
                 if last is not None and last["type"] == "text":
                     last["text"] += text
@@ -107,8 +113,15 @@ class MessageAnswer(Answer):
 
     def _start(self, index: int) -> dict[str, Any]:
         block = self._blocks[index]
-        empty = {"text": ""} if block["type"] == "text" else {"input": {}}
+        empty = {"text": {"text": ""}, "thinking": {"thinking": ""}}.get(block["type"], {"input": {}})
         return {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+
+    def _stop_block(self, index: int) -> Iterator[dict[str, Any]]:
+        block = self._blocks[index]
+        if block["type"] == "thinking":
+            delta = {"type": "signature_delta", "signature": _signature(block["thinking"])}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
 
     def _message(self, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
         return {
@@ -125,6 +138,8 @@ class MessageAnswer(Answer):
 
 def _delta(piece: Piece) -> dict[str, Any]:
     match piece:
+        case ThoughtText(text):
+            return {"type": "thinking_delta", "thinking": text}
         case PlainText(text):
             return {"type": "text_delta", "text": text}
         case CallArguments(_, text):
@@ -137,7 +152,14 @@ def _whole(block: dict[str, Any]) -> dict[str, Any] | None:
     """A block of a whole message. A call that was cut off has no input that could be given, so it is left out."""
     if block["type"] == "text":
         return block
+    if block["type"] == "thinking":
+        return {**block, "signature": _signature(block["thinking"])}
     try:
         return {**block, "input": json.loads(block["input"])}
     except ValueError:
         return None
+
+
+def _signature(thought: str) -> str:
+    """A digest. Clients send it back with the thought; the server believes the thought without it."""
+    return hashlib.blake2b(thought.encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -13,7 +13,7 @@ from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
 
 router = APIRouter(prefix="/v1/messages")
 
@@ -24,7 +24,7 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     chat, warnings = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
-    call_log(http.scope).warn(warnings)
+    call_log(http.scope).warn([*warnings, *unused_variables(engine, chat, {"reasoning_effort": "output_config.effort"})])
 
     def prepare() -> PreparedChat:
         return prepare_chat(engine, chat)

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, UndeclaredField, whole_number
 from twostroke.server.openai.schemas.common import CacheSalt
+from twostroke.server.openai.schemas.reasoning import ThinkingOptions
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
 
@@ -68,10 +69,10 @@ class OutputFormat(LenientModel):
 
 
 class OutputConfig(LenientModel):
-    """The format of the answer."""
+    """The format of the answer, and how much to think before it."""
 
-    HARMLESS: ClassVar[frozenset[str]] = frozenset({"effort"})
     format: OutputFormat | None = None
+    effort: str | None = None
 
 
 class PromptBody(LenientModel):
@@ -91,7 +92,7 @@ class PromptBody(LenientModel):
     system: Content = Field(default_factory=list)
     tools: list[AnthropicTool] = Field(default_factory=list)
     tool_choice: AnthropicToolChoice = AnthropicToolChoice(type="auto")
-    thinking: dict[str, Any] = Field(default_factory=dict, description="Accepted: the model does not think apart.")
+    thinking: ThinkingOptions | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = None
 

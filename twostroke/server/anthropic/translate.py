@@ -15,7 +15,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.openai.prepare_chat import chat_body, without_tracking
 from twostroke.server.openai.schemas.chat import ChatBody
 
-# Blocks of earlier turns that a model here cannot have made: thoughts, and what Anthropic's own tools did.
+# Blocks of earlier turns that a model here cannot have made: what others thought, and what Anthropic's own tools did.
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking", "server_tool_use", "container_upload", "compaction", "fallback")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "method", "priority", "timeout", "cache_salt")
 
@@ -36,6 +36,8 @@ def chat_from_anthropic(body: PromptBody, served: str) -> tuple[ChatBody, list[s
         "messages": _messages(body),
         "tools": list(_tools(body, warnings)),
         **_choice(body.tool_choice),
+        "thinking": body.thinking and body.thinking.model_dump(),
+        "reasoning_effort": body.output_config.effort,
     }
     wanted = body.output_config.format or body.output_format
     if wanted is not None:
@@ -97,9 +99,12 @@ def _turn(message: AnthropicMessage, where: str, names: dict[str, str]) -> Itera
     """A turn as messages: the results of tools come before the text. `names` are those of earlier calls, by id."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for index, block in enumerate(message.content):
         place = f"{where}.content.{index}"
-        if block.type == "tool_use" and message.role == "assistant":
+        if block.type == "thinking" and message.role == "assistant":
+            thoughts.append(_field(block, "thinking", str, place))
+        elif block.type == "tool_use" and message.role == "assistant":
             call = _call(block, place)
             names[call["id"]] = call["function"]["name"]
             calls.append(call)
@@ -113,7 +118,8 @@ def _turn(message: AnthropicMessage, where: str, names: dict[str, str]) -> Itera
             texts += _texts([block], f"{where}.content", index)
     content = "\n\n".join(filter(None, texts))
     if message.role == "assistant":
-        yield {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+        thought = {"reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
+        yield {"role": "assistant", "content": content} | thought | ({"tool_calls": calls} if calls else {})
     elif content or not any(block.type == "tool_result" for block in message.content):
         yield {"role": "user", "content": content}
 

@@ -15,11 +15,11 @@ from twostroke.server.errors import ApiError
 from twostroke.server.ollama.errors import error_body
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText
+from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText, ThoughtText
 
 
 class OllamaAnswer(Answer):
-    """The text, and the calls once each is complete: Ollama sends a call as a whole."""
+    """The thought, the text, and the calls once each is complete: Ollama sends a call as a whole."""
 
     done_marker = False
     media_type = "application/x-ndjson"
@@ -37,9 +37,9 @@ class OllamaAnswer(Answer):
         """`chat`: texts are messages, not responses to a prompt. `prompt`: its tokens, if `context` is given back."""
         super().__init__("", model, active_call, 1)
         self.operation = "chat" if chat else "text_completion"
-        self._parser = ChoiceParser(active_call.requests[0])
+        self.parsers = [ChoiceParser(active_call.requests[0])]
         self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
-        self._text = ""
+        self._thought = self._text = ""
         self._calls: list[dict[str, Any]] = []
         self._sent = 0  # calls that a stream has sent
         self._entries: list[dict[str, Any]] = []
@@ -47,20 +47,22 @@ class OllamaAnswer(Answer):
         self._context = None if prompt is None else list(prompt)
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
-        before, entries = len(self._text), len(self._entries)
+        before, thought, entries = len(self._text), len(self._thought), len(self._entries)
         self.add_token(prompt, token)
-        text, new = self._text[before:], self._entries[entries:]
+        text, thought, new = self._text[before:], self._thought[thought:], self._entries[entries:]
         calls = self._complete(token.finish_reason is not None)
-        if text or calls:
-            yield self._object(text, calls, new) | {"done": False}
+        if thought or text or calls:
+            yield self._object(thought, text, calls, new) | {"done": False}
 
     def closing(self) -> Iterator[dict[str, Any]]:
-        yield self._object("", [], []) | self._end()
+        yield self._object("", "", [], []) | self._end()
 
     def add_token(self, prompt: int, token: Token) -> None:
         self.output_tokens += 1
-        for piece in self._parser.read(token):
+        for piece in self.parsers[0].read(token):
             match piece:
+                case ThoughtText(text):
+                    self._thought += text
                 case PlainText(text):
                     self._text += text
                 case CallStart(_, id, name):
@@ -75,7 +77,7 @@ class OllamaAnswer(Answer):
             self._reason = "length" if token.finish_reason == "length" else "stop"
 
     def body(self) -> dict[str, Any]:
-        return self._object(self._text, self._complete(ended=True), self._entries) | self._end()
+        return self._object(self._thought, self._text, self._complete(ended=True), self._entries) | self._end()
 
     def encode(self, event: dict[str, Any]) -> bytes:
         return to_json(event, inf_nan_mode="null") + b"\n"
@@ -97,13 +99,17 @@ class OllamaAnswer(Answer):
             made.append({"id": call["id"], "function": function})
         return made
 
-    def _object(self, text: str, calls: list[dict[str, Any]], entries: list[dict[str, Any]]) -> dict[str, Any]:
+    def _object(
+        self, thought: str, text: str, calls: list[dict[str, Any]], entries: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         made: dict[str, Any] = {"model": self.model, "created_at": now}
+        thinking = {"thinking": thought} if thought else {}
         if self._chat:
-            made["message"] = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+            message = {"role": "assistant", "content": text} | thinking
+            made["message"] = message | ({"tool_calls": calls} if calls else {})
         else:
-            made["response"] = text
+            made |= {"response": text} | thinking
         return made | ({"logprobs": entries} if entries else {})
 
     def _end(self) -> dict[str, Any]:

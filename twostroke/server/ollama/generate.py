@@ -13,12 +13,13 @@ from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.generate import generate
+from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import OllamaBody, OllamaChatBody, OllamaGenerateBody
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
 from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.chat import ChatBody
 
@@ -62,6 +63,7 @@ async def _answer(
     http: HttpRequest, body: OllamaBody, asked: ChatBody, prepare: Callable[[], PreparedChat]
 ) -> Response:
     engine: AsyncEngine = http.app.state.engine
+    call_log(http.scope).warn(unused_variables(engine, asked, dict.fromkeys(("thinking", "reasoning_effort"), "think")))
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
         context = None if isinstance(body, OllamaChatBody) or not prepared.tokens else prepared.tokens

@@ -56,11 +56,12 @@ class OllamaOptions(LenientModel):
 
 
 class OllamaBody(LenientModel):
-    """The fields of both bodies. A model stays loaded, whatever `keep_alive` says; a thought is not told apart."""
+    """The fields of both bodies. A model stays loaded, whatever `keep_alive` says."""
 
-    HARMLESS: ClassVar[frozenset[str]] = frozenset({"keep_alive", "think"})
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"keep_alive"})
     model: Annotated[str, Field(min_length=1)]
     stream: bool = True
+    think: bool | str | None = None  # a text says how much
     format: str | dict[str, Any] | None = None
     options: OllamaOptions = OllamaOptions()
     logprobs: bool = False
@@ -88,9 +89,9 @@ class OllamaToolCall(LenientModel):
 class OllamaMessage(LenientModel):
     """One turn. A tool's message names the tool."""
 
-    HARMLESS: ClassVar[frozenset[str]] = frozenset({"thinking"})
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
+    thinking: str | None = None
     images: list[Any] = Field(default_factory=list)
     tool_calls: list[OllamaToolCall] = Field(default_factory=list)
     tool_name: str | None = None

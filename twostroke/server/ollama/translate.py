@@ -51,6 +51,10 @@ def _common(body: OllamaBody, generation: dict[str, float]) -> dict[str, Any]:
         "method": body.method,
         "cache_salt": body.cache_salt,
     }
+    if isinstance(body.think, bool):
+        fields["thinking"] = {"type": "enabled" if body.think else "disabled"}
+    else:
+        fields["reasoning_effort"] = body.think
     match body.format:
         case None | "":
             pass
@@ -70,6 +74,8 @@ def _messages(body: OllamaChatBody) -> Iterator[dict[str, Any]]:
     for index, message in enumerate(body.messages):
         _refuse_images(message.images, f"messages[{index}].images")
         made: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.thinking and message.role == "assistant":
+            made["reasoning_content"] = message.thinking
         if message.tool_calls:
             made["tool_calls"] = calls = list(_calls(message, index))
             waiting += [(call["function"]["name"], call["id"]) for call in calls]

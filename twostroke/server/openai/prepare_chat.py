@@ -119,10 +119,14 @@ def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> ChatToken
     )
 
 
-def unused_variables(engine: AsyncEngine, body: ChatPrompt) -> list[str]:
-    """A sentence for each variable of the template, and each field about thoughts, that has no effect."""
+def unused_variables(engine: AsyncEngine, body: ChatPrompt, names: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence for each variable of the template, and each field about thoughts, that has no effect.
+
+    `names`: what the API calls such a field, where it has another name.
+    """
     template = engine.llm.tokenizer.template_for(bool(body.callable_functions))
-    return body.unused(template, thinks=engine.reasoning is not None)
+    told = (sentence.partition(" ") for sentence in body.unused(template, thinks=engine.reasoning is not None))
+    return [f"{(names or {}).get(name, name)} {rest}" for name, _, rest in told]
 
 
 def chat_body(fields: Mapping[str, Any]) -> ChatBody:

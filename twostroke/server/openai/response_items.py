@@ -9,10 +9,11 @@ from twostroke.server.errors import ApiError
 from twostroke.server.openai.prepare_chat import chat_body
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.reasoning import ReasoningFields
 from twostroke.server.openai.schemas.responses import ResponsesBody
 
 Item = Mapping[str, Any]
-_IGNORED_ITEMS = ("reasoning", "compaction", "compaction_trigger")  # items that no model here makes or needs
+_IGNORED_ITEMS = ("compaction", "compaction_trigger")  # items that no model here makes or needs
 # The argument of a custom tool, which takes a text, where functions take objects.
 _CUSTOM_TOOL_SCHEMA = {
     "type": "object",
@@ -50,7 +51,9 @@ def chat_from_items(
     Raises:
         ApiError: for items or choices that cannot be read.
     """
-    shared = body.model_fields_set & GenerateBody.model_fields.keys() - {"stream_options"}
+    shared = body.model_fields_set & (GenerateBody.model_fields | ReasoningFields.model_fields).keys() - {
+        "stream_options"
+    }
     names, choice = _choice(body.tool_choice, offers, warnings)
     fields: dict[str, Any] = {name: getattr(body, name) for name in shared} | {
         "messages": _with_instructions(body, [*_messages(history, []), *_messages(items, warnings)]),
@@ -148,16 +151,25 @@ def _with_instructions(body: ResponsesBody, messages: list[dict[str, Any]]) -> l
 
 
 def _messages(items: Sequence[Item], warnings: list[str]) -> list[dict[str, Any]]:
-    """Convert to messages of chat completions. An assistant's text and the calls that follow it are one message."""
+    """Convert to messages of chat completions.
+
+    An assistant's thought, the text and the calls that follow it are one message.
+    """
     made: list[dict[str, Any]] = []
+    thought: dict[str, str] = {}  # for the assistant's message that comes next
     for index, item in enumerate(items):
         match item.get("type"):
+            case "reasoning":
+                thought = _thought(item) or thought
             case "message":
-                made.append(_message(item, f"input[{index}]"))
+                message = _message(item, f"input[{index}]")
+                made.append(message | (thought if message["role"] == "assistant" else {}))
+                thought = {}
             case "function_call" | "custom_tool_call" as kind:
                 call = _call(item, kind, f"input[{index}]")
-                if not made or made[-1]["role"] != "assistant":
-                    made.append({"role": "assistant", "content": ""})
+                if not made or made[-1]["role"] != "assistant" or thought:
+                    made.append({"role": "assistant", "content": "", **thought})
+                    thought = {}
                 made[-1]["tool_calls"] = [*made[-1].get("tool_calls", ()), call]
             case "function_call_output" | "custom_tool_call_output":
                 id = _text_field(item, "call_id", f"input[{index}]")
@@ -170,6 +182,14 @@ def _messages(items: Sequence[Item], warnings: list[str]) -> list[dict[str, Any]
             case kind:
                 raise ApiError(400, f"input[{index}].type: must be a text, not {kind!r:.40}", param=f"input[{index}]")
     return made
+
+
+def _thought(item: Item) -> dict[str, str]:
+    """The thought of an item that a model here has made: other servers' have a summary, or cannot be read."""
+    parts = item.get("content")
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []  # pyright: ignore
+    thought = "".join(text for text in texts if isinstance(text, str))
+    return {"reasoning_content": thought} if thought else {}
 
 
 def _message(item: Item, where: str) -> dict[str, Any]:

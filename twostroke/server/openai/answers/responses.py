@@ -1,4 +1,4 @@
-"""OpenAI's responses: messages and calls, as a whole or as typed events."""
+"""OpenAI's responses: thoughts, messages and calls, as a whole or as typed events."""
 
 import json
 import secrets
@@ -15,7 +15,7 @@ from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.response_items import OfferedTool
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
 Event = dict[str, Any]
 _PLAIN = OfferedTool({})
@@ -23,7 +23,7 @@ _PLAIN = OfferedTool({})
 _ECHOED = (
     *("instructions", "previous_response_id", "store", "max_output_tokens", "max_tool_calls", "metadata", "tools"),
     *("tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_logprobs", "truncation"),
-    *("reasoning", "prompt_cache_key", "safety_identifier", "user"),
+    *("prompt_cache_key", "safety_identifier", "user"),
 )
 
 
@@ -45,7 +45,7 @@ class ResponsesAnswer(Answer):
         """`offers` are the tools by name; `keep` is given the whole response once it is complete."""
         super().__init__("resp_", model, active_call, 1)
         self._asked, self._tokenizer, self._offers, self._keep = body, tokenizer, offers, keep
-        self._parser = ChoiceParser(active_call.requests[0])
+        self.parsers = [ChoiceParser(active_call.requests[0])]
         self._items: list[dict[str, Any]] = []
         self._open = False  # whether the last item goes on
         self._reason: str | None = None
@@ -61,7 +61,7 @@ class ResponsesAnswer(Answer):
         self._reason = token.finish_reason
         if self._asked.wants_logprobs:
             self._entries.append(entry(self._tokenizer, token))
-        for piece in self._parser.read(token):
+        for piece in self.parsers[0].read(token):
             yield from self._add(piece)
 
     def closing(self) -> Iterator[Event]:
@@ -91,7 +91,7 @@ class ResponsesAnswer(Answer):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": usage["total_tokens"],
         }
 
@@ -99,6 +99,13 @@ class ResponsesAnswer(Answer):
 
     def _add(self, piece: Piece) -> Iterator[Event]:
         match piece:
+            case ThoughtText(text):
+                self._entries = []
+                if not self._open or self._items[-1]["type"] != "reasoning":
+                    item = {"id": f"rs_{secrets.token_hex(16)}", "type": "reasoning", "summary": []}
+                    yield from self._begin_parts(item, {"type": "reasoning_text", "text": ""})
+                self._items[-1]["content"][0]["text"] += text
+                yield self._event("reasoning_text.delta", **self._at_part, delta=text)
             case PlainText(text):
                 if not self._open or self._items[-1]["type"] != "message":
                     yield from self._begin_message()
@@ -126,8 +133,11 @@ class ResponsesAnswer(Answer):
 
     def _begin_message(self) -> Iterator[Event]:
         item = {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant"}
+        yield from self._begin_parts(item, {"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+
+    def _begin_parts(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:
         yield from self._begin({**item, "status": "in_progress", "content": []})
-        self._items[-1]["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+        self._items[-1]["content"].append(part)
         yield self._event("content_part.added", **self._at_part, part=self._part)
 
     def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
@@ -146,6 +156,9 @@ class ResponsesAnswer(Answer):
             case "message":
                 text, entries = item["content"][0]["text"], item["content"][0]["logprobs"]
                 yield self._event("output_text.done", **self._at_part, text=text, logprobs=entries)
+                yield self._event("content_part.done", **self._at_part, part=self._part)
+            case "reasoning":
+                yield self._event("reasoning_text.done", **self._at_part, text=self._part["text"])
                 yield self._event("content_part.done", **self._at_part, part=self._part)
             case "function_call":
                 facts = {"name": item["name"], "arguments": item["arguments"]}
@@ -203,6 +216,9 @@ class ResponsesAnswer(Answer):
             "background": False,
             "service_tier": "default",
             "text": {"format": wanted},
+            "reasoning": body.reasoning.model_dump(exclude_unset=True)
+            if "reasoning" in body.model_fields_set
+            else None,
             "usage": self.usage() if done else None,
             "timings": None,
         } | (own_fields(self.active_call.requests[0]) if done else {})

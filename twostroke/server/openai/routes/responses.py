@@ -16,7 +16,7 @@ from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.openai.answers.responses import ResponsesAnswer
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
 from twostroke.server.openai.response_items import chat_from_items, offered_tools
 from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.responses import ResponsesBody
@@ -37,7 +37,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     offers = offered_tools(body.tools, warnings)
     chat = chat_from_items(body, items, [] if before is None else before.history, offers, warnings)
     warn_of_fields(http, body)
-    call_log(http.scope).warn(warnings)
+    call_log(http.scope).warn([*warnings, *unused_variables(engine, chat)])
     context = find_context(http, body.context)
 
     def prepare() -> PreparedChat:

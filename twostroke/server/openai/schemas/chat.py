@@ -252,10 +252,6 @@ class ChatPrompt(ReasoningFields):
 class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES | {
-        "reasoning_budget": "thinking_budget",
-        "thinking_token_budget": "thinking_budget",
-    }
     UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "add_special_tokens": (False,),  # the template alone adds them
         "best_of": (1,),

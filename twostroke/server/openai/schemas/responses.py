@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import Neutral, whole_number
 from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
+from twostroke.server.openai.schemas.reasoning import ReasoningFields
 from twostroke.server.openai.schemas.sampling import described
 
 LOGPROBS = "message.output_text.logprobs"  # the one value of `include` that has an effect
@@ -51,7 +52,7 @@ def _typed(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "type": "message" if "role" in item else "item_reference"}
 
 
-class ResponsesBody(GenerateBody):
+class ResponsesBody(ReasoningFields, GenerateBody):
     """Answer an input. `items.py` says which items, tools and choices are read."""
 
     LIMIT: ClassVar[str] = "max_output_tokens"
@@ -82,7 +83,6 @@ class ResponsesBody(GenerateBody):
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     # Without effect; the response repeats them.
-    reasoning: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None

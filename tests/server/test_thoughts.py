@@ -374,7 +374,7 @@ def test_ollama_think(server: Serving, thinking: Callable[[str], Serving]) -> No
             made = post(
                 thinking("switch"), "/api/chat", messages=USER, stream=False, think=think, format={"enum": ["no"]}
             )
-        assert made["message"].get("thinking") == (think and "hm" or None)
+        assert made["message"].get("thinking") == ((think and "hm") or None)
     with writing(thinking("harmony"), "<|channel|>final<|message|>x"):
         counts = [
             post(thinking("harmony"), "/api/chat", messages=USER, stream=False, think=level)["prompt_eval_count"]

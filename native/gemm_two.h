@@ -81,7 +81,7 @@ template <Format T, int M>
     auto& [w, scale, second, minima, due] = group;
     const bool last = g % TOGETHER == TOGETHER - 1;
     for (int p = 0; p < 2; p++) {
-      load_group<L.bits>(quants[p], w[p]);
+      load_group<L.bits, L.floats>(quants[p], w[p]);
       quants[p] += group_bytes(L.bits), ahead[p].step();
       load_factors<T>(blocks[p] + g / per_block * L.scale_bytes, g % per_block, scale[p], second[p]);
       minima[p] = last ? minima_of(before[p], second[p]) : minima_of(second[p], zero());

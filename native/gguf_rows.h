@@ -46,6 +46,10 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
       return;
     }
     case BF16: return;
+    case MXFP4:
+      out.scales[0] = p[0];
+      for (int i = 0; i < 16; i++) out.q[i] = p[1 + i] & 15, out.q[i + 16] = p[1 + i] >> 4;
+      return;
     case Q6_K:
       for (int half = 0; half < 2; half++) {
         const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
@@ -60,8 +64,11 @@ inline void read_block(Format format, const uint8_t* p, RawBlock& out) {
   }
 }
 
+constexpr int E8M0_MOST = 217;  // weights of 2^90: AMX could not scale back products with larger ones
+
 // A bound of the magnitude of the block's weights.
 inline float bound(Format format, const RawBlock& block) {
+  if (format == MXFP4) return block.scales[0] > E8M0_MOST ? INFINITY : std::ldexp(16.0f, block.scales[0] - E8M0_HALF);
   const float scale = std::abs(_cvtsh_ss(block.d)), quant = float(1 << LAYOUTS[format].bits);
   const float minimum = LAYOUTS[format].zero == 0 ? std::abs(_cvtsh_ss(block.m)) : 0.0f;
   const bool nested = LAYOUTS[format].block == 256;  // scales of groups are below 64, Q6_K's below 129
@@ -84,7 +91,10 @@ inline float pack_panel(const Matrix& matrix, const uint8_t* raw, size_t row_byt
     for (int r = 0; r < PANEL; r++) read_block(matrix.format, raw + r * row_bytes + size_t(block) * l.raw_bytes, rows[r]);
     uint16_t* halves = (uint16_t*)scales;
     for (int r = 0; r < PANEL; r++) {
-      halves[r] = rows[r].d;
+      if (l.floats)
+        scales[r] = rows[r].scales[0];
+      else
+        halves[r] = rows[r].d;
       const float size = bound(matrix.format, rows[r]);
       highest = std::isfinite(size) ? std::max(highest, size) : INFINITY;  // of a NaN max takes the other
       if (l.zero == 0) halves[PANEL + r] = rows[r].m;
@@ -108,6 +118,10 @@ struct RawScales {
 };
 
 inline RawScales raw_scales(Format format, const RawBlock& block, int g) {
+  if (format == MXFP4) {
+    const float scale = std::ldexp(1.0f, block.scales[0] - E8M0_HALF);
+    return {scale, scale, 0};
+  }
   const float d = _cvtsh_ss(block.d), m = _cvtsh_ss(block.m);
   if (format == Q6_K) return {d * int8_t(block.scales[2 * g]), d * int8_t(block.scales[2 * g + 1]), 0};
   const bool nested = LAYOUTS[format].block == 256;
@@ -136,7 +150,7 @@ inline void read_row(Format format, const uint8_t* raw, int cols, float* out) {
     for (int g = 0; g < l.block / GROUP; g++) {
       const RawScales scales = raw_scales(format, block, g);
       for (int c = 0; c < GROUP; c++)
-        *out++ = (c < GROUP / 2 ? scales.first : scales.second) * float(block.q[g * GROUP + c] - l.zero) + scales.minimum;
+        *out++ = (c < GROUP / 2 ? scales.first : scales.second) * float(l.number(block.q[g * GROUP + c])) + scales.minimum;
     }
   }
 }

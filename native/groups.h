@@ -12,6 +12,9 @@
 
 constexpr int PANEL = 16, GROUP = 32;
 
+// What codes of E2M1 stand for (MXFP4): twice the number, above a zero of 16.
+alignas(16) constexpr uint8_t E2M1[] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
 constexpr int group_bytes(int bits) { return bits * LINE; }
 
 // Packs the results of quant(row, column).
@@ -44,8 +47,8 @@ inline int quant_at(const uint8_t* group, int bits, int row, int column) {
   return low | (high & ((1 << planes) - 1)) << 4;
 }
 
-// The 8 chunks of a group as unsigned bytes.
-template <int BITS>
+// The 8 chunks of a group as unsigned bytes; with FLOATS they are codes of E2M1.
+template <int BITS, bool FLOATS = false>
 [[gnu::always_inline]] inline void load_group(const uint8_t* p, I* w) {
   static_assert(!in_words(BITS));
   if constexpr (BITS == 8) {
@@ -57,6 +60,7 @@ template <int BITS>
   for (int j = 0; j < 4; j++) {
     const I x = load_bytes(p + LINE * j);
     w[j] = low_nibbles(x), w[j + 4] = high_nibbles(x);
+    if (FLOATS) w[j] = look_up(E2M1, w[j]), w[j + 4] = look_up(E2M1, w[j + 4]);
   }
   if constexpr (BITS == 5) {
     const I v = load_bytes(p + LINE * 4);

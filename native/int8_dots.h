@@ -1,14 +1,14 @@
 // Products of a group's unsigned quants with int8 activations, a chunk at a time: four columns of 16 rows.
 #pragma once
-#include "groups.h"
+#include "weights.h"
 
 #ifdef __AVX512VNNI__
 constexpr int DOT_ROWS = 8;  // rows whose sums fit in registers beside the weights
 
-template <int BITS>
+template <int BITS, bool FLOATS = false>
 class Quants {
  public:
-  explicit Quants(const uint8_t* group) { load_group<BITS>(group, w_); }
+  explicit Quants(const uint8_t* group) { load_group<BITS, FLOATS>(group, w_); }
   I operator[](int chunk) const { return w_[chunk]; }
 
   // Adds the products of N chunks from FROM on with M rows of activations, [M, GROUP] at q.
@@ -27,17 +27,17 @@ class Quants {
 constexpr int DOT_ROWS = 4;
 
 // Without VNNI an instruction adds the products of two columns, as 16-bit words. The words of several chunks are added
-// before they are widened: of all eight chunks with 4 bits (15 * 127 * 2 * 8 < 2^15), of four with 5, of two with 6.
-// Eight bits are multiplied as two nibbles.
+// before they are widened: of all eight chunks with 4 bits (15 * 127 * 2 * 8 < 2^15), of four with 5 or
+// with E2M1 (28 * 127 * 2 * 4), of two with 6. Eight bits are multiplied as two nibbles.
 //
 // Empty asm statements keep the compiler from using more registers: from another order of additions, in which all
 // products exist at once, and from keeping some of the weights. Two products and then two additions are the fastest
 // order on Zen 3.
-template <int BITS>
+template <int BITS, bool FLOATS = false>
 class Quants {
  public:
   [[gnu::always_inline]] explicit Quants(const uint8_t* group) {
-    load_group<BITS>(group, w_);
+    load_group<BITS, FLOATS>(group, w_);
     if constexpr (BITS == 8)
       for (int j = 0; j < 8; j++) w_[8 + j] = high_nibbles(w_[j]), w_[j] = low_nibbles(w_[j]);
   }
@@ -48,7 +48,7 @@ class Quants {
       dot<FROM, N, DOT_ROWS>(q, sums);
       dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
     } else {
-      constexpr int TOGETHER = std::min(N, BITS == 5 ? 4 : BITS == 6 ? 2 : 8);
+      constexpr int TOGETHER = std::min(N, BITS == 5 || FLOATS ? 4 : BITS == 6 ? 2 : 8);
 #pragma GCC unroll 4
       for (int j = FROM; j < FROM + N; j += TOGETHER) add<TOGETHER, M, 1>(w_ + j, q + 4 * j, sums);
       if constexpr (BITS == 8) add<N, M, 16>(w_ + 8 + FROM, q + 4 * FROM, sums);
@@ -79,3 +79,7 @@ class Quants {
   I w_[BITS == 8 ? 16 : 8];
 };
 #endif
+
+// The quants of a format.
+template <Format T>
+using QuantsOf = Quants<LAYOUTS[T].bits, LAYOUTS[T].floats>;

@@ -168,6 +168,11 @@ inline F byte_of(I v) {
 }
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline I low_nibbles(I v) { return {low_nibbles(v.a), low_nibbles(v.b)}; }
+// Bytes of a table of 16, by nibbles in bytes.
+inline I look_up(const uint8_t* table, I nibbles) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(both, nibbles.a), _mm256_shuffle_epi8(both, nibbles.b)};
+}
 inline I high_nibbles(I v) { return {low_nibbles(_mm256_srli_epi16(v.a, 4)), low_nibbles(_mm256_srli_epi16(v.b, 4))}; }
 template <int PLANES, int SHIFT>
 inline __m256i add_planes(__m256i w, __m256i v) {

@@ -112,6 +112,10 @@ inline F byte_of(I v) {
 inline I load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+// Bytes of a table of 16, by nibbles in bytes.
+inline I look_up(const uint8_t* table, I nibbles) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), nibbles);
+}
 inline I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
 // w with the bits PLANES of v set, after v is shifted to the left (to the right if negative).
 template <int PLANES, int SHIFT>

@@ -32,9 +32,19 @@ inline Halves from_bytes(const uint8_t* p) {
   return SIGNED ? _mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(bytes)) : _mm512_cvtepu16_ph(_mm512_cvtepu8_epi16(bytes));
 }
 
+// A constant kept in a register: the compiler would create it again for every group, on a busy port.
+inline I kept(int16_t words) {
+  I x = _mm512_set1_epi16(words);
+  asm("" : "+v"(x));
+  return x;
+}
+inline Halves kept_number(int number) { return (Halves)kept(std::bit_cast<int16_t>(_Float16(number))); }
+
 // The factors of a whole block in float16, times 2^lift: scales of 16 rows, and their minima or the scales again.
 template <Format T>
 inline Halves load_block(const uint8_t* block, Halves lift) {
+  if constexpr (LAYOUTS[T].floats)
+    return _mm512_scalef_ph(kept_number(1), _mm512_add_ph(from_bytes<false>(block), _mm512_sub_ph(lift, kept_number(E8M0_HALF))));
   constexpr bool HAS_MINIMUM = LAYOUTS[T].zero == 0;
   constexpr __mmask32 MINIMA = T == Q4_K || T == Q5_K ? 0xffff0000 : 0;  // these are subtracted
   const Halves stored =
@@ -50,14 +60,6 @@ inline void load_halves(const uint8_t* block, int g, Halves both, Halves& scale,
   scale = twice<false>(both);
   second = LAYOUTS[T].zero == 0 || T == Q6_K ? twice<true>(both) : _mm512_setzero_ph();
 }
-
-// A constant kept in a register: the compiler would create it again for every group, on a busy port.
-inline I kept(int16_t words) {
-  I x = _mm512_set1_epi16(words);
-  asm("" : "+v"(x));
-  return x;
-}
-inline Halves kept_number(int number) { return (Halves)kept(std::bit_cast<int16_t>(_Float16(number))); }
 
 // float16 to bfloat16 (rounded, half away from zero), without the correction for the difference of their biases.
 inline I narrow(Halves w) { return _mm512_and_si512(_mm512_mulhrs_epi16((I)w, kept(1 << 12)), kept(int16_t(0x8fff))); }
@@ -75,13 +77,15 @@ inline Halves field(I word) {
 // While tiles are multiplied, other multiplications have one port and look-ups the other. So 4-bit numbers are looked
 // up, by bytes, since word look-ups use both ports. The higher byte of a float16 is enough for -8 to 7. It is looked up
 // by the lowest bits of that byte; for even columns these are in place if the load begins one byte earlier.
-template <int ZERO>
+template <int ZERO, bool FLOATS>
 inline void unpack_4(const uint8_t* quants, Halves scale, Halves second, I* out) {
   constexpr __mmask64 HIGHER = 0xaaaaaaaaaaaaaaaa;
-  alignas(16) static constexpr uint8_t BYTES[] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
-                                                  0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
-  const I table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)BYTES));
-  const Halves least = ZERO == 8 ? second : _mm512_fmadd_ph(kept_number(8 - ZERO), scale, second);
+  alignas(16) static constexpr uint8_t INTEGERS[] = {0xc8, 0xc7, 0xc6, 0xc5, 0xc4, 0xc2, 0xc0, 0xbc,
+                                                     0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47};
+  alignas(16) static constexpr uint8_t TWICE_E2M1[] = {0x00, 0x3c, 0x40, 0x42, 0x44, 0x46, 0x48, 0x4a,
+                                                       0x00, 0xbc, 0xc0, 0xc2, 0xc4, 0xc6, 0xc8, 0xca};
+  const I table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)(FLOATS ? TWICE_E2M1 : INTEGERS)));
+  const Halves least = ZERO == 8 || FLOATS ? second : _mm512_fmadd_ph(kept_number(8 - ZERO), scale, second);
   auto weights = [&](I bits) {
     return narrow(_mm512_fmadd_ph((Halves)_mm512_maskz_permutexvar_epi8(HIGHER, bits, table), scale, least));
   };
@@ -160,7 +164,7 @@ inline void unpack_group(const uint8_t* block, int in_block, Halves both, const 
   } else {
     Halves scale, second;
     load_halves<T>(block, in_block, both, scale, second);
-    if constexpr (L.bits == 4) unpack_4<L.zero>(quants, scale, second, out);
+    if constexpr (L.bits == 4) unpack_4<L.zero, L.floats>(quants, scale, second, out);
     if constexpr (L.bits == 5) unpack_5<L.zero>(quants, scale, second, out);
     if constexpr (L.bits == 6) unpack_6<L.zero>(quants, scale, second, out);
     if constexpr (L.bits == 8) unpack_8<L.zero>(quants, scale, out);

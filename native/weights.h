@@ -10,8 +10,9 @@
 #include "groups.h"
 #include "memory.h"
 
-enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 };
+enum Format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16, MXFP4 };
 
+constexpr int E8M0_HALF = 128;  // an exponent of E8M0, less this, is that of half the scale: E2M1's numbers are doubled
 constexpr int AHEAD = 8192;  // bytes of weights to prefetch
 
 struct Layout {
@@ -20,6 +21,9 @@ struct Layout {
   int bits;
   int zero;         // the quant of weight 0, in formats without minimum
   int scale_bytes;  // per block of a panel
+  bool floats = false;  // whether quants are codes of E2M1, and scales exponents
+
+  int number(int quant) const { return (floats ? E2M1[quant] : quant) - zero; }
 };
 
 constexpr Layout LAYOUTS[] = {
@@ -32,6 +36,7 @@ constexpr Layout LAYOUTS[] = {
     {256, 176, 5, 0, 320},   // Q5_K
     {256, 210, 6, 32, 288},  // Q6_K: scale of the block, and two of each group, for 16 columns each
     {32, 64, 16, 0, 0},      // BF16
+    {32, 17, 4, 16, 16, true},  // MXFP4: exponent
 };
 
 constexpr bool has_minima(Format format) { return format != BF16 && LAYOUTS[format].zero == 0; }
@@ -115,6 +120,10 @@ class Again {
 // Scales and minima of a block's group g for 16 rows. Q6_K has two scales per group, one for each half.
 template <Format T>
 inline void load_scales(const uint8_t* block, int g, F& scale, F& second) {
+  if constexpr (LAYOUTS[T].floats) {
+    scale = times_power(set1(1.0f), sub(load_u8(block), set1(E8M0_HALF))), second = zero();
+    return;
+  }
   const F d = load((const uint16_t*)block);
   if constexpr (T == Q4_K || T == Q5_K) {
     scale = mul(d, load_u8(block + 64 + PANEL * 2 * g));
@@ -141,6 +150,7 @@ inline void with_format(Format format, const Action& action) {
     case Q5_K: return action.template operator()<Q5_K>();
     case Q6_K: return action.template operator()<Q6_K>();
     case BF16: return action.template operator()<BF16>();
+    case MXFP4: return action.template operator()<MXFP4>();
   }
 }
 
@@ -164,7 +174,7 @@ inline void unpack_row(const Matrix& matrix, int row, float* out) {
         load_scales<T>(p + g * GROUP / L.block * L.scale_bytes, g % (L.block / GROUP), s, t);
         store(scale, s), store(second, t);
         for (int c = 0; c < GROUP; c++) {
-          const float q = float(quant_at(quants, L.bits, r, c) - L.zero);
+          const float q = float(L.number(quant_at(quants, L.bits, r, c)));
           out[c] = T == Q6_K ? (c < 16 ? scale[r] : second[r]) * q : scale[r] * q + second[r];
         }
       }

@@ -37,6 +37,10 @@ def raw_tensor(name: str, rows: int, cols: int, seed: int = 0, size: float = 0.0
         values = (generator.standard_normal((rows, cols)) * size).astype(ml_dtypes.bfloat16)
         return RawTensor("w", name, (rows, cols), values.view(np.uint8), "test")
     blocks = generator.integers(0, 256, (rows * cols // kind.block_size, kind.block_bytes), dtype=np.uint8)
+    if name == "MXFP4":  # an exponent instead
+        blocks[:, 0] = generator.integers(-2, 3, len(blocks)) + 127 + round(np.log2(size or 1))
+        blocks[:, 1:] *= size > 0
+        return RawTensor("w", name, (rows, cols), blocks.reshape(rows, -1), "test")
     halves = (generator.standard_normal((len(blocks), 2)) * size).astype(np.float16).view(np.uint8)
     if name == "Q6_K":
         blocks[:, 208:210] = halves[:, :2]
@@ -133,7 +137,7 @@ def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeBa
         pytest.skip("adds up float32")
     raw = raw_tensor(name, 64, 512)
     blocks = raw.data.reshape(-1, FORMATS[name].block_bytes)
-    starts = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16, "Q6_K": 0}
+    starts = {"MXFP4": 1, "Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16, "Q6_K": 0}
     blocks[:, starts.get(name, 2) : 192 if name == "Q6_K" else None] = fill
     x = np.ones((9, 512), np.float32)
     x[1::2] = -1

@@ -1,5 +1,6 @@
 """Rendered chats are the same text that transformers renders, and a template's refusals are typed errors."""
 
+import json
 from typing import Any
 
 import pytest
@@ -107,6 +108,37 @@ def test_content_that_is_none_stays_none() -> None:
     template = "{{ messages[0]['content'] is none }}{{ 'tool_calls' in messages[0] }}"
     assert render(template, {"role": "assistant", "content": None, "tool_calls": None}) == "TrueFalse"
     assert render(template, {"role": "assistant", "content": ""}) == "FalseFalse"
+
+
+HARMONY = """{%- for m in messages %}
+    {%- if m.role == "assistant" %}
+        {%- if "content" in m and "<|channel|>" in m.content %}{{ raise_exception("a channel") }}{% endif %}
+        {%- if m.thinking %}{{ "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking + "<|end|>" }}{% endif %}
+        {%- if m.tool_calls %}
+            {%- set call = m.tool_calls[0].function %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+            {{- call.arguments | tojson + "<|call|>" }}
+        {%- else %}{{ "<|start|>assistant<|channel|>final<|message|>" + m.content + "<|end|>" }}{% endif %}
+    {%- else %}{{ "<|start|>" + m.role + "<|message|>" + m.content + "<|end|>" }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
+def test_harmony() -> None:
+    """Channels of thoughts, of calls and of answers; a message that only calls tools has no content to look into."""
+    call = {"role": "assistant", "content": None, "thinking": "Hm.", "tool_calls": CALL["tool_calls"]}
+    template = ChatTemplates({"default": HARMONY}, {})
+    call_of = {"name": "weather", "arguments": {"city": "Zürich", "days": 2}}
+    assert template.render([USER, call, ASSISTANT]) == (
+        f"<|start|>user<|message|>{USER['content']}<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+        f"<|start|>assistant to=functions.{call_of['name']}<|channel|>commentary json<|message|>"
+        f"{json.dumps(call_of['arguments'], ensure_ascii=False)}<|call|>"
+        f"<|start|>assistant<|channel|>final<|message|>{ASSISTANT['content']}<|end|><|start|>assistant"
+    )
+    assert call["content"] is None
+    with pytest.raises(InvalidRequest, match="a channel"):
+        template.render([USER, {**ASSISTANT, "content": "<|channel|>final"}])
 
 
 def test_the_template_for_tools_is_used_for_tools() -> None:

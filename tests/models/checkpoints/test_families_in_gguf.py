@@ -177,10 +177,17 @@ CONVERTED = {
 
 
 def unstacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """gpt-oss's experts one by one, and a name for sinks that ends as others do."""
+    """gpt-oss's experts one by one, as blocks if they are MXFP4; and a name for sinks that ends as others do."""
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         inner, _, part = name.rpartition(".")
+        if part.endswith("_scales"):
+            continue
+        if part.endswith("_blocks"):  # two neighbours in a byte there, two that are 16 apart here
+            numbers = np.stack((tensor & 15, tensor >> 4), -1).reshape(*tensor.shape[:-1], 2, 16)
+            scales = tensors[name.removesuffix("_blocks") + "_scales"][..., None]
+            blocks = np.concatenate((scales, numbers[..., 0, :] | numbers[..., 1, :] << 4), -1)
+            part, tensor = part.removesuffix("_blocks"), blocks.reshape(*tensor.shape[:2], -1).swapaxes(1, 2)
         kind = "bias" if part.endswith("_bias") else "weight"
         if not part.startswith(("gate_up_proj", "down_proj")) or not inner.endswith("experts"):
             found[f"{name}.weight" if part == "sinks" else name] = tensor
@@ -238,7 +245,9 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     for name, found in joined.items():
         writer.add_tensor(name, np.concatenate([found[i] for i in range(3)]))
     for name, found in stacks.items():
-        writer.add_tensor(name, np.stack([found[i] for i in range(len(found))]))
+        stack = np.stack([found[i] for i in range(len(found))])
+        kind = gguf.GGMLQuantizationType.MXFP4 if stack.dtype == np.uint8 else None
+        writer.add_tensor(name, stack, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -47,7 +47,7 @@ def test_no_encoding_of_four_bits_is_nearer(name: str) -> None:
     assert distances[0] <= distances[1]
 
 
-@pytest.mark.parametrize("name", sorted(SCALED))
+@pytest.mark.parametrize("name", sorted(SCALED.keys() - {"MXFP4"}))
 def test_chunks_and_threads_do_not_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor, encoder = random_matrix(name, 48, 512), Encoder(SUBSTITUTES[name].format, threads=3)
     whole = encoder(tensor)

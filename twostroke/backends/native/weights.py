@@ -12,7 +12,7 @@ from twostroke.models.formats.tensor import RawTensor
 from twostroke.system.mapped_files import row_reader
 from twostroke.system.scratch import address
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")  # in the order of native/weights.h
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16", "MXFP4")  # as in native/weights.h
 PANEL = 16
 PACKED_BYTES = 8 << 20  # bytes of a file that are packed, then released, at a time
 
@@ -21,7 +21,7 @@ LINE = 64  # bytes that panels are aligned to
 # Bits of a weight, columns of a block, and bytes of the scales of a block of 16 rows (native/weights.h's LAYOUTS).
 LAYOUTS = {
     "Q4_0": (4, 32, 32), "Q4_1": (4, 32, 64), "Q5_0": (5, 32, 32), "Q5_1": (5, 32, 64), "Q8_0": (8, 32, 32),
-    "Q4_K": (4, 256, 320), "Q5_K": (5, 256, 320), "Q6_K": (6, 256, 288), "BF16": (16, 32, 0),
+    "Q4_K": (4, 256, 320), "Q5_K": (5, 256, 320), "Q6_K": (6, 256, 288), "BF16": (16, 32, 0), "MXFP4": (4, 32, 16),
 }  # fmt: skip
 
 

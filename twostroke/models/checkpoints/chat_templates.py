@@ -65,14 +65,19 @@ class ChatTemplates:
                 raise InvalidRequest("continue_final_message needs a text in the last message")
             present[-1]["content"] = f"{text}{_END} "
         values = {**self.special_tokens, **variables}
+        said = [_with_reasoning(message) for message in present]
         values |= {
-            "messages": [_with_reasoning(message) for message in present],
+            "messages": said,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         values.setdefault("documents", None)
         try:
-            rendered = template.render(values)
+            try:
+                rendered = template.render(values)
+            except TypeError:  # gpt-oss's looks into the content of messages that only call tools
+                values["messages"] = [{**message, "content": message.get("content") or ""} for message in said]
+                rendered = template.render(values)
         except Exception as error:  # the template is code from the checkpoint: it can raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidRequest(f"the chat template does not accept these messages: {reason}") from error

@@ -48,7 +48,6 @@ SUBSTITUTES = {
     "Q2_K": SubstituteFormat("Q6_K", 0.014),
     "Q3_K": SubstituteFormat("Q6_K"),
     "Q8_K": SubstituteFormat("Q8_0", 0.0003),
-    "MXFP4": SubstituteFormat("Q5_0"),
     "NVFP4": SubstituteFormat("Q8_0", 0.006),
 }
 
@@ -178,5 +177,4 @@ TRANSCODERS: dict[tuple[str, str], Callable[[Blocks], Blocks]] = {
     ("Q2_K", "Q6_K"): _q2_k,
     ("Q3_K", "Q6_K"): lambda blocks: q6_k(low_bit_blocks.q3_k(blocks)),
     ("Q8_K", "Q8_0"): lambda blocks: q8_0(low_bit_blocks.q8_k(blocks)),
-    ("MXFP4", "Q5_0"): lambda blocks: q5_0(codebook_blocks.mxfp4(blocks)),
 }

@@ -34,7 +34,7 @@ def split_experts(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
             continue
         prefix, parts, kind = match.groups()
         del found[name]
-        scales = found.pop(f"{prefix}.{parts}_proj_scales", None)
+        scales = found.pop(f"{prefix}.{parts}_proj_scales", None) if kind == "_blocks" else None
         rows = {"down": slice(None)} if parts == "down" else {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
         experts = _biases(stack) if kind == "_bias" else _blocks(stack, scales) if kind else _matrices(stack)
         for (e, expert), (part, some) in product(enumerate(experts), rows.items()):

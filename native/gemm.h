@@ -74,8 +74,8 @@ inline void add_rows(F* acc, const QuantsOf<T>& w, F scale, F second, Minima min
 }
 
 template <Format T, bool MINIMA, int M>
-[[gnu::always_inline]] inline void add_group(F* acc, const QuantsOf<T>& w, F scale, F second, Minima minima,
-                                             const Rows& rows, int g) {
+[[gnu::always_inline]] inline void add_group(F* acc, const QuantsOf<T>& w, F scale, F second, Minima minima, const Rows& rows,
+                                             int g) {
   constexpr int SOME = std::min(M, DOT_ROWS);
   const size_t at = size_t(g) * M;
   const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;

@@ -44,7 +44,8 @@ inline Halves kept_number(int number) { return (Halves)kept(std::bit_cast<int16_
 template <Format T>
 inline Halves load_block(const uint8_t* block, Halves lift) {
   if constexpr (LAYOUTS[T].floats)
-    return _mm512_scalef_ph(kept_number(1), _mm512_add_ph(from_bytes<false>(block), _mm512_sub_ph(lift, kept_number(E8M0_HALF))));
+    return _mm512_scalef_ph(kept_number(1),
+                            _mm512_add_ph(from_bytes<false>(block), _mm512_sub_ph(lift, kept_number(E8M0_HALF))));
   constexpr bool HAS_MINIMUM = LAYOUTS[T].zero == 0;
   constexpr __mmask32 MINIMA = T == Q4_K || T == Q5_K ? 0xffff0000 : 0;  // these are subtracted
   const Halves stored =

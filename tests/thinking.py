@@ -4,13 +4,11 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
 
 from twostroke.api.llm import LLM
-from twostroke.methods import Method
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
 from twostroke.sampling.params import SamplingParams
 
@@ -81,11 +79,16 @@ class Preferring(Constraint):
 def write(llm: LLM, text: str, end: str | None = "</s>") -> Callable[[], None]:
     """Let every answer of a model be this text, as far as its grammar allows. Returns how to end that."""
     ids = [*llm.tokenizer.encode(text, add_bos=False), *(llm.tokenizer.encode(end, add_bos=False) if end else [])]
-    original = llm.request
-
-    def request(prompt: Any, params: SamplingParams, method: Method | None = None) -> Any:
+    def forced(params: SamplingParams) -> SamplingParams:
         within, size = params.constraint, llm.config.vocab_size
-        return original(prompt, replace(params, constraint=lambda: Preferring(ids, size, within)), method)
+        return replace(params, constraint=lambda: Preferring(ids, size, within))
 
-    vars(llm)["request"] = request
-    return lambda: vars(llm).pop("request")
+    request, decode = llm.request, llm.decode_request
+    vars(llm)["request"] = lambda prompt, params, method=None: request(prompt, forced(params), method)
+    vars(llm)["decode_request"] = lambda kv, params, model=None: decode(kv, forced(params), model)
+
+    def end_it() -> None:
+        for name in ("request", "decode_request"):
+            vars(llm).pop(name)
+
+    return end_it

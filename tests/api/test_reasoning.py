@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.thinking import TEMPLATES, Preferring, thinking_model
+from tests.thinking import TEMPLATES, Preferring, thinking_model, write
+from twostroke.api.conversation import Conversation
+from twostroke.api.llm import LLM
 from twostroke.api.reasoning.forms import FORMS, form_name
 from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader, ReasoningSpan
 from twostroke.api.reasoning.reasoning import Reasoning
@@ -283,3 +285,43 @@ def test_nothing_else_changes_the_tokens(tokenizer_of: Callable[[str], Tokenizer
         for phase in Phase:
             params = SamplingParams(max_tokens=5)
             assert reasoning.applied(params, phase).constraint is None
+
+
+# In Python ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_directory: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    directory = thinking_model(tiny_directory("llama"), tmp_path_factory.mktemp("llm"), "mistral")
+    return LLM(str(directory), kv_bytes=4 << 20, threads=1)
+
+
+def test_a_completion_has_its_thought(llm: LLM) -> None:
+    end = write(llm, "[THINK]hm STOP[/THINK]So STOP it is.")
+    made = llm.chat("hi", stop=("STOP",), max_tokens=90)
+    plain = llm.generate([llm.chat_prompt("hi")], max_tokens=90)[0]
+    end()
+    assert (made.thought, made.text, made.finish_reason) == ("hm STOP", "So ", "stop")
+    assert (plain.thought, plain.text) == ("", "hm STOPSo STOP it is."), "a prompt is answered as it was"
+
+
+def test_replies_have_their_thoughts(llm: LLM, tmp_path: Path) -> None:
+    conversation = Conversation(llm, max_tokens=90)
+    end = write(llm, "[THINK]hm, hm[/THINK]So.")
+    reply = conversation.say("the fox?")
+    told = [(reply.thought, reply.text) for _ in reply]
+    assert all(after[0].startswith(before[0]) for before, after in itertools.pairwise(told))
+    assert told[-1] == ("hm, hm", "So.")
+    said = {"role": "assistant", "content": "So.", "reasoning_content": "hm, hm"}
+    assert conversation.messages[-1] == said
+    conversation.save(tmp_path / "talk")
+    assert Conversation.load(tmp_path / "talk", llm).messages == conversation.messages
+    whole, thought = len(reply.tokens), len(llm.tokenizer.encode("[THINK]hm", add_bos=False))
+    assert conversation.fork(at=whole - 1).messages[-1] == said
+    assert conversation.fork(at=thought).messages[-1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    again = conversation.say("and?")
+    assert "hm" not in again.prompt, "the template drops the thoughts of earlier turns"
+    next(again)
+    again.close()
+    assert conversation.messages[-1] == {"role": "assistant", "content": ""}
+    end()

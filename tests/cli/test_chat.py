@@ -1,6 +1,7 @@
 """`twostroke chat` with lines piped in."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from tests.thinking import thinking_model, write
 from twostroke.api.conversation import Conversation
 from twostroke.api.llm import LLM
-from twostroke.cli.chat import UNSTATED
+from twostroke.cli.chat import DIM, PLAIN, UNSTATED, Session
 from twostroke.engine.request import Request
 from twostroke.sampling.params import SamplingParams
 
@@ -120,6 +122,26 @@ def test_a_terminal(tiny: str, tmp_path: Path) -> None:
         assert text in talk.read_bytes()
     assert (tmp_path / "chat-history").read_text().splitlines()[0] == "the fox jumps"
     assert (tmp_path / "chat-history").stat().st_mode & 0o777 == 0o600
+
+
+def test_thoughts_are_dim_on_a_terminal(
+    tiny_directory: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And left out where there is none: what is piped on is the answer."""
+    llm = LLM(str(thinking_model(tiny_directory("llama"), tmp_path, "switch")), kv_bytes=4 << 20, threads=1)
+    write(llm, "<think>hm, hm</think>So it is.")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for out, told in ((Terminal(), "hm, hm\n\nSo it is.\n"), (io.StringIO(), "So it is.\n")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("the fox?\n"))
+        session = Session(Conversation(llm, max_tokens=90), out, interactive=False)
+        session.run()
+        assert out.getvalue().replace(DIM, "").replace(PLAIN, "") == told
+        assert (DIM in out.getvalue(), PLAIN in out.getvalue()) == (out.isatty(), out.isatty())
+        assert [(turn["thought"], turn["text"]) for turn in session.turns] == [("hm, hm", "So it is.")]
 
 
 def test_a_chat_that_outgrows_the_context(run: Callable[..., Result], tiny: str) -> None:

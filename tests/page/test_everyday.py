@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.page.conftest import Screen
-from tests.server.conftest import Serving
+from tests.server.conftest import Serving, serving
+from tests.thinking import thinking_model, write
+from twostroke.api.llm import LLM
 
 
 def test_search_and_rename(screen: Screen) -> None:
@@ -104,13 +106,24 @@ def test_keys(screen: Screen) -> None:
     assert screen.find(".turn").count() == 0
 
 
-def test_thoughts_are_folded(screen: Screen) -> None:
-    screen.say("<think>first this, then that</think>So it is.")
+def test_thoughts_are_folded(
+    open_page: Callable[..., Screen], tiny_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    llm = LLM(str(thinking_model(tiny_directory("llama"), tmp_path, "switch")), kv_bytes=4 << 20, threads=1)
+    write(llm, "<think>first this, then that</think>So it is.")
+    with serving(llm) as server:
+        thoughts_are_folded(open_page(server.url))
+
+
+def thoughts_are_folded(screen: Screen) -> None:
     screen.ask("Why?")
     assert screen.find(".markdown").inner_text() == "So it is."
     assert not screen.find(".thought pre").is_visible()
     screen.find(".thought summary").click()
     assert screen.find(".thought pre").inner_text() == "first this, then that"
+    screen.ask("And now?")
+    told = {"role": "assistant", "content": "So it is.", "reasoning_content": "first this, then that"}
+    assert screen.bodies[1]["messages"][1] == told
 
 
 def test_why_an_answer_waits(screen: Screen, server: Serving) -> None:

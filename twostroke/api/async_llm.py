@@ -118,12 +118,12 @@ class AsyncLLM:
         """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template.
 
         A text is one message of the user. Raises the errors of `generate`, and InvalidRequest if there is no chat
-        template or it refuses the messages.
+        template or it refuses the messages. A thought is set apart from the text, as `thought`.
         """
 
         def prepare() -> list[Request]:
             prompt = self.llm.chat_prompt(messages)
-            return [self.llm.request(prompt, sampling_params(params, sampling), method)]
+            return [self.llm.request(prompt, self.llm.chat_params(prompt, sampling_params(params, sampling)), method)]
 
         (answered,) = await self._run_all(prepare)
         return Completion.of(*answered)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from twostroke.api.reasoning.reasoning import set_apart
 from twostroke.api.scoring import PromptScores
 from twostroke.engine.engine import Engine
 from twostroke.engine.output import Token
@@ -66,6 +67,7 @@ class Output:
 
     Attributes:
         text: its text, without stop strings and special tokens.
+        thought: what the model thought before it, where `chat` or a server has set that apart; else "".
         tokens: its tokens, with the one that ended it.
         finish_reason: "stop" (an ending token or a stop string), "length" (`max_tokens`, or no room for more), or None
             if the request was cancelled.
@@ -74,6 +76,7 @@ class Output:
     text: str
     tokens: list[Token]
     finish_reason: str | None
+    thought: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ class Completion:
         for token in tokens:
             by_choice[token.choice].append(token)
         outputs = [
-            Output("".join(token.text for token in tokens), tokens, choice.output.finish_reason)
+            Output(text, tokens, choice.output.finish_reason, thought)
             for choice, tokens in zip(request.choices, by_choice, strict=True)
+            for thought, text in [set_apart("".join(token.text for token in tokens), request.params)]
         ]
         facts = (
             request.prompt_tokens,
@@ -124,6 +128,11 @@ class Completion:
     def text(self) -> str:
         """The text of the first choice, without stop strings and special tokens."""
         return self.outputs[0].text
+
+    @property
+    def thought(self) -> str:
+        """The thought of the first choice, where it is set apart from the text; else ""."""
+        return self.outputs[0].thought
 
     @property
     def tokens(self) -> list[Token]:

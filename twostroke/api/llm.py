@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 from twostroke.api.completion import Completion, Decoding, Output
+from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.api.scoring import Score, score, scored_request
 from twostroke.backends.choose import create_backend, require_device
 from twostroke.backends.page_memory import HostMemory
@@ -272,15 +274,28 @@ class LLM:
         """Answer a list of messages, [{"role": ..., "content": ...}, ...], through the model's chat template.
 
         A text is one message of the user. Other arguments and errors are those of `generate`; InvalidRequest also if
-        there is no chat template, or it refuses the messages.
+        there is no chat template, or it refuses the messages. A thought is set apart from the text, as `thought`.
         """
-        return self.generate([self.chat_prompt(messages)], params, method=method, **sampling)[0]
+        prompt = self.chat_prompt(messages)
+        params = self.chat_params(prompt, sampling_params(params, sampling))
+        return self.generate([prompt], params, method=method)[0]
 
     def chat_prompt(self, messages: str | Sequence[Mapping[str, Any]]) -> ChatTokens:
         """The prompt that `chat` answers. Raises InvalidRequest if there is no chat template, or it refuses."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return self.tokenizer.encode_chat(messages)
+
+    @cached_property
+    def reasoning(self) -> Reasoning | None:
+        """The thoughts that the model's answers have, by its chat template; None if they have none."""
+        return Reasoning.of(self.tokenizer, self.config.vocab_size)
+
+    def chat_params(self, prompt: str | Sequence[int], params: SamplingParams) -> SamplingParams:
+        """The parameters of an answer to a rendered conversation: they apply behind its thought, if it has one."""
+        if self.reasoning is None:
+            return params
+        return self.reasoning.applied(params, self.reasoning.phase_after(prompt))
 
     def close(self) -> None:
         """End all requests, and free the weights and the pool.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
 
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
 HELP = """\
 /retry        answer the last question again
 /undo         take the last question and its answer back
@@ -159,17 +161,28 @@ class Session:
         if reply.left_out:
             note(f"the context is full: {reply.left_out.text}")
         with _ctrl_c() as pressed:
-            for token in reply:
-                self.out.write(token.text)
-                self.out.flush()
+            thought = answer = 0  # characters on the screen
+            for _ in reply:
+                self._show(reply, thought, answer)
+                thought, answer = len(reply.thought), len(reply.text)
                 if pressed.is_set():
                     reply.close()
+                    self._show(reply, thought, answer)
                     break
         self._print("")
         self.turns.append(_turn(reply))
         note(_facts_line(reply, pressed.is_set()))
         if reply.finish_reason == "length":
             note(cut_text(len(reply.tokens), reply.max_tokens))
+
+    def _show(self, reply: Reply, thought: int, answer: int) -> None:
+        """Write what is new of a reply. Its thought is dim on a terminal, and left out elsewhere."""
+        if self.out.isatty() and len(reply.thought) > thought:
+            self.out.write(f"{DIM}{reply.thought[thought:]}{PLAIN}")
+        if reply.text and not answer and reply.thought and self.out.isatty():
+            self.out.write("\n\n")
+        self.out.write(reply.text[answer:])
+        self.out.flush()
 
     def _command(self, name: str, argument: str) -> None:
         command = self._commands.get(name)
@@ -248,6 +261,7 @@ def _turn(reply: Reply) -> dict[str, Any]:
 
     return {
         "text": reply.text,
+        "thought": reply.thought,
         "token_ids": [token.id for token in reply.tokens],
         "finish_reason": reply.finish_reason or "interrupted",
         "entered_tokens": reply.entered,

@@ -15,12 +15,14 @@ from twostroke.api.conversation import file
 from twostroke.api.conversation.fitting import LeftOut, cut_passages
 from twostroke.api.conversation.overflow import Message, Overflow, Turn, fit_turn, including_passages
 from twostroke.api.llm import LLM, Decoding
+from twostroke.api.reasoning.reader import parts_of
+from twostroke.api.reasoning.reasoning import set_apart
 from twostroke.engine.output import Token
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.sampling.params import sampling_params
+from twostroke.sampling.params import SamplingParams, sampling_params
 
 UNDO_TURNS = 8  # whose values are held besides the last one
 
@@ -30,7 +32,7 @@ class Conversation:
 
     Attributes:
         llm: the model that answers.
-        messages: [{"role": ..., "content": ...}, ...], of both sides.
+        messages: [{"role": ..., "content": ...}, ...], of both sides; a thought is `reasoning_content` of its message.
         overflow: what happens to a turn that the context has no room for.
         sampling: fields of `SamplingParams` for every reply; `say` may override them.
     """
@@ -106,6 +108,7 @@ class Conversation:
         recomputed = max(0, len(self._kv) - len(turn.base) - turn.left_out.entries)
         self._drop_left_out(turn)
         start = self.llm.prefill(turn.tokens, after=turn.base)
+        params = self.llm.chat_params(prompt, params)
         self._reply = Reply(self, turn, start, self.llm.decode(start, params), arrival)
         self._reply.recomputed, self._reply.left_out = recomputed, including_passages(turn.left_out, cut)
         return self._reply
@@ -185,11 +188,19 @@ class Conversation:
             raise InvalidRequest(f"at must be from 0 to {len(ids)}, the tokens of the last reply, not {count}")
         entered = [*self._kv.tokens, *([] if self._kv.pending is None else [self._kv.pending]), *self._unentered]
         stop = len(entered) - len(ids) + count
-        content, whole = self._texts(ids[:count])
-        self.messages = [*self.messages[:-1], {"role": "assistant", "content": content}]
+        _, whole = self._texts(ids[:count])
+        self.messages = [*self.messages[:-1], self._message(prompt, ids[:count])]
         self._kv = self._kv[:stop].with_tail(None)
         self._unentered, self._rendered = entered[len(self._kv) : stop], prompt + whole
         self._last = prompt, ids[:count]
+
+    def _message(self, prompt: str, ids: list[int]) -> Message:
+        """The first tokens of a reply as a message."""
+        params = self.llm.chat_params(prompt, SamplingParams())
+        if params.reader is None:
+            return _message("", self._texts(ids)[0])
+        stream = self.llm.tokenizer.stream(shown=params.reader.shown)
+        return _message(*set_apart("".join(map(stream.push, ids)) + stream.flush(), params))
 
     def _texts(self, ids: list[int]) -> tuple[str, str]:
         """The text of a reply's tokens, without and with special tokens."""
@@ -238,14 +249,18 @@ class Conversation:
         ids = [token.id for token in reply.tokens]
         plain, whole = self._texts(ids)
         # Some tokenizers drop a space at the beginning of a text; within the conversation it is kept.
-        content = plain if plain == " " + reply.text else reply.text
+        content = plain if plain == " " + reply.text and not reply.thought else reply.text
         if reply.left_out.messages:
             self.messages = reply.messages[:-1]
         else:
             self._before.append((list(self.messages), self._kv, self._unentered, self._rendered))
-        self.messages += [reply.messages[-1], {"role": "assistant", "content": content}]
+        self.messages += [reply.messages[-1], _message(reply.thought, content)]
         self._kv, self._unentered, self._rendered = kv, due, reply.prompt + whole
         self._last = reply.prompt, ids
+
+
+def _message(thought: str, content: str) -> Message:
+    return {"role": "assistant", "content": content} | ({"reasoning_content": thought} if thought else {})
 
 
 class Reply(Iterator[Token]):
@@ -256,6 +271,7 @@ class Reply(Iterator[Token]):
         left_out: what there was no room for.
         reused: number of entries that were already there; entered: number of entries that this turn's prompt added.
         recomputed: number of entries dropped because the template changed their text (0 in an ordinary turn).
+        text: the answer so far, without special tokens and stop strings; thought: what comes before it, set apart.
         tokens: the tokens so far; max_tokens: the most that it may have, None for all that the context allows.
         timings: its arrival is the time of the call to `say`.
     """
@@ -267,7 +283,10 @@ class Reply(Iterator[Token]):
         self, conversation: Conversation, turn: Turn, start: KVCache, decoding: Decoding, arrival: float
     ) -> None:
         self.messages, self.prompt, self.reused = turn.messages, turn.prompt, len(turn.base)
-        self.tokens, self.max_tokens = decoding.tokens, decoding.request.params.max_tokens
+        params = decoding.request.params
+        self.tokens, self.max_tokens = decoding.tokens, params.max_tokens
+        self.thought = self.text = ""
+        self._reader = None if params.reader is None else params.reader()
         self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
         self._decoding: Decoding | None = decoding
         self._conversation = conversation
@@ -277,11 +296,6 @@ class Reply(Iterator[Token]):
     @property
     def entered(self) -> int:
         return self.prompt_tokens - self.reused
-
-    @property
-    def text(self) -> str:
-        """The text so far, without special tokens and stop strings."""
-        return "".join(token.text for token in self.tokens)
 
     @property
     def finish_reason(self) -> str | None:
@@ -296,6 +310,7 @@ class Reply(Iterator[Token]):
         except BaseException:
             self.close()
             raise
+        self._tell(token.text, ended=token.finish_reason is not None)
         if token.finish_reason is not None:
             self._conversation._append_reply(self, self._decoding.kv, [])
             self._finish()
@@ -307,8 +322,14 @@ class Reply(Iterator[Token]):
             return
         self._decoding.close()
         if self.tokens:
+            self._tell("", ended=True)
             self._conversation._append_reply(self, self._start, [token.id for token in self.tokens])
         self._finish()
+
+    def _tell(self, text: str, ended: bool) -> None:
+        thought, answer = ("", text) if self._reader is None else parts_of(self._reader.spans(text, ended))
+        self.thought += thought
+        self.text += answer
 
     def _finish(self) -> None:
         self._conversation._reply = self._start = self._decoding = None

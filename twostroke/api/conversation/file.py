@@ -63,7 +63,7 @@ def _checked(value: Any) -> SavedConversation:
     messages, texts = value["messages"], [value["model"], value["rendered"]]
     require(isinstance(messages, list), "messages are not a list")
     for message in messages:
-        right = isinstance(message, dict) and set(message) == {"role", "content"}
+        right = isinstance(message, dict) and set(message) - {"reasoning_content"} == {"role", "content"}
         require(right, "a message does not have the fields role and content")
         texts += message.values()
     require(all(isinstance(text, str) for text in texts), "a text is not a string")

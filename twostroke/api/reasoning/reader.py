@@ -194,6 +194,8 @@ def _tell(found: list[ReasoningSpan], span: ReasoningSpan) -> None:
         found.append(span)
 
 
-def thought_of(spans: Iterable[AnswerSpan]) -> str:
-    """What is shown of the thoughts among these stretches."""
-    return "".join(span.text for span in spans if isinstance(span, ReasoningSpan) and not span.plain)
+def parts_of(spans: Iterable[AnswerSpan]) -> tuple[str, str]:
+    """What is shown of the thought and of the answer in these stretches."""
+    told = [span for span in spans if isinstance(span, ReasoningSpan)]
+    thought = "".join(span.text for span in told if not span.plain)
+    return thought, "".join(span.text for span in told if span.plain)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from twostroke.api.reasoning.constraint import ReasoningConstraintFactory, ReasoningTokens
 from twostroke.api.reasoning.forms import FORMS, form_name
-from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader
+from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader, parts_of
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.answer_reader import AnswerReaderFactory
 from twostroke.sampling.params import SamplingParams
@@ -90,3 +90,10 @@ class Reasoning:
             follow = ReasoningConstraintFactory(self._tokens, phase, params.constraint, budget, lead)
             params = replace(params, constraint=follow)
         return replace(params, reader=ReasoningReaderFactory(self._tokens, phase, params.reader))
+
+
+def set_apart(text: str, params: SamplingParams) -> tuple[str, str]:
+    """(thought, answer) of a whole text. Without a reader of thoughts in `params`, all of it is the answer."""
+    if not isinstance(params.reader, ReasoningReaderFactory):
+        return "", text
+    return parts_of(replace(params.reader, answer=None)().spans(text, ended=True))

@@ -24,7 +24,8 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     chat, warnings = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
-    call_log(http.scope).warn([*warnings, *unused_variables(engine, chat, {"reasoning_effort": "output_config.effort"})])
+    unused = unused_variables(engine, chat, {"reasoning_effort": "output_config.effort"})
+    call_log(http.scope).warn([*warnings, *unused])
 
     def prepare() -> PreparedChat:
         return prepare_chat(engine, chat)

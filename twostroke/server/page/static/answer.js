@@ -50,7 +50,7 @@ export class AnswerView {
     const running = this.actions.running();
     this.node.setAttribute("aria-busy", String(running));
     this.node.classList.toggle("going", running);
-    const { thought, text } = parts(answer.content);
+    const { thought, content: text } = answer;
     this.thinking.hidden = !thought;
     this.thoughts.textContent = running && !text ? "Thinking" : "Thoughts";
     if (thought && this.thought.textContent !== thought) this.thought.textContent = thought;
@@ -119,15 +119,6 @@ export class AnswerView {
     const ended = `The answer is ${state === "done" ? "complete" : "stopped"}: ${count} tokens.`;
     announce(`${ended} ${this.body.textContent.slice(0, SPOKEN)}`);
   }
-}
-
-/** What a model thought aloud before its answer, and the answer. */
-function parts(content) {
-  const end = content.indexOf("</think>");
-  const begun = content.startsWith("<think>"); // some templates have it at the end of the prompt
-  if (!begun && end < 0) return { thought: "", text: content };
-  const text = end < 0 ? "" : content.slice(end + 8).trimStart();
-  return { thought: content.slice(begun ? 7 : 0, end < 0 ? undefined : end).trim(), text };
 }
 
 /** The value of a text that is a JSON object or list, else undefined. */

@@ -5,7 +5,7 @@ import { newId } from "./tree.js";
 
 /** An answer that nothing has come of yet. */
 export function emptyAnswer(method) {
-  return { role: "assistant", method, content: "", calls: [], tokens: [], count: 0, state: "waiting" };
+  return { role: "assistant", method, thought: "", content: "", calls: [], tokens: [], count: 0, state: "waiting" };
 }
 
 export const going = ({ state }) => state === "waiting" || state === "answering";
@@ -47,6 +47,7 @@ function take(data, answer, began) {
   const [choice] = data.choices;
   if (!choice) return;
   const { delta } = choice;
+  if (delta.reasoning_content) answer.thought += delta.reasoning_content;
   if (delta.content) answer.content += delta.content;
   for (const call of delta.tool_calls ?? []) {
     const known = (answer.calls[call.index] ??= { id: call.id, name: call.function.name, arguments: "" });

@@ -126,8 +126,8 @@ function isConversation(value) {
   const texts = (...all) => all.every((text) => typeof text === "string");
   const isCall = (call) => texts(call?.id, call?.name, call?.arguments);
   const isTurn = (turn) => {
-    const { role, content, parent, calls, state } = turn ?? {};
-    const fine = texts(content) && known.has(parent) && ["user", "assistant", "tool"].includes(role);
+    const { role, content, thought = "", parent, calls, state } = turn ?? {};
+    const fine = texts(content, thought) && known.has(parent) && ["user", "assistant", "tool"].includes(role);
     known.add(turn?.id);
     return fine && (role !== "assistant" || (texts(state) && Array.isArray(calls) && calls.every(isCall)));
   };

@@ -51,7 +51,8 @@ export function messages(conversation, id = conversation.at) {
     else if (turn.role === "assistant") {
       const calls = turn.state === "done" ? turn.calls : [];
       const sent = calls.map(({ id: call, name, arguments: args }) => ({ id: call, type: "function", function: { name, arguments: args } }));
-      if (turn.content || sent.length) made.push({ role: "assistant", content: turn.content, ...(sent.length ? { tool_calls: sent } : {}) });
+      const thought = turn.thought ? { reasoning_content: turn.thought } : {}; // the template says whether it is read
+      if (turn.content || sent.length) made.push({ role: "assistant", content: turn.content, ...thought, ...(sent.length ? { tool_calls: sent } : {}) });
     } else if (made.at(-1)?.role === "user") made.at(-1).content += `\n\n${turn.content}`; // templates want turns in turn
     else made.push({ role: "user", content: turn.content });
   }

@@ -79,6 +79,7 @@ class Preferring(Constraint):
 def write(llm: LLM, text: str, end: str | None = "</s>") -> Callable[[], None]:
     """Let every answer of a model be this text, as far as its grammar allows. Returns how to end that."""
     ids = [*llm.tokenizer.encode(text, add_bos=False), *(llm.tokenizer.encode(end, add_bos=False) if end else [])]
+
     def forced(params: SamplingParams) -> SamplingParams:
         within, size = params.constraint, llm.config.vocab_size
         return replace(params, constraint=lambda: Preferring(ids, size, within))

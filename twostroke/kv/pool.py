@@ -136,13 +136,13 @@ class PagePool:
         self.settle()
         return int(self.references.of_tier(tier)[page])
 
-    def would_free(self, page: int) -> bool:
-        """Whether releasing one `POOL` reference would free a frame."""
-        return bool(self.references.in_pool[page] == 1 and self.frames.of_page[page] != NOWHERE)
+    def would_free(self, pages: np.ndarray) -> np.ndarray:
+        """For each of these distinct pages, whether releasing one `POOL` reference would free a frame."""
+        return (self.references.in_pool[pages] == 1) & ~self.frames.absent(pages)
 
     def num_would_free(self, pages: np.ndarray) -> int:
-        """Number of these distinct pages of which releasing one reference would free a frame."""
-        return int(np.count_nonzero((self.references.in_pool[pages] == 1) & ~self.frames.absent(pages)))
+        """Number of those whose release would."""
+        return int(np.count_nonzero(self.would_free(pages)))
 
     # Allocation ------------------------------------------------------------------------------------------------
 

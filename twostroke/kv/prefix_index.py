@@ -259,9 +259,13 @@ class PrefixIndex(ABC):
     def _count(self, firsts: dict[int, None]) -> int:
         return sum(len(self._sets.get(first, (first,))) for first in firsts) if self._sets else len(firsts)
 
-    def _would_free(self, first: int) -> bool:
-        """Whether releasing these pages would free a frame for each."""
-        return all(map(self.pool.would_free, self._sets.get(first, (first,))))
+    def _freeable(self, firsts: list[int]) -> list[int]:
+        """Those whose pages' release would free a frame for each page."""
+        pages = np.array(firsts, np.int64)
+        found = pages[self.pool.would_free(pages)].tolist()
+        if not self._sets:
+            return found
+        return [one for one in found if self.pool.would_free(np.array(self._sets.get(one, (one,)))).all()]
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:
@@ -313,7 +317,7 @@ class PrefixIndex(ABC):
         if self.host.max_bytes < size or count <= 0:
             return 0
         firsts, reserved = list[int](), 0
-        for first in list(islice(filter(self._would_free, self._in_pool), count)):
+        for first in self._freeable(list(self._in_pool))[:count]:
             if reserved >= count or not self._reserve_host(size * self._size(first)):
                 break
             firsts.append(first)
@@ -368,10 +372,10 @@ class PrefixIndex(ABC):
         freed, looked = 0, SCAN_PAGES
         while freed < count:
             some = list(islice(self._in_pool, looked))
-            for page in some:
+            for page in self._freeable(some):
                 if freed >= count:
                     break
-                if page in self._in_pool and self._would_free(page) and (in_use or self._goes_alone(page)):
+                if page in self._in_pool and (in_use or self._goes_alone(page)):
                     pages = self._detach(page)
                     freed += 1 if len(pages) == 1 else self.pool.num_would_free(np.array(pages, np.int64))
                     gone += pages

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.capacity import capacity, in_flight, tuned
+from twostroke.study.plan.capacity import Pace, capacity, in_flight, tuned
 from twostroke.study.plan.loads import busy_stretch, drawn_traffic, mean_profile, part_at_rate, require_load
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
-from twostroke.study.plan.service import LoadSimulator, fleet_of
+from twostroke.study.plan.service import SEEDS, LoadSimulator, fleet_of
 from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import specifications
 from twostroke.study.roofline.weight_formats import weight_format
 from twostroke.study.simulate.simulation import Simulation
+from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
 
@@ -53,17 +54,19 @@ def test_the_highest_rate_is_that_of_the_arithmetic_where_nobody_waits_for_other
 
 
 def test_the_highest_rate_within_keeps_the_objectives_in_a_long_simulation() -> None:
-    """At nine tenths of it, and not at a fifth more."""
+    """At nine tenths of it, and not at three tenths more, over the draws by which it was found."""
     made = plan()
     load = under(made, 1.0, ttft_s=0.3)
     within = load.within(made)
     assert 0 < within <= load.highest(made)
     missed = list[float]()
-    for rate in (0.9 * within, 1.2 * within):
-        traffic = drawn_traffic(made.workload, rate, None, 1.0, False)
+    for rate in (0.9 * within, 1.3 * within):
         ttft = list[float]()
-        some = Traffic(traffic.arrivals[:400], traffic.pattern, 1)
-        Simulation(fleet_of(made), some, ended=lambda call, ttft=ttft: ttft.append(call.tokens[0] - call.arrival)).run()
+        for seed in range(SEEDS):
+            some = part_at_rate(load.traffic, rate, 1, seed)[:400]
+            asked = Traffic(some, Replay(tuple(one.at for one in some)), 1)
+            ended = lambda call, ttft=ttft: ttft.append(call.tokens[0] - call.arrival)  # noqa: E731
+            Simulation(fleet_of(made), asked, ended=ended).run()
         missed.append(float(np.mean(np.array(ttft) > 0.3)))
     assert missed[0] < 0.03 < missed[1]
 
@@ -73,10 +76,24 @@ def test_a_busy_stretch_ends_with_the_request_that_waits_as_long_as_asked_for() 
     traffic = drawn_traffic(RequestProfile(100, 1), 1.0, None, 1.0, False)
     some = [replace(one, at=float(i)) for i, one in enumerate(traffic.arrivals[:100])]
     some[50] = replace(some[50], at=49.1)
-    stretch = busy_stretch(some, 0.5, 99.5)
+    found = busy_stretch(some, Pace((0.0, 2.0, 4.0), (0.5, 0.5, 0.5)), 1.0, 99.5)
+    stretch = found.traffic
     assert stretch.arrivals[-1].pieces == some[50].pieces
     assert len(stretch.arrivals) >= 24
     assert stretch.arrivals[-1].at - stretch.arrivals[-2].at == pytest.approx(0.1)
+    assert found.wait == pytest.approx(0.9)
+
+
+def test_the_tail_of_a_load_that_waits_for_room_is_that_of_a_long_simulation() -> None:
+    """Near the highest rate as many run as have room, and others wait: by the seconds of a prompt alone none would."""
+    made = replace(plan(prompt=128, output=16), max_running=3)
+    rate = 0.85 * under(made, 1.0).highest(made)
+    tails = under(made, rate).at(made, rate, 3).tails
+    traffic = drawn_traffic(made.workload, rate, None, 1.0, False)
+    ttft = list[float]()
+    Simulation(fleet_of(made), traffic, ended=lambda call: ttft.append(call.tokens[0] - call.arrival)).run()
+    assert float(np.percentile(ttft, 99)) > 5 * made.prefill.seconds
+    assert min(tails) / 1.2 < float(np.percentile(ttft, 99)) < 1.2 * max(tails)
 
 
 def test_requests_in_turn_come_more_evenly() -> None:

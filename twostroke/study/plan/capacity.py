@@ -1,7 +1,10 @@
 """What a worker could carry at most, by arithmetic alone: it orders what is worth simulating, and answers nothing."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.plan import MAX_RUNNING, Plan
@@ -67,29 +70,53 @@ def _chunks(plan: Plan, batch: int) -> tuple[float, float]:
     return entered / chunk / prompts, seconds
 
 
-def in_flight(plan: Plan, rate: float) -> int:
-    """How many sequences each worker that decodes has at a rate of all of them: rate x seconds of an answer."""
-    most, batch = min(plan.max_running, plan.memory.users), 1
-    rate /= max(1, plan.workers - plan.prefill_workers)
-    for _ in range(20):
+@dataclass(frozen=True)
+class Pace:
+    """What a worker does while n requests are in flight, at place n; of all that decode, where strokes are apart.
+
+    Attributes:
+        leaving: requests that end a second, up to as many in flight as there can be.
+        prompt_s: seconds in which steps have a mean prompt's chunks.
+    """
+
+    leaving: Sequence[float]
+    prompt_s: Sequence[float]
+
+    @property
+    def slots(self) -> int:
+        """How many requests are in flight at most."""
+        return len(self.leaving) - 1
+
+    def steady(self, rate: float) -> int:
+        """The fewest in flight that end as many a second as come."""
+        return min(int(np.searchsorted(self.leaving, rate)), self.slots)
+
+
+def pace(plan: Plan) -> Pace:
+    """At powers of 1.3 and the most that have room; straight between them. Where each step is full, prompts leave room
+    for no more than end meanwhile."""
+    decoders, load = max(1, plan.workers - plan.prefill_workers), plan.workload
+    entered = 0 if plan.prefill_workers else plan.technique.entered(load.prompt) - load.shared
+    full = math.ceil(plan.budget * load.output / (entered + load.output))
+    most = min(plan.max_running, plan.memory.users, full)
+    known = sorted({1, most, *(round(1.3**i) for i in range(99) if 1.3**i < most)}) if most else []
+    leaving, prompt_s = [0.0], list[float]()
+    for batch in known:
+        chunks, beside = (0.0, 0.0) if plan.prefill_workers else _chunks(plan, batch)
         decode = plan.decode(batch).seconds
-        chunks, beside = (0.0, decode) if plan.prefill_workers else _chunks(plan, batch)
-        # Where each step has a chunk, a request leaves after as many steps as it has tokens.
-        full = min(most, round(plan.workload.output / chunks)) if chunks else most
-        idle = 1 - rate * chunks * (beside - decode)
-        wanted = min(full, round(rate * plan.workload.output * decode / idle)) if idle > 0 else full
-        batch, before = max(1, wanted), batch
-        if batch == before:
-            break
-    return batch if most else 0
+        taken = load.output * decode / batch + chunks * (beside - decode)
+        leaving.append(decoders / max(taken, chunks * beside))
+        prompt_s.append(plan.prefill.seconds / plan.prefill_workers if plan.prefill_workers else chunks * beside)
+    places = np.arange(decoders * most + 1) / decoders
+    rates = np.maximum.accumulate(np.interp(places, [0, *known], leaving))
+    return Pace(rates.tolist(), np.interp(places, [0, *known], [*prompt_s[:1], *prompt_s] or [0.0]).tolist())
 
 
-def prompt_seconds(plan: Plan, rate: float) -> float:
-    """Seconds in which a worker's steps have a mean prompt's chunks, beside as many that decode at that rate."""
-    if plan.prefill_workers:
-        return plan.prefill.seconds / plan.prefill_workers
-    chunks, beside = _chunks(plan, in_flight(plan, rate))
-    return chunks * beside
+def in_flight(plan: Plan, rate: float) -> int:
+    """How many sequences each worker that decodes has at a rate of all of them; a step has one for each at most."""
+    decoders = max(1, plan.workers - plan.prefill_workers)
+    part = rate if plan.prefill_workers else rate / plan.workers
+    return math.ceil(pace(plan).steady(part) / decoders)
 
 
 def tuned(plan: Plan) -> Plan:

@@ -1,12 +1,14 @@
 """The requests of a plan's load: all of them, and the few of them that tell most."""
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
 from twostroke.errors import InvalidRequest
+from twostroke.study.plan.capacity import Pace
 from twostroke.study.plan.plan import RequestProfile
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, RepeatedPrompt, Technique
@@ -82,21 +84,46 @@ def _count(traffic: Traffic) -> int:
     return max(MIN_REQUESTS, min(MAX_REQUESTS, round(ANSWER_TOKENS / float(np.mean(traffic.outputs)))))
 
 
-def busy_stretch(requests: list[TrafficRequest], prompt_s: float, percent: float) -> Traffic:
+@dataclass(frozen=True)
+class BusyStretch:
+    """The end of a wait, as a short simulation has it.
+
+    Attributes:
+        traffic: the requests that come, the last of them the one that is asked about; those that wait already come
+            first, at once.
+        begun: the ones before them, whose answers are under way.
+        wait: seconds until the last one's first token by arithmetic.
+    """
+
+    traffic: Traffic
+    begun: Sequence[TrafficRequest]
+    wait: float
+
+
+def busy_stretch(requests: list[TrafficRequest], pace: Pace, rate: float, percent: float) -> BusyStretch:
     """The stretch of a long load whose last request waits as long as `percent` % of all do at most.
 
-    Percentiles of TTFT come from busy stretches, which a short simulation would hardly meet. A single server that takes
-    `prompt_s` seconds for a mean prompt (Lindley 1952) tells where they are; what happens in them is simulated. A
-    stretch begins where the server was idle.
+    Percentiles of TTFT come from busy stretches, which a short simulation would hardly meet. Arithmetic tells where they
+    are; what happens in them is simulated. A request waits for room, of which as much comes free as `pace` says for so
+    many in flight, and for the chunks of others (Lindley 1952).
     """
-    at = np.array([one.at for one in requests])
     work = np.array([one.prompt_tokens for one in requests], float)
-    seconds = prompt_s * work / work.mean()
-    steps = np.concatenate([[0.0], np.cumsum(seconds[:-1] - np.diff(at))])
-    waits = steps - np.minimum.accumulate(steps)
-    order = np.argsort(waits + seconds, kind="stable")
-    last = int(order[max(0, math.ceil(len(order) * percent / 100) - 1)])
-    idle = int(np.flatnonzero(waits[: last + 1] == 0)[-1])
-    first = max(0, last + 1 - MAX_REQUESTS, min(idle, last + 1 - MIN_REQUESTS))
-    some = [replace(one, at=one.at - requests[first].at) for one in requests[first : last + 1]]
-    return Traffic(some, Replay(tuple(one.at for one in some)), SEED)
+    work, slots = work / work.mean(), pace.slots
+    flying, queue, last = float(pace.steady(rate)), 0.0, requests[0].at
+    waits, before, waiting = list[float](), list[float](), list[int]()
+    for one, part in zip(requests, work.tolist(), strict=True):
+        flying = max(0.0, flying - pace.leaving[min(round(flying), slots)] * (one.at - last))
+        queue, last = max(0.0, queue - (one.at - last)), one.at
+        takes = part * pace.prompt_s[min(round(flying), slots)]
+        waits.append(takes + max(queue, (flying + 1 - slots) / pace.leaving[-1]))
+        before.append(flying)
+        waiting.append(math.ceil(max(0.0, flying - slots, queue / pace.prompt_s[min(round(flying), slots)])))
+        flying, queue = flying + 1, queue + takes
+    order = np.argsort(waits, kind="stable")
+    end = int(order[max(0, math.ceil(len(order) * percent / 100) - 1)])
+    first = max(0, end + 1 - MIN_REQUESTS)
+    known = min(first, waiting[first])
+    some = [replace(one, at=max(0.0, one.at - requests[first].at)) for one in requests[first - known : end + 1]]
+    begun = min(slots, round(before[first]) - waiting[first])
+    chosen = [requests[i % len(requests)] for i in range(first - known - begun, first - known)]
+    return BusyStretch(Traffic(some, Replay(tuple(one.at for one in some)), SEED), chosen, waits[end])

@@ -1,7 +1,7 @@
 """What plans serve under a load: the simulator's answers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -12,8 +12,8 @@ import numpy as np
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
-from twostroke.study.plan.capacity import in_flight, prompt_seconds
-from twostroke.study.plan.loads import SEED, busy_stretch, part_at_rate, some_of
+from twostroke.study.plan.capacity import in_flight, pace
+from twostroke.study.plan.loads import SEED, BusyStretch, busy_stretch, part_at_rate, some_of
 from twostroke.study.plan.plan import Plan
 from twostroke.study.simulate.fleet import Fleet, KvLink
 from twostroke.study.simulate.machine_setup import roofline_setup
@@ -25,6 +25,7 @@ from twostroke.study.traffic.requests import Traffic, TrafficRequest
 
 SEEDS = 3  # draws of requests whose spread tells how sure a percentile is
 TOLERANCE = 1.12  # ratio of rates at which a search for the highest one ends
+FAR = 3.0  # objectives beyond which a wait is that of the arithmetic, which is off by a tenth
 FLOOR = 0.3  # part of the highest rate below which no rate within the objectives is searched for
 
 
@@ -142,7 +143,7 @@ class LoadSimulator:
     def at(self, plan: Plan, rate: float, seeds: int = 1) -> Service:
         """What a plan does at another rate."""
         lost = rate >= self.highest(plan)
-        tails = () if lost else tuple(self._tail(plan, rate, seed)[0] for seed in range(seeds))
+        tails = () if lost else tuple(self._tail(plan, rate, seed)[0] for seed in self._draws(plan, rate, seeds))
         return Service(plan, rate, (self._trial(plan, rate, 0),), tails, None, None)
 
     def of_users(self, users: int) -> "LoadSimulator":
@@ -157,7 +158,7 @@ class LoadSimulator:
             return not any(self._trial(plan, None, seed).missed for seed in range(seeds))
         if rate >= self.highest(plan):
             return False
-        return all(self._kept_within(plan, rate, seed) for seed in range(seeds))
+        return all(self._kept_within(plan, rate, seed) for seed in self._draws(plan, rate, seeds))
 
     def _kept_within(self, plan: Plan, rate: float, seed: int) -> bool:
         limits = self.objectives
@@ -223,23 +224,38 @@ class LoadSimulator:
         """`rate` is that of all workers; infinite for requests that all wait from the start, None for users."""
         objectives = Objectives() if rate == math.inf else self.objectives
         some = self._some(plan, rate, seed)
-        return self._once((*_key(plan), rate, seed), lambda: self._run(plan, rate, some, seed, objectives))
+        begun = self._begun(plan, rate, seed)
+        return self._once((*_key(plan), rate, seed), lambda: self._run(plan, some, objectives, begun))
 
     def _tail(self, plan: Plan, rate: float, seed: int) -> tuple[float, Trial]:
         """Seconds of the objectives' percentile of TTFT at a rate below the highest, and the trial that told it."""
 
         def run() -> tuple[float, Trial]:
-            part = self._part(plan)
-            requests = part_at_rate(self.traffic, rate, part, seed)
-            stretch = busy_stretch(requests, prompt_seconds(plan, rate), self.objectives.percent)
-            trial = self._run(plan, rate, stretch, seed, Objectives(percent=self.objectives.percent))
-            return trial.ttft[-1] if len(trial.ttft) == len(stretch.arrivals) else math.inf, trial
+            stretch, percent = self._stretch(plan, rate, seed), self.objectives.percent
+            if stretch.wait > FAR * (self.objectives.ttft_s or math.inf):
+                return stretch.wait, self._trial(plan, rate, seed)
+            begun = _spread(plan, stretch.begun, seed)
+            trial = self._run(plan, stretch.traffic, Objectives(percent=percent), begun)
+            return trial.ttft[-1] if len(trial.ttft) == len(stretch.traffic.arrivals) else math.inf, trial
 
         return self._once((*_key(plan), rate, seed, "tail"), run)
 
-    def _run(self, plan: Plan, rate: float | None, traffic: Traffic, seed: int, objectives: Objectives) -> Trial:
+    def _stretch(self, plan: Plan, rate: float, seed: int) -> BusyStretch:
+        def found() -> BusyStretch:
+            part = self._part(plan)
+            requests = part_at_rate(self.traffic, rate, part, seed)
+            return busy_stretch(requests, pace(plan), rate / part, self.objectives.percent)
+
+        return self._once((*_key(plan), rate, seed, "stretch"), found)
+
+    def _draws(self, plan: Plan, rate: float, count: int) -> Sequence[int]:
+        """Seeds of the stretches that are simulated: all, or the one that is neither the longest nor the shortest."""
+        order = sorted(range(SEEDS), key=lambda seed: self._stretch(plan, rate, seed).wait)
+        return range(SEEDS) if count >= SEEDS else order[SEEDS // 2 :][:count]
+
+    def _run(self, plan: Plan, traffic: Traffic, objectives: Objectives, begun: Sequence[BegunRequest]) -> Trial:
         self.requests += len(traffic.arrivals)
-        return try_load(fleet_of(plan), traffic, objectives, self._begun(plan, rate, seed))
+        return try_load(fleet_of(plan), traffic, objectives, begun)
 
     def _some(self, plan: Plan, rate: float | None, seed: int) -> Traffic:
         """A few typical requests."""
@@ -253,18 +269,15 @@ class LoadSimulator:
         return Traffic(some, Replay(tuple(one.at for one in some)), SEED)
 
     def _begun(self, plan: Plan, rate: float | None, seed: int) -> list[BegunRequest]:
-        """Requests that are under way in a steady state, at places of their answers that are spread evenly."""
-        if plan.technique.method or isinstance(self.traffic.pattern, Replay):
+        """Requests that are under way in a steady state."""
+        if isinstance(self.traffic.pattern, Replay):
             return []
         if rate is None:
             count = min(ceil((self.traffic.concurrency or 1) / self._part(plan)), plan.memory.users) - 1
         else:
             decoders = plan.workers - plan.prefill_workers if plan.prefill_workers else 1
             count = decoders * in_flight(plan, min(rate, 1e9))
-        asked: list[TrafficRequest] = list(self.traffic.arrivals[-count:]) if count > 0 else []
-        places = [((i + 0.5) / count + seed / SEEDS) % 1 for i in range(len(asked))]
-        made = [1 + int(at * (one.output_tokens - 1)) for one, at in zip(asked, places, strict=True)]
-        return [BegunRequest(one, by) for one, by in zip(asked, made, strict=True) if by < one.output_tokens]
+        return _spread(plan, self.traffic.arrivals[-count:] if count > 0 else [], seed)
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -290,6 +303,14 @@ def fleet_of(plan: Plan) -> Fleet:
     assert rate is not None
     link = KvLink(plan.tp * rate * machine.link_share)
     return Fleet(setup, 0, plan.prefill_workers, plan.workers - plan.prefill_workers, link=link)
+
+
+def _spread(plan: Plan, asked: Sequence[TrafficRequest], seed: int) -> list[BegunRequest]:
+    """Requests under way at places of their answers that are spread evenly; none of a technique's."""
+    places = [((i + 0.5) / len(asked) + seed / SEEDS) % 1 for i in range(len(asked))]
+    made = [1 + int(at * (one.output_tokens - 1)) for one, at in zip(asked, places, strict=True)]
+    begun = [BegunRequest(one, by) for one, by in zip(asked, made, strict=True) if by < one.output_tokens]
+    return [] if plan.technique.method else begun
 
 
 def _key(plan: Plan) -> tuple[Any, ...]:

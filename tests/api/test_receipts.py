@@ -16,6 +16,7 @@ from twostroke.api.llm import LLM
 from twostroke.api.receipts import STRETCH, Receipt, digest, verify
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.params import SamplingParams
+from twostroke.server.grammar import Grammars, choice
 
 PROMPT = [5, 9, 17, 33, 65, 129, 200, 11, 4, 7, 250, 3, 90, 21, 8, 77, 41, 30, 12]
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
@@ -93,6 +94,7 @@ FORGERIES: dict[str, tuple[Callable[[Receipt], Receipt], str]] = {
         lambda r: replace(r, logprobs=(r.logprobs[0], "0" * 32, *r.logprobs[2:])),
         f"the log-probabilities of tokens {STRETCH} to {2 * STRETCH - 1} differ",
     ),
+    "which answer": (lambda r: resealed(r, options=r.options | {"choice": 1}), "token 0 differs"),
     "the end": (lambda r: replace(r, finish_reason="stop"), "ends with length"),
     "the identity": (lambda r: replace(r, identity="0" * 32), "other weights"),
 }
@@ -107,6 +109,23 @@ def test_forgeries_are_named(llm: LLM, name: str) -> None:
     assert found.wrong is not None
     assert word in found.wrong
     assert found.sealed is False, "whoever has no key makes no seal"
+
+
+@needs_native
+def test_an_answer_that_follows_a_grammar(llm: LLM) -> None:
+    """Its grammar is a part of it: another one is named, and so is none."""
+    grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
+    made = receipt_of(llm, temperature=1.0, seed=3, constraint=grammars.compile(choice(["fox", "foxes"])))
+    assert verify(llm, made, grammars.remake).wrong is None
+    other = {"text": choice(["dog"]), "json_after": None}
+    assert "differs" in (verify(llm, resealed(made, options=made.options | {"grammar": other}), grammars.remake).wrong or "")
+    free = resealed(made, options={name: value for name, value in made.options.items() if name != "grammar"})
+    assert verify(llm, free, grammars.remake).wrong is not None
+    for bad in (7, {"text": 1, "json_after": None}, {"text": "x"}):
+        with pytest.raises(InvalidRequest, match="grammar"):
+            verify(llm, resealed(made, options=made.options | {"grammar": bad}), grammars.remake)
+    with pytest.raises(InvalidRequest, match="follows a grammar"):
+        verify(llm, made)
 
 
 def test_other_weights_and_another_arithmetic(llm: LLM, tiny_directory: Callable[[str], Path]) -> None:

@@ -29,4 +29,4 @@ def test_where_nothing_is_in_the_way_throughput_is_that_of_the_arithmetic() -> N
     profile = RequestProfile(512, 32)
     plan = make_plan(specifications()["llama-3.1-8b"], machines()["h100"], FORMATS["bf16"], 1, profile)
     plan = replace(plan, max_running=16, workers=2)
-    assert throughput(plan) == pytest.approx(32 * capacity(plan).rate, rel=0.15)
+    assert throughput(plan) == pytest.approx(32 * capacity(plan), rel=0.15)

@@ -19,6 +19,8 @@ ASKED: dict[str, Any] = {
     "ignore_eos": True,
     "receipt": True,
 }
+SCHEMA = {"type": "object", "properties": {"fox": {"type": "integer", "maximum": 99}}, "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
 
 @needs_native
@@ -33,17 +35,38 @@ def test_a_receipt_of_a_server(
         lines = http.post("/v1/chat/completions", json=ASKED | {"stream": True}).text.splitlines()
         refused = [
             http.post("/v1/chat/completions", json=ASKED | more).json()["error"]["message"]
-            for more in ({"method": "repeat"}, {"n": 2})
+            for more in ({"method": "repeat"}, {"tools": [TOOL], "stop": ["x"]})
         ]
-        grammar = http.post("/v1/chat/completions", json=ASKED | {"choice": ["a"]}).json()
+        several = http.post("/v1/chat/completions", json=ASKED | {"n": 3, "seed": 5}).json()
+        free = {"ignore_eos": False}
+        guided = [
+            http.post("/v1/chat/completions", json=ASKED | free | more).json()
+            for more in (
+                {"choice": ["a fox", "a dog"]},
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+                {"tools": [TOOL]},
+                {"tools": [TOOL], "tool_choice": "required", "n": 2},
+            )
+        ]
     assert "receipt" in refused[0]
-    assert "receipt" in refused[1]
-    assert grammar["receipt"] is None
-    assert "without a grammar" in grammar["receipt_error"]
+    assert "a receipt has no stop strings beside tools" in refused[1]
+    assert len({tuple(one["tokens"]) for one in several["receipts"]}) == 3
     [streamed] = [
         chunk for line in lines if line.startswith("data: {") and "receipt" in (chunk := json.loads(line[6:]))
     ]
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(kept.iterdir())) == 2 + 3 + 3 + 2
+    for number, answer in enumerate([several, *guided]):
+        (tmp_path / f"answer{number}").write_text(json.dumps(answer))
+        told = run("verify", tmp_path / f"answer{number}", "-m", model, "--threads", 1)
+        assert told.exit_code == 0, told.output
+        assert told.stdout.count("the same bits") == len(answer["choices"])
+    assert guided[0]["receipt"]["options"]["grammar"]["text"]
+    other = several["receipts"][2] | {"options": several["receipts"][2]["options"] | {"choice": 1}}
+    (tmp_path / "other").write_text(json.dumps({"receipts": [other, several["receipts"][0]]}))
+    told = run("verify", tmp_path / "other", "-m", model, "--threads", 1)
+    assert told.exit_code == 1
+    assert told.stdout.splitlines()[0] == "receipt 0: DIFFERENT: the options were altered: their digest is another"
+    assert told.stdout.splitlines()[1].startswith("receipt 1: the same bits")
     for name, value in (("answer", whole), ("stream", streamed), ("alone", whole["receipt"])):
         (tmp_path / name).write_text(json.dumps(value))
         told = run("verify", tmp_path / name, "-m", model, "--threads", 1)

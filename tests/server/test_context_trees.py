@@ -145,3 +145,44 @@ def test_an_answer_for_which_there_is_no_room(tiny_directory: Callable[[str], Pa
         assert content(answer)
         assert answer["context"] is None
         assert "the context takes" in answer["context_error"]
+
+
+@needs_native
+def test_a_tree_outlives_the_server(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its contexts are listed, and taken from the disk; answers are the same, forks share pages, and the deleted stay
+    away."""
+
+    def opened() -> LLM:
+        return LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1, kv_disk=tmp_path / "disk")
+
+    with serving(opened()) as one:
+        post(one, CHAT, messages=QUESTION, **OPTIONS, keep="root", cache_salt="mine")
+        post(one, "/v1/contexts/root/fork", name="one", at=5, text=" cat", pinned=True)
+        post(one, "/v1/contexts/root/fork", name="gone", at=2)
+        post(one, "/v1/contexts", prompt=[7, 8, 9, 10] * 20, name="ids", ttl=500)
+        with one.http() as http:
+            http.delete("/v1/contexts/gone")
+            before = http.get("/v1/contexts").json()["data"]
+        expected = [post(one, CHAT, context=name, **FREE) for name in ("root", "one")]
+    [directory] = (tmp_path / "disk" / "contexts").iterdir()
+    (directory / "bad.json").write_text("{}")
+    (directory / "worse.json").write_text('{"format": "twostroke-context-1", "name": "other"}')
+    with serving(opened()) as two:
+        with two.http() as http:
+            after = http.get("/v1/contexts").json()["data"]
+        same = ("name", "tokens", "created_at", "parent", "children", "answer_tokens")
+        assert [[one[key] for key in same] for one in after] == [[one[key] for key in same] for one in before]
+        assert {one["name"]: one["expires_at"] is None for one in after} == {"root": False, "one": True, "ids": False}
+        assert {one["tier"] for one in after} == {"disk"}
+        found = [post(two, CHAT, context=name, **FREE) for name in ("root", "one")]
+        assert [said(answer) for answer in found] == [said(answer) for answer in expected]
+        with two.http() as http:
+            data = {one["name"]: one for one in http.get("/v1/contexts").json()["data"]}
+            assert [data[name]["tier"] for name in ("root", "one", "ids")] == ["pool", "pool", "disk"]
+            shared = two.server.config.app.state.contexts  # pyright: ignore
+            root, fork = (set(shared.get(name).pages) for name in ("root", "one"))
+            assert len(root & fork) >= len(fork) - 1, "a fork shares its pages again"
+            assert http.delete("/v1/contexts/ids").status_code == 200
+    assert sorted(path.name for path in directory.iterdir()) == ["bad.json", "one.json", "root.json", "worse.json"]
+    with serving(LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1)) as three, three.http() as http:
+        assert http.get("/v1/contexts").json()["data"] == []

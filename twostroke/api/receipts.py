@@ -17,7 +17,7 @@ import hmac
 import json
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.errors import InvalidRequest
+from twostroke.sampling.constraint import ConstraintFactory, DescribedConstraint
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.atomic_files import atomic_replace
 from twostroke.system.user_key import user_key, user_keys
@@ -46,7 +47,8 @@ class Receipt:
         model: what the model is called; backend: what computed it. For readers alone.
         identity: of weights and arithmetic: equal identities give equal bits.
         prompt: its token ids, chat template and all; prompt_digest: theirs.
-        options: the sampling parameters that differ from the defaults, and the seed; options_digest: theirs.
+        options: the sampling parameters that differ from the defaults, and the seed; "grammar": what the answer's grammar
+            is made of; "choice": which of several answers it is, if not the first. options_digest: theirs.
         tokens: the answer's ids, the one that ended it included.
         finish_reason: "stop" or "length".
         logprobs: a digest of the log-probabilities of each `STRETCH` tokens.
@@ -69,18 +71,29 @@ class Receipt:
 
     @classmethod
     def of(cls, llm: LLM, prompt: Sequence[int], request: Request, tokens: Sequence[Token]) -> Receipt:
-        """The receipt of a plain request's only answer, which has log-probabilities. `prompt` is its token ids.
+        """The receipt of one of a plain request's answers, whose tokens have log-probabilities.
 
-        Raises InvalidRequest for an answer that a receipt cannot describe.
+        Args:
+            llm: what made it.
+            prompt: its token ids.
+            request: the request.
+            tokens: those of the answer.
+
+        Raises:
+            InvalidRequest: an answer that a receipt cannot describe.
         """
         params = request.params
-        if params.n != 1 or params.constraint is not None or (params.reader is not None and params.stop):
-            raise InvalidRequest("a receipt is for one answer without a grammar, and without stop strings beside tools")
+        require_describable(params)
         reason, logprobs = tokens[-1].finish_reason if tokens else None, [token.logprob for token in tokens]
         if reason is None or None in logprobs:
             raise InvalidRequest("a receipt is for an answer that is complete and has log-probabilities")
         options = {name: getattr(params, name) for name in sorted(params.changed - set(LEFT_OUT))}
-        options = json.loads(json.dumps(options | {"seed": request.seed, "max_tokens": params.max_tokens}))
+        options |= {"seed": request.seed, "max_tokens": params.max_tokens}
+        if tokens[0].choice:
+            options["choice"] = tokens[0].choice
+        if isinstance(params.constraint, DescribedConstraint):
+            options["grammar"] = dict(params.constraint.description)
+        options = json.loads(json.dumps(options))
         made = cls(
             llm.name,
             llm.backend.label,
@@ -135,16 +148,21 @@ class Receipt:
 
     @classmethod
     def load(cls, path: Path) -> Receipt:
-        """Read a file, or the response that a receipt came in. Raises OSError or InvalidRequest."""
+        """Read the first receipt of a file. Raises OSError or InvalidRequest."""
+        return cls.load_all(path)[0]
+
+    @classmethod
+    def load_all(cls, path: Path) -> list[Receipt]:
+        """Read a file, or the response that receipts came in. Raises OSError or InvalidRequest."""
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         try:
             value = json.loads(data) if len(data) <= MAX_BYTES else None
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and "receipt" in value:
-            value = value["receipt"]
-        return cls.from_json(value)
+        if isinstance(value, dict) and isinstance(several := value.get("receipts"), list) and several:
+            return [cls.from_json(one) for one in several]
+        return [cls.from_json(value["receipt"] if isinstance(value, dict) and "receipt" in value else value)]
 
 
 @dataclass(frozen=True)
@@ -162,10 +180,27 @@ class ReceiptCheck:
     seconds: float | None = None
 
 
-def verify(llm: LLM, receipt: Receipt) -> ReceiptCheck:
+Remake = Callable[[Mapping[str, Any]], ConstraintFactory]
+
+
+def require_describable(params: SamplingParams) -> None:
+    """Raises InvalidRequest for parameters that a receipt cannot describe."""
+    if params.reader is not None and params.stop:
+        raise InvalidRequest("a receipt has no stop strings beside tools: leave out stop")
+    if params.constraint is not None and not isinstance(params.constraint, DescribedConstraint):
+        raise InvalidRequest("a receipt needs a grammar that can be made again from its description")
+
+
+def verify(llm: LLM, receipt: Receipt, remake: Remake | None = None) -> ReceiptCheck:
     """Check a receipt with the model that is open: what it says of itself, and then the answer, which is computed.
 
-    Raises InvalidRequest for options that no request can have.
+    Args:
+        llm: the model.
+        receipt: what is checked.
+        remake: makes a grammar of its description, such as `server.grammar.Grammars.remake`.
+
+    Raises:
+        InvalidRequest: options that no request can have, or a grammar without `remake`.
     """
     sealed = None
     if receipt.seal is not None:
@@ -173,7 +208,7 @@ def verify(llm: LLM, receipt: Receipt) -> ReceiptCheck:
     if wrong := _inconsistency(receipt) or _other_model(llm, receipt):
         return ReceiptCheck(wrong, sealed)
     began = time.perf_counter()
-    wrong = _recomputed(llm, receipt)
+    wrong = _recomputed(llm, receipt, remake)
     return ReceiptCheck(wrong, sealed, time.perf_counter() - began)
 
 
@@ -197,10 +232,15 @@ def _other_model(llm: LLM, receipt: Receipt) -> str | None:
     )
 
 
-def _recomputed(llm: LLM, receipt: Receipt) -> str | None:
+def _recomputed(llm: LLM, receipt: Receipt, remake: Remake | None) -> str | None:
     """What is wrong with the answer; None if all of it comes out again."""
+    options: dict[str, Any] = dict(receipt.options)
+    choice, grammar = options.pop("choice", 0), options.pop("grammar", None)
+    if grammar is not None:
+        if remake is None or not isinstance(grammar, dict):
+            raise InvalidRequest("the receipt's answer follows a grammar: say how to make it, or use twostroke verify")
+        options["constraint"] = remake(grammar)
     try:
-        options: dict[str, Any] = dict(receipt.options)
         for name in ("stop", "stop_token_ids"):
             options[name] = tuple(options.get(name, ()))
         options["logit_bias"] = {int(id): bias for id, bias in options.get("logit_bias", {}).items()}
@@ -218,6 +258,9 @@ def _recomputed(llm: LLM, receipt: Receipt) -> str | None:
             made += run.tokens
 
     request = Request(program, params, llm.tokenizer, len(receipt.prompt))
+    if type(choice) is not int or choice < 0:
+        raise InvalidRequest(f"the receipt's options are none of a request: choice {choice!r:.40}")
+    request.first_choice = choice
     llm.engine.run([request])
     made = list(request.events)
     text = llm.tokenizer.token_text

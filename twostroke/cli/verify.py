@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,14 @@ from twostroke.cli.options import JsonFlag, ModelOptions, spread
 from twostroke.cli.report import note, print_json, write
 from twostroke.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from twostroke.api.receipts import Receipt, ReceiptCheck
+
 
 @spread
 def verify(
     *,
-    file: Annotated[Path, typer.Argument(help="The receipt, or the response that it came in.")],
+    file: Annotated[Path, typer.Argument(help="The receipt, or the response that it came in, with all that it has.")],
     as_json: JsonFlag = False,
     model_options: ModelOptions,
 ) -> None:
@@ -25,22 +28,33 @@ def verify(
     """
     from twostroke.api.receipts import Receipt
     from twostroke.api.receipts import verify as check
+    from twostroke.server.grammar import Grammars
 
     if not file.is_file():
         raise InvalidRequest(f"{file} cannot be read: there is no such file")
-    receipt = Receipt.load(file)
+    receipts = Receipt.load_all(file)
     if source_of("model") != "option":
-        model_options = replace(model_options, model=receipt.model)
+        model_options = replace(model_options, model=receipts[0].model)
     with model_options.open() as llm:
-        found = check(llm, receipt)
-    seal = {True: "sealed by your key", False: "NOT sealed by any of your keys", None: "without a seal"}[found.sealed]
+        remake = Grammars(llm.tokenizer, llm.config.vocab_size).remake
+        checks = [check(llm, receipt, remake) for receipt in receipts]
+    several = len(receipts) > 1
+    facts = [
+        {"file": str(file), "model": receipt.model, "tokens": len(receipt.tokens), **asdict(found)}
+        for receipt, found in zip(receipts, checks, strict=True)
+    ]
     if as_json:
-        print_json({"file": str(file), "model": receipt.model, "tokens": len(receipt.tokens), **asdict(found)})
-    elif found.wrong is None:
-        write(f"the same bits: {len(receipt.tokens):,} tokens and their log-probabilities\n")
-    else:
-        write(f"DIFFERENT: {found.wrong}\n")
-    took = "" if found.seconds is None else f" | computed in {found.seconds:.2f} s"
-    note(f"{receipt.model} on {receipt.backend}, identity {receipt.identity[:16]} | {seal}{took}")
-    if found.wrong is not None or found.sealed is False:
+        print_json({"receipts": facts} if several else facts[0])
+    for number, (receipt, found) in enumerate(zip(receipts, checks, strict=True)):
+        _tell(f"receipt {number}: " if several else "", receipt, found, silent=as_json)
+    if any(found.wrong is not None or found.sealed is False for found in checks):
         raise typer.Exit(1)
+
+
+def _tell(which: str, receipt: "Receipt", found: "ReceiptCheck", silent: bool) -> None:
+    seal = {True: "sealed by your key", False: "NOT sealed by any of your keys", None: "without a seal"}[found.sealed]
+    same = f"the same bits: {len(receipt.tokens):,} tokens and their log-probabilities"
+    if not silent:
+        write(f"{which}{same if found.wrong is None else f'DIFFERENT: {found.wrong}'}\n")
+    took = "" if found.seconds is None else f" | computed in {found.seconds:.2f} s"
+    note(f"{which}{receipt.model} on {receipt.backend}, identity {receipt.identity[:16]} | {seal}{took}")

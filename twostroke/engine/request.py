@@ -129,7 +129,7 @@ class Choice:
 
     def seed(self, stream: int) -> bytes:
         """Seed of a random stream: depends only on the request's seed, the choice's index and the stream."""
-        text = f"{self.request.seed} {self.index} {stream}"
+        text = f"{self.request.seed} {self.request.first_choice + self.index} {stream}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def next_record(self) -> DecodeRecord:
@@ -255,6 +255,8 @@ class Request:
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
         cache_salt: the prefix index shares its entries with requests of the same salt alone; b"" is everybody's. Set it
             before the request is submitted.
+        first_choice: of another request's choices, the one whose random numbers the first choice has. Set it before the
+            request is submitted.
         error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
         prefilled_tokens: total tokens of its prefills; a repeated prompt counts each time.
@@ -275,6 +277,7 @@ class Request:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(_arrivals)
         self.priority, self.name, self.cache_salt = 0, "", b""
+        self.first_choice = 0
         self.timings = Timings()
         self.events: deque[Token] = deque()
         self.error: Exception | None = None

@@ -1,7 +1,7 @@
 """Constraints on sampled tokens, such as grammars."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,3 +28,15 @@ class Constraint(Protocol):
 
 
 ConstraintFactory = Callable[[], Constraint]  # called for every choice, and for every candidate of a choice
+
+
+@runtime_checkable
+class DescribedConstraint(Protocol):
+    """A factory that others can make again from what it tells of itself."""
+
+    @property
+    def description(self) -> Mapping[str, str | None]:
+        """What it was made of."""
+        ...
+
+    def __call__(self) -> Constraint: ...

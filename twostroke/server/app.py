@@ -20,6 +20,7 @@ from twostroke.server.anthropic import routes as anthropic
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts import routes as contexts
 from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.saved import SavedContexts
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError, from_validation, invalid
 from twostroke.server.http.middleware import CallMiddleware
@@ -76,6 +77,7 @@ def create_app(llm: LLM, settings: Settings | None = None, host: str | None = No
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
+        app.state.contexts.restore(SavedContexts.of(llm))
         yield
         app.state.contexts.clear()
         await engine.stop()

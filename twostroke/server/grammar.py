@@ -6,7 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import llguidance
@@ -46,6 +46,25 @@ class Grammar:
 
     text: str
     json_after: str | None = None
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """Makes a constraint for every choice. `keys`: the tokens of which keys of objects are made, if keys must differ."""
+
+    grammar: Grammar
+    matcher: llguidance.LLMatcher
+    keys: KeyTokens | None
+
+    @property
+    def description(self) -> dict[str, str | None]:
+        """What `Grammars.remake` takes."""
+        return asdict(self.grammar)
+
+    def __call__(self) -> Constraint:
+        after, keys = self.grammar.json_after, self.keys
+        unique = None if after is None or keys is None else UniqueKeys(keys, after.encode())
+        return GrammarConstraint(self.matcher.deep_copy(), unique)
 
 
 class GrammarConstraint(Constraint):
@@ -105,12 +124,16 @@ class Grammars:
                 if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar.text)
-            if grammar.json_after is None:
-                return lambda: GrammarConstraint(matcher.deep_copy(), None)
-            if self._key_tokens is None:
+            if grammar.json_after is not None and self._key_tokens is None:
                 self._key_tokens = KeyTokens(vocabulary.texts())
-            tokens, after = self._key_tokens, grammar.json_after.encode()
-        return lambda: GrammarConstraint(matcher.deep_copy(), UniqueKeys(tokens, after))
+            return CompiledGrammar(grammar, matcher, self._key_tokens)
+
+    def remake(self, description: Mapping[str, Any]) -> ConstraintFactory:
+        """The grammar that has told this of itself. Raises InvalidRequest."""
+        text, after = description.get("text"), description.get("json_after")
+        if description.keys() != {"text", "json_after"} or not isinstance(text, str) or not isinstance(after, str | None):
+            raise InvalidRequest("a grammar is described by its text and json_after")
+        return self.compile(Grammar(text, after))
 
     def _read_vocabulary(self) -> "tuple[llguidance.LLTokenizer, _Vocabulary]":
         if self._vocabulary is None:

@@ -50,7 +50,7 @@ def test_the_highest_rate_is_that_of_the_arithmetic_where_nobody_waits_for_other
     made = plan(prompt=2048, output=1)
     seconds = made.chunked_ttft(512)
     assert under(made, 1.0).highest(made) == pytest.approx(1 / seconds, rel=0.02)
-    assert capacity(made).rate == pytest.approx(1 / seconds, rel=0.04)
+    assert capacity(made) == pytest.approx(1 / seconds, rel=0.04)
 
 
 def test_the_highest_rate_within_keeps_the_objectives_in_a_long_simulation() -> None:
@@ -114,7 +114,7 @@ def test_workers_have_their_part_of_the_rate() -> None:
 def test_as_many_are_under_way_as_a_steady_state_has() -> None:
     """Rate x seconds of an answer: what begins under way stays as many."""
     made = plan(output=64)
-    rate = 0.5 * capacity(made).rate
+    rate = 0.5 * capacity(made)
     load = under(made, rate)
     sequences = load.served(made, 2).sequences
     assert sequences == pytest.approx(in_flight(made, rate), rel=0.35, abs=1)
@@ -123,10 +123,10 @@ def test_as_many_are_under_way_as_a_steady_state_has() -> None:
 def test_steps_are_chosen_that_keep_the_objective_for_itl() -> None:
     """Chunks of 512 tokens take longer than the objective on this card, and shorter ones do not."""
     made = plan(prompt=2048, output=256, itl_ms=50, machine="rtx-4090")
-    assert capacity(made).rate == 0
+    assert capacity(made) == 0
     better = tuned(made)
     assert better.budget == 256
-    assert capacity(better).rate > 0
+    assert capacity(better) > 0
 
 
 def test_apart_and_users() -> None:

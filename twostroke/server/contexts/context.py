@@ -18,7 +18,7 @@ from twostroke.engine.strokes import Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.kv.pages import POOL
+from twostroke.kv.pages import DISK, POOL
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.contexts.schemas import ContextBody
@@ -33,7 +33,7 @@ class Context:
     Attributes:
         body: what the client sent.
         tokens: number of its tokens as a prompt.
-        kv: the whole pages of them, in the host.
+        kv: the whole pages of them, in the host; None for one of before a restart that was not asked for since.
         body_bytes: size of the body as JSON.
         created, expires: in seconds since 1970; one that is pinned expires at infinity.
         parent: the name of the context that it goes on from, if it does.
@@ -43,7 +43,7 @@ class Context:
     name: str
     body: ContextBody
     tokens: int
-    kv: KVCache
+    kv: KVCache | None
     body_bytes: int
     created: float
     expires: float
@@ -53,16 +53,19 @@ class Context:
     @property
     def pages(self) -> list[int]:
         """The ids of its pages."""
-        return self.kv.entry_table.pages.tolist()
+        return [] if self.kv is None else self.kv.entry_table.pages.tolist()
 
     @property
     def size(self) -> int:
         """Bytes of its KV and its body. Other contexts may share its pages."""
-        return self.kv.nbytes + self.body_bytes
+        return self.body_bytes + (0 if self.kv is None else self.kv.nbytes)
 
     @property
     def tier(self) -> str:
-        """Where its pages can be used from now: the pool, or the host if some of them have left it."""
+        """Where its pages can be used from now: the pool, the host if some of them have left it, or the disk if none is
+        held since a restart."""
+        if self.kv is None:
+            return DISK
         away = np.count_nonzero(self.kv.pool.frames.absent(self.kv.entry_table.pages)) > 0
         return self.kv.tier if away else POOL
 
@@ -119,6 +122,8 @@ class Context:
         Pages that have left the pool are copied when the program starts: no thread but the one that steps may hold
         pages of the pool that a running request needs. Where there is no room for them they are computed.
         """
+        if self.kv is None:
+            return program
         size = self.kv.pool.page_size
         kv = self.kv[: common_prefix_length(self.kv.tokens, prompt) // size * size]
 

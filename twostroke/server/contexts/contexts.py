@@ -1,27 +1,14 @@
-"""All contexts of a server, by name: until they expire, are deleted, or the server ends."""
+"""All contexts of a server, by name: until they expire or are deleted, or without a disk tier the server ends."""
 
 import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from fastapi import Request as HttpRequest
-
-from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
+from twostroke.server.contexts.saved import SavedContexts
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.errors import ApiError
-
-
-def find_context(http: HttpRequest, name: str | None) -> Context | None:
-    """The context that a body goes on from, if it names one. Raises ApiError (404)."""
-    if name is None:
-        return None
-    engine: AsyncEngine = http.app.state.engine
-    engine.require_engine_process()
-    contexts: Contexts = http.app.state.contexts
-    return contexts.get(name)
-
 
 LONG_S = 10 * 365 * 86400.0
 
@@ -35,7 +22,7 @@ class Contexts:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
+        self._most, self._saved = most_bytes, SavedContexts(None)
         self._held: dict[str, tuple[Context, asyncio.TimerHandle]] = {}
         self._arriving = 0  # bytes of those that are being computed
 
@@ -49,7 +36,7 @@ class Contexts:
         """Bytes that are held, and those that will be. Pages that several contexts share count once."""
         contexts = [context for context, _ in self._held.values()]
         pages = {page for context in contexts for page in context.pages}
-        page_bytes = contexts[0].kv.pool.page_bytes if contexts else 0
+        page_bytes = next((context.kv.pool.page_bytes for context in contexts if context.kv is not None), 0)
         return self._arriving + len(pages) * page_bytes + sum(context.body_bytes for context in contexts)
 
     def get(self, name: str) -> Context:
@@ -59,6 +46,11 @@ class Contexts:
             message = f"there is no context {name!r:.140}: it was deleted, has expired, or was made before a restart"
             raise ApiError(404, message, param="context", code="context_not_found")
         return context
+
+    def held(self, name: str | None) -> Context | None:
+        """The living context of this name that has its KV; None if there is none."""
+        context, _ = self._held.get(name or "", (None, None))
+        return context if context is not None and context.kv is not None and not context.expired else None
 
     def known(self, name: str, body: ContextBody) -> Context | None:
         """A context of this name that is the same as the body's; None if there is none.
@@ -91,7 +83,18 @@ class Contexts:
 
     def put(self, context: Context) -> None:
         """Hold a context until it expires, in place of an earlier one of its name."""
-        self._forget(context.name)
+        self._saved.save(context)
+        self._hold(context)
+
+    def restore(self, saved: SavedContexts) -> None:
+        """Save from now on, and take up those of before a restart: their KV is loaded or computed when they are asked
+        for."""
+        self._saved = saved
+        for context in saved.load():
+            self._hold(context)
+
+    def _hold(self, context: Context) -> None:
+        self._drop(context.name)
         seconds = min(context.expires - time.time(), LONG_S)  # one that is pinned stays as long as the server
         timer = asyncio.get_running_loop().call_later(seconds, self._forget, context.name)
         self._held[context.name] = context, timer
@@ -102,11 +105,15 @@ class Contexts:
         self._forget(name)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all, as at the server's end: what is saved stays."""
         for name in list(self._held):
-            self._forget(name)
+            self._drop(name)
 
     def _forget(self, name: str) -> None:
+        self._drop(name)
+        self._saved.delete(name)
+
+    def _drop(self, name: str) -> None:
         if name in self._held:
             _, timer = self._held.pop(name)
             timer.cancel()

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request as HttpRequest
 
 from twostroke.server.contexts.context import Context
-from twostroke.server.contexts.routes import hold
+from twostroke.server.contexts.hold import hold
 from twostroke.server.contexts.schemas import TTL_S, ContextBody
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage

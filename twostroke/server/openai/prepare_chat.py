@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from twostroke.api.conversation.fitting import SYSTEM_ROLES, LeftOut, cut_passages, drop_oldest
 from twostroke.api.conversation.window import ContextRoom, WindowPlan, plan_window
 from twostroke.api.llm import LLM
+from twostroke.api.receipts import require_describable
 from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Method, Plain
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
@@ -71,6 +72,7 @@ def prepare_chat(
     if body.receipt:
         _require_plain(technique, "a receipt is made", "receipt")
         params = replace(params, logprobs=params.logprobs or 0)
+        require_describable(params)
     if prompt is not None:
         params = _thinking(engine, body, params, prompt)
         requests = engine_requests(llm, [prompt], params, technique, context, salt)

@@ -12,34 +12,27 @@ from twostroke.study.plan.plan import MAX_RUNNING, Plan
 BUDGETS = (256, 512, 1024, 2048)  # tokens of a step that are tried
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """The highest rate of all workers whose steps keep the objective for ITL, and the sequences that decode then."""
+def capacity(plan: Plan) -> float:
+    """The highest rate of all workers whose steps keep the objective for ITL.
 
-    rate: float
-    batch: int
-
-
-def capacity(plan: Plan) -> Capacity:
-    """A request takes the steps of its chunks, beside which others decode, and its part of the other decode steps."""
+    A request takes the steps of its chunks, beside which others decode, and its part of the other decode steps.
+    """
     if plan.prefill_workers:
         prefill = plan.prefill_workers / plan.prefill.seconds
-        decode = max((_apart(plan, batch) for batch in _batches(plan)), default=Capacity(0.0, 1), key=lambda c: c.rate)
-        return Capacity(min(prefill, decode.rate), decode.batch)
-    return max((_together(plan, batch) for batch in _batches(plan)), default=Capacity(0.0, 1), key=lambda c: c.rate)
+        return min(prefill, max((_apart(plan, batch) for batch in _batches(plan)), default=0.0))
+    return max((_together(plan, batch) for batch in _batches(plan)), default=0.0)
 
 
-def _apart(plan: Plan, batch: int) -> Capacity:
-    seconds = plan.workload.output * plan.decode(batch).seconds / batch
-    return Capacity((plan.workers - plan.prefill_workers) / seconds, batch)
+def _apart(plan: Plan, batch: int) -> float:
+    return (plan.workers - plan.prefill_workers) * batch / (plan.workload.output * plan.decode(batch).seconds)
 
 
-def _together(plan: Plan, batch: int) -> Capacity:
+def _together(plan: Plan, batch: int) -> float:
     chunks, beside = _chunks(plan, batch)
     if not _keeps(plan, beside):
-        return Capacity(0.0, batch)
+        return 0.0
     seconds = chunks * beside + max(0.0, plan.workload.output / batch - chunks) * plan.decode(batch).seconds
-    return Capacity(plan.workers / seconds, batch)
+    return plan.workers / seconds
 
 
 def _batches(plan: Plan) -> Iterator[int]:
@@ -124,5 +117,5 @@ def tuned(plan: Plan) -> Plan:
     if plan.prefill_workers:
         return plan
     options = [replace(plan, budget=budget) for budget in dict.fromkeys((plan.budget, *BUDGETS))]
-    best = max(options, key=lambda one: capacity(one).rate)
+    best = max(options, key=capacity)
     return replace(best, max_running=max(1, min(MAX_RUNNING, plan.memory.users)))

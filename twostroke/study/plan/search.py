@@ -228,7 +228,7 @@ class LoadSearch:
         self.asked = WayOut(PlanCandidate(plan), load.served(plan))
         self._tried: list[PlanCandidate] = []
         self._promised: dict[int, tuple[PlanCandidate, float]] = {}
-        promised, found = capacity(plan).rate, self.asked.service
+        promised, found = capacity(plan), self.asked.service
         within = None if found is None else found.within
         # By how much the arithmetic is too optimistic for these objectives.
         self._true = min(1.0, max(0.3, within / promised)) if within and promised else 0.9
@@ -259,7 +259,7 @@ class LoadSearch:
 
     def _promise(self, one: PlanCandidate) -> float:
         if id(one) not in self._promised:
-            self._promised[id(one)] = one, capacity(one.plan).rate
+            self._promised[id(one)] = one, capacity(one.plan)
         return self._true * self._promised[id(one)][1]
 
     def _rank(self, one: PlanCandidate) -> int:
@@ -325,8 +325,8 @@ class LoadSearch:
         if not self.limits.apart or not 2 <= plan.workers <= 16 or plan.technique.method or not linked:
             return
         options = [replace(plan, prefill_workers=count) for count in range(1, plan.workers)]
-        best = max(options, key=lambda made: capacity(made).rate)
-        if capacity(best).rate > MIN_GAIN * capacity(plan).rate:
+        best = max(options, key=capacity)
+        if capacity(best) > MIN_GAIN * capacity(plan):
             prefill, decode = best.prefill_workers, best.workers - best.prefill_workers
             name = f"{prefill} of the workers prefill, {decode} decode"
             yield PlanCandidate(best, (*one.changes, Change(name, "a link between them", NOTHING)))

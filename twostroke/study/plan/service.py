@@ -231,22 +231,20 @@ class LoadSimulator:
         """Seconds of the objectives' percentile of TTFT at a rate below the highest, and the trial that told it."""
 
         def run() -> tuple[float, Trial]:
-            stretch, percent = self._stretch(plan, rate, seed), self.objectives.percent
+            stretch = self._stretch(plan, rate, seed)
             if stretch.wait > FAR * (self.objectives.ttft_s or math.inf):
                 return stretch.wait, self._trial(plan, rate, seed)
-            begun = _spread(plan, stretch.begun, seed)
-            trial = self._run(plan, stretch.traffic, Objectives(percent=percent), begun)
+            sought = Objectives(percent=self.objectives.percent)
+            trial = self._run(plan, stretch.traffic, sought, _spread(plan, stretch.begun, seed))
             return trial.ttft[-1] if len(trial.ttft) == len(stretch.traffic.arrivals) else math.inf, trial
 
         return self._once((*_key(plan), rate, seed, "tail"), run)
 
     def _stretch(self, plan: Plan, rate: float, seed: int) -> BusyStretch:
-        def found() -> BusyStretch:
-            part = self._part(plan)
-            requests = part_at_rate(self.traffic, rate, part, seed)
-            return busy_stretch(requests, pace(plan), rate / part, self.objectives.percent)
-
-        return self._once((*_key(plan), rate, seed, "stretch"), found)
+        part, percent = self._part(plan), self.objectives.percent
+        requests = part_at_rate(self.traffic, rate, part, seed)
+        key = (*_key(plan), rate, seed, "stretch")
+        return self._once(key, lambda: busy_stretch(requests, pace(plan), rate / part, percent))
 
     def _draws(self, plan: Plan, rate: float, count: int) -> Sequence[int]:
         """Seeds of the stretches that are simulated: all, or the one that is neither the longest nor the shortest."""

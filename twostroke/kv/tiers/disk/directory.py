@@ -4,6 +4,7 @@
     ledger                      what it takes (`ledger`)
     pages/<scope>/<key>         a page of a prompt (`files`); the scope stands for a model, under the user's key
     pages/<scope>/about.json    which model that is, for people
+    contexts/<model>/           what named contexts of a server are (`server/contexts/saved.py`)
     owners/<owner>/             one process: its lock, what it is writing, and the pages of its values (`owners`)
 
 The files are the truth: a page is there if its file is. The time of a file says when its page was used last, and is

@@ -28,7 +28,7 @@ class ChatAnswer(Answer):
         tokenizer: Tokenizer,
         on_finish: OnFinish | None = None,
     ) -> None:
-        """`on_finish` is called with the only message and its tokens, and returns fields of the response."""
+        """`on_finish` is called with the first message and the tokens of all, and returns fields of the response."""
         super().__init__("chatcmpl-", model, active_call, body.n)
         self._on_finish, self._tokens, self._more = on_finish, list[Token](), dict[str, Any]()
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options

@@ -16,7 +16,7 @@ from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.contexts.contexts import find_context
+from twostroke.server.contexts.hold import find_context
 from twostroke.server.contexts.keep import keep_answer
 from twostroke.server.engine_requests import (
     Prepared,
@@ -46,7 +46,8 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     body = body.with_defaults(engine.llm.generation)
-    technique, context = choose_method(engine.name, body.model, body.method), find_context(http, body.context)
+    technique = choose_method(engine.name, body.model, body.method)
+    context = await find_context(http, body.context)
     refuse(
         ("suffix", bool(body.suffix)),
         ("best_of", body.best_of is not None and body.best_of != body.n),
@@ -79,7 +80,7 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body, *unused_variables(engine, body))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
-    context = find_context(http, body.context)
+    context = await find_context(http, body.context)
 
     def prepare() -> PreparedChat:
         return prepare_chat(engine, body, context)
@@ -100,16 +101,20 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
 
 
 async def receipt_of(engine: AsyncEngine, prepared: PreparedChat, tokens: Sequence[Token]) -> dict[str, Any]:
-    """The field `receipt` of a response, or why there is none. The receipt is kept where the server keeps them."""
+    """The field `receipt` of a response, `receipts` of several answers, or why there is none. They are kept where the
+    server keeps them."""
+    count = prepared.body.n
 
-    def make() -> dict[str, Any]:
-        receipt = Receipt.of(engine.llm, prepared.tokens, prepared.requests[0], tokens)
+    def make(choice: int) -> dict[str, Any]:
+        own = [token for token in tokens if token.choice == choice]
+        receipt = Receipt.of(engine.llm, prepared.tokens, prepared.requests[0], own)
         if (directory := engine.settings.receipts) is not None:
             receipt.save(Path(directory).expanduser() / f"{receipt.name}.json")
         return receipt.as_json()
 
     try:
-        return {"receipt": await engine.run_in_thread(make)}
+        made = await engine.run_in_thread(lambda: [make(choice) for choice in range(count)])
+        return {"receipt": made[0]} if count == 1 else {"receipts": made}
     except (InvalidRequest, OSError) as error:
         return {"receipt": None, "receipt_error": str(error)}
 

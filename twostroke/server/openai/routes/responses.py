@@ -9,7 +9,7 @@ from fastapi import Request as HttpRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.contexts.contexts import find_context
+from twostroke.server.contexts.hold import find_context
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
@@ -38,7 +38,7 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     chat = chat_from_items(body, items, [] if before is None else before.history, offers, warnings)
     warn_of_fields(http, body)
     call_log(http.scope).warn([*warnings, *unused_variables(engine, chat)])
-    context = find_context(http, body.context)
+    context = await find_context(http, body.context)
 
     def prepare() -> PreparedChat:
         return prepare_chat(engine, chat, context)
@@ -67,7 +67,7 @@ async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
     before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
     chat = chat_from_items(body, items, history, offered_tools(body.tools, []), [])
-    context = find_context(http, body.context)
+    context = await find_context(http, body.context)
     tokens = await engine.run_in_thread(lambda: prompt_ids(engine, chat, context))
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 

@@ -279,9 +279,8 @@ class ChatBody(ChatPrompt, GenerateBody):
     def _something(self) -> Self:
         if not self.messages and self.context is None:
             raise ValueError("messages: give at least one, or a context that ends with an answer to go on with")
-        for name in ("keep", "receipt"):
-            if getattr(self, name) and self.n > 1:
-                raise ValueError(f"{name}: this is for one answer: leave out n")
+        if self.keep and self.n > 1:
+            raise ValueError("keep: this is for one answer: leave out n")
         return self
 
     @property

@@ -1,0 +1,144 @@
+"""Making contexts: their KV is computed, or loaded from tiers, and held in the host."""
+
+import secrets
+import time
+from dataclasses import replace
+
+from fastapi import Request as HttpRequest
+
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Prefill, Program
+from twostroke.errors import OutOfPages
+from twostroke.kv.cache import KVCache
+from twostroke.kv.pages import HOST
+from twostroke.sampling.params import SamplingParams
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.context import Context
+from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.schemas import ContextBody
+from twostroke.server.engine_requests import check_length, check_size
+from twostroke.server.errors import ApiError
+from twostroke.server.http.call_log import call_log
+from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
+from twostroke.server.openai.prepare_chat import prompt_tokens
+from twostroke.server.openai.schemas.common import salt_bytes
+
+
+async def find_context(http: HttpRequest, name: str | None) -> Context | None:
+    """The context that a body goes on from, if it names one. One of before a restart gets its KV. Raises ApiError."""
+    if name is None:
+        return None
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    engine.require_engine_process()
+    context = contexts.get(name)
+    if context.kv is not None:
+        return context
+    active_call = engine.reserve_call(1)
+    try:
+        request = await _request(http, context.body, contexts.held(context.parent))
+        kv = await _compute(http, active_call, request, 0)
+    except ClientDisconnected:
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client has disconnected") from None
+    finally:
+        active_call.close()
+    contexts.put(replace(contexts.get(name), kv=kv))
+    return contexts.get(name)
+
+
+async def hold(
+    http: HttpRequest,
+    body: ContextBody,
+    ttl: float,
+    parent: Context | None = None,
+    answer: tuple[int, ...] = (),
+) -> Context:
+    """Compute a context and hold it for `ttl` seconds, which may be infinity. Pages of `parent` are its own too.
+
+    Raises ApiError or ClientDisconnected.
+    """
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    name = body.name or f"ctx_{secrets.token_hex(12)}"
+    active_call = engine.reserve_call(1)
+    try:
+        request = await _request(http, body, parent)
+        log = call_log(http.scope)
+        log.requests = log.requests or [request]
+        context = contexts.known(name, body)
+        if context is None or context.kv is None:
+            body_bytes = len(body.model_dump_json())
+            kv = await _compute(http, active_call, request, body_bytes)
+            now = time.time()
+            above = None if parent is None else parent.name
+            made = Context(name, body, request.prompt_tokens, kv, body_bytes, now, now, above, answer)
+            context = contexts.known(name, body) or made  # another call may have put the same context meanwhile
+            context = context if context.kv is not None else replace(context, kv=kv)
+    finally:
+        active_call.close()
+    context = replace(context, expires=time.time() + ttl)
+    contexts.put(context)
+    return context
+
+
+async def _request(http: HttpRequest, body: ContextBody, parent: Context | None) -> Request:
+    engine: AsyncEngine = http.app.state.engine
+    made = engine.run_in_thread(lambda: request_of(engine.llm, body, parent))
+    request = await cancel_on_disconnect(http.receive, made)
+    engine.require_engine_process()
+    return request
+
+
+def request_of(llm: LLM, body: ContextBody, parent: Context | None = None) -> Request:
+    """The request whose result is a context's whole pages in the host, or None if they have no room there.
+
+    What it has in common with `parent` is not computed again.
+
+    Takes long: call it off the event loop. Raises ApiError or InvalidRequest.
+    """
+    if body.messages:
+        tokens = prompt_tokens(llm, body)
+    elif isinstance(body.prompt, str):
+        check_size(llm, body.prompt)
+        tokens = llm.tokenizer.encode(body.prompt)
+    else:
+        tokens = body.prompt
+    if not tokens:
+        raise ApiError(400, "prompt: it is empty: give at least one token", param="prompt")
+    check_length(llm, len(tokens))
+    ids, size = llm.encode(tokens), llm.pool.page_size
+
+    def program() -> Program:
+        kv = yield Prefill(ids, logits="none")
+        try:  # here, since no other thread may hold pages of the pool that a running request needs
+            return kv[: len(kv) // size * size].to(HOST)
+        except OutOfPages:
+            return None
+
+    salt, index = salt_bytes(body.cache_salt), llm.model.index
+    whole = program if parent is None or index is None else parent.with_context(index, ids, program, salt)
+    request = Request(whole, SamplingParams(), llm.tokenizer, len(ids))
+    request.cache_salt = salt
+    return request
+
+
+async def _compute(http: HttpRequest, active_call: ActiveCall, request: Request, body_bytes: int) -> KVCache:
+    """The request's result. Raises ApiError or ClientDisconnected."""
+    engine: AsyncEngine = http.app.state.engine
+    contexts: Contexts = http.app.state.contexts
+    pool = engine.llm.pool
+    if engine.llm.model.index is None:
+        raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
+
+    async def finish() -> None:
+        async for _ in active_call.updates():
+            pass
+
+    with contexts.room(request.prompt_tokens // pool.page_size * pool.page_bytes + body_bytes):
+        engine.submit(active_call, [request], None)
+        await cancel_on_disconnect(http.receive, finish())
+    if request.result is None:
+        raise ApiError(413, "there is no memory left for the context: delete others", code="contexts_full")
+    return request.result

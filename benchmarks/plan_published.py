@@ -74,8 +74,7 @@ def rows_of(name: str, table: dict[str, Any]) -> Iterator[dict[str, Any]]:
             limits = system.get("ttft_ms"), system.get("tpot_ms")
             predicted = throughput(plan) if limits == (None, None) else served(plan, *limits)
             low, high = (
-                predicted * capacity(replace(plan, machine=one)) / capacity(plan)
-                for one in machine.efficiencies
+                predicted * capacity(replace(plan, machine=one)) / capacity(plan) for one in machine.efficiencies
             )
             yield {
                 "from": name,

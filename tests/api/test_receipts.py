@@ -118,7 +118,9 @@ def test_an_answer_that_follows_a_grammar(llm: LLM) -> None:
     made = receipt_of(llm, temperature=1.0, seed=3, constraint=grammars.compile(choice(["fox", "foxes"])))
     assert verify(llm, made, grammars.remake).wrong is None
     other = {"text": choice(["dog"]), "json_after": None}
-    assert "differs" in (verify(llm, resealed(made, options=made.options | {"grammar": other}), grammars.remake).wrong or "")
+    assert "differs" in (
+        verify(llm, resealed(made, options=made.options | {"grammar": other}), grammars.remake).wrong or ""
+    )
     free = resealed(made, options={name: value for name, value in made.options.items() if name != "grammar"})
     assert verify(llm, free, grammars.remake).wrong is not None
     for bad in (7, {"text": 1, "json_after": None}, {"text": "x"}):

@@ -131,7 +131,11 @@ class Grammars:
     def remake(self, description: Mapping[str, Any]) -> ConstraintFactory:
         """The grammar that has told this of itself. Raises InvalidRequest."""
         text, after = description.get("text"), description.get("json_after")
-        if description.keys() != {"text", "json_after"} or not isinstance(text, str) or not isinstance(after, str | None):
+        if (
+            description.keys() != {"text", "json_after"}
+            or not isinstance(text, str)
+            or not isinstance(after, str | None)
+        ):
             raise InvalidRequest("a grammar is described by its text and json_after")
         return self.compile(Grammar(text, after))
 

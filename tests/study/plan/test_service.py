@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.capacity import Pace, capacity, in_flight, tuned
+from twostroke.study.plan.capacity import WorkerPace, capacity, in_flight, tuned
 from twostroke.study.plan.loads import busy_stretch, drawn_traffic, mean_profile, part_at_rate, require_load
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.service import SEEDS, LoadSimulator, fleet_of
@@ -76,7 +76,7 @@ def test_a_busy_stretch_ends_with_the_request_that_waits_as_long_as_asked_for() 
     traffic = drawn_traffic(RequestProfile(100, 1), 1.0, None, 1.0, False)
     some = [replace(one, at=float(i)) for i, one in enumerate(traffic.arrivals[:100])]
     some[50] = replace(some[50], at=49.1)
-    found = busy_stretch(some, Pace((0.0, 2.0, 4.0), (0.5, 0.5, 0.5)), 1.0, 99.5)
+    found = busy_stretch(some, WorkerPace((0.0, 2.0, 4.0), (0.5, 0.5, 0.5)), 1.0, 99.5)
     stretch = found.traffic
     assert stretch.arrivals[-1].pieces == some[50].pieces
     assert len(stretch.arrivals) >= 24

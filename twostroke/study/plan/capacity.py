@@ -64,7 +64,7 @@ def _chunks(plan: Plan, batch: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class WorkerPace:
     """What a worker does while n requests are in flight, at place n; of all that decode, where strokes are apart.
 
     Attributes:
@@ -85,7 +85,7 @@ class Pace:
         return min(int(np.searchsorted(self.leaving, rate)), self.slots)
 
 
-def pace(plan: Plan) -> Pace:
+def pace(plan: Plan) -> WorkerPace:
     """At powers of 1.3 and the most that have room; straight between them. Where each step is full, prompts leave room
     for no more than end meanwhile."""
     decoders, load = max(1, plan.workers - plan.prefill_workers), plan.workload
@@ -102,7 +102,7 @@ def pace(plan: Plan) -> Pace:
         prompt_s.append(plan.prefill.seconds / plan.prefill_workers if plan.prefill_workers else chunks * beside)
     places = np.arange(decoders * most + 1) / decoders
     rates = np.maximum.accumulate(np.interp(places, [0, *known], leaving))
-    return Pace(rates.tolist(), np.interp(places, [0, *known], [*prompt_s[:1], *prompt_s] or [0.0]).tolist())
+    return WorkerPace(rates.tolist(), np.interp(places, [0, *known], [*prompt_s[:1], *prompt_s] or [0.0]).tolist())
 
 
 def in_flight(plan: Plan, rate: float) -> int:

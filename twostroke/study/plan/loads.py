@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.capacity import Pace
+from twostroke.study.plan.capacity import WorkerPace
 from twostroke.study.plan.plan import RequestProfile
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, RepeatedPrompt, Technique
@@ -100,7 +100,7 @@ class BusyStretch:
     wait: float
 
 
-def busy_stretch(requests: list[TrafficRequest], pace: Pace, rate: float, percent: float) -> BusyStretch:
+def busy_stretch(requests: list[TrafficRequest], pace: WorkerPace, rate: float, percent: float) -> BusyStretch:
     """The stretch of a long load whose last request waits as long as `percent` % of all do at most.
 
     Percentiles of TTFT come from busy stretches, which a short simulation would hardly meet. Arithmetic tells where they

@@ -46,8 +46,9 @@ def main(only: Annotated[str | None, typer.Option(help="One publication.")] = No
         rows.append(row)
         within = "yes" if row["low"] <= row["measured"] <= row["high"] else "no"
         print(
-            f"| {row['from']} | {row['model']} {row['weights']} | {row['devices']} x {row['machine']}, {row['scenario']} | {row['tokens']}"
-            f" | {row['measured']:,} | {row['predicted']:,.0f} | {row['error']:+.0%} | {row['low']:,.0f} to "
+            f"| {row['from']} | {row['model']} {row['weights']} | {row['devices']} x {row['machine']}, "
+            f"{row['scenario']} | {row['tokens']} | {row['measured']:,}"
+            f" | {row['predicted']:,.0f} | {row['error']:+.0%} | {row['low']:,.0f} to "
             f"{row['high']:,.0f} | {within} |",
             flush=True,
         )

@@ -47,8 +47,8 @@ class Receipt:
         model: what the model is called; backend: what computed it. For readers alone.
         identity: of weights and arithmetic: equal identities give equal bits.
         prompt: its token ids, chat template and all; prompt_digest: theirs.
-        options: the sampling parameters that differ from the defaults, and the seed; "grammar": what the answer's grammar
-            is made of; "choice": which of several answers it is, if not the first. options_digest: theirs.
+        options: the sampling parameters that differ from the defaults, and the seed; "grammar": what the grammar of the
+            answer is made of; "choice": which of several answers it is, if not the first. options_digest: theirs.
         tokens: the answer's ids, the one that ended it included.
         finish_reason: "stop" or "length".
         logprobs: a digest of the log-probabilities of each `STRETCH` tokens.

@@ -50,7 +50,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """Makes a constraint for every choice. `keys`: the tokens of which keys of objects are made, if keys must differ."""
+    """Makes a constraint for every choice. `keys`: what keys are made of, if those of an object must differ."""
 
     grammar: Grammar
     matcher: llguidance.LLMatcher
@@ -131,13 +131,9 @@ class Grammars:
     def remake(self, description: Mapping[str, Any]) -> ConstraintFactory:
         """The grammar that has told this of itself. Raises InvalidRequest."""
         text, after = description.get("text"), description.get("json_after")
-        if (
-            description.keys() != {"text", "json_after"}
-            or not isinstance(text, str)
-            or not isinstance(after, str | None)
-        ):
-            raise InvalidRequest("a grammar is described by its text and json_after")
-        return self.compile(Grammar(text, after))
+        if isinstance(text, str) and isinstance(after, str | None) and set(description) == {"text", "json_after"}:
+            return self.compile(Grammar(text, after))
+        raise InvalidRequest("a grammar is described by its text and json_after")
 
     def _read_vocabulary(self) -> "tuple[llguidance.LLTokenizer, _Vocabulary]":
         if self._vocabulary is None:

@@ -103,9 +103,9 @@ class BusyStretch:
 def busy_stretch(requests: list[TrafficRequest], pace: WorkerPace, rate: float, percent: float) -> BusyStretch:
     """The stretch of a long load whose last request waits as long as `percent` % of all do at most.
 
-    Percentiles of TTFT come from busy stretches, which a short simulation would hardly meet. Arithmetic tells where they
-    are; what happens in them is simulated. A request waits for room, of which as much comes free as `pace` says for so
-    many in flight, and for the chunks of others (Lindley 1952).
+    Percentiles of TTFT come from busy stretches, which a short simulation would hardly meet. Arithmetic tells where
+    they are; what happens in them is simulated. A request waits for room, of which as much comes free as `pace` says
+    for so many in flight, and for the chunks of others (Lindley 1952).
     """
     work = np.array([one.prompt_tokens for one in requests], float)
     work, slots = work / work.mean(), pace.slots

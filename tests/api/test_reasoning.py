@@ -1,5 +1,6 @@
 """Thoughts: which form a model has, how they are set apart, and what ends them."""
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from twostroke.api.reasoning.forms import FORMS, form_name
 from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader, ReasoningSpan
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.engine.output import ChoiceOutput
+from twostroke.engine.request import Request
 from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import ConstraintFactory
@@ -325,3 +327,34 @@ def test_replies_have_their_thoughts(llm: LLM, tmp_path: Path) -> None:
     again.close()
     assert conversation.messages[-1] == {"role": "assistant", "content": ""}
     end()
+
+
+def test_preempted_and_together_budgets_give_the_same(
+    llm: LLM, tiny_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A budget and a grammar depend on the choice's own tokens alone."""
+    tight = LLM(str(thinking_model(tiny_directory("llama"), tmp_path, "mistral")), kv_bytes=14 * 16 * 768, threads=1)
+
+    def requests(one: LLM) -> list[Request]:
+        assert one.reasoning is not None
+        rule = Grammars(one.tokenizer, VOCAB).compile(grammar.regex("[a-z ]{30}"))
+        params = SamplingParams(max_tokens=70, constraint=rule, temperature=1.0)
+        made: list[Request] = []
+        for seed in range(6):
+            prompt = one.tokenizer.encode_chat([{"role": "user", "content": f"the fox {seed}"}])
+            own = dataclasses.replace(params, seed=seed)
+            made.append(one.request(prompt, one.reasoning.applied(own, Phase.THOUGHT, budget=20 + seed)))
+        return made
+
+    alone: list[list[int]] = []
+    for request in requests(llm):
+        llm.engine.run([request])
+        alone.append(request.choices[0].output.ids)
+    together = requests(tight)
+    tight.engine.run(together)
+    assert tight.engine.preemptions > 0
+    assert [request.choices[0].output.ids for request in together] == alone
+    for number, ids in enumerate(alone):
+        thought, answer = tight.tokenizer.decode(ids, skip_special=False).split("[/THINK]", 1)
+        assert len(tight.tokenizer.encode("[/THINK]", add_bos=False)) == 1
+        assert len(answer) == 30, (number, thought)

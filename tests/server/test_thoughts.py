@@ -392,6 +392,79 @@ def test_ollama_think(server: Serving, thinking: Callable[[str], Serving]) -> No
     assert long > short
 
 
+def test_show_tells_that_a_model_thinks(server: Serving, thinking: Callable[[str], Serving]) -> None:
+    for one, told in ((server, ["completion", "tools"]), (thinking("open"), ["completion", "tools", "thinking"])):
+        with one.http() as http:
+            assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"] == told
+
+
+# Calls of gpt-oss -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}",
+        " to=functions.look<|channel|>commentary json<|message|>{}",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}",
+    ],
+)
+def test_calls_of_gpt_oss(call: str, thinking: Callable[[str], Serving]) -> None:
+    server = thinking("harmony")
+    with writing(server, call.format('{"at": "x"}'), "<|call|>"):
+        message = post(server, CHAT, messages=USER, tools=[TOOL])["choices"][0]["message"]
+    [called] = message["tool_calls"]
+    assert (called["function"]["name"], json.loads(called["function"]["arguments"])) == ("look", {"at": "x"})
+    assert message.get("reasoning_content") == ("hm" if "hm" in call else None)
+    assert message["content"] == ("I look." if "I look." in call else None)
+
+
+def test_a_template_that_takes_text_or_a_thought_beside_calls(
+    tiny_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """That of gpt-oss refuses both: the thought is left out then."""
+    directory = thinking_model(tiny_directory("llama"), tmp_path, "harmony")
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    settings["chat_template"] = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}"
+        "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('one of them') }}{% endif %}"
+        "<|start|>{{ m.role }}{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+        "{% for c in m.tool_calls or [] %} to=functions.{{ c.function.name }}{% endfor %}<|message|>{{ m.content }}"
+        "<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    )
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    with serving(LLM(str(directory), kv_bytes=4 << 20, threads=1)) as running, running.http() as http:
+
+        def prompt(**said: Any) -> str:
+            messages = [*USER, {"role": "assistant", "tool_calls": [call], **said},
+                        {"role": "tool", "tool_call_id": "c", "content": "seen"}]  # fmt: skip
+            told = http.post("/tokenize", json={"messages": messages, "tools": [TOOL]})
+            assert told.status_code == 200, told.text
+            return running.llm.tokenizer.decode(told.json()["tokens"])
+
+        assert "hm" in prompt(reasoning="hm")
+        both = prompt(reasoning="hm", content="I look.")
+        assert "I look." in both
+        assert "hm" not in both
+
+
+def test_long_bodies_and_kept_answers(thinking: Callable[[str], Serving]) -> None:
+    """They go through another process, and under a name, with their thoughts."""
+    server = thinking("switch")
+    long = [{"role": "user", "content": "the fox " * 3}, *USER]
+    body = {"messages": [*long, {"role": "assistant", "content": "so", "reasoning": "x" * 17_000}, *USER]}
+    with writing(server, "<think>hm</think>So."):
+        assert post(server, CHAT, **body)["choices"][0]["message"]["reasoning_content"] == "hm"
+        kept = post(server, CHAT, messages=USER, keep=True)["context"]
+        again = post(server, CHAT, context=kept, messages=USER)
+    assert again["choices"][0]["message"]["content"] == "So."
+    text = "[user]the fox?</s>[assistant]So.</s>[user]the fox?</s>[assistant]"
+    assert again["usage"]["prompt_tokens"] == len(server.llm.tokenizer.encode(text, add_bos=False))
+
+
 # The prompt -----------------------------------------------------------------------------------------------------------
 
 

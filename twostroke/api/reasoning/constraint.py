@@ -44,6 +44,10 @@ class ReasoningTokens:
         mask[list(ids)] = True
         return mask
 
+    def prepare(self) -> None:
+        """Read the vocabulary now, so that no step waits for it."""
+        self.within("")
+
     @cached_property
     def _ends(self) -> list[tuple[int, str]]:
         """The tokens, besides the closer itself, that may complete it: those that have its last character."""

@@ -87,6 +87,8 @@ class Reasoning:
         if phase is Phase.ANSWER and not self.form.messages:
             return params
         if phase is not Phase.ANSWER and (params.constraint is not None or budget is not None):
+            if params.constraint is not None:
+                self._tokens.prepare()
             follow = ReasoningConstraintFactory(self._tokens, phase, params.constraint, budget, lead)
             params = replace(params, constraint=follow)
         return replace(params, reader=ReasoningReaderFactory(self._tokens, phase, params.reader))

@@ -59,7 +59,7 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
     """Describe the model."""
     engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
-    config, template = engine.llm.config, engine.llm.tokenizer.chat_template
+    config, template, thinks = engine.llm.config, engine.llm.tokenizer.chat_template, engine.reasoning is not None
     kind, attention = config.architecture, config.layers[0].attention
     model, names = _model(engine), {ours: theirs for theirs, ours in NAMES.items()}
     info: dict[str, Any] = {
@@ -82,7 +82,7 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
             "template": template or "",
             "details": model["details"],
             "model_info": info,
-            "capabilities": ["completion"] if template is None else ["completion", "tools"],
+            "capabilities": ["completion", *(["tools"] if template else []), *(["thinking"] if thinks else [])],
             "modified_at": model["modified_at"],
         }
     )

@@ -199,6 +199,7 @@ DIALECTS: dict[str, Dialect] = {
             NamedJson("<|channel|>", r"<\|channel\|>\w+ " + _TO + _HARMONY, ("<|call|>",)),
             NamedJson("<|start|>", r"<\|start\|>assistant " + _TO + r"<\|channel\|>\w+" + _HARMONY, ("<|call|>",)),
             NamedJson("<|start|>", r"<\|start\|>assistant<\|channel\|>\w+ " + _TO + _HARMONY, ("<|call|>",)),
+            NamedJson("to=functions.", _TO + r"<\|channel\|>\w+" + _HARMONY, ("<|call|>",), loose=True),
             IgnoredMarkup("<|channel|>analysis<|message|>", "<|end|>"),
             IgnoredMarkup("<|channel|>commentary<|message|>"),
             IgnoredMarkup("<|channel|>final<|message|>"),

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, Protocol
 
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints.chat_templates import REASONING
 from twostroke.server.tools.dialects import CLOSE, OPEN
 
 Message = Mapping[str, Any]
@@ -78,9 +79,9 @@ def _variants(
     """The conversation and its tools: as the client sent them, then with ever more changes."""
     if template is not None and "tool" in template:
         own = [_with_content(message, _NONE.search(template) is not None) for message in messages]
-        changes = product((_same, _one_at_a_time, _merged), (_same, _short_ids), (_same, _written_arguments))
-        for order, ids, arguments in changes:
-            yield order(ids(arguments(own))), tools
+        forms = (_same, _one_at_a_time, _merged), (_same, _short_ids), (_same, _written_arguments)
+        for thoughts, order, ids, arguments in product((_same, _one_beside_calls), *forms):
+            yield order(ids(arguments(thoughts(own)))), tools
     text = describe_tools(messages, tools)
     listed = int(bool(tools) and bool(text) and text[0]["role"] == "system")
     yield [*text[:listed], *_examples(tools), *text[listed:]], []
@@ -174,6 +175,16 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 def _without_system(messages: Sequence[Message]) -> list[Message]:
     """System messages as the beginning of the user's message that follows."""
     return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
+
+
+def _one_beside_calls(messages: Sequence[Message]) -> list[Message]:
+    """A message that calls with its text or its thought, since the template of gpt-oss refuses both."""
+    return [
+        {key: value for key, value in message.items() if key not in REASONING}
+        if message.get("tool_calls") and message.get("content")
+        else message
+        for message in messages
+    ]
 
 
 def _same(messages: Sequence[Message]) -> Sequence[Message]:

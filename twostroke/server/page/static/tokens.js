@@ -62,7 +62,9 @@ export class TokensView {
     const others = top.filter((one) => one.text !== text && !one.text.includes("\ufffd"));
     const choices = [{ ...this.answer.tokens[index], here: true }, ...others.map((one) => ({ ...one, top }))];
     const label = (one) => [one.here ? "the same: " : "", el("code", {}, visible(one.text)), ` ${percent(one.p)}`];
-    this.choice.replaceChildren("Go on from here with ", ...choices.map((one) => button(label(one), () => this.branch(index, one))));
+    const ways = choices.map((one) => button(label(one), () => this.branch(index, one)));
+    // A template closes a thought before an answer goes on, so there is no going on within one.
+    this.choice.replaceChildren(...(this.answer.thought ? [] : ["Go on from here with ", ...ways]));
     showAttention(this.attention, this.answer, index, (chosen) => this.attend(index, chosen));
   }
 }

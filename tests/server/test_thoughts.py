@@ -406,7 +406,8 @@ def test_show_tells_that_a_model_thinks(server: Serving, thinking: Callable[[str
     [
         "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}",
         " to=functions.look<|channel|>commentary json<|message|>{}",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}",
+        "<|channel|>analysis<|message|>hm<|end|>"
+        "<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}",
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
         "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}",
     ],

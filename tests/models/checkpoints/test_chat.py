@@ -103,6 +103,23 @@ def test_the_dialect_of_hugging_face_templates() -> None:
     assert render("{{ add_generation_prompt }}{{ enable_thinking }}", enable_thinking=False) == "TrueFalse"
 
 
+def test_thoughts_as_blocks_of_content() -> None:
+    """Ministral 3's templates read them so, and nothing else; a template that reads a field gets the field."""
+    blocks = (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for b in m.content %}"
+        "{% if b['type'] == 'text' %}{{ b['text'] }}{% elif b['type'] == 'thinking' %}[THINK]{{ b['thinking'] }}"
+        "[/THINK]{% endif %}{% endfor %}{% endif %}"
+    )
+    loop = "{% for m in messages %}" + blocks + "|{% endfor %}"
+    said = {"role": "assistant", "content": "so", "reasoning_content": "hm"}
+    assert render(loop, said) == "[THINK]hm[/THINK]so|"
+    assert render(loop, {**said, "content": ""}) == "[THINK]hm[/THINK]|"
+    assert render(loop, {"role": "assistant", "content": "so"}) == "so|"
+    assert render(loop, said, continue_final_message=True) == "[THINK]hm[/THINK]so"
+    reads_field = "{% for m in messages %}{{ m.reasoning_content }}" + blocks + "|{% endfor %}"
+    assert render(reads_field, said) == "hmso|"
+
+
 def test_content_that_is_none_stays_none() -> None:
     """DeepSeek-R1's and LFM2's templates ask for it; other keys that are null are left out."""
     template = "{{ messages[0]['content'] is none }}{{ 'tool_calls' in messages[0] }}"

@@ -1,6 +1,7 @@
 """Chat templates: messages to text, with the Jinja dialect that Hugging Face templates are written in."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -14,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.errors import CheckpointError, InvalidRequest
 
+_BLOCK = re.compile(r"""type['"\]]*\s*==\s*['"]thinking['"]""")
 _END = "\ue001"  # marks the end of a message that is to be continued
 
 
@@ -65,7 +67,7 @@ class ChatTemplates:
                 raise InvalidRequest("continue_final_message needs a text in the last message")
             present[-1]["content"] = f"{text}{_END} "
         values = {**self.special_tokens, **variables}
-        said = [_with_reasoning(message) for message in present]
+        said = [_with_reasoning(message, _as_blocks(source)) for message in present]
         values |= {
             "messages": said,
             "tools": tools,
@@ -96,10 +98,21 @@ def _cut(rendered: str) -> str:
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the names that templates read."""
+def _with_reasoning(message: dict[str, Any], blocks: bool) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read, or as a block of its content."""
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if reasoning is None:
+        return message
+    text = message.get("content")
+    if blocks and isinstance(text, str | None):
+        said = [{"type": "text", "text": text}] if text else []
+        return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *said]}
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _as_blocks(source: str) -> bool:
+    """Whether a template reads reasoning as blocks of content alone, as those of Ministral 3 do."""
+    return "reasoning" not in source and _BLOCK.search(source) is not None
 
 
 class _GenerationBlocks(Extension):

@@ -158,6 +158,31 @@ def test_explain_this_answer(screen: Screen, tmp_path: Path) -> None:
     assert '"text": "the quick brown fox"' in text or '"text":"the quick brown fox"' in text
 
 
+def test_a_fork_is_explained_too(screen: Screen, tmp_path: Path) -> None:
+    """What the model has read of a fork's beginning is a text; all that follows, and its attention, are there."""
+    screen.extra({"choice": ["the cat sat", "the dog ran"], "seed": 1})
+    screen.ask("Who?")
+    screen.extra({"max_tokens": 9, "ignore_eos": True, "seed": 2})
+    for at, which in ((2, 1), (5, 0)):  # a fork, and a fork of it
+        screen.find("button:text('Tokens')").last.click()
+        screen.find(".token").nth(at).click()
+        screen.find(".answer > div .actions button").nth(which).click()
+        screen.answered()
+    text = screen.find(".markdown").last.text_content()
+    with screen.page.expect_download() as download:
+        screen.find("button:text('Explain')").last.click()
+    download.value.save_as(tmp_path / "explanation.html")
+    screen.page.wait_for_selector("button:text('Explain'):not([disabled])")
+    assert screen.find(".error:visible").count() == 0
+    page = (tmp_path / "explanation.html").read_text()
+    assert json.dumps(text.strip())[1:12] in page
+    screen.find("button:text('Tokens')").last.click()
+    for at in (1, 4, 12):
+        screen.find(".token").nth(at).click()
+        screen.page.wait_for_selector(".attention :text('attended')")
+        assert screen.find(".error:visible").count() == 0
+
+
 def test_a_cut_answer_is_continued(screen: Screen) -> None:
     screen.settings({"max_tokens": "3", "temperature": "0"})
     screen.extra({"ignore_eos": True})

@@ -65,7 +65,8 @@ export class AnswerView {
     this.facts.textContent = facts(answer, running);
     this.goOn.hidden = running || !answer.content || answer.calls.length > 0 || !(answer.finish === "length" || answer.state !== "done");
     this.toggle.hidden = !answer.tokens?.length;
-    this.explain.hidden = running || !answer.tokens?.length || answer.tokens.some(({ id }) => id === undefined);
+    const made = answer.tokens?.slice(answer.forked ?? 0) ?? [];
+    this.explain.hidden = running || !answer.tokens?.length || made.some(({ id }) => id === undefined);
     this.tokens?.show();
     this.drawCache();
   }

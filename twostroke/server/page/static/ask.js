@@ -72,14 +72,24 @@ function token({ token: text, logprob, top_logprobs: top }, id) {
 /** The walk through an answer, as the text of a page: a plain pass over the same tokens, with all of it shown. */
 export async function explanation(prompt, answer, title) {
   const { tokens } = await json("/tokenize", { body: prompt });
-  const response = await call("/explain", { body: { tokens, answer: answer.tokens.map(({ id }) => id), title } });
+  const all = await tokensBefore(prompt, answer, answer.tokens.length);
+  const response = await call("/explain", { body: { tokens, answer: all.slice(tokens.length), title } });
   if (!response.ok) throw new Error(await reason(response));
   return response.text();
 }
 
 /** What the model attended to when it wrote a token of an answer, as a plain pass over the same tokens does. */
 export async function attention(prompt, answer, index, chosen) {
-  const { tokens } = await json("/tokenize", { body: prompt });
-  const before = answer.tokens.slice(0, index).map(({ id }) => id);
-  return json("/attention", { body: { tokens: [...tokens, ...before], ...chosen } });
+  return json("/attention", { body: { tokens: await tokensBefore(prompt, answer, index), ...chosen } });
+}
+
+/** The ids of a prompt and of the first `count` tokens of its answer. The beginning of a fork is read as a text. */
+async function tokensBefore(prompt, answer, count) {
+  const some = answer.tokens.slice(0, count);
+  const begun = count >= answer.forked ? answer.forked : some.findLastIndex(({ id }) => id === undefined) + 1;
+  const content = some.slice(0, begun).map(({ text }) => text).join("");
+  const messages = [...prompt.messages, { role: "assistant", content }];
+  const body = begun ? { ...prompt, messages, continue_final_message: true } : prompt;
+  const { tokens } = await json("/tokenize", { body });
+  return [...tokens, ...some.slice(begun).map(({ id }) => id)];
 }

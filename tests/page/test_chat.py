@@ -121,7 +121,7 @@ def test_go_on_from_a_token(screen: Screen, server: Serving) -> None:
     screen.settings({"system": "the quick brown fox " * 8})
     screen.extra({"choice": ["the cat sat", "the dog ran", "the dog sat"], "seed": 1})
     screen.ask("Who?")
-    screen.extra({"max_tokens": 150, "ignore_eos": True})
+    screen.extra({"max_tokens": 600, "ignore_eos": True})
     screen.find("button:text('Tokens')").click()
     token = screen.find(".token").nth(3)
     token.click()
@@ -137,7 +137,7 @@ def test_go_on_from_a_token(screen: Screen, server: Serving) -> None:
     assert begun["role"] == "assistant"
     assert begun["content"] == (before + other).replace("·", " ").replace("⏎", "\n")
     facts = screen.find(".facts").text_content()
-    assert int(facts.split()[0]) == 4 + 150
+    assert int(facts.split()[0]) == 4 + 600
     found = re.search(r"(\d+) of (\d+) prompt tokens from the cache", facts)
     assert found is not None
     assert int(found[1]) >= int(found[2]) // 16 * 16 - 16

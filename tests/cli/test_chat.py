@@ -20,7 +20,8 @@ from typer.testing import Result
 from tests.thinking import thinking_model, write
 from twostroke.api.conversation import Conversation
 from twostroke.api.llm import LLM
-from twostroke.cli.chat import DIM, PLAIN, UNSTATED, Session
+from twostroke.cli.chat import UNSTATED, Session
+from twostroke.cli.thoughts import DIM, PLAIN
 from twostroke.engine.request import Request
 from twostroke.sampling.params import SamplingParams
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from tests.thinking import thinking_model
 from twostroke.api.conversation.fitting import cut_passages
 from twostroke.api.llm import LLM
 from twostroke.methods import METHODS, Method, method, registry
 
 PROMPT = ("--prompt", "the quick brown fox")
 PACE = ("ttft_s", "itl_mean_s", "itl_p99_s", "tpot_s", "prefill_tokens_per_second", "decode_tokens_per_second")
-FIELDS = {"model", "prompt", "method", "method_facts", "backend", "text", "token_ids", "finish_reason", "outputs",
-          "prompt_tokens", "prefilled_tokens", "cached_tokens", "cached_tokens_by_tier", "output_tokens", "kv_bytes",
-          "definitions", "total_output_tokens_per_second", *PACE}  # fmt: skip
+FIELDS = {"model", "prompt", "method", "method_facts", "backend", "thought", "text", "token_ids", "finish_reason",
+          "outputs", "prompt_tokens", "prefilled_tokens", "cached_tokens", "cached_tokens_by_tier", "output_tokens",
+          "kv_bytes", "definitions", "total_output_tokens_per_second", *PACE}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,19 @@ def test_the_template_and_the_system_message(run_json: Callable[..., dict[str, A
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the fox"}]
     facts = run_json("generate", "-m", tiny, "-p", "the fox", "--system", "be brief", "--max-tokens", 5)
     assert facts["text"] == llm.chat(messages, max_tokens=5).text
+
+
+def test_a_thought_is_no_part_of_the_text(
+    run: Callable[..., Result], run_json: Callable[..., dict[str, Any]], tiny_directory: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    model = str(thinking_model(tiny_directory("llama"), tmp_path, "open"))
+    asked = ("generate", "-m", model, "-p", "the fox", "--max-tokens", 5)
+    facts, raw = run_json(*asked), run_json(*asked, "--raw")
+    assert (facts["text"], raw["thought"]) == ("", ""), "the template has opened a thought, and five tokens close none"
+    assert facts["thought"] == facts["outputs"][0]["thought"] != ""
+    assert raw["text"]
+    assert run(*asked).stdout == "\n", "what is piped on is the answer"
 
 
 def test_prompts_from_a_file_and_from_stdin(run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import typer
 from twostroke.cli.chat_input import ChatInput, edited
 from twostroke.cli.options import ChatSamplingOptions, JsonFlag, PositionalModelOptions, choice_settings, spread
 from twostroke.cli.report import cut_text, note, pace_text, print_json, size
+from twostroke.cli.thoughts import AnswerWriter
 from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.models.checkpoints.catalog import CATALOG
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from twostroke.api.conversation import Conversation, Reply
 
 UNSTATED = {"temperature": 0.7, "top_p": 0.9}  # of a model that states no generation defaults
-
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 HELP = """\
 /retry        answer the last question again
@@ -161,28 +160,19 @@ class Session:
         if reply.left_out:
             note(f"the context is full: {reply.left_out.text}")
         with _ctrl_c() as pressed:
-            thought = answer = 0  # characters on the screen
+            writer, thought, answer = AnswerWriter(self.out), 0, 0  # characters on the screen
             for _ in reply:
-                self._show(reply, thought, answer)
+                writer.write(reply.thought[thought:], reply.text[answer:])
                 thought, answer = len(reply.thought), len(reply.text)
                 if pressed.is_set():
                     reply.close()
-                    self._show(reply, thought, answer)
+                    writer.write(reply.thought[thought:], reply.text[answer:])
                     break
         self._print("")
         self.turns.append(_turn(reply))
         note(_facts_line(reply, pressed.is_set()))
         if reply.finish_reason == "length":
             note(cut_text(len(reply.tokens), reply.max_tokens))
-
-    def _show(self, reply: Reply, thought: int, answer: int) -> None:
-        """Write what is new of a reply. Its thought is dim on a terminal, and left out elsewhere."""
-        if self.out.isatty() and len(reply.thought) > thought:
-            self.out.write(f"{DIM}{reply.thought[thought:]}{PLAIN}")
-        if reply.text and not answer and reply.thought and self.out.isatty():
-            self.out.write("\n\n")
-        self.out.write(reply.text[answer:])
-        self.out.flush()
 
     def _command(self, name: str, argument: str) -> None:
         command = self._commands.get(name)

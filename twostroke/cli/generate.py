@@ -1,5 +1,6 @@
 """`twostroke generate`: answer one prompt."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.prompt import PromptOptions
 from twostroke.cli.report import cut_text, note, pace_text, print_json, size, tier_hits_text, write
+from twostroke.cli.thoughts import AnswerWriter
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 
@@ -40,7 +42,9 @@ def generate(
 
     The model's own generation defaults are not used here: `chat` and `serve` use them.
     """
+    from twostroke.api.reasoning.reasoning import parts_reader
     from twostroke.backends.native.library import unavailable
+    from twostroke.models.checkpoints.chat_tokens import ChatTokens
 
     text = asked.read()
     params = sampling.params(n=n, logprobs=logprobs)
@@ -50,14 +54,17 @@ def generate(
         if passage_budget is not None:
             text = cut(llm, text, passage_budget)
         tokens = asked.tokens(llm, text)
+        if isinstance(tokens, ChatTokens):
+            params = llm.chat_params(tokens, params)
 
         streaming = n == 1 and not as_json
         decoding = llm.stream(tokens, params, method=method)
         choices: list[list[Token]] = [[] for _ in range(n)]
+        writer, parts = AnswerWriter(sys.stdout), parts_reader(params)
         for token in decoding:
             choices[token.choice].append(token)
             if streaming:
-                write(token.text)
+                writer.write(*parts(token.text, token.finish_reason is not None))
         facts = describe(llm, decoding.request, choices, method_options.method)
         if as_json:
             print_json({"model": llm.name, "prompt": text, **facts})
@@ -89,6 +96,7 @@ def cut(llm: "LLM", text: str, budget: int) -> str:
 
 def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", method: str) -> dict[str, Any]:
     """All facts of a finished request, for JSON."""
+    from twostroke.api.reasoning.reasoning import set_apart
     from twostroke.engine.timings import DEFINITIONS, Pace
     from twostroke.kv.pages import TIERS
     from twostroke.methods.method import method_facts
@@ -96,18 +104,20 @@ def describe(llm: "LLM", request: "Request", choices: "list[list[Token]]", metho
     outputs = [
         {
             "index": index,
-            "text": "".join(token.text for token in tokens),
+            "thought": thought,
+            "text": answer,
             "token_ids": [token.id for token in tokens],
             "finish_reason": tokens[-1].finish_reason if tokens else None,
             "logprobs": None if request.params.logprobs is None else [logprob(llm, token) for token in tokens],
         }
         for index, tokens in enumerate(choices)
+        for thought, answer in [set_apart("".join(token.text for token in tokens), request.params)]
     ]
     return {
         "method": method,
         "method_facts": method_facts(request.result) or None,
         "backend": llm.backend.label,
-        **{key: outputs[0][key] for key in ("text", "token_ids", "finish_reason")},
+        **{key: outputs[0][key] for key in ("thought", "text", "token_ids", "finish_reason")},
         "outputs": outputs,
         "prompt_tokens": request.prompt_tokens,
         "prefilled_tokens": request.prefilled_tokens,

@@ -15,8 +15,7 @@ from twostroke.api.conversation import file
 from twostroke.api.conversation.fitting import LeftOut, cut_passages
 from twostroke.api.conversation.overflow import Message, Overflow, Turn, fit_turn, including_passages
 from twostroke.api.llm import LLM, Decoding
-from twostroke.api.reasoning.reader import parts_of
-from twostroke.api.reasoning.reasoning import set_apart
+from twostroke.api.reasoning.reasoning import parts_reader, set_apart
 from twostroke.engine.output import Token
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
@@ -286,7 +285,7 @@ class Reply(Iterator[Token]):
         params = decoding.request.params
         self.tokens, self.max_tokens = decoding.tokens, params.max_tokens
         self.thought = self.text = ""
-        self._reader = None if params.reader is None else params.reader()
+        self._parts = parts_reader(params)
         self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
         self._decoding: Decoding | None = decoding
         self._conversation = conversation
@@ -327,7 +326,7 @@ class Reply(Iterator[Token]):
         self._finish()
 
     def _tell(self, text: str, ended: bool) -> None:
-        thought, answer = ("", text) if self._reader is None else parts_of(self._reader.spans(text, ended))
+        thought, answer = self._parts(text, ended)
         self.thought += thought
         self.text += answer
 

@@ -1,6 +1,6 @@
 """How one model thinks: whether its answers have thoughts, where they begin, and what a request makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from twostroke.api.reasoning.constraint import ReasoningConstraintFactory, ReasoningTokens
@@ -94,8 +94,17 @@ class Reasoning:
         return replace(params, reader=ReasoningReaderFactory(self._tokens, phase, params.reader))
 
 
-def set_apart(text: str, params: SamplingParams) -> tuple[str, str]:
-    """(thought, answer) of a whole text. Without a reader of thoughts in `params`, all of it is the answer."""
+def parts_reader(params: SamplingParams) -> Callable[[str, bool], tuple[str, str]]:
+    """Reads an answer's text as it comes, and whether it has ended: (thought, answer), as far as they are certain.
+
+    Without a reader of thoughts in `params`, all of it is the answer.
+    """
     if not isinstance(params.reader, ReasoningReaderFactory):
-        return "", text
-    return parts_of(replace(params.reader, answer=None)().spans(text, ended=True))
+        return lambda text, ended: ("", text)
+    reader = replace(params.reader, answer=None)()
+    return lambda text, ended: parts_of(reader.spans(text, ended))
+
+
+def set_apart(text: str, params: SamplingParams) -> tuple[str, str]:
+    """(thought, answer) of a whole text, see `parts_reader`."""
+    return parts_reader(params)(text, True)

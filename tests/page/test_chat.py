@@ -146,6 +146,30 @@ def test_go_on_from_a_token(screen: Screen, server: Serving) -> None:
     eventually(lambda: screen.find(".cache figcaption").text_content().endswith(shared))  # drawn from the next message
 
 
+def test_a_fork_of_an_answer_that_is_being_made(screen: Screen, server: Serving) -> None:
+    """Both are made side by side, and one stop ends both."""
+    screen.extra(LONG)
+    screen.ask("Who?", wait=False)
+    screen.find("button:text('Tokens')").click()
+    screen.page.wait_for_selector(".token:nth-child(9)")
+    screen.find(".token").nth(4).click()
+    screen.find(".answer > div .actions button").nth(1).click()
+    eventually(lambda: server.llm.engine.num_running == 2)
+    assert screen.find(".assistant .others").inner_text().split()[1] == "2/2"
+    screen.find("[aria-label='The one before']").click()
+    assert screen.find(".assistant .others").inner_text().split()[1] == "1/2"
+    assert screen.find(".answer.going").count() == 1
+    assert server.llm.engine.num_running == 2
+    screen.page.click("#stop")
+    eventually(lambda: server.llm.engine.num_running == 0)
+    screen.page.wait_for_selector("#send:not([hidden])")
+    first = screen.find(".markdown").text_content()
+    assert "stopped" in screen.find(".facts").text_content()
+    screen.find("[aria-label='The next one']").click()
+    assert "stopped" in screen.find(".facts").text_content()
+    assert screen.find(".markdown").text_content() != first
+
+
 def test_explain_this_answer(screen: Screen, tmp_path: Path) -> None:
     screen.say("the quick brown fox")
     screen.ask("Who?")

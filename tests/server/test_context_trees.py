@@ -186,3 +186,18 @@ def test_a_tree_outlives_the_server(tiny_directory: Callable[[str], Path], tmp_p
     assert sorted(path.name for path in directory.iterdir()) == ["bad.json", "one.json", "root.json", "worse.json"]
     with serving(LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1)) as three, three.http() as http:
         assert http.get("/v1/contexts").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {"messages": NEXT, "keep": "a b"}, "keep: true, or a name of 1 to 128 letters, digits, _, . and -"),
+        (CHAT, {"messages": NEXT, "keep": 5}, "keep: true, or a name of 1 to 128 letters, digits, _, . and -"),
+        (CHAT, {"messages": NEXT, "keep": True, "n": 2}, "keep: this is for one answer: leave out n"),
+        ("/v1/completions", {"prompt": "a", "keep": True}, "keep is not supported here"),
+        ("/v1/completions", {"prompt": "a", "receipt": True}, "receipt is not supported here"),
+        ("/v1/responses", {"input": "a", "receipt": True}, "receipt is not supported here"),
+    ],
+)
+def test_what_cannot_be_kept(running: Serving, path: str, body: dict[str, Any], message: str) -> None:
+    assert message in post(running, path, 400, **body)["error"]["message"]

@@ -1,6 +1,7 @@
 """The body of /v1/chat/completions."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -249,6 +250,12 @@ class ChatPrompt(ReasoningFields):
         return [*told, *([] if thinks else self.without_thoughts())]
 
 
+def _flag_or_name(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, str) and re.fullmatch(NAME, value)):
+        return value
+    raise ValueError("true, or a name of 1 to 128 letters, digits, _, . and -")
+
+
 class ChatBody(ChatPrompt, GenerateBody):
     """Answer a conversation."""
 
@@ -271,7 +278,7 @@ class ChatBody(ChatPrompt, GenerateBody):
     passage_budget: Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)] = None
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
     # Put the conversation with its answer under a name, this one or a new one: a context to go on from and to fork.
-    keep: Annotated[str, Field(pattern=NAME)] | bool = False
+    keep: Annotated[Any, BeforeValidator(_flag_or_name)] = False
     receipt: bool = False  # what anyone with the same weights can check the answer by (`twostroke verify`)
     messages: list[ChatMessage] = Field(default_factory=list)
 

@@ -45,7 +45,9 @@ class CompletionBody(GenerateBody):
     UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "continue_final_message": (False,),
         "functions": ([],),
+        "keep": (False,),
         "messages": (),
+        "receipt": (False,),
         "tools": ([],),
     }
     prompt: Annotated[Any, BeforeValidator(_prompts)]

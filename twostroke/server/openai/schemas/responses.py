@@ -64,7 +64,9 @@ class ResponsesBody(ReasoningFields, GenerateBody):
     UNSUPPORTED: ClassVar[Neutral] = other_servers.UNSUPPORTED | {
         "background": (False,),
         "conversation": (),
+        "keep": (False,),
         "prompt": (),
+        "receipt": (False,),
     }
     input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None

@@ -15,13 +15,13 @@ export class Chat {
     this.conversation = conversation;
     this.changed = changed;
     this.views = new Map(); // of answers
-    this.abort = null;
+    this.runs = new Set(); // what stops each: a fork of an answer that is being made is made beside it
     this.visible = false;
     this.saved = 0; // when
   }
 
   get going() {
-    return this.abort !== null;
+    return this.runs.size > 0;
   }
 
   get turns() {
@@ -35,7 +35,7 @@ export class Chat {
   }
 
   stop() {
-    this.abort?.abort();
+    for (const run of this.runs) run.abort();
   }
 
   /** The page goes away: what was asked ends. */
@@ -66,14 +66,14 @@ export class Chat {
   }
 
   async run(answers, bodies) {
-    this.abort = new AbortController();
-    const { signal } = this.abort;
-    const asking = answers.map((answer, i) => ask(bodies[i], answer, () => this.shown(answer), signal));
+    const run = new AbortController();
+    this.runs.add(run);
+    const asking = answers.map((answer, i) => ask(bodies[i], answer, () => this.shown(answer), run.signal));
     this.show(true);
     this.keep();
     announce("Answering");
     await Promise.all(asking);
-    this.abort = null;
+    this.runs.delete(run);
     this.keep();
     if (!this.visible) return;
     for (const answer of answers) this.views.get(answer)?.finished();
@@ -89,21 +89,25 @@ export class Chat {
 
   /** Let the model write on where an answer was cut or stopped. */
   async goOn(turn) {
-    if (this.refused()) return;
+    if (!this.refused()) await this.writeOn(turn);
+  }
+
+  async writeOn(turn) {
     goTo(this.conversation, turn);
     const { settings } = this.conversation;
     const body = { messages: messages(this.conversation, turn.id), ...fields(settings, turn.method), continue_final_message: true };
     await this.run([turn], [body]);
   }
 
-  /** Another answer that is the same up to a token, has `text` in its place, and is written on from there. */
+  /** Another answer that is the same up to a token, has `text` in its place, and is written on from there; also while
+   * the first one is being made. */
   async branch(turn, index, { text, p, top }) {
-    if (this.refused()) return;
+    if (problem(this.conversation.settings, true) !== null) return;
     const before = turn.tokens.slice(0, index);
     const tokens = [...before, { text, p, top, id: undefined }];
     const content = tokens.map((one) => one.text).join("");
     const begun = { ...emptyAnswer(turn.method), content, tokens, count: tokens.length, forked: tokens.length };
-    await this.goOn(add(this.conversation, begun, turn.parent));
+    await this.writeOn(add(this.conversation, begun, turn.parent));
   }
 
   refused() {
@@ -258,7 +262,7 @@ export class Chat {
     const all = siblings(this.conversation, turn);
     if (all.length < 2) return null;
     const at = all.indexOf(turn);
-    const to = (i, text, label) => button(text, () => this.goTo(all[i]), { "aria-label": label, disabled: !all[i] || this.going });
+    const to = (i, text, label) => button(text, () => this.goTo(all[i]), { "aria-label": label, disabled: !all[i] });
     return el("span", { class: "others" }, to(at - 1, "‹", "The one before"), ` ${at + 1}/${all.length} `, to(at + 1, "›", "The next one"));
   }
 

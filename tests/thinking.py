@@ -31,6 +31,8 @@ TEMPLATES = {
     "{% endif %}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
 }  # fmt: skip
+TEMPLATES["merged"] = TEMPLATES["open"]
+MERGED = {"merged": ["</think>\n"]}  # tokens that have more than a mark
 SPECIAL = {
     "mistral": ["[THINK]", "[/THINK]", "[TOOL_CALLS]"],
     "gemma": ["<|channel>", "<channel|>"],
@@ -47,6 +49,7 @@ def thinking_model(plain: Path, directory: Path, kind: str) -> Path:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_special_tokens(SPECIAL.get(kind, []))
+    tokenizer.add_tokens(MERGED.get(kind, []))
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory
 

@@ -26,6 +26,7 @@ from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import grammar
 from twostroke.server.grammar import Grammars
+from twostroke.server.tools.parser import parser_factory
 
 VOCAB = 384
 THINK, HARMONY = FORMS["think"], FORMS["harmony"]
@@ -172,6 +173,18 @@ def test_messages_of_a_turn(text: str, thought: str, answer: str) -> None:
         assert read(HarmonyReader(Phase.UNDECIDED), parts) == (thought, answer)
 
 
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_nothing_is_told_out_of_order(size: int, tokenizer_of: Callable[[str], Tokenizer]) -> None:
+    """Where the answer's reader holds text back, it is told before what comes behind the message."""
+    tools = parser_factory(tokenizer_of("harmony"), [{"name": "f"}])
+    text = f"{A}a{NEXT}{C}I look <tool{NEXT}{CALL}"
+    reader = HarmonyReader(Phase.UNDECIDED, tools())
+    parts = [text[i : i + size] for i in range(0, len(text), size)]
+    spans = [span for part in parts for span in reader.spans(part)]
+    spans += reader.spans("", ended=True)
+    assert "".join(span.written for span in spans) == text
+
+
 # Grammars and budgets -------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +249,25 @@ def test_an_end_mark_takes_nothing_of_the_answer_along(tokenizer_of: Callable[[s
     assert [bool(tokens.within("</think")[id]) for id in (7, 8, 9, 10)] == [False, True, True, False]
     assert [bool(tokens.within("hm")[id]) for id in (7, 8, 9, 10)] == [True, True, True, False]
     assert not tokens.within("")[list(tokenizer.eos_ids)].any()
+
+
+def test_white_space_of_an_end_mark_counts(tokenizer_of: Callable[[str], Tokenizer]) -> None:
+    """An empty line may follow a thought, and no more: a part of it may have come with the mark."""
+    for space in ("\n", "\n\n"):
+        assert (
+            written(tokenizer_of("merged"), f"hm</think>{space}ok", rule=grammar.choice(["ok"]))[0]
+            == f"hm</think>{space}ok"
+        )
+    assert written(tokenizer_of("merged"), "hm</think>\n\n\nok", rule=grammar.choice(["ok"]))[0] == "hm</think>\n\nok"
+
+
+def test_a_grammar_is_not_left_out(tokenizer_of: Callable[[str], Tokenizer]) -> None:
+    """An answer does not end in its thought, as long as a grammar waits behind it."""
+    tokenizer = tokenizer_of("open")
+    _, ids = written(tokenizer, "hm", rule=grammar.choice(["ok"]), max_tokens=9)
+    assert len(ids) == 9
+    assert not tokenizer.eos_ids & set(ids)
+    assert written(tokenizer, "hm", max_tokens=9)[0] == "hm", "without a grammar it may"
 
 
 @pytest.mark.parametrize("kind", ["switch", "open", "mistral", "gemma"])

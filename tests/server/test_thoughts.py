@@ -408,7 +408,7 @@ def test_show_tells_that_a_model_thinks(server: Serving, thinking: Callable[[str
         " to=functions.look<|channel|>commentary json<|message|>{}",
         "<|channel|>analysis<|message|>hm<|end|>"
         "<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look <tool<|end|>"
         "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}",
     ],
 )
@@ -419,7 +419,7 @@ def test_calls_of_gpt_oss(call: str, thinking: Callable[[str], Serving]) -> None
     [called] = message["tool_calls"]
     assert (called["function"]["name"], json.loads(called["function"]["arguments"])) == ("look", {"at": "x"})
     assert message.get("reasoning_content") == ("hm" if "hm" in call else None)
-    assert message["content"] == ("I look." if "I look." in call else None)
+    assert message["content"] == ("I look <tool" if "I look" in call else None)
 
 
 def test_a_template_that_takes_text_or_a_thought_beside_calls(

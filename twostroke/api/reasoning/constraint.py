@@ -138,7 +138,6 @@ class ReasoningConstraint(Constraint):
         elif self._phase is Phase.THOUGHT:
             before, closed, rest = self._text.partition(self._tokens.form.closer)
             if closed:
-                self._spent += 1
                 self._end(self._tokens.form.after.removeprefix(rest))
             else:
                 self._text = before[-len(self._tokens.form.closer) :]

@@ -275,7 +275,7 @@ class LoadSearch:
         rate = self.load.rate
         wanted = 0.0 if rate is None else HOPE * rate
         promising = [one for one in fleets if self._promise(one) >= wanted and one.plan != self.plan]
-        order = sorted(promising, key=lambda one: (one.asks, self._rank(one)))
+        order = sorted(promising, key=lambda one: (one.asks, len(one.changes), self._rank(one)))
         order = [one for asks in dict.fromkeys(one.asks for one in order) for one in _first(order, asks)]
         if (found := self._first_enough(order)) is not None:
             return found

@@ -73,12 +73,13 @@ def test_the_form_is_found_in_the_template(kind: str, name: str, tokenizer_of: C
     assert found is not None
     assert found.form is FORMS[name]
     assert Reasoning.of(tokenizer_of(kind), VOCAB, "none") is None
-    told = Reasoning.of(tokenizer_of(kind), VOCAB, "granite")
+    told = Reasoning.of(tokenizer_of(kind), VOCAB, "granite-3.2")
     assert told is not None
-    assert told.form is FORMS["granite"]
+    assert told.form is FORMS["granite-3.2"]
 
 
 def test_a_template_without_marks_has_no_form() -> None:
+    assert form_name("between <think></think> and write your response between <response></response>") == "granite-3.3"
     assert form_name(None) is None
     assert form_name("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}I think") is None
 
@@ -143,6 +144,17 @@ def test_hostile_texts(text: str, thought: str, answer: str) -> None:
     for size in range(1, len(text) + 2):
         parts = [text[i : i + size] for i in range(0, len(text), size)]
         assert read(MarkedReader(THINK, Phase.UNDECIDED), parts) == (thought, answer)
+
+
+@given(TEXTS, CUTS, st.sampled_from(["", "\n"]))
+def test_marks_around_an_answer(answer: str, cuts: Sequence[int], space: str) -> None:
+    """Granite 3.3 writes its answer between marks, if it has thought."""
+    text = f"<think>hm</think>{space}<response>{answer}</response>{space}"
+    assert read(MarkedReader(FORMS["granite-3.3"], Phase.UNDECIDED), pieces(text, cuts)) == ("hm", answer.lstrip())
+    for plain in (f"x{answer}</response> x", f"x {answer}<response>"):
+        assert read(MarkedReader(FORMS["granite-3.3"], Phase.UNDECIDED), pieces(plain, cuts)) == ("", plain)
+        thought = read(MarkedReader(FORMS["granite-3.3"], Phase.THOUGHT), pieces(f"hm</think>{plain}", cuts))
+        assert thought == ("hm", plain)
 
 
 A, F, C = (f"<|channel|>{name}<|message|>" for name in ("analysis", "final", "commentary"))

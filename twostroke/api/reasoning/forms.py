@@ -16,6 +16,7 @@ class ReasoningForm:
         before: what models write before the closer, where a thought is closed for them.
         after: what models write between the closer and the answer.
         lead: what an answer without a thought begins with. The answer is then a message of its own, in harmony.
+        around: marks around the answer behind a thought, if the model writes any.
     """
 
     opener: str
@@ -23,6 +24,7 @@ class ReasoningForm:
     before: str = ""
     after: str = ""
     lead: str = ""
+    around: tuple[str, str] | None = None
 
     @property
     def messages(self) -> bool:
@@ -31,10 +33,11 @@ class ReasoningForm:
 
 
 FORMS: dict[str, ReasoningForm] = {
-    "think": ReasoningForm("<think>", "</think>", "\n", "\n\n"),  # Qwen, DeepSeek, SmolLM, OLMo, GLM, Granite 3.3
+    "think": ReasoningForm("<think>", "</think>", "\n", "\n\n"),  # Qwen, DeepSeek, SmolLM, OLMo, GLM
     "mistral": ReasoningForm("[THINK]", "[/THINK]"),
     "gemma": ReasoningForm("<|channel>thought\n", "<channel|>"),
-    "granite": ReasoningForm("Here is my thought process:", "Here is my response:", "\n\n", "\n\n"),  # 3.2
+    "granite-3.2": ReasoningForm("Here is my thought process:", "Here is my response:", "\n\n", "\n\n"),
+    "granite-3.3": ReasoningForm("<think>", "</think>", after="<response>", around=("<response>", "</response>")),
     "harmony": ReasoningForm(
         "<|channel|>analysis<|message|>",
         "<|end|>",
@@ -45,10 +48,11 @@ FORMS: dict[str, ReasoningForm] = {
 PARSERS = ("auto", *FORMS, "none")
 # What a template with a form has: one of its marks, as it stands there.
 _SIGNS = {
+    "granite-3.3": ("<response></response>",),
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]",),
     "gemma": ("<|channel>thought",),
-    "granite": ("Here is my thought process:",),
+    "granite-3.2": ("Here is my thought process:",),
     "harmony": ("<|channel|>analysis",),
 }
 

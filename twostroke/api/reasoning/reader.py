@@ -86,31 +86,42 @@ class MarkedReader(ReasoningReader):
         super().__init__(phase, answer)
         self._form = form
         self._fresh = phase is not Phase.ANSWER  # nothing but white space since a part began
+        self._ends_with = ""  # the mark behind the answer, once one has come before it
 
     def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
-        body, opener = self._text.lstrip(), self._form.opener.rstrip()
-        space = len(self._text) - len(body)
-        if self._fresh and self.phase is not Phase.ANSWER:
-            if body.startswith(opener):  # also if the prompt has it already: some models repeat it
-                found.append(ReasoningSpan(self._take(space + len(opener))))
-                self.phase = Phase.THOUGHT
-                return True
-            if opener.startswith(body) and not ended:
-                return False
-            if self.phase is Phase.UNDECIDED:
-                self.phase, self._fresh = Phase.ANSWER, False
-                return True
         if self._fresh:
-            if not body and not ended:
-                return False
-            _tell(found, ReasoningSpan(self._take(space)))
-            self._fresh = False
-            return True
+            return self._begin(found, ended)
+        return self._speak(found, ended) if self.phase is Phase.ANSWER else self._think(found, ended)
+
+    def _begin(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        """Read the mark before a part, and white space, which is not shown."""
+        body = self._text.lstrip()
+        space = len(self._text) - len(body)
+        mark = self._form.opener.rstrip()  # also if the prompt has it already: some models repeat it
         if self.phase is Phase.ANSWER:
-            text = self._take(len(self._text))
-            _tell(found, ReasoningSpan(text, text, plain=True))
+            mark, after = self._form.around or ("", "")
+            self._ends_with = after if mark and body.startswith(mark) else self._ends_with
+        if mark and body.startswith(mark):
+            found.append(ReasoningSpan(self._take(space + len(mark))))
+            self.phase = Phase.THOUGHT if self.phase is Phase.UNDECIDED else self.phase
+            return True
+        if not ended and (not body or mark.startswith(body)):
             return False
-        return self._think(found, ended)
+        self._fresh = False
+        if self.phase is Phase.UNDECIDED:  # no thought: the answer keeps its white space
+            self.phase = Phase.ANSWER
+        else:
+            _tell(found, ReasoningSpan(self._take(space)))
+        return True
+
+    def _speak(self, found: list[ReasoningSpan], ended: bool) -> bool:
+        end = self._text.rstrip()
+        held = len(self._ends_with) if end.endswith(self._ends_with) else arriving(end, self._ends_with)
+        text = self._take(len(end) - held if held else len(self._text))
+        _tell(found, ReasoningSpan(text, text, plain=True))
+        if ended and held:
+            found.append(ReasoningSpan(self._take(len(self._text))))
+        return False
 
     def _think(self, found: list[ReasoningSpan], ended: bool) -> bool:
         closer, text = self._form.closer, self._text

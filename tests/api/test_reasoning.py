@@ -402,3 +402,21 @@ def test_preempted_and_together_budgets_give_the_same(
         thought, answer = tight.tokenizer.decode(ids, skip_special=False).split("[/THINK]", 1)
         assert len(tight.tokenizer.encode("[/THINK]", add_bos=False)) == 1
         assert len(answer) == 30, (number, thought)
+
+
+@pytest.mark.models
+def test_a_real_vocabulary_writes_marks_in_several_tokens() -> None:
+    """The 135M was not trained to think; a budget closes what it writes, and a grammar has the answer."""
+    llm = LLM("smollm2-135m", kv_bytes=64 << 20, threads=1)
+    reasoning = Reasoning("think", llm.tokenizer, llm.config.vocab_size)
+    asked = llm.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    prompt = [*asked, *llm.tokenizer.encode("<think>\n", add_bos=False)]
+    phase = reasoning.phase_after(prompt)
+    rule = Grammars(llm.tokenizer, llm.config.vocab_size).compile(grammar.regex(r"(Paris|London|Rome)\."))
+    params = SamplingParams(max_tokens=80, constraint=rule)
+    made = llm.generate([prompt], reasoning.applied(params, phase, budget=24))[0]
+    assert (phase, made.text, made.finish_reason) == (Phase.THOUGHT, "Paris.", "stop")
+    assert len(llm.tokenizer.encode(made.thought, add_bos=False)) in (23, 24)
+    plain = SamplingParams(max_tokens=60)
+    free = llm.generate([prompt], reasoning.applied(plain, phase, budget=10**6))[0]
+    assert [token.id for token in free.tokens] == [token.id for token in llm.generate([prompt], plain)[0].tokens]

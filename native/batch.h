@@ -24,6 +24,7 @@ struct Batch {
   float* queries;                 // [blocks, num_queries, q_width]
   const float* dropout;           // [blocks, rows, hidden], for the inputs of MLPs; null for none
   const uint8_t* embeddings;      // [rows] in the file's format, if the model has no embedding matrix; else null
+  const uint8_t* token_inputs;    // [rows] of the table of `TokenInputs`, in its format, if the model has one
   int64_t num_wanted;             // number of rows that the last block returns
   const int64_t* wanted;          // [num_wanted], ascending
   int64_t num_states;             // number of rows whose hidden states are returned

@@ -2,6 +2,7 @@
 #pragma once
 #include "experts.h"
 #include "qkv.h"
+#include "token_inputs.h"
 
 // Attention; the results are packed as rows for the output projection.
 template <class Finish>
@@ -97,9 +98,13 @@ void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
       to.put(row, i, a, b);
     }
   };
-  if (!m.embed) return m.spread(pass.batch.num_rows, own, look_up);
-  m.team->share(pass.batch.num_rows, own.member, look_up);
-  m.meet(own);
+  if (!m.embed) {
+    m.spread(pass.batch.num_rows, own, look_up);
+  } else {
+    m.team->share(pass.batch.num_rows, own.member, look_up);
+    m.meet(own);
+  }
+  if (m.inputs) make_token_numbers(m, own, pass, out);
 }
 
 // Some rows of x, packed.
@@ -115,7 +120,7 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int BLOCK_PHASES = 15;  // at most
+constexpr int EMBED_PHASES = 4, BLOCK_PHASES = 18;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -130,15 +135,15 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const int n = int(rows.size());
   auto fetching = [&](const Linear& next) { return [&m, &own, &next, n] { fetch_start(m, own, next, n); }; };
   // A layer's output is added to the residual, directly in one step or after a norm in the other.
-  auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float* out,
-                    const Normed* to, const auto& finish) {
+  auto add_on = [&](const Linear& layer, Rows rows, const float* norm, float* made, const float* before, float scale,
+                    float* out, const Normed* to, const auto& finish) {
     if (!norm) {
       add_linear(m, own, layer, rows, n, before, out, to, finish);
       return m.meet(own);
     }
     store_linear(m, own, layer, rows, n, made, finish);
     m.meet(own);
-    post_norm_add(m, own, norm, n, made, before, out, to);
+    post_norm_add(m, own, norm, n, made, before, scale, out, to);
   };
   const size_t handed_out = size_t(batch.num_queries) * m.config.q_width;
   const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
@@ -163,7 +168,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
   const Normed* to = last ? nullptr : &next;
   auto attend = [&](const auto& finish) {
-    add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, rest.after, &middle, finish);
+    add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, 1.0f, rest.after, &middle, finish);
   };
   if (b.mixed()) {
     attend([] {});
@@ -171,5 +176,12 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   }
   attend(fetching(mlp.gate_up));
   const Rows gated = gated_linear(m, own, mlp, middle, rest.gated);
-  add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, pass.result(i), to, fetching(following));
+  if (!b.inputs)
+    return add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, b.scale, pass.result(i), to, fetching(following));
+  const Rows gate_inputs = Rows::in(rest.gate_inputs, n, m.config.hidden);
+  const Normed plain{gate_inputs, b.inputs->gate.kinds, nullptr, nullptr, rest.gate_squares};
+  add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, 1.0f, rest.middle, &plain, fetching(b.inputs->gate));
+  const Rows chosen = gate_token_numbers(m, own, pass, i, gate_inputs, rest.token_gated);
+  add_on(b.inputs->projection, chosen, b.inputs->norm, rest.token_out, rest.middle, b.scale, pass.result(i), to,
+         fetching(following));
 }

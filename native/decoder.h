@@ -125,15 +125,34 @@ struct SharedExpert {
   const float* gate;  // [hidden]
 };
 
+constexpr int MOST_TOKEN_INPUTS = 1024;
+
+// Numbers of each row's token for every block: of a table that the caller has, plus those of a product with its embedding.
+struct TokenInputs {
+  Linear projection;  // [blocks * size, hidden]
+  const float* norm;  // [size], of each block's part of the product
+  int32_t size, format;  // of a block; of the table's rows
+
+  size_t row_bytes() const { return raw_row_bytes(Format(format), projection.width); }
+};
+
+// What a block does with its numbers at the end: x += norm(projection(activation(gate x) * numbers)).
+struct BlockInputs {
+  Linear gate, projection;
+  const float* norm;
+};
+
 struct Block {
-  // Those before attention and the MLP, of q and k, and after attention and the MLP; null for none.
-  const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *attn_post_norm, *mlp_post_norm;
+  // Those before attention and the MLP, of q, k and v, and after attention and the MLP; null for none.
+  const float *attn_norm, *mlp_norm, *q_norm, *k_norm, *v_norm, *attn_post_norm, *mlp_post_norm;
+  float scale;  // of the residual at the end
   Linear qkv, o;
   AttentionShape attention;
   std::vector<Mlp> mlps;  // the MLP, or the experts, all of one size
   Router router;          // chooses the experts of a row; without weights there is one MLP
   Kinds mlp_kinds;        // the kinds of their weights
   std::optional<SharedExpert> shared;
+  std::optional<BlockInputs> inputs;
 
   bool mixed() const { return router.weights; }
   int intermediate() const { return mlps[0].down.cols; }
@@ -146,6 +165,7 @@ struct Decoder {
   const Matrix* head_matrix = nullptr;  // which a rank may have no row of
   std::unique_ptr<Linear> head;
   const float* head_norm = nullptr;
+  std::optional<TokenInputs> inputs;
 
   // Groups of layers whose entries share pages.
   size_t groups() const {

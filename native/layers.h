@@ -130,31 +130,32 @@ void add_linear(Model& m, Model::Private& own, const Linear& layer, Rows rows, i
   linear(m, own, layer, rows, count, adding(layer, layer.bias, m.config.residual_scale, before, out, to), finish);
 }
 
-// The same for a layer's output, after a norm.
+// The same for a layer's output, after a norm; the sums are multiplied by `scale`.
 void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, const float* made, const float* before,
-                   float* out, const Normed* to) {
+                   float scale, float* out, const Normed* to) {
   const int n = m.config.hidden;
-  const F factor = set1(m.config.residual_scale);
+  const F factor = set1(m.config.residual_scale), times = set1(scale);
   m.spread(count, own, [&](int row) {
     const size_t at = size_t(row) * n;
     float* normed = own.row.get<float>(n);
     rms_norm(made + at, norm, n, m.config.eps, normed);
     for (int i = 0; i < n; i += GROUP) {
-      const F a = fma(load(normed + i), factor, load(before + at + i));
-      const F b = fma(load(normed + i + 16), factor, load(before + at + i + 16));
+      const F a = mul(fma(load(normed + i), factor, load(before + at + i)), times);
+      const F b = mul(fma(load(normed + i + 16), factor, load(before + at + i + 16)), times);
       store(out + at + i, a), store(out + at + i + 16, b);
       if (to) to->put(row, i, a, b);
     }
   });
 }
 
+inline F activated(const Config& c, F gate, F up) {
+  if (c.activation == SWIGLU_OAI) return swiglu_oai16(gate, up);
+  return mul(c.activation == GELU ? gelu16(gate) : silu16(gate), up);
+}
+
 // Scales gate and up, and packs the gated rows for the next layer: a unit's four panels are one group of its input.
 inline auto gating(const Model& m, const Linear& layer, const float* scales, Rows out, const Linear& next) {
   return [&m, &layer, scales, out, &next](const Job* jobs, int n, int first, int block, const F* sums) {
-    auto gated = [&](F gate, F up) {
-      if (m.config.activation == SWIGLU_OAI) return swiglu_oai16(gate, up);
-      return mul(m.config.activation == GELU ? gelu16(gate) : silu16(gate), up);
-    };
     for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
       for (int start = 0; start < block; start += PANEL) {
         const int some = std::min(PANEL, block - start);
@@ -164,7 +165,7 @@ inline auto gating(const Model& m, const Linear& layer, const float* scales, Row
           auto sum = [&](int panel) {
             return layer.biased_pair(mul(sums[panel * ROW_BLOCK + start + i], scale), jobs[panel], panel % 2);
           };
-          a[i] = gated(sum(0), sum(1)), b[i] = gated(sum(2), sum(3));
+          a[i] = activated(m.config, sum(0), sum(1)), b[i] = activated(m.config, sum(2), sum(3));
         }
         put_columns(next.kinds, a, b, out, first + start, some, jobs->column);
       }

@@ -45,7 +45,7 @@ static const Pass& run_pass(Model& m, const Batch& batch, uint16_t* kv, const in
   const int run = m.team->vacant(), blocks = int(m.blocks.size());
   Pass& pass = m.passes[run];
   pass.begin(m, batch, kv, strides, m.team->size(), m.common, by_row);
-  m.team->run(run, blocks * BLOCK_PHASES + 1, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
+  m.team->run(run, blocks * BLOCK_PHASES + EMBED_PHASES, pass.pure(), m.job([&m, &pass, blocks](Model::Private& own) {
     embed(m, own, pass, inputs_of(m, pass, 0));
     pass.begin_reads(own.work.ahead, 0, own.member, {m.blocks[0].qkv.groups()});
     for (int i = 0; i < blocks; i++) run_block(m, own, pass, i);
@@ -99,8 +99,9 @@ static Block& add_block(Model& m, const float** norms, void** matrices, const fl
   Linear qkv(turned, biases[0]);
   qkv.by_heads(attention.dim, (norms[2] || norms[3]) && !attention.whole_norm);
   Linear o({part(matrices[3])}, biases[1]);
-  Block b{norms[0],     norms[1],  norms[2], norms[3], norms[4], norms[5], std::move(qkv),
-          std::move(o), attention, {},       router,   {},       {}};
+  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], norms[6], norms[7] ? *norms[7] : 1.0f, std::move(qkv),
+          std::move(o), attention, {}, router, {}, {}, {}};
+  if (norms[8]) b.inputs.emplace(BlockInputs{Linear({part(matrices[7])}), Linear({part(matrices[8])}), norms[8]});
   b.mlps.reserve(count);
   for (int i = 0; i < count; i++, mlps += 3) {
     const Matrix *gate = part(mlps[0]), *down = part(mlps[2]);
@@ -182,6 +183,11 @@ void* twostroke_model(void* team, const Config* config, void* embed, void* head,
   m->head_matrix = (const Matrix*)head;
   if (head) m->head = std::make_unique<Linear>(std::vector{(const Matrix*)head}), m->head_norm = norm;
   return m;
+}
+
+// Before blocks: see TokenInputs. A block's part has `size` numbers, and the caller's table rows in `format`.
+void twostroke_token_inputs(void* model, void* projection, const float* norm, int size, int format) {
+  ((Model*)model)->inputs.emplace(TokenInputs{Linear({(const Matrix*)projection}), norm, size, format});
 }
 
 void twostroke_model_free(void* model) { delete (Model*)model; }
@@ -296,7 +302,8 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
   });
 }
 
-// Norms: attention, MLP, q, k, after attention, after MLP. Matrices: q, k, v, o, gate, up, down; k and v are null if the
+// Norms: attention, MLP, q, k, v, after attention, after MLP; the scale of the residual at the end, which only a block with
+// the last two has; and that of BlockInputs. Matrices: q, k, v, o, gate, up, down, and two of BlockInputs; k and v are null if the
 // entries are another layer's. Biases: of q, k and v; of o; of gate and up; of down; of the router. Norms and biases are
 // null if absent.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float** biases,

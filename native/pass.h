@@ -76,6 +76,11 @@ class Pass {
  public:
   Batch batch{};  // copied; angles by row, not by position
   PassMemory room;
+  // Packed embeddings, their products, and the numbers of each row for all blocks: see TokenInputs.
+  struct TokenNumbers {
+    uint8_t* rows;
+    float *made, *numbers;
+  } tokens{};
 
   // Lets its rows lie where all ranks have them.
   void share(const Ranks& ranks) {
@@ -91,6 +96,12 @@ class Pass {
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->half_dim, groups = model.groups();
     strides_.assign(strides, strides + 3 * groups);
     if (!model.embed) keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
+    if (model.inputs) {
+      keep(token_inputs_, batch.token_inputs, rows * model.inputs->row_bytes());
+      const size_t packed = round_up(Rows::bytes(rows, config_->hidden), LINE), width = model.inputs->projection.width;
+      tokens.rows = numbers_.get<uint8_t>(packed + 2 * sizeof(float) * rows * width);
+      tokens.made = (float*)(tokens.rows + packed), tokens.numbers = tokens.made + rows * width;
+    }
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, groups * rows), keep(slots_, batch.slots, rows);
     keep(positions_, batch.positions, rows), keep(wanted_, batch.wanted, batch.num_wanted);
     keep(state_rows_, batch.state_rows, batch.num_states);
@@ -212,7 +223,7 @@ class Pass {
   uint16_t* kv_;
   const std::vector<Block>* blocks_;
   std::vector<int64_t> strides_;  // [groups, 3]
-  std::vector<uint8_t> embeddings_;
+  std::vector<uint8_t> embeddings_, token_inputs_;
   std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, state_rows_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
   std::vector<Span> spans_;
@@ -224,6 +235,6 @@ class Pass {
   size_t last_ = 0;  // block
   bool cut_ = false;
   PassMemory rest_;
-  Buffer memory_, rest_memory_, choices_, rest_choices_;
+  Buffer memory_, rest_memory_, choices_, rest_choices_, numbers_;
   const Ranks* ranks_ = nullptr;
 };

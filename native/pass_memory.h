@@ -20,6 +20,8 @@ class PassMemory {
     Choice* choices;                                  // [rows, chosen], of each block: see experts.h
     uint8_t* shared_gated;                            // of the shared expert
     float *shares, *with_shared;                      // its weight in each row; the input of the MLP plus its output
+    uint8_t *gate_inputs, *token_gated;               // packed rows of BlockInputs
+    float *gate_squares, *middle, *token_out;         // of these; x before them; their output before the norm
   };
 
   PassMemory() = default;
@@ -29,6 +31,7 @@ class PassMemory {
              size_t partials)
       : config_(&model.config), rows_(rows), partials_(partials) {
     gated_ = Rows::bytes(rows, config_->intermediate);
+    token_inputs_ = model.inputs ? model.inputs->size : 0;
     for (const Block& b : model.blocks) {
       norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
       if (b.attention.whole_norm) projected_ = std::max(projected_, rows * b.qkv.width);
@@ -99,12 +102,19 @@ class PassMemory {
     take(to.shared_gated, shared_gated_);
     take(to.shares, shared_gated_ ? rows_ * PANEL : 0);
     take(to.with_shared, shared_gated_ ? rows_ * c.hidden : 0);
+    const size_t with_inputs = token_inputs_ ? rows_ : 0;
+    take(to.gate_inputs, Rows::bytes(with_inputs, c.hidden));
+    take(to.token_gated, Rows::bytes(with_inputs, token_inputs_));
+    take(to.gate_squares, Normed::squares_of(with_inputs, c.hidden));
+    take(to.middle, with_inputs * c.hidden);
+    take(to.token_out, with_inputs * c.hidden);
     return std::max(at, after_attention);
   }
 
   const Config* config_ = nullptr;
   size_t rows_ = 0, partials_ = 0;
   size_t gated_ = 0, logits_ = 0, choices_ = 0, projected_ = 0, shared_gated_ = 0;  // the maxima over blocks
+  int token_inputs_ = 0;
   bool norms_after_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;

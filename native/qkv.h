@@ -84,7 +84,7 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, const Head
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= unit, jobs += unit, sums += unit * ROW_BLOCK) {
       const int head = jobs->column / c.dim, at = jobs->column % c.dim;
-      const float* norm = head < c.heads ? b.q_norm : head < c.heads + c.kv_heads ? b.k_norm : nullptr;
+      const float* norm = head < c.heads ? b.q_norm : head < c.heads + c.kv_heads ? b.k_norm : b.v_norm;
       for (int r = 0; r < block; r++) {
         const F scale = set1(scales[first + r]);
         auto made = [&](int i) { return b.qkv.biased(mul(sums[i * ROW_BLOCK + r], scale), jobs[i]); };

@@ -68,6 +68,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+            "sliding_window": 24,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": VOCAB,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4-12b": (
+        "Gemma4",
+        {
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "num_attention_heads": 6,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 24,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -186,14 +215,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
-    name = "Gemma3Text" if kind == "Gemma3" else kind
+    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4") else kind
     config = getattr(transformers, f"{name}Config")(**(COMMON | changes | sizes))
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
+        scalars = [(name, one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
+        for parameter_name, parameter in [*model.named_parameters(), *scalars]:
             # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
-            shift = 1.0 if "norm" in parameter_name and not kind.startswith("Gemma") else 0.0
+            factor = any(part in parameter_name for part in ("norm", "scalar")) and kind not in ("Gemma2", "Gemma3")
+            shift = 1.0 if factor else 0.0
             scale = 0.2 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale + shift)
     model.save_pretrained(directory)

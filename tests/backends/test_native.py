@@ -38,7 +38,7 @@ def raw_tensor(name: str, rows: int, cols: int, seed: int = 0, size: float = 0.0
         return RawTensor("w", name, (rows, cols), values.view(np.uint8), "test")
     blocks = generator.integers(0, 256, (rows * cols // kind.block_size, kind.block_bytes), dtype=np.uint8)
     if name == "MXFP4":  # an exponent instead
-        blocks[:, 0] = generator.integers(-2, 3, len(blocks)) + 127 + round(np.log2(size or 1))
+        blocks[:, 0] = generator.integers(-1, 1, len(blocks)) + 127 + round(np.log2(size or 1))
         blocks[:, 1:] *= size > 0
         return RawTensor("w", name, (rows, cols), blocks.reshape(rows, -1), "test")
     halves = (generator.standard_normal((len(blocks), 2)) * size).astype(np.float16).view(np.uint8)

@@ -173,7 +173,7 @@ class Native:
         self.handle = self.library.twostroke_model(self.team.handle, ctypes.byref(fields), embed, embed, address(norm))
         self.team.free_with(self, self.library.twostroke_model_free, self.handle, kept)
         for number, block in enumerate(model.blocks):
-            norms = (ctypes.c_void_p * 6)(*(address(norm) for norm in block.norms), None, None, None, None)
+            norms = (ctypes.c_void_p * 9)(*(address(norm) for norm in block.norms), None, None, None, None)
             attention = [self._handle(raw) for raw in block.attention]
             heads = library.NativeAttention(HEADS, KV_HEADS, DIM, 0, KV_HEADS, 0, 0, 0, 0, 0, number, 1, 0, DIM**-0.5)
             biases, mlps = (ctypes.c_void_p * 5)(), []

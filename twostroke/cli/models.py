@@ -162,7 +162,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     from twostroke.kv.geometry import Geometry
 
     config = checkpoint.config
-    turned = [config.head_dim if rope.rotated is None else rope.rotated for rope in config.ropes]
+    turned = [one.head_dim if one.rope.rotated is None else one.rope.rotated for one in config.attentions]
     ropes = Counter((rope.base, rope.scaled, turns) for rope, turns in zip(config.ropes, turned, strict=True))
     windows = Counter(config.windows)
     return {

@@ -186,5 +186,5 @@ class LastQueries(LastRows):
 
     def all(self, wrong: int = 0) -> Queries:
         """The queries kept, without those of the last `wrong` guesses."""
-        rows = self.rows(wrong)
-        return NO_QUERIES if rows is None else Queries(rows, self._config.windows, self._config.score_cap)
+        rows, config = self.rows(wrong), self._config
+        return NO_QUERIES if rows is None else Queries(rows, config.windows, config.score_cap, config.sources)

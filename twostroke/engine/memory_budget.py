@@ -88,7 +88,8 @@ class MemoryBudget:
 def workspace_bytes(config: ModelConfig, max_step_tokens: int) -> int:
     """Bytes of activations and logits of one step, in float32. An upper bound for every backend on a CPU."""
     inner = max(_inner(layer.feed_forward) for layer in config.layers)
-    row = 6 * config.hidden_size + 3 * inner + 3 * config.num_heads * config.head_dim
+    row = 6 * config.hidden_size + 3 * inner + 3 * max(one.num_heads * one.head_dim for one in config.attentions)
+    row += 3 * config.token_inputs * config.num_layers
     return 4 * (max_step_tokens * row + LOGIT_ROWS * config.vocab_size)
 
 

@@ -246,8 +246,8 @@ def _trim() -> None:
 
 def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
     """Hex digest of everything that the bits of an entry depend on, beside the tokens before it."""
-    ropes, head_dim = dict.fromkeys(checkpoint.config.ropes), checkpoint.config.head_dim
-    angles = [np.arange(64, dtype=np.float32)[:, None] * frequencies(rope, head_dim) for rope in ropes]
+    turned = dict.fromkeys((one.rope, one.head_dim) for one in checkpoint.config.attentions)
+    angles = [np.arange(64, dtype=np.float32)[:, None] * frequencies(rope, dim) for rope, dim in turned]
     # numpy makes angles and encodes weights, and not with the same last bits on every processor.
     turns = hashlib.blake2b(b"".join(np.cos(a).tobytes() + np.sin(a).tobytes() for a in angles)).hexdigest()
     parts = (checkpoint.weights_id, ENCODING, backend.arithmetic, turns, backend.kv_dtype, page_size)

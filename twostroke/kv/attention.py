@@ -4,7 +4,7 @@ Kernels never materialize attention weights: they use an online softmax. A strok
 weights of a few rows are computed from them here, with the same order and masks as in the kernels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -19,14 +19,17 @@ class Queries:
     """Query vectors of the last n entries of a value.
 
     Attributes:
-        rows: [layers, n, Hq, D] float32, after RoPE and multiplied by the attention scale.
+        rows: [layers, n, Hq, D] float32, after RoPE and multiplied by the attention scale; zeros follow the numbers of
+            smaller heads.
         windows: each layer's sliding window in positions, or None.
         cap: the bound of scores, if the model has one (`ModelConfig.score_cap`).
+        sources: the layer whose keys each layer reads; empty if each reads its own.
     """
 
     rows: np.ndarray
     windows: tuple[int | None, ...]
     cap: float | None = None
+    sources: Sequence[int] = ()
 
     def __len__(self) -> int:
         return self.rows.shape[1]
@@ -53,9 +56,11 @@ def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
     q, window, n = queries.rows[layer], queries.windows[layer], len(queries)
     positions, order = np.array(kv.positions), np.arange(len(kv))
     own, own_order = positions[len(kv) - n :, None], order[len(kv) - n :, None]
-    keys = kv.keys(layer).astype(np.float32).transpose(1, 2, 0)  # [Hkv, D, len]
+    keys = (
+        kv.keys(queries.sources[layer] if queries.sources else layer).astype(np.float32).transpose(1, 2, 0)
+    )  # [Hkv, D, len]
     # Query heads that share a KV head are adjacent: [Hkv, Hq / Hkv * n, D].
-    shared = q.swapaxes(0, 1).reshape(len(keys), -1, q.shape[-1])
+    shared = q[..., : keys.shape[1]].swapaxes(0, 1).reshape(len(keys), -1, keys.shape[1])
     with _blas().limit(limits=1):  # idle BLAS threads would spin on the cores that the kernels use
         scores = (shared @ keys).reshape(-1, n, len(kv))
     if queries.cap is not None:

@@ -51,6 +51,8 @@ class Attention(StableRepr):
         growth: how queries grow with their position; None: they do not.
         sink_logits: whether each query head has a learned logit that takes part in the softmax and has no value
             (gpt-oss, after Xiao et al. 2023, arXiv:2309.17453): weights of the keys sum to less than 1.
+        value_norm: whether each head of v passes an RMSNorm without weights (Gemma 4).
+        keys_as_values: whether v is k before its norm and RoPE, so that there is no matrix of v (Gemma 4).
     """
 
     num_heads: int
@@ -66,6 +68,8 @@ class Attention(StableRepr):
     whole_norm: bool = field(default=False, repr=False, metadata=LATER)
     growth: QueryGrowth | None = field(default=None, repr=False, metadata=LATER)
     sink_logits: bool = field(default=False, repr=False, metadata=LATER)
+    value_norm: bool = field(default=False, repr=False, metadata=LATER)
+    keys_as_values: bool = field(default=False, repr=False, metadata=LATER)
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -73,9 +77,14 @@ class Attention(StableRepr):
         return self.num_kv_heads, self.head_dim
 
     @property
+    def kv_values(self) -> int:
+        """Numbers of K and V of an entry."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
     def projections(self) -> tuple[str, ...]:
-        """What is computed of a layer's inputs: "q", and "k" and "v" unless they are another layer's."""
-        return ("q", "k", "v") if self.source is None else ("q",)
+        """The matrices of q, k and v, in this order; q alone if entries are another layer's."""
+        return ("q",) if self.source is not None else ("q", "k", "k" if self.keys_as_values else "v")
 
 
 @dataclass(frozen=True)
@@ -123,12 +132,14 @@ class Layer(StableRepr):
     Attributes:
         post_norms: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
         pre_norms: whether there are the norms before them, which OLMo 2 lacks.
+        scaled: whether the residual stream is multiplied by a learned number at the end (Gemma 4).
     """
 
     attention: Attention
     feed_forward: GatedMLP | Experts
     post_norms: bool = False
     pre_norms: bool = field(default=True, repr=False, metadata=LATER)
+    scaled: bool = field(default=False, repr=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,6 +155,9 @@ class ModelConfig(StableRepr):
         logit_scale: factor of logits (Granite).
         score_cap: bound c of query-key products s, which become c tanh(s / c) (Gemma 2); None for none.
         logit_cap: the same for logits.
+        token_inputs: how many numbers each layer gets of each token, besides the residual stream; 0 for none (per-layer
+            embeddings of Gemma 3n and 4). At its end a layer adds norm(projection(activation(gate x) * numbers)) to the
+            stream. The numbers are those of a table, and of a projection of the token's embedding.
     """
 
     architecture: str
@@ -158,6 +172,7 @@ class ModelConfig(StableRepr):
     logit_scale: float = field(default=1.0, repr=False, metadata=LATER)
     score_cap: float | None = field(default=None, repr=False, metadata=LATER)
     logit_cap: float | None = field(default=None, repr=False, metadata=LATER)
+    token_inputs: int = field(default=0, repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for index, one in enumerate(self.attentions):
@@ -203,6 +218,12 @@ class ModelConfig(StableRepr):
         """The attention window of each layer, or None."""
         return tuple(attention.window for attention in self.attentions)
 
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """The layer whose K and V each layer reads; empty if each reads its own."""
+        found = tuple(i if one.source is None else one.source for i, one in enumerate(self.attentions))
+        return () if found == tuple(range(len(found))) else found
+
     @property
     def head_tensor(self) -> str:
         """The Twostroke name of the head's matrix."""
@@ -216,8 +237,13 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     Each matrix of each expert is a tensor: `layers.3.experts.7.gate`.
     """
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
+    if size := config.token_inputs:
+        every = config.num_layers * size
+        shapes |= {"inputs.embed": (config.vocab_size, every), "inputs.projection": (every, config.hidden_size)}
+        shapes["inputs.norm"] = (size,)
     for i, layer in enumerate(config.layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer_shapes(layer, config.hidden_size).items()}
+        own = _layer_shapes(layer, config.hidden_size) | _input_shapes(size, config.hidden_size)
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
     shapes["norm"] = (config.hidden_size,)
     if not config.tied:
         shapes["head"] = (config.vocab_size, config.hidden_size)
@@ -230,7 +256,7 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         **({"attn_norm": (hidden,)} if layer.pre_norms else {}),
         "q": (q_size, hidden),
-        **({} if attention.source is not None else {"k": (kv_size, hidden), "v": (kv_size, hidden)}),
+        **dict.fromkeys(attention.projections[1:], (kv_size, hidden)),
         "o": (hidden, q_size),
         **({"mlp_norm": (hidden,)} if layer.pre_norms else {}),
     }
@@ -255,8 +281,9 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{part}_bias": (q_size if part == "q" else kv_size,) for part in attention.projections}
     if attention.qk_norm:
         whole = {"q": q_size, "k": kv_size} if attention.whole_norm else {}
-        normed = [part for part in attention.projections if part != "v"]
-        shapes |= {f"{part}_norm": (whole.get(part, attention.head_dim),) for part in normed}
+        shapes |= {f"{part}_norm": (whole.get(part, attention.head_dim),) for part in attention.projections[:2]}
+    if layer.scaled:
+        shapes["scale"] = (1,)
     if layer.post_norms:
         shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     return shapes
@@ -264,6 +291,12 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
 
 def _mlp_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
     return {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+
+
+def _input_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Of what a layer does with its numbers of a token."""
+    names = {"input_gate": (size, hidden), "input_projection": (hidden, size), "input_norm": (hidden,)}
+    return names if size else {}
 
 
 SHARED_GATE = "shared_gate"  # of the shared expert

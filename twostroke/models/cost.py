@@ -99,13 +99,15 @@ class CostModel:
         flops = 0
         for layer in self.config.layers:
             attention, feed_forward, hidden = layer.attention, layer.feed_forward, self.config.hidden_size
-            flops += 2 * hidden * attention.head_dim * (2 * attention.num_heads + 2 * attention.num_kv_heads)
+            made = attention.num_kv_heads * (len(set(attention.projections)) - 1)  # K and V
+            flops += 2 * hidden * attention.head_dim * (2 * attention.num_heads + made)
             passed = 1
             if isinstance(feed_forward, Experts):
                 passed = feed_forward.chosen
                 flops += 2 * hidden * feed_forward.count
                 flops += 6 * hidden * feed_forward.shared_size
             flops += passed * 6 * hidden * feed_forward.intermediate_size
+            flops += 6 * hidden * self.config.token_inputs
         return flops
 
     @cached_property
@@ -113,32 +115,36 @@ class CostModel:
         return 2 * self.config.vocab_size * self.config.hidden_size
 
     @cached_property
-    def key_flops(self) -> int:
-        """FLOPs of one row's attention to one key in one layer: the score, and the weighted value."""
-        return 4 * self.config.num_heads * self.config.head_dim
+    def windows(self) -> list[tuple[int | None, int, int]]:
+        """Of the layers with each window together: FLOPs of a row's attention to a key, and numbers of K and V read."""
+        flops, values = Counter[int | None](), Counter[int | None]()
+        for one in self.config.attentions:
+            flops[one.window] += 4 * one.num_heads * one.head_dim  # the score, and the weighted value
+            values[one.window] += one.kv_values
+        return [(window, flops[window], values[window]) for window in flops]
 
     @cached_property
-    def windows(self) -> list[tuple[int | None, int]]:
-        """Pairs (window, number of layers with it)."""
-        return list(Counter(self.config.windows).items())
+    def entry_values(self) -> int:
+        """Numbers of K and V of an entry, in the layers that have their own."""
+        return sum(one.kv_values for one in self.config.attentions if one.source is None)
 
     def work(self, step: Iterable[SequenceRows]) -> WorkAmounts:
         """The work of a step with these rows of all its sequences."""
-        rows = logits = keys = seen = 0
+        rows = logits = attention = seen = 0
         for one in step:
             rows += one.count
             logits += one.logits
-            for window, layers in self.windows:
+            for window, flops, values in self.windows:
                 pairs, entries = attended(one, window)
-                keys += layers * pairs
-                seen += layers * entries
+                attention += flops * pairs
+                seen += values * entries
         if not rows:
             return WorkAmounts(0, 0, 0, 0, 0)
         return WorkAmounts(
             self.layer_bytes(rows) + self.head_bytes * bool(logits),
-            self.entry_bytes * seen / self.config.num_layers,
+            self.entry_bytes * seen / self.entry_values,
             self.row_flops * rows,
-            self.key_flops * keys,
+            attention,
             self.head_row_flops * logits,
         )
 

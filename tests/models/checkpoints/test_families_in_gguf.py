@@ -29,6 +29,14 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+OUTER = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 Metadata = Callable[[gguf.GGUFWriter, Mapping[str, Any]], object]
 
@@ -125,6 +133,27 @@ def gpt_oss(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_expert_feed_forward_length(values["intermediate_size"])
 
 
+def gemma4(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    layers, shared, width = values["layer_types"], values["num_kv_shared_layers"], values["intermediate_size"]
+    sliding = [kind == "sliding_attention" for kind in layers]
+    of_global = values["per_layer_config"][str(len(layers) - 1)]
+    whole, heads = of_global["head_dim"], of_global.get("num_key_value_heads", values["num_key_value_heads"])
+    writer.add_key_length_swa(values["head_dim"])
+    writer.add_value_length_swa(values["head_dim"])
+    writer.add_rope_dimension_count(whole)
+    writer.add_head_count_kv([values["num_key_value_heads"] if slides else heads for slides in sliding])
+    writer.add_feed_forward_length([width * (2 if i >= len(layers) - shared else 1) for i in range(len(layers))])
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(values["hidden_size_per_layer_input"])
+    writer.add_sliding_window(values["sliding_window"])
+    writer.add_sliding_window_pattern(sliding)
+    if values["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(values["final_logit_softcapping"])
+    turned = int(values["rope_parameters"]["full_attention"]["partial_rotary_factor"] * whole / 2)
+    factors = np.array([1.0] * turned + [1e30] * (whole // 2 - turned), np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.experts.{}.w1": "ffn_gate_exps",
@@ -157,6 +186,12 @@ OLMO = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GEMMA2 = OLMO | {"pre_feedforward_layernorm": "ffn_norm"}
+GEMMA4 = GEMMA2 | {
+    "layer_scalar": "layer_output_scale",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
 GRANITE4 = {"shared_mlp.input_linear": "ffn_gate+ffn_up", "shared_mlp.output_linear": "ffn_down"}
 CONVERTED = {
     "llama": Converted("llama", permuted=True),
@@ -171,13 +206,15 @@ CONVERTED = {
     "phi3": Converted("phi3", FUSED, metadata=phi3),
     "glm4": Converted("glm4", FUSED | GLM4_NORMS, metadata=partial_rope),
     "glm": Converted("chatglm", FUSED, metadata=partial_rope, joined=True),
+    "gemma4": Converted("gemma4", GEMMA4, metadata=gemma4),
+    "gemma4-12b": Converted("gemma4", GEMMA4, metadata=gemma4),
     "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
     "mixtral": Converted("llama", EXPERTS, permuted=True, metadata=mixtral),
 }
 
 
 def unstacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """gpt-oss's experts one by one, as blocks if they are MXFP4; and a name for sinks that ends as others do."""
+    """gpt-oss's experts one by one, as blocks if they are MXFP4; and names that end as others do."""
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         inner, _, part = name.rpartition(".")
@@ -190,7 +227,7 @@ def unstacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             part, tensor = part.removesuffix("_blocks"), blocks.reshape(*tensor.shape[:2], -1).swapaxes(1, 2)
         kind = "bias" if part.endswith("_bias") else "weight"
         if not part.startswith(("gate_up_proj", "down_proj")) or not inner.endswith("experts"):
-            found[f"{name}.weight" if part == "sinks" else name] = tensor
+            found[f"{name}.weight" if part in ("sinks", "layer_scalar") else name] = tensor
             continue
         for e, one in enumerate(tensor if kind == "bias" else tensor.swapaxes(1, 2)):
             rows = {"gate": one[::2], "up": one[1::2]} if part.startswith("gate_up") else {"down": one}
@@ -207,9 +244,12 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_context_length(values["max_position_embeddings"])
     writer.add_embedding_length(values["hidden_size"])
     writer.add_block_count(values["num_hidden_layers"])
-    writer.add_feed_forward_length(values["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    if made.arch != "gemma4":
+        writer.add_feed_forward_length(values["intermediate_size"])
+        writer.add_head_count_kv(kv_heads)
+    else:  # its layers differ in them
+        head_dim = values["per_layer_config"][str(values["num_hidden_layers"] - 1)]["head_dim"]
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
@@ -222,7 +262,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")
         if not inner.startswith("layers."):
-            outer = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[inner]
+            outer = OUTER[inner]
             writer.add_tensor(f"{outer}.weight", tensor)
             continue
         _, number, part = inner.split(".", 2)

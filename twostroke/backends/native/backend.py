@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from twostroke.backends.native.distributed_ranks import DistributedRanks
 
 PAGE_SIZE = 16
-VOCABULARY = ("embed", "head")  # matrices with a row for each token; any number of rows is allowed
+MOST_TOKEN_INPUTS = 1024  # as in native/decoder.h
+VOCABULARY = ("embed", "head", "inputs.embed")  # matrices with a row for each token; any number of rows is allowed
 
 
 class NativeBackend:
@@ -66,6 +67,8 @@ class NativeBackend:
         return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
+        if self.ranks is not None and config.token_inputs:
+            return "several ranks do not share numbers of tokens for each layer (per-layer embeddings)"
         return unsupported(config, matrices, page_size)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -105,6 +108,12 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return "it wants one activation for all layers"
     if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
         return "it has no norm behind experts"
+    if any(layer.scaled and not layer.post_norms for layer in config.layers):
+        return "it scales no layers without norms behind their parts"
+    if any(one.value_norm and (one.whole_norm or not one.qk_norm) for one in config.attentions):
+        return "it norms values where it norms each head of queries and keys"
+    if config.token_inputs > MOST_TOKEN_INPUTS or config.token_inputs % 32:
+        return f"it wants multiples of 32 numbers of a token for each layer, at most {MOST_TOKEN_INPUTS}"
     for name, tensor in matrices.items():
         if tensor.format not in FORMATS and tensor.format not in SUBSTITUTES:
             return f"it has no kernels for {tensor.format} weights ({tensor.name})"

@@ -45,6 +45,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unpack": (None, (_POINTER, _INT, _POINTER)),
     "read_row": (None, (_INT, _POINTER, _INT, _POINTER)),
     "model": (_POINTER, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "token_inputs": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "add_experts_block": (
@@ -104,7 +105,7 @@ class NativeBatch(ctypes.Structure):
         *((name, _POINTER) for name in ("row_starts", "span_starts", "spans", "cos", "sin")),
         ("turns", ctypes.c_int64),
         ("num_queries", ctypes.c_int64),
-        *((name, _POINTER) for name in ("query_rows", "queries", "dropout", "embeddings")),
+        *((name, _POINTER) for name in ("query_rows", "queries", "dropout", "embeddings", "token_inputs")),
         ("num_wanted", ctypes.c_int64),
         ("wanted", _POINTER),
         ("num_states", ctypes.c_int64),

@@ -89,6 +89,11 @@ class NativeModel:
             self._lend(weights.vector("norm") * np.float32(config.logit_scale)),
         )
         team.free_with(self, self.library.twostroke_model_free, self.handle, self.lent, self.kv)
+        self.inputs = weights.table(team, "inputs.embed") if config.token_inputs else None
+        if config.token_inputs:
+            matrix, norm = self._matrix(weights, "inputs.projection").handle, self._vector(weights, "inputs.norm")
+            format = weights.table_format(self.inputs)
+            self.library.twostroke_token_inputs(self.handle, matrix, norm, config.token_inputs, format)
         for i, layer in enumerate(config.layers):
             self._add(i, layer, weights)
         if weights.handle is not None:
@@ -108,8 +113,12 @@ class NativeModel:
         attention, prefix = layer.attention, f"layers.{index}."
         norms = ["attn_norm", "mlp_norm"] if layer.pre_norms else ["", ""]
         norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
-        norms += ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
-        pointers = (ctypes.c_void_p * 6)(*(self._vector(weights, prefix + name) if name else None for name in norms))
+        vectors = [self._vector(weights, prefix + name) if name else None for name in norms]
+        vectors.append(self._lend(np.ones(attention.head_dim, np.float32)) if attention.value_norm else None)
+        after = ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
+        after += ["scale" if layer.scaled else "", "input_norm" if self.inputs else ""]
+        vectors += [self._vector(weights, prefix + name) if name else None for name in after]
+        pointers = (ctypes.c_void_p * 9)(*vectors)
         own = attention.source is None
         heads = weights.share.kv_heads(attention)
         (group, place), ropes = self.places[index], [self.turned.index(one) for one in _turned(attention)]
@@ -139,10 +148,13 @@ class NativeModel:
             self._biases(weights, prefix, (ROUTER,) if mlp.bias and isinstance(mlp, Experts) else ()),
         )
         described = biases, ctypes.byref(shape)
-        matrices = self._handles(weights, prefix, *attention.projections)
+        made = dict.fromkeys(attention.projections)  # one matrix for k and v, if v is k
+        turned = dict(zip(made, self._handles(weights, prefix, *made), strict=True))
+        matrices = [turned[part] for part in attention.projections]
         matrices += [*([] if own else [None, None]), *self._handles(weights, prefix, "o")]
         if isinstance(mlp, GatedMLP):
-            matrices += self._handles(weights, prefix, "gate", "up", "down")
+            inputs = ("input_gate", "input_projection") if self.inputs else ()
+            matrices += self._handles(weights, prefix, "gate", "up", "down", *inputs)
             self.library.twostroke_add_block(self.handle, pointers, _pointers(matrices), *described)
             return
         experts: list[int | None] = []
@@ -203,6 +215,9 @@ class NativeModel:
         if self.table is not None:
             embeddings = np.frombuffer(self.table.read(token_ids.tolist()), np.uint8)
             fields.embeddings = address(embeddings)
+        if self.inputs is not None:
+            token_inputs = np.frombuffer(self.inputs.read(token_ids.tolist()), np.uint8)
+            fields.token_inputs = address(token_inputs)
         if batch.dropout is not None:
             fields.dropout = address(batch.dropout)
         queries = None

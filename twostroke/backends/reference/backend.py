@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from twostroke.backends.interface import ForwardOutput, LazyLogits, RaggedBatch, Weights
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
@@ -93,7 +94,7 @@ class ReferenceModel:
         there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
         with self.operations.running():
             hidden, queries, states = self.decoder.forward(there, kv)
-            asked = None if there.query_rows is None else as_array(torch.stack(queries))
+            asked = None if there.query_rows is None else as_array(torch.stack(_padded(queries)))
             seen = None if there.state_rows is None else as_array(torch.stack(states))
         return ForwardOutput(HiddenRows.of(self, hidden), asked, seen)
 
@@ -119,6 +120,12 @@ class ReferenceModel:
 
     def copy(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
+
+
+def _padded(queries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """[R, Hq, D] of each layer, with zeros where a layer has fewer heads, or smaller ones."""
+    most, longest = (max(one.shape[axis] for one in queries) for axis in (1, 2))
+    return [F.pad(one, (0, longest - one.shape[2], 0, most - one.shape[1])) for one in queries]
 
 
 class ShardedReferenceModel(ReferenceModel):

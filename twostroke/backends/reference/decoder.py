@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped, gated
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
 
@@ -26,13 +26,17 @@ class ReferenceLayer:
         self.place = entry_places(config)[index]
         self.residual_scale, self.score_cap = config.residual_scale, config.score_cap
         self.pre_norms = (pack("attn_norm"), pack("mlp_norm")) if layer.pre_norms else (None, None)
-        made = layer.attention.projections
+        made = list(dict.fromkeys(layer.attention.projections))
         self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if layer.attention.bias else ())
         self.o = pack("o", bias=("o_bias",) if layer.attention.output_bias else ())
         self.heads = operations.heads(config, index)
         self.sink_logits = pack("sink_logits").matrix if layer.attention.sink_logits else None
-        self.qk_norms = [pack(f"{name}_norm") for name in made if name != "v"] if layer.attention.qk_norm else []
+        self.qk_norms = [pack(f"{name}_norm") for name in made[:2]] if layer.attention.qk_norm else []
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else (None, None)
+        self.scale = pack("scale").matrix if layer.scaled else None
+        self.inputs = None
+        if config.token_inputs:
+            self.inputs = pack("input_gate"), pack("input_projection"), pack("input_norm")
         if isinstance(layer.feed_forward, models.Experts):
             biased = layer.feed_forward.bias
             self.router = pack("router", bias=("router_bias",) if biased else ())
@@ -52,9 +56,17 @@ class ReferenceLayer:
             self.down = pack("down", bias=("down_bias",) if biased else ())
 
     def __call__(
-        self, x: torch.Tensor, kv: Sequence[torch.Tensor], batch: TensorBatch, queries: list[torch.Tensor]
+        self,
+        x: torch.Tensor,
+        kv: Sequence[torch.Tensor],
+        batch: TensorBatch,
+        queries: list[torch.Tensor],
+        inputs: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[N, hidden] -> [N, hidden]. `kv`: see `ReferenceDecoder.forward`. Queries are appended."""
+        """[N, hidden] -> [N, hidden]. `kv`: see `ReferenceDecoder.forward`. Queries are appended.
+
+        `inputs`: the layer's numbers of each row's token, [N, token_inputs], if it gets any.
+        """
         ops, attention, (group, place) = self.operations, self.attention, self.place
         own = kv[group][place]
         h = self._normed(x, self.pre_norms[0])
@@ -74,7 +86,12 @@ class ReferenceLayer:
         else:
             h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
             made = ops.whole(ops.linear(h, self.down), self.down.split)
-        return self._added(x, self._normed(made, self.post_norms[1]))
+        x = self._added(x, self._normed(made, self.post_norms[1]))
+        if self.inputs is not None and inputs is not None:
+            gate, projection, norm = self.inputs
+            h = gated(ops.whole(ops.linear(x, gate), gate.split), inputs, self.feed_forward.activation)
+            x = x + ops.norm(ops.whole(ops.linear(h, projection), projection.split), norm, self.eps)
+        return x if self.scale is None else x * self.scale
 
     def _normed(self, x: torch.Tensor, norm: DenseWeight | None) -> torch.Tensor:
         """After a norm, if the layer has it."""
@@ -108,6 +125,10 @@ class ReferenceDecoder:
     def __init__(self, config: models.ModelConfig, operations: Operations, weights: Weights) -> None:
         self.config, self.operations = config, operations
         self.embed = operations.pack([weights("embed")])
+        self.inputs = None
+        if config.token_inputs:
+            table, projection, norm = (weights(f"inputs.{name}") for name in ("embed", "projection", "norm"))
+            self.inputs = operations.pack([table]), operations.pack([projection]), operations.pack([norm])
         self.layers = [ReferenceLayer(config, i, operations, weights) for i in range(config.num_layers)]
         self.norm = operations.pack([weights("norm")])
         self.head = self.embed if config.tied else operations.pack([weights("head")])
@@ -127,12 +148,23 @@ class ReferenceDecoder:
         queries: list[torch.Tensor] = []
         x = self.operations.embed(self.embed, batch.token_ids, self.config.embedding_scale)
         seen = [x]
-        for layer in self.layers:
-            x = layer(x, kv, batch, queries)
+        inputs = self._inputs(batch.token_ids, x)
+        for layer, own in zip(self.layers, inputs, strict=True):
+            x = layer(x, kv, batch, queries, own)
             if batch.state_rows is not None:
                 seen.append(x)
         states = [] if batch.state_rows is None else [one[batch.state_rows].float() for one in seen]
         return x[batch.wanted], queries, states
+
+    def _inputs(self, token_ids: torch.Tensor, x: torch.Tensor) -> Sequence[torch.Tensor | None]:
+        """Each layer's numbers of the rows' tokens, whose embeddings are x: [N, token_inputs]."""
+        if self.inputs is None:
+            return [None] * len(self.layers)
+        (table, projection, norm), size = self.inputs, self.config.token_inputs
+        projected = self.operations.whole(self.operations.linear(x, projection), projection.split)
+        projected = (projected * self.config.hidden_size**-0.5).view(len(x), -1, size)
+        found = self.operations.embed(table, token_ids, size**0.5).view(projected.shape)
+        return ((self.operations.norm(projected, norm, self.config.norm_eps) + found) * 2**-0.5).unbind(1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""

@@ -132,8 +132,8 @@ class Operations:
     ) -> torch.Tensor:
         """Norm q and k if `norms` are given, apply RoPE, write K and V to their pages unless they are another layer's.
 
-        `qkv` is [N, (Hq + 2 Hkv) * D] or, without own K and V, [N, Hq * D]. `kv` is one layer of the pool, [2, pages,
-        Hkv, page_size, D], of a group of layers. Returns q, [N, Hq, D].
+        `qkv` is [N, (Hq + 2 Hkv) * D], without own K and V [N, Hq * D], where V is K [N, (Hq + Hkv) * D]. `kv` is one
+        layer of the pool, [2, pages, Hkv, page_size, D], of a group of layers. Returns q, [N, Hq, D].
         """
         q, k, v = self.turned(qkv, kv.shape[2], batch, attention, norms, eps)
         if k is not None and v is not None:
@@ -161,7 +161,11 @@ class Operations:
 
         if attention.source is not None:
             return self._grown(turn(heads, norms), batch, attention), None, None
-        q, k, v = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        own = [num_kv_heads] * (1 if attention.keys_as_values else 2)
+        q, k, *values = heads.split([heads.shape[1] - sum(own), *own], dim=1)
+        v = values[0] if values else k
+        if attention.value_norm:
+            v = self.norm(v, DenseWeight(v.new_ones(()), None, ColumnSplit((0, 1))), eps)
         return self._grown(turn(q, norms[:1]), batch, attention), turn(k, norms[1:]), v
 
     def norm_heads(self, x: torch.Tensor, weight: DenseWeight, eps: float, attention: Attention) -> torch.Tensor:

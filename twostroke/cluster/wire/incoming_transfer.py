@@ -294,7 +294,7 @@ class IncomingTransfer:
     def _read(self, message: Message) -> ValueDescription:
         """What the value is made of: it comes before its last pages, and is read while they are on their way."""
         header = _decoded(message["header"].encode(), self._open)
-        shape, windows, *cap = message["queries"]
+        shape, windows, *further = message["queries"]
         rest = np.empty(header.num_logits + int(np.prod(shape)), np.float32)
         data = rest.view(np.uint8).data
         self._open.fill([data], self._left())
@@ -302,7 +302,7 @@ class IncomingTransfer:
         if self._pages and self._reservation is not None:
             self._pool.geometry.require(header.geometry, "this value cannot be placed here")
             self._reservation.ensure(header.num_pages)
-        queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows), *cap)
+        queries = Queries(rest[header.num_logits :].reshape(shape), tuple(windows), *further)
         order = np.array(message["order"], np.int64)
         return ValueDescription(header, order, rest[: header.num_logits], queries, message["state"])
 

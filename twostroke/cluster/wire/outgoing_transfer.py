@@ -152,13 +152,16 @@ class OutgoingTransfer:
         if final is None or self._told:
             return
         queries = final.queries
+        further = (
+            [queries.cap, list(queries.sources)] if queries.sources else [] if queries.cap is None else [queries.cap]
+        )
         rest = np.concatenate([final.logits, queries.rows.ravel()]).view(np.uint8).data
         self._channel.send(
             "value",
             [rest],
             header=final.header,
             order=final.order,
-            queries=[list(queries.rows.shape), list(queries.windows), *([] if queries.cap is None else [queries.cap])],
+            queries=[list(queries.rows.shape), list(queries.windows), *further],
             digest=checksum(rest, self._kind),
             state=final.state,
         )

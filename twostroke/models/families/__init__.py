@@ -3,6 +3,7 @@
 from twostroke.models.families.family import Family
 from twostroke.models.families.gemma2 import Gemma2
 from twostroke.models.families.gemma3 import Gemma3
+from twostroke.models.families.gemma4 import Gemma4
 from twostroke.models.families.glm import Glm
 from twostroke.models.families.glm4 import Glm4
 from twostroke.models.families.gpt_oss import GptOss
@@ -23,7 +24,7 @@ from twostroke.models.families.smollm3 import SmolLM3
 
 FAMILIES: tuple[Family, ...] = (
     *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), SmolLM3()),
-    *(Gemma2(), Gemma3(), GptOss(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
+    *(Gemma2(), Gemma3(), Gemma4(), GptOss(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
 )
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}

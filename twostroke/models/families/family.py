@@ -28,6 +28,7 @@ class ConfigSource(ABC):
         biases: a layer's matrices that have biases, if the family lets a checkpoint choose: of q, k, v, o and MLPs.
         num_matrices: matrices in the checkpoint's tensors, or more. No model has more: a damaged count must not be
             believed.
+        without_values: layers that have no matrix of v, where only the file's tensors tell.
     """
 
     format: ClassVar[Literal["gguf", "huggingface"]]
@@ -37,6 +38,7 @@ class ConfigSource(ABC):
     num_layers: int
     biases: frozenset[str]
     num_matrices: int
+    without_values: frozenset[int] = frozenset()
 
     @abstractmethod
     def get(self, key: str) -> Any:
@@ -66,6 +68,15 @@ class ConfigSource(ABC):
         if type(value) is not int or not 0 < value < limit:
             raise self.bad(key, "a positive integer", value)
         return value
+
+    def integers(self, key: str) -> list[int]:
+        """The value of a key for each layer: a positive integer, or a list of them."""
+        values = self.get(key)
+        if not isinstance(values, list):
+            return [self.integer(key)] * self.num_layers
+        if len(values) != self.num_layers or not all(type(one) is int and 0 < one < MAX_COUNT for one in values):
+            raise self.bad(key, f"a list of {self.num_layers} positive integers", values)
+        return values
 
     def number(self, key: str, default: float | None = None) -> float:
         """The value of a key, a positive number."""
@@ -205,6 +216,7 @@ class Family(ABC):
         gguf_keys: config.json's key -> GGUF's, in addition to `GGUF_KEYS`.
         gguf_defaults: defaults of config.json's keys for GGUF files.
         partial_rope: whether a checkpoint may have a part of each head rotated.
+        gguf_outer, huggingface_outer: the names of tensors outside of layers, in addition to the usual ones.
         gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
             expert's number; an expert's name without it is one 3-D tensor of all experts. Matrices of one name follow
             one another in that tensor.
@@ -218,6 +230,8 @@ class Family(ABC):
     gguf_keys: ClassVar[Mapping[str, str]] = {}
     gguf_defaults: ClassVar[Mapping[str, Any]] = {}
     partial_rope: ClassVar[bool] = False
+    gguf_outer: ClassVar[Mapping[str, str]] = {}
+    huggingface_outer: ClassVar[Mapping[str, str]] = {}
     gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS
     huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
 

@@ -41,6 +41,12 @@ def stored_names(
     return names
 
 
+def unread_names(config: ModelConfig, layers: str, parts: Mapping[str, str]) -> set[str]:
+    """Names of tensors that files may have and nobody reads: of K and V in layers that read another layer's."""
+    borrowing = (i for i, one in enumerate(config.attentions) if one.source is not None)
+    return {layers.format(i) + parts[part] for i in borrowing for part in ("k", "v", "k_norm")}
+
+
 class FusedRows(NamedTuple):
     """The rows of a matrix in a tensor of the file that holds several, one after another, with `total` rows."""
 

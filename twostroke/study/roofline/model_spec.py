@@ -54,6 +54,8 @@ class LayerKind:
         experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
         shared: intermediate size of an MLP that every token passes beside its experts; 0 for none.
         key_is_value: keys and values are the same vectors, stored once.
+        entry_matrices: of K and V: 1 if the matrix of K makes V too, 0 if another layer's entries are read.
+        inputs: numbers that it gets of each token (per-layer embeddings).
         other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
     """
 
@@ -68,12 +70,14 @@ class LayerKind:
     chosen: int = 1
     shared: int = 0
     key_is_value: bool = False
+    entry_matrices: int = 2
+    inputs: int = 0
     other: int = 0
 
     @property
     def kv_values(self) -> int:
         """Numbers that one layer stores for an entry: K and V of each KV head, or K alone where K = V."""
-        return (1 if self.key_is_value else 2) * self.kv_heads * self.head_dim
+        return (1 if self.key_is_value else 2) * self.kv_heads * self.head_dim if self.entry_matrices else 0
 
     @property
     def pair_flops(self) -> int:
@@ -84,14 +88,19 @@ class LayerKind:
         """The matrices of one layer."""
         q, kv, size = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
         mixture = (self.experts, self.chosen)
-        found = [WeightMatrix("Q", "projections", hidden, q), WeightMatrix("K", "projections", hidden, kv)]
-        if not self.key_is_value:
+        found = [WeightMatrix("Q", "projections", hidden, q)]
+        if self.entry_matrices:
+            found.append(WeightMatrix("K", "projections", hidden, kv))
+        if not self.key_is_value and self.entry_matrices > 1:
             found.append(WeightMatrix("V", "projections", hidden, kv))
         found.append(WeightMatrix("O", "projections", q, hidden))
         if self.experts > 1:
             found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
         if self.gated:
             found.append(WeightMatrix("gate", "feed-forward", hidden, size, *mixture))
+        if self.inputs:
+            found += [WeightMatrix(name, "feed-forward", hidden, self.inputs) for name in ("inputs", "input gate")]
+            found.append(WeightMatrix("input projection", "feed-forward", self.inputs, hidden))
         if self.shared:
             found += [WeightMatrix(f"shared {name}", "feed-forward", hidden, self.shared) for name in ("gate", "up")]
             found.append(WeightMatrix("shared down", "feed-forward", self.shared, hidden))
@@ -219,6 +228,7 @@ class ModelSpec:
 def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> ModelSpec:
     """The sizes of a model that the engine can describe."""
     kinds = tuple(_kind(layer, config, count) for layer, count in Counter(config.layers).items())
+    table = config.token_inputs * (config.vocab_size * config.num_layers + 1)  # of per-layer embeddings, and a norm
     return ModelSpec(
         name=name,
         hidden=config.hidden_size,
@@ -226,7 +236,7 @@ def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: st
         max_position=config.max_position,
         layers=kinds,
         tied=config.tied,
-        other=config.hidden_size,
+        other=config.hidden_size + table,
         weights=weights,
         source=source,
         config=config,
@@ -235,11 +245,12 @@ def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: st
 
 def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
     attention, feed_forward = layer.attention, layer.feed_forward
-    alone = ModelConfig("", 1, config.hidden_size, 1, config.norm_eps, (layer,))
+    shapes = tensor_shapes(config)
+    prefix = f"layers.{config.layers.index(layer)}."
     other = sum(
         prod(shape)
-        for name, shape in tensor_shapes(alone).items()
-        if name.startswith("layers.") and not is_weight_matrix(name, shape) and len(shape) == 1
+        for name, shape in shapes.items()
+        if name.startswith(prefix) and not is_weight_matrix(name, shape) and len(shape) == 1
     )
     experts = feed_forward if isinstance(feed_forward, Experts) else None
     return LayerKind(
@@ -252,5 +263,7 @@ def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
         experts=experts.count if experts else 1,
         chosen=experts.chosen if experts else 1,
         shared=experts.shared_size if experts else 0,
+        entry_matrices=len(dict.fromkeys(attention.projections)) - 1,
+        inputs=config.token_inputs,
         other=other,
     )

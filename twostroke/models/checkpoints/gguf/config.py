@@ -17,7 +17,7 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
 from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_HEAD_DIM, ConfigSource
-from twostroke.models.families.tensor_names import StoredName, stored_names
+from twostroke.models.families.tensor_names import StoredName, stored_names, unread_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
 
@@ -53,6 +53,8 @@ class GgufSource(ConfigSource):
         self.num_matrices = sum(prod(tensor.shape[:-2]) for tensor in tensors.values() if len(tensor.shape) > 1)
         # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
         self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
+        values = parts["v"]
+        self.without_values = frozenset(i for i in range(self.num_layers) if f"blk.{i}.{values}" not in tensors)
 
     @property
     def architecture(self) -> str:
@@ -163,6 +165,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
     _refuse_variants(source)
     config = family.describe(source)
     expected = {name.tensor for name in tensor_names(config, tensors).values()}
+    expected |= unread_names(config, "blk.{}.", family.gguf_parts)
     for name in tensors:
         if name not in expected and not UNUSED.fullmatch(name) and not _is_scale(name, tensors):
             raise source.unsupported(f"the tensor {name}")
@@ -192,7 +195,8 @@ def parts_of(family: Family, tensors: Collection[str]) -> Mapping[str, str]:
 
 def tensor_names(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, StoredName]:
     """Map from Twostroke name to name in a GGUF file with these tensors, for every tensor of the model."""
-    return stored_names(config, GGUF_OUTER, "blk.{}.", parts_of(BY_NAME[config.architecture], tensors))
+    family = BY_NAME[config.architecture]
+    return stored_names(config, {**GGUF_OUTER, **family.gguf_outer}, "blk.{}.", parts_of(family, tensors))
 
 
 def _is_scale(name: str, tensors: Mapping[str, RawTensor]) -> bool:

@@ -76,11 +76,23 @@ class HuggingFaceSource(ConfigSource):
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         part = parameters.get("partial_rotary_factor")
         part = self.get("partial_rotary_factor") if part is None else part
+        if kind == "proportional":
+            return self._proportional(parameters, base, head_dim)
         if part not in (None, 1):
             if not self.family.partial_rope:
                 raise self.unsupported(f"partial_rotary_factor {part}")
             head_dim = self._rotated(part, head_dim)
         return replace(self._scaled(kind, parameters, base, head_dim), rotated=None if part in (None, 1) else head_dim)
+
+    def _proportional(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
+        """Gemma 4's: a part of the pairs turn, each at the speed that it has where all do."""
+        part = parameters.get("partial_rotary_factor")
+        rotated = 2 * int((1.0 if part is None else self.checked("partial_rotary_factor", part)) * head_dim // 2)
+        if not 0 < rotated <= head_dim:
+            raise self.bad("partial_rotary_factor", "a part of a head", part)
+        factor = self.checked("factor", parameters.get("factor", 1.0))
+        factors = None if factor == 1 else (factor,) * (rotated // 2)
+        return Rope(base ** (rotated / head_dim), factors, rotated=rotated)
 
     def _rotated(self, part: Any, head_dim: int) -> int:
         """How many numbers of a head are rotated."""

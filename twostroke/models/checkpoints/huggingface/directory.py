@@ -14,7 +14,7 @@ from twostroke.models.checkpoints.huggingface.safetensors import read_all
 from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
 from twostroke.models.config import SHARED_GATE, ModelConfig
 from twostroke.models.families import BY_NAME
-from twostroke.models.families.tensor_names import fused_rows, stored_names
+from twostroke.models.families.tensor_names import fused_rows, stored_names, unread_names
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
@@ -22,14 +22,18 @@ from twostroke.models.formats.tensor import RawTensor
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
-UNUSED = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*|.*\.rotary_emb\.inv_freq")
+UNUSED = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|embed_audio)\..*|.*\.rotary_emb\.inv_freq"
+)
 FORMATS = ("F32", "F16", "BF16")
 
 
 def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:
     """Map from Twostroke name to name in the files, for every tensor of the model."""
+    family = BY_NAME[config.architecture]
     outer = {"embed": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
-    names = stored_names(config, outer, prefix + "layers.{}.", BY_NAME[config.architecture].huggingface_parts)
+    outer |= {ours: prefix + theirs for ours, theirs in family.huggingface_outer.items()}
+    names = stored_names(config, outer, prefix + "layers.{}.", family.huggingface_parts)
     return {ours: name.tensor for ours, name in names.items()}
 
 
@@ -66,6 +70,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     names = tensor_names(config, prefix, head)
     config, names = resolve_conflicts(config, names, head, tensors, directory)
     used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
+    used |= unread_names(config, prefix + "layers.{}.", BY_NAME[config.architecture].huggingface_parts)
     for theirs in tensors:
         if theirs not in used and not UNUSED.fullmatch(theirs):
             if packed and _is_empty_bias(tensors[theirs]):

@@ -1,0 +1,132 @@
+"""Gemma 4 (text): heads of two sizes, norms of values, layers that share K and V, and numbers of tokens for each layer.
+
+Gemma Team 2026. Mixtures of experts (26B-A4B) are refused.
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.families.family import (
+    GGUF_PARTS,
+    MAX_HEAD_DIM,
+    POST_NORMS_GGUF,
+    ConfigSource,
+    Family,
+    activation_of,
+    model_of,
+)
+from twostroke.models.families.gemma3 import PATTERN, Gemma3
+from twostroke.models.families.windows import windows_by_pattern
+
+
+class Gemma4(Family):
+    name = gguf = "gemma4"
+    model_types = ("gemma4_text", "gemma4")  # "gemma4" has vision and audio; its config contains the text model's
+    transformers = "Gemma4ForCausalLM"
+    defaults: ClassVar = {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "sliding_window": 512,
+        "sliding_window_pattern": PATTERN,
+        "tie_word_embeddings": True,
+        "hidden_size_per_layer_input": 256,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": None,  # "vision": not of text
+    }
+    gguf_keys: ClassVar = {
+        "head_dim_swa": "attention.key_length_swa",
+        "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+    }
+    gguf_defaults: ClassVar = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": PATTERN}
+    gguf_outer: ClassVar = {
+        "inputs.embed": "per_layer_token_embd.weight",
+        "inputs.projection": "per_layer_model_proj.weight",
+        "inputs.norm": "per_layer_proj_norm.weight",
+    }
+    gguf_parts: ClassVar = {
+        **GGUF_PARTS,
+        **POST_NORMS_GGUF,
+        "scale": "layer_output_scale.weight",
+        "input_gate": "inp_gate.weight",
+        "input_projection": "proj.weight",
+        "input_norm": "post_norm.weight",
+    }
+    huggingface_outer: ClassVar = {
+        "inputs.embed": "embed_tokens_per_layer.weight",
+        "inputs.projection": "per_layer_model_projection.weight",
+        "inputs.norm": "per_layer_projection_norm.weight",
+    }
+    huggingface_parts: ClassVar = {
+        **Gemma3.huggingface_parts,
+        "scale": "layer_scalar",
+        "input_gate": "per_layer_input_gate.weight",
+        "input_projection": "per_layer_projection.weight",
+        "input_norm": "post_per_layer_input_norm.weight",
+    }
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        if source.get("enable_moe_block"):
+            raise source.unsupported("experts (a mixture)")
+        if source.get("use_bidirectional_attention") == "all" or source.biases:
+            raise source.unsupported("attention in both directions, or with biases")
+        windows = [*windows_by_pattern(source)[:-1], None]  # the last layer is global, whatever the file says
+        shared = source.integer("num_kv_shared_layers") if source.get("num_kv_shared_layers") else 0
+        made = len(windows) - shared
+        sources = {window: i for i, window in enumerate(windows[: max(made, 0)])}  # the last of each kind
+        if missing := set(windows) - sources.keys():
+            raise source.bad("num_kv_shared_layers", f"fewer, as no layer makes keys with the window {missing}", shared)
+        sizes = source.integers("intermediate_size")
+        if source.get("use_double_wide_mlp"):
+            sizes = [size * (1 if i < made else 2) for i, size in enumerate(sizes)]
+        activation = activation_of(source, "hidden_activation", "gelu_tanh")
+        layers: list[Layer] = []
+        for i, (window, size) in enumerate(zip(windows, sizes, strict=True)):
+            attention = self._attention(source, i, window)
+            if i >= made:
+                attention = replace(attention, source=sources[window], keys_as_values=False)
+            layers.append(Layer(attention, GatedMLP(size, activation), post_norms=True, scaled=True))
+        inputs = source.get("hidden_size_per_layer_input")
+        cap = source.get("final_logit_softcapping")
+        return model_of(
+            source,
+            self,
+            layers,
+            embedding_scale=source.integer("hidden_size") ** 0.5,
+            logit_cap=None if cap is None else source.checked("final_logit_softcapping", cap),
+            token_inputs=source.integer("hidden_size_per_layer_input") if inputs else 0,
+        )
+
+    def _attention(self, source: ConfigSource, layer: int, window: int | None) -> Attention:
+        heads, kv_heads = source.integer("num_attention_heads"), source.integers("num_key_value_heads")[layer]
+        if source.format == "gguf":
+            dim = source.integer("head_dim" if window is None else "head_dim_swa", limit=MAX_HEAD_DIM)
+            own = layer in source.without_values
+        else:
+            own = window is None and bool(source.get("attention_k_eq_v"))
+            dim = source.integer("global_head_dim" if window is None else "head_dim", limit=MAX_HEAD_DIM)
+            if own and source.get("num_global_key_value_heads"):
+                kv_heads = source.integer("num_global_key_value_heads")
+            stated: Any = source.get("per_layer_config") or {}  # as transformers 5 writes it
+            stated = stated.get(str(layer), {}) if isinstance(stated, dict) else None
+            if not isinstance(stated, dict):
+                raise source.wrong("per_layer_config", "an object for each layer")
+            dim, kv_heads = stated.get("head_dim", dim), stated.get("num_key_value_heads", kv_heads)
+        if not all(type(n) is int and 0 < n < MAX_HEAD_DIM for n in (dim, kv_heads)) or heads % kv_heads or dim % 2:
+            raise source.bad("head_dim", f"one that fits {heads} heads and {kv_heads} KV heads", dim)
+        rope = source.rope(dim, "full_attention" if window is None else "sliding_attention")
+        return Attention(*(heads, kv_heads, dim, 1.0, rope, window), qk_norm=True, value_norm=True, keys_as_values=own)

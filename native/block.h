@@ -177,7 +177,8 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   attend(fetching(mlp.gate_up));
   const Rows gated = gated_linear(m, own, mlp, middle, rest.gated);
   if (!b.inputs)
-    return add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, b.scale, pass.result(i), to, fetching(following));
+    return add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, b.scale, pass.result(i), to,
+                  fetching(following));
   const Rows gate_inputs = Rows::in(rest.gate_inputs, n, m.config.hidden);
   const Normed plain{gate_inputs, b.inputs->gate.kinds, nullptr, nullptr, rest.gate_squares};
   add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, 1.0f, rest.middle, &plain, fetching(b.inputs->gate));

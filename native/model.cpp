@@ -99,8 +99,8 @@ static Block& add_block(Model& m, const float** norms, void** matrices, const fl
   Linear qkv(turned, biases[0]);
   qkv.by_heads(attention.dim, (norms[2] || norms[3]) && !attention.whole_norm);
   Linear o({part(matrices[3])}, biases[1]);
-  Block b{norms[0], norms[1], norms[2], norms[3], norms[4], norms[5], norms[6], norms[7] ? *norms[7] : 1.0f, std::move(qkv),
-          std::move(o), attention, {}, router, {}, {}, {}};
+  Block b{norms[0],       norms[1],     norms[2],  norms[3], norms[4], norms[5], norms[6], norms[7] ? *norms[7] : 1.0f,
+          std::move(qkv), std::move(o), attention, {},       router,   {},       {},       {}};
   if (norms[8]) b.inputs.emplace(BlockInputs{Linear({part(matrices[7])}), Linear({part(matrices[8])}), norms[8]});
   b.mlps.reserve(count);
   for (int i = 0; i < count; i++, mlps += 3) {

@@ -201,3 +201,27 @@ def test_a_tree_outlives_the_server(tiny_directory: Callable[[str], Path], tmp_p
 )
 def test_what_cannot_be_kept(running: Serving, path: str, body: dict[str, Any], message: str) -> None:
     assert message in post(running, path, 400, **body)["error"]["message"]
+
+
+def test_files_that_cannot_be_written_or_have_expired(
+    tiny_directory: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A context lives without its file, and an expired one does not come back."""
+
+    def opened() -> LLM:
+        return LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1, kv_disk=tmp_path / "disk")
+
+    with serving(opened()) as one:
+        post(one, "/v1/contexts", prompt=[7, 8, 9, 10] * 20, name="short", ttl=500)
+        [directory] = (tmp_path / "disk" / "contexts").iterdir()
+        described = json.loads((directory / "short.json").read_text())
+        (directory / "full.json").mkdir()
+        assert post(one, "/v1/contexts", prompt=[7, 8, 9] * 20, name="full")["name"] == "full"
+        assert "context full will not outlive this server" in caplog.text
+        with one.http() as http:
+            assert http.delete("/v1/contexts/full").status_code == 200
+    (directory / "short.json").write_text(json.dumps(described | {"expires": 5.0}))
+    (directory / "later.json").write_text(json.dumps(described | {"name": "later", "expires": None}))
+    with serving(opened()) as two, two.http() as http:
+        assert [one["name"] for one in http.get("/v1/contexts").json()["data"]] == ["later"]
+        assert not (directory / "short.json").exists()

@@ -19,6 +19,8 @@ ASKED: dict[str, Any] = {
     "ignore_eos": True,
     "receipt": True,
 }
+TEXTS = {"prompt": [[7, 8, 9], [8, 9]], "n": 2, "max_tokens": 9, "temperature": 1.0, "seed": 4, "ignore_eos": True,
+         "receipt": True}  # fmt: skip
 SCHEMA = {"type": "object", "properties": {"fox": {"type": "integer", "maximum": 99}}, "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
@@ -39,6 +41,8 @@ def test_a_receipt_of_a_server(
         ]
         several = http.post("/v1/chat/completions", json=ASKED | {"n": 3, "seed": 5}).json()
         free = {"ignore_eos": False}
+        texts = http.post("/v1/completions", json=TEXTS).json()
+        streamed_text = http.post("/v1/completions", json=TEXTS | {"prompt": [7, 8], "n": 1, "stream": True}).text
         guided = [
             http.post("/v1/chat/completions", json=ASKED | free | more).json()
             for more in (
@@ -54,8 +58,11 @@ def test_a_receipt_of_a_server(
     [streamed] = [
         chunk for line in lines if line.startswith("data: {") and "receipt" in (chunk := json.loads(line[6:]))
     ]
-    assert len(list(kept.iterdir())) == 2 + 3 + 3 + 2
-    for number, answer in enumerate([several, *guided]):
+    assert len(list(kept.iterdir())) == 2 + 3 + 3 + 2 + 4 + 1
+    told = [json.loads(line[6:]) for line in streamed_text.splitlines() if '"receipt"' in line]
+    assert len(told[0]["receipt"]["tokens"]) == 9
+    assert [one["options"].get("choice") for one in texts["receipts"]] == [None, 1, None, 1]
+    for number, answer in enumerate([several, texts, *guided]):
         (tmp_path / f"answer{number}").write_text(json.dumps(answer))
         told = run("verify", tmp_path / f"answer{number}", "-m", model, "--threads", 1)
         assert told.exit_code == 0, told.output

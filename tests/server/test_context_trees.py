@@ -195,7 +195,8 @@ def test_a_tree_outlives_the_server(tiny_directory: Callable[[str], Path], tmp_p
         (CHAT, {"messages": NEXT, "keep": 5}, "keep: true, or a name of 1 to 128 letters, digits, _, . and -"),
         (CHAT, {"messages": NEXT, "keep": True, "n": 2}, "keep: this is for one answer: leave out n"),
         ("/v1/completions", {"prompt": "a", "keep": True}, "keep is not supported here"),
-        ("/v1/completions", {"prompt": "a", "receipt": True}, "receipt is not supported here"),
+        ("/v1/completions", {"prompt": "a", "receipt": True, "max_tokens": 0}, "a receipt without an answer is not"),
+        ("/v1/completions", {"prompt": "a", "receipt": True, "method": "repeat"}, "a receipt is made for plain"),
         ("/v1/responses", {"input": "a", "receipt": True}, "receipt is not supported here"),
     ],
 )

@@ -70,7 +70,7 @@ def prepare_chat(
     params = body.sampling(body.max_answer_tokens, body.top_logprobs if body.logprobs else None, follow)
     params = replace(params, reader=reader)
     if body.receipt:
-        _require_plain(technique, "a receipt is made", "receipt")
+        require_plain(technique, "a receipt is made", "receipt")
         params = replace(params, logprobs=params.logprobs or 0)
         require_describable(params)
     if prompt is not None:
@@ -86,7 +86,7 @@ def prepare_chat(
         params = _thinking(engine, body, params, tokens)
         requests = engine_requests(llm, [tokens], params, technique, context, salt)
     else:
-        _require_plain(technique, "a window of KV is kept", "truncation")
+        require_plain(technique, "a window of KV is kept", "truncation")
         if params.prompt_logprobs is not None:
             raise ApiError(400, "a prompt in a window of KV has no prompt_logprobs", param="prompt_logprobs")
         tokens = [id for part in fitted.window.parts for id in part]
@@ -149,7 +149,7 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
     body = body if context is None else context.before_chat(body)
     technique = choose_method(engine.name, body.model, body.method)
     if body.truncation == "window":
-        _require_plain(technique, "a window of KV is kept", "truncation")
+        require_plain(technique, "a window of KV is kept", "truncation")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if body.must_call and not body.callable_functions:
@@ -172,7 +172,7 @@ def _thinking(
     return engine.reasoning.applied(params, phase, budget=budget, lead=not free)
 
 
-def _require_plain(technique: Method, what: str, param: str) -> None:
+def require_plain(technique: Method, what: str, param: str) -> None:
     """A window is a program of its own, and a receipt describes no other. Raises ApiError."""
     if technique != Plain():
         raise ApiError(400, f"{what} for plain generation: leave out method", param=param)

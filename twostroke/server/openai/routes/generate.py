@@ -1,6 +1,6 @@
 """/v1/completions and /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,9 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
-from twostroke.api.receipts import Receipt
+from twostroke.api.receipts import Receipt, require_describable
 from twostroke.engine.output import Token
+from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
@@ -32,7 +33,7 @@ from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, unused_variables
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, require_plain, unused_variables
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import CompletionBody
@@ -50,10 +51,11 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     context = await find_context(http, body.context)
     refuse(
         ("suffix", bool(body.suffix)),
+        ("a receipt without an answer", body.receipt and body.max_tokens == 0),
         ("best_of", body.best_of is not None and body.best_of != body.n),
         ("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None),
     )
-    tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
+    tokenizer, echoes, ids = engine.llm.tokenizer, list[Echo](), list[Sequence[int]]()
 
     def prepare() -> Prepared:
         warnings: list[str] = []
@@ -65,11 +67,21 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         if body.echo:
             echoes.extend(prompts)
         tokens = [prompt.tokens for prompt in prompts]
+        ids.extend(tokens)
+        if body.receipt:
+            require_plain(technique, "a receipt is made", "receipt")
+            require_describable(params)
+            params = replace(params, logprobs=params.logprobs or 0)
         salt = salt_bytes(body.cache_salt)
         return Prepared(engine_requests(engine.llm, tokens, params, technique, context, salt), warnings)
 
-    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes)
+    def answer(prepared: Prepared, active_call: ActiveCall) -> Answer:
+        async def told(kept: Mapping[tuple[int, int], Sequence[Token]]) -> dict[str, Any]:
+            answers = [(ids[prompt], prepared.requests[prompt], tokens) for (prompt, _), tokens in sorted(kept.items())]
+            return await receipts_of(engine, answers)
+
+        more = told if body.receipt else None
+        return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes, more)
 
     return await generate(http, body.call_options(len(body.prompt)), prepare, answer)
 
@@ -91,7 +103,8 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
             if body.keep:
                 fields |= await keep_answer(http, prepared.body, message, [token.id for token in tokens], context)
             if body.receipt:
-                fields |= await receipt_of(engine, prepared, tokens)
+                own = [[token for token in tokens if token.choice == choice] for choice in range(prepared.body.n)]
+                fields |= await receipts_of(engine, [(prepared.tokens, prepared.requests[0], one) for one in own])
             return fields
 
         name, tokenizer = body.model or engine.name, engine.llm.tokenizer
@@ -100,21 +113,21 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
     return await generate(http, body.call_options(), prepare, answer)
 
 
-async def receipt_of(engine: AsyncEngine, prepared: PreparedChat, tokens: Sequence[Token]) -> dict[str, Any]:
+async def receipts_of(
+    engine: AsyncEngine, answers: Sequence[tuple[Sequence[int], Request, Sequence[Token]]]
+) -> dict[str, Any]:
     """The field `receipt` of a response, `receipts` of several answers, or why there is none. They are kept where the
-    server keeps them."""
-    count = prepared.body.n
+    server keeps them. An answer is its prompt's ids, its request and its tokens."""
 
-    def make(choice: int) -> dict[str, Any]:
-        own = [token for token in tokens if token.choice == choice]
-        receipt = Receipt.of(engine.llm, prepared.tokens, prepared.requests[0], own)
-        if (directory := engine.settings.receipts) is not None:
-            receipt.save(Path(directory).expanduser() / f"{receipt.name}.json")
-        return receipt.as_json()
+    def make() -> list[dict[str, Any]]:
+        made = [Receipt.of(engine.llm, *answer) for answer in answers]
+        for receipt in made if engine.settings.receipts is not None else ():
+            receipt.save(Path(engine.settings.receipts or "").expanduser() / f"{receipt.name}.json")
+        return [receipt.as_json() for receipt in made]
 
     try:
-        made = await engine.run_in_thread(lambda: [make(choice) for choice in range(count)])
-        return {"receipt": made[0]} if count == 1 else {"receipts": made}
+        made = await engine.run_in_thread(make)
+        return {"receipt": made[0]} if len(made) == 1 else {"receipts": made}
     except (InvalidRequest, OSError) as error:
         return {"receipt": None, "receipt_error": str(error)}
 

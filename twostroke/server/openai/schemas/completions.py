@@ -47,7 +47,6 @@ class CompletionBody(GenerateBody):
         "functions": ([],),
         "keep": (False,),
         "messages": (),
-        "receipt": (False,),
         "tools": ([],),
     }
     prompt: Annotated[Any, BeforeValidator(_prompts)]
@@ -57,4 +56,5 @@ class CompletionBody(GenerateBody):
     return_tokens_as_token_ids: bool = False
     echo: bool = False
     suffix: str = ""
+    receipt: bool = False  # as in chat completions
     best_of: Annotated[int | None, Field(ge=1), BeforeValidator(whole_number)] = None

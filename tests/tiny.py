@@ -216,7 +216,10 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
     name = f"{kind}Text" if kind in ("Gemma3", "Gemma4") else kind
-    config = getattr(transformers, f"{name}Config")(**(COMMON | changes | sizes))
+    chosen = COMMON | changes | sizes
+    if "vocab_size_per_layer_input" in chosen:
+        chosen["vocab_size_per_layer_input"] = chosen["vocab_size"]
+    config = getattr(transformers, f"{name}Config")(**chosen)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

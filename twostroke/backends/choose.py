@@ -157,7 +157,9 @@ def _create_native(wanted: BackendRequest) -> Backend | str:
         asked = f"on {wanted.device}" if wanted.dtype == "auto" else f"in {wanted.dtype} on {wanted.device}"
         return f"it computes in float32 on a CPU, not {asked}"
     variant = wanted.backend.partition("-")[2] or None
-    reason = library.unavailable(variant) or native.unsupported(wanted.config, wanted.matrices, wanted.page_size)
+    reason = library.unavailable(variant) or native.unsupported(
+        wanted.config, wanted.matrices, wanted.page_size, wanted.tp
+    )
     return reason or native.NativeBackend(wanted.threads, variant, wanted.tp)
 
 

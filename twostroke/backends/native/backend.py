@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from twostroke.backends.native.distributed_ranks import DistributedRanks
 
 PAGE_SIZE = 16
-MOST_TOKEN_INPUTS = 1024  # as in native/decoder.h
+MAX_TOKEN_INPUTS = 1024  # as in native/decoder.h
 VOCABULARY = ("embed", "head", "inputs.embed")  # matrices with a row for each token; any number of rows is allowed
 
 
@@ -51,7 +51,7 @@ class NativeBackend:
             tp: number of ranks.
         """
         self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
-        self.variant, self.threads = variant or library.variants()[0], threads
+        self.variant, self.threads, self.tp = variant or library.variants()[0], threads, tp
         self.label = f"native-{self.variant}" + (f" in {tp} ranks" if tp > 1 else "")
         self.ranks = _ranks(self.variant, threads, tp) if tp > 1 else None
         self.team = library.ThreadTeam(self.variant, threads) if self.ranks is None else self.ranks.team
@@ -67,9 +67,7 @@ class NativeBackend:
         return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-        if self.ranks is not None and config.token_inputs:
-            return "several ranks do not share numbers of tokens for each layer (per-layer embeddings)"
-        return unsupported(config, matrices, page_size)
+        return unsupported(config, matrices, page_size, self.tp)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.nbytes
@@ -98,8 +96,12 @@ def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | Distribut
     return DistributedRanks(variant, threads, tp)
 
 
-def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-    """Say why no variant can run a model with these matrices; None if they can."""
+def unsupported(
+    config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int, tp: int = 1
+) -> str | None:
+    """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
+    if tp > 1 and config.token_inputs:
+        return "several ranks do not share numbers of tokens for each layer (per-layer embeddings): use tp=1"
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
@@ -112,8 +114,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return "it scales no layers without norms behind their parts"
     if any(one.value_norm and (one.whole_norm or not one.qk_norm) for one in config.attentions):
         return "it norms values where it norms each head of queries and keys"
-    if config.token_inputs > MOST_TOKEN_INPUTS or config.token_inputs % 32:
-        return f"it wants multiples of 32 numbers of a token for each layer, at most {MOST_TOKEN_INPUTS}"
+    if config.token_inputs > MAX_TOKEN_INPUTS or config.token_inputs % 32:
+        return f"it wants multiples of 32 numbers of a token for each layer, at most {MAX_TOKEN_INPUTS}"
     for name, tensor in matrices.items():
         if tensor.format not in FORMATS and tensor.format not in SUBSTITUTES:
             return f"it has no kernels for {tensor.format} weights ({tensor.name})"

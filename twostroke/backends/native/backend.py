@@ -96,9 +96,7 @@ def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | Distribut
     return DistributedRanks(variant, threads, tp)
 
 
-def unsupported(
-    config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int, tp: int = 1
-) -> str | None:
+def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int, tp: int = 1) -> str | None:
     """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
     if tp > 1 and config.token_inputs:
         return "several ranks do not share numbers of tokens for each layer (per-layer embeddings): use tp=1"

@@ -72,6 +72,22 @@ def parameters(directory: str) -> list[Any]:
     return list(load_file(Path(directory) / "model.safetensors").values())
 
 
+def test_show_of_layers_that_differ_in_heads(
+    run: Callable[..., Result], run_json: Callable[..., dict[str, Any]], tiny_directory: Callable[[str], Path]
+) -> None:
+    shown = " ".join(run("models", "show", str(tiny_directory("gemma4-12b"))).stdout.split())
+    assert "heads 6 kv heads 2 in 2 layers; 1 in 2 layers head dim 32 in 2 layers; 64 in 2 layers" in shown
+    assert "RoPE base 10,000 in 2 layers; base 32, 16 of 64 numbers in 2 layers" in shown
+    assert "experts 5 in 3 layers, 3 for a token" in " ".join(
+        run("models", "show", str(tiny_directory("gpt_oss"))).stdout.split()
+    )
+    shapes = run_json("models", "show", str(tiny_directory("gemma4")))["head_shapes"]
+    assert shapes == [
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "layers": 3},
+        {"heads": 4, "kv_heads": 2, "head_dim": 64, "layers": 3},
+    ]
+
+
 def test_show_of_layers_without_rope_and_with_a_part_of_it(
     run: Callable[..., Result], run_json: Callable[..., dict[str, Any]], tiny_directory: Callable[[str], Path]
 ) -> None:

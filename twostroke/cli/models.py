@@ -150,11 +150,12 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
     }
 
 
-def _rope(facts: Mapping[str, Any], head_dim: int) -> str:
+def _rope(facts: Mapping[str, Any]) -> str:
     """A kind of layers' RoPE, in words."""
     if not facts["rotated"]:
         return "none"
-    part = "" if facts["rotated"] == head_dim else f", {facts['rotated']} of {head_dim} numbers"
+    whole = facts["head_dim"]
+    part = "" if facts["rotated"] == whole else f", {facts['rotated']} of {whole} numbers"
     return f"base {facts['base']:,.0f}{part}" + (", scaled" if facts["scaled"] else "")
 
 
@@ -162,8 +163,11 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     from twostroke.kv.geometry import Geometry
 
     config = checkpoint.config
-    turned = [one.head_dim if one.rope.rotated is None else one.rope.rotated for one in config.attentions]
-    ropes = Counter((rope.base, rope.scaled, turns) for rope, turns in zip(config.ropes, turned, strict=True))
+    ropes = Counter(
+        (one.rope.base, one.rope.scaled, one.head_dim if one.rope.rotated is None else one.rope.rotated, one.head_dim)
+        for one in config.attentions
+    )
+    shapes = Counter((one.num_heads, one.num_kv_heads, one.head_dim) for one in config.attentions)
     windows = Counter(config.windows)
     return {
         "architecture": config.architecture,
@@ -178,8 +182,12 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "context": config.max_position,
         "windows": [{"window": window, "layers": count} for window, count in windows.items()],
         "ropes": [
-            {"base": base, "scaled": scaled, "rotated": turns, "layers": count}
-            for (base, scaled, turns), count in ropes.items()
+            {"base": base, "scaled": scaled, "rotated": turns, "head_dim": whole, "layers": count}
+            for (base, scaled, turns, whole), count in ropes.items()
+        ],
+        "head_shapes": [
+            {"heads": heads, "kv_heads": kv_heads, "head_dim": dim, "layers": count}
+            for (heads, kv_heads, dim), count in shapes.items()
         ],
         "tied_embeddings": config.tied,
         "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in KV_DTYPES},
@@ -260,13 +268,18 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "licence", catalog["licence"]
         return
     yield "licence", facts["licence"] or catalog.get("licence") or "not stated"
-    for name in ("architecture", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim"):
+    for name in ("architecture", "layers", "hidden_size", "intermediate_size"):
         yield name.replace("_", " "), str(facts[name])
+    if experts := facts["experts"]:
+        yield "experts", f"{experts['count']} in {experts['layers']} layers, {experts['chosen']} for a token"
+    for name in ("heads", "kv_heads", "head_dim"):
+        values = [str(one[name]) for one in facts["head_shapes"]]
+        yield name.replace("_", " "), values[0] if len(set(values)) == 1 else _by_layers(values, facts["head_shapes"])
     yield "vocabulary", f"{facts['vocab_size']:,}" + (", embeddings tied" if facts["tied_embeddings"] else "")
     yield "context", f"{facts['context']:,}"
     windows = [(one["window"] and f"window {one['window']:,}") or "full" for one in facts["windows"]]
     yield "attention", _by_layers(windows, facts["windows"])
-    yield "RoPE", _by_layers([_rope(one, facts["head_dim"]) for one in facts["ropes"]], facts["ropes"])
+    yield "RoPE", _by_layers([_rope(one) for one in facts["ropes"]], facts["ropes"])
     yield "KV per token", ", ".join(f"{count:,} bytes in {name}" for name, count in facts["kv_bytes_per_token"].items())
     yield "parameters", f"{facts['parameters']:,}"
     for name, one in facts["weights"].items():

@@ -51,6 +51,7 @@ class Converted:
         metadata: writes further keys, from config.json.
         sizes: changes of the tiny model, where GGUF lacks what it has.
         joined: whether Q, K and V are one matrix there, with one bias.
+        apart: whether each expert has a tensor of its own.
     """
 
     arch: str
@@ -59,6 +60,7 @@ class Converted:
     metadata: Metadata = lambda writer, values: None
     sizes: Mapping[str, Any] = field(default_factory=dict)
     joined: bool = False
+    apart: bool = False
 
 
 def partial_rope(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
@@ -160,6 +162,9 @@ EXPERTS = {
     "block_sparse_moe.experts.{}.w2": "ffn_down_exps",
     "block_sparse_moe.experts.{}.w3": "ffn_up_exps",
 }
+EARLY = EXPERTS | {
+    f"block_sparse_moe.experts.{{}}.w{i}": f"ffn_{part}.{{}}" for i, part in enumerate(("gate", "down", "up"), 1)
+}
 GLM4_NORMS = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 SHARED = {
     "mlp.gate": "ffn_gate_inp",
@@ -210,6 +215,7 @@ CONVERTED = {
     "gemma4-12b": Converted("gemma4", GEMMA4, metadata=gemma4),
     "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
     "mixtral": Converted("llama", EXPERTS, permuted=True, metadata=mixtral),
+    "mixtral, early": Converted("llama", EARLY, permuted=True, metadata=mixtral, apart=True),
 }
 
 
@@ -278,6 +284,8 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
                 writer.add_tensor(f"blk.{number}.{one}.{kind}", np.ascontiguousarray(half))
         elif made.joined and theirs in ("attn_q", "attn_k", "attn_v"):
             joined.setdefault(f"blk.{number}.attn_qkv.{kind}", {})["qkv".index(theirs[-1])] = tensor
+        elif expert is not None and made.apart:
+            writer.add_tensor(f"blk.{number}.{theirs.format(expert)}.{kind}", tensor)
         elif expert is not None:
             stacks.setdefault(f"blk.{number}.{theirs}.{kind}", {})[int(expert)] = tensor
         else:
@@ -297,7 +305,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
 
 @pytest.mark.parametrize("family", CONVERTED)
 def test_the_same_logits(family: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    made = CONVERTED[family]
+    made, family = CONVERTED[family], family.partition(",")[0]
     directory = write_model(family, tmp_path / "a", **made.sizes) if made.sizes else tiny_directory(family)
     theirs, mine = open_huggingface(directory), open_gguf(convert(directory, tmp_path / "a.gguf", made))
     assert mine.names() == theirs.names()

@@ -24,6 +24,7 @@ from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
 log = logging.getLogger(__name__)
 
 JOINED_QKV = dict.fromkeys("qkv", "attn_qkv.weight") | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn_qkv.bias")
+EACH_EXPERT = {f"experts.{part}": f"ffn_{part}.{{}}.weight" for part in ("gate", "up", "down")}
 ROPE_FACTORS = "rope_freqs.weight"
 # Tables that some converters write. They are not read: the frequencies follow from the metadata.
 UNUSED = re.compile(
@@ -188,9 +189,16 @@ def _refuse_variants(source: GgufSource) -> None:
 
 
 def parts_of(family: Family, tensors: Collection[str]) -> Mapping[str, str]:
-    """The names of a layer's tensors in a file that has these: some have Q, K and V in one (ChatGLM)."""
-    fused = JOINED_QKV["q"] not in family.gguf_parts.values() and f"blk.0.{JOINED_QKV['q']}" in tensors
-    return {**family.gguf_parts, **JOINED_QKV} if fused else family.gguf_parts
+    """The names of a layer's tensors in a file that has these.
+
+    Some have Q, K and V in one (ChatGLM), and Mixtral's of early 2024 or before have a tensor for each expert.
+    """
+    found = family.gguf_parts
+    for other in (JOINED_QKV, EACH_EXPERT):
+        first = next(iter(other.values()))
+        if first not in found.values() and f"blk.0.{first.format(0)}" in tensors:
+            found = {**found, **other}
+    return found
 
 
 def tensor_names(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, StoredName]:

@@ -30,6 +30,16 @@ struct Batch {
   int64_t num_states;             // number of rows whose hidden states are returned
   const int64_t* state_rows;      // [num_states]
   float* states;                  // [blocks + 1, num_states, hidden]: the input of each block, the output of the last
+  // Of recurrent layers, whose snapshots have `state_pages` pages each. A first page of -1 stands for zeros.
+  int64_t state_pages;              // 0 without such layers
+  const int32_t* state_counts;      // [sequences]: entries before the step since the snapshot
+  const int32_t* state_sources;     // [sequences, state_pages]
+  const int32_t* target_starts;     // [sequences + 1]: the snapshots to write
+  const int32_t* target_sequences;  // [targets]
+  const int32_t* target_rows;       // [targets]: number of the sequence's rows before each
+  const int32_t* target_pages;      // [targets, state_pages]
+
+  int targets() const { return state_pages ? target_starts[num_sequences] : 0; }
 };
 
 // The spans of a group of layers.

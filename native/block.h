@@ -3,6 +3,7 @@
 #include "experts.h"
 #include "qkv.h"
 #include "token_inputs.h"
+#include "states.h"
 
 // Attention; the results are packed as rows for the output projection.
 template <class Finish>
@@ -31,6 +32,9 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
           for (int i = 0; i < some; i++) {
             const float* sums = query(i).out + d;
             x[i] = mul(load(sums), set1(shares[i])), y[i] = mul(load(sums + 16), set1(shares[i]));
+            if (!b.gated) continue;
+            const float* gate = heads.gates + size_t(piece.first + start + i) * m.config.q_width + column + d;
+            x[i] = mul(x[i], load(gate)), y[i] = mul(y[i], load(gate + 16));
           }
           put_columns(b.o.kinds, x, y, out, piece.to + start, some, column + d);
         }
@@ -127,9 +131,7 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const bool last = i + 1 == m.blocks.size();
   const Linear& following = m.blocks[last ? 0 : i + 1].qkv;
   const Batch& batch = pass.batch;
-  const Attention& plan = pass.attention(i);
   own.live = pass.live(i);
-  const Layer kv = pass.layer(i);
   const PassMemory::Places at = pass.room.of(i);
   const std::span<const int64_t> rows = pass.rows(i);
   const int n = int(rows.size());
@@ -146,16 +148,21 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
     post_norm_add(m, own, norm, n, made, before, scale, out, to);
   };
   const size_t handed_out = size_t(batch.num_queries) * m.config.q_width;
-  const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places()};
-  project_heads(m, own, inputs_of(m, pass, i), heads, at.projected);
-  store_entries(m, own, heads, kv);
-  if (b.attention.any_head) m.meet(own);
+  const PassMemory::Places rest = pass.rest(i);
+  const Rows attended = Rows::in(rest.attended, n, b.o.cols);
+  const Heads heads{m.config, b, batch, at.queries, at.entries, batch.queries + i * handed_out, pass.query_places(),
+                    at.gates};
+  if (b.state) {
+    run_states(m, own, pass, b, inputs_of(m, pass, i), at, rows, attended);
+  } else {
+    project_heads(m, own, inputs_of(m, pass, i), heads, at.projected);
+    store_entries(m, own, heads, pass.layer(i));
+    if (b.attention.any_head) m.meet(own);
+  }
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
-  const PassMemory::Places rest = pass.rest(i);
   if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);
-  const Rows attended = Rows::in(rest.attended, n, b.o.cols);
-  attention(m, own, heads, plan, kv, rest.partials, attended, fetching(b.o));
+  if (!b.state) attention(m, own, heads, pass.attention(i), pass.layer(i), rest.partials, attended, fetching(b.o));
   m.meet(own);
   const Mlp& mlp = b.mlps[0];
   const size_t mlps = std::min(size_t(n) * b.router.chosen, b.mlps.size());  // at most

@@ -112,6 +112,24 @@ struct AttentionShape {
   int repeat() const { return heads / kv_heads; }  // query heads of a KV head
 };
 
+// A layer's state (models/config.py, GatedDeltaNet), the places of its entries, and its vectors.
+struct StateShape {
+  int32_t k_heads, v_heads, k_dim, v_dim, conv_width;
+  int32_t rows_group, rows_place, inputs_group, inputs_place;
+  int32_t first_page, rows_in_page;  // of a snapshot: the layer's first page, and rows of v_dim in each
+  const float *conv, *decay, *dt_bias, *norm;  // [conv_width, conv_size], [v_heads], [v_heads], [v_dim]
+
+  int k_size() const { return k_heads * k_dim; }
+  int v_size() const { return v_heads * v_dim; }
+  int conv_size() const { return 2 * k_size() + v_size(); }
+  int row_size() const { return k_size() + v_size() + 2 * v_heads; }
+  size_t state_size() const { return size_t(v_heads) * k_dim * v_dim; }
+  // Columns of the first product behind those of the convolution. Matrices have whole panels.
+  int z_column() const { return conv_size(); }
+  int b_column() const { return z_column() + v_size(); }
+  int a_column() const { return b_column() + (v_heads + PANEL - 1) / PANEL * PANEL; }
+};
+
 // A gated MLP: down(act(gate x) * up x).
 struct Mlp {
   Linear gate_up, down;
@@ -153,6 +171,8 @@ struct Block {
   Kinds mlp_kinds;        // the kinds of their weights
   std::optional<SharedExpert> shared;
   std::optional<BlockInputs> inputs;
+  std::optional<StateShape> state;  // in place of attention
+  bool gated = false;               // whether the last columns of `qkv` gate what attention makes
 
   bool mixed() const { return router.weights; }
   int intermediate() const { return mlps[0].down.cols; }
@@ -166,11 +186,15 @@ struct Decoder {
   std::unique_ptr<Linear> head;
   const float* head_norm = nullptr;
   std::optional<TokenInputs> inputs;
+  std::vector<float> zeros;  // the rows of states before the first token
 
   // Groups of layers whose entries share pages.
   size_t groups() const {
     int groups = 0;
-    for (const Block& b : blocks) groups = std::max(groups, b.attention.group + 1);
+    for (const Block& b : blocks) {
+      groups = std::max(groups, b.attention.group + 1);
+      if (b.state) groups = std::max({groups, b.state->rows_group + 1, b.state->inputs_group + 1});
+    }
     return size_t(groups);
   }
 };

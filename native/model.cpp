@@ -112,6 +112,13 @@ static Block& add_block(Model& m, const float** norms, void** matrices, const fl
   return m.blocks.emplace_back(std::move(b));
 }
 
+// The first product of a block, of further matrices.
+static Linear first_product(const Block& b, void** matrices, int count) {
+  std::vector<const Matrix*> parts;
+  for (int i = 0; i < count; i++) parts.push_back((const Matrix*)matrices[i]);
+  return Linear(parts, b.qkv.bias);
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -324,6 +331,21 @@ void twostroke_add_experts_block(void* model, const float** norms, void** matric
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
   for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);
   b.shared.emplace(SharedExpert{Mlp(part(0), part(1), part(2), nullptr, nullptr), shared_gate});
+}
+
+// Lets the last block have a state in place of attention. Matrices: q, k, v, z, b, a.
+void twostroke_add_state(void* model, void** matrices, const StateShape* shape) {
+  Model& m = *(Model*)model;
+  Block& b = m.blocks.back();
+  b.qkv = first_product(b, matrices, 6), b.state = *shape;
+  m.zeros.resize(std::max(m.zeros.size(), size_t(std::max(shape->v_dim, PANEL))));
+}
+
+// Lets the last block gate what attention makes. Matrices: q, k, v, gate.
+void twostroke_add_gate(void* model, void** matrices) {
+  Block& b = ((Model*)model)->blocks.back();
+  b.qkv = first_product(b, matrices, 4), b.gated = true;
+  b.qkv.by_heads(b.attention.dim, b.q_norm || b.k_norm);
 }
 
 // Runs all rows through every block, writing K and V to `kv`, which for each group of layers is [depth, 2, pages,

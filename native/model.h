@@ -10,6 +10,8 @@ struct Model : Decoder {
     Buffer row, prepared, sums, scales, sketched, found, gathered, gathered_scales, added;
     Workspace work;
     Scratch scratch;
+    Buffer states;                         // of a head with a state, and where its rows are
+    std::vector<const float*> state_rows;
     std::vector<Query> queries;
     std::vector<Partial> outs;
     std::vector<Job> candidates, jobs;
@@ -27,7 +29,7 @@ struct Model : Decoder {
   Ranks* ranks = nullptr;  // with which it computes; null if alone
 
   Model(const Config& config, const Matrix* embed, Team* team)
-      : Decoder{config, embed, {}, nullptr, {}, nullptr}, team(team), own(team->all()), passes(team->runs()),
+      : Decoder{config, embed, {}, nullptr, {}, nullptr, {}}, team(team), own(team->all()), passes(team->runs()),
         products(team->runs()), searches(team->runs()) {
     for (int i = 0; i < team->all(); i++) own[i].member = i;
   }

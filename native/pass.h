@@ -105,6 +105,12 @@ class Pass {
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, groups * rows), keep(slots_, batch.slots, rows);
     keep(positions_, batch.positions, rows), keep(wanted_, batch.wanted, batch.num_wanted);
     keep(state_rows_, batch.state_rows, batch.num_states);
+    const size_t state_pages = size_t(lent.state_pages), targets = size_t(lent.targets());
+    keep(state_counts_, batch.state_counts, state_pages ? sequences : 0);
+    keep(state_sources_, batch.state_sources, sequences * state_pages);
+    keep(target_starts_, batch.target_starts, state_pages ? sequences + 1 : 0);
+    keep(target_sequences_, batch.target_sequences, targets), keep(target_rows_, batch.target_rows, targets);
+    keep(target_pages_, batch.target_pages, targets * state_pages);
     keep(spans_, batch.spans, groups * lent.span_starts[sequences]);
     keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
     cos_.clear(), sin_.clear();
@@ -123,16 +129,22 @@ class Pass {
     size_t partials = 0;
     for (size_t i = 0; i < model.blocks.size(); i++) {
       const AttentionShape& shape = model.blocks[i].attention;
+      if (model.blocks[i].state) continue;
       if (!find(shape)) plans_.push_back({shape, plan(shape, all_, members)});
       const Attention& made = find(shape)->attention;
       if (reads_[shape.group].empty()) reads_[shape.group] = reads(made, i, members);
       partials = std::max(partials, partials_of(made, shape));
     }
-    room = PassMemory(model, model.blocks.size(), memory_, common, choices_, rows, partials);
+    room = PassMemory(model, model.blocks.size(), memory_, common, choices_, rows, partials, targets);
     if (!cut_) return;
+    if (model.blocks.back().state) {
+      last_plan_ = {}, last_reads_.clear();
+      rest_ = PassMemory(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(), 0, 0);
+      return;
+    }
     last_plan_ = plan(model.blocks.back().attention, wanted_, members), last_reads_ = reads(last_plan_, last_, members);
     rest_ = PassMemory(model, 1, rest_memory_, rest_memory_, rest_choices_, wanted_.size(),
-                       partials_of(last_plan_, model.blocks.back().attention));
+                       partials_of(last_plan_, model.blocks.back().attention), 0);
   }
 
   // Whether its pieces may be computed twice, and after the pass is over: see threads.h. Not in memory of several ranks,
@@ -176,6 +188,7 @@ class Pass {
   // Lets a member prefetch the keys and values of a block that it reads first. They are used after the products of
   // the layers `before`, given as numbers of groups of weights.
   void begin_reads(Prefetcher& ahead, size_t index, int member, std::initializer_list<size_t> before) const {
+    if ((*blocks_)[index].state) return;
     const MemberReads& reads = cut(index) ? last_reads_ : reads_[shape_of(index).group];
     if (reads.empty()) return;
     size_t groups = 0;
@@ -183,6 +196,14 @@ class Pass {
     const Layer kv = layer(index);
     ahead.begin((const uint8_t*)kv.data, reads[member % reads.size()], kv.piece_bytes(), int(groups * 9 / 10));
   }
+  // An entry of a recurrent layer, of `size` numbers.
+  uint16_t* entry(int group, int place, int64_t page, int slot, int size) const {
+    const int64_t* strides = &strides_[3 * group];
+    return kv_ + place * strides[0] + page * strides[2] + int64_t(slot) * size;
+  }
+  // All frames as snapshots use them, and the numbers in each.
+  float* state_base() const { return (float*)kv_; }
+  size_t page_floats() const { return size_t(strides_[2]) / 2; }
   Layer layer(size_t block) const {
     const AttentionShape& shape = shape_of(block);
     const int64_t* strides = &strides_[3 * shape.group];
@@ -226,6 +247,7 @@ class Pass {
   std::vector<uint8_t> embeddings_, token_inputs_;
   std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, state_rows_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
+  std::vector<int32_t> state_counts_, state_sources_, target_starts_, target_sequences_, target_rows_, target_pages_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;
   std::vector<Plan> plans_;

@@ -22,19 +22,28 @@ class PassMemory {
     float *shares, *with_shared;                      // its weight in each row; the input of the MLP plus its output
     uint8_t *gate_inputs, *token_gated;               // packed rows of BlockInputs
     float *gate_squares, *middle, *token_out;         // of these; x before them; their output before the norm
+    float* gates;                                     // of what attention makes: [rows, q_width]
+    uint16_t *state_inputs, *new_rows;                // entries of recurrent layers
+    float *mixed, *new_states;                        // their outputs, and the states for snapshots
   };
 
   PassMemory() = default;
   // Memory of `blocks` blocks, and of an x after the last. `choices` is of this process alone: indices from memory that a
   // lost rank left incomplete would lead anywhere.
   PassMemory(const Decoder& model, size_t blocks, Buffer& memory, Buffer& common, Buffer& choices, size_t rows,
-             size_t partials)
+             size_t partials, size_t targets)
       : config_(&model.config), rows_(rows), partials_(partials) {
     gated_ = Rows::bytes(rows, config_->intermediate);
     token_inputs_ = model.inputs ? model.inputs->size : 0;
     for (const Block& b : model.blocks) {
       norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
-      if (b.attention.whole_norm) projected_ = std::max(projected_, rows * b.qkv.width);
+      if (b.attention.whole_norm || b.state) projected_ = std::max(projected_, rows * b.qkv.width);
+      if (b.gated) gates_ = rows * config_->q_width;
+      if (const auto& state = b.state) {
+        inputs_ = std::max(inputs_, rows * state->conv_size()), new_rows_ = std::max(new_rows_, rows * state->row_size());
+        mixed_ = std::max(mixed_, rows * state->v_size()), states_ = std::max(states_, targets * state->state_size());
+        ready_ = std::max(ready_, state->v_size());
+      }
       if (b.shared) shared_gated_ = std::max(shared_gated_, Rows::bytes(rows, b.shared->mlp.down.cols));
       if (!b.mixed()) continue;
       gated_ = std::max(gated_, Rows::bytes(rows * b.router.chosen, b.intermediate()) + LINE * (1 + b.router.experts));
@@ -81,7 +90,7 @@ class PassMemory {
       at += round_up(count * sizeof(*place), LINE);
     };
     auto take_or_share = [&](auto*& place, size_t count, auto* other) { apart_ ? take(place, count) : void(place = other); };
-    const size_t ready = Rows::bytes(rows_, std::max(c.hidden, int(q_size)));
+    const size_t ready = Rows::bytes(rows_, std::max({c.hidden, int(q_size), ready_}));
     take(to.x, rows_ * c.hidden);
     take_or_share(to.after, rows_ * c.hidden, to.x);
     take(to.attention_out, norms_after_ ? rows_ * c.hidden : 0);
@@ -95,6 +104,8 @@ class PassMemory {
     take(to.queries, rows_ * q_size);
     take(to.entries, rows_ * 2 * c.kv_width);
     take(to.partials, partials_);
+    take(to.gates, gates_);
+    take(to.state_inputs, inputs_), take(to.new_rows, new_rows_), take(to.mixed, mixed_), take(to.new_states, states_);
     take(to.attended, ready);
     uint8_t* const after_attention = apart_ ? at : std::exchange(at, shared);
     take(to.gated, gated_);
@@ -115,6 +126,8 @@ class PassMemory {
   size_t rows_ = 0, partials_ = 0;
   size_t gated_ = 0, logits_ = 0, choices_ = 0, projected_ = 0, shared_gated_ = 0;  // the maxima over blocks
   int token_inputs_ = 0;
+  size_t gates_ = 0, inputs_ = 0, new_rows_ = 0, mixed_ = 0, states_ = 0;  // the same
+  int ready_ = 0;                                                           // the most inputs of an output projection
   bool norms_after_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;

@@ -14,11 +14,16 @@ struct Heads {
   uint16_t* entries;
   float* handed_out;      // [num_queries, q_width]
   const int32_t* places;  // [rows], index of a row in `handed_out` or -1; null for none
+  float* gates;           // [rows, q_width]
 
   // 16 columns of a row of a head from `at` on, and those half a head later: RoPE rotates the two together.
   void put(int row, int head, int at, F x, F y) const {
     const AttentionShape& c = block.attention;
     const int half = c.dim / 2, repeat = c.repeat();
+    if (const int gate = head - c.heads - 2 * c.kv_heads; gate >= 0) {
+      float* out = gates + size_t(row) * config.q_width + size_t(gate) * c.dim + at;
+      return store(out, sigmoid16(x)), store(out + half, sigmoid16(y));
+    }
     if (head < c.heads + c.kv_heads) {
       const size_t angles = (size_t(head < c.heads ? c.query_rope : c.rope) * batch.turns + row) * config.half_dim + at;
       const F cos = load(batch.cos + angles), sin = load(batch.sin + angles);
@@ -84,7 +89,10 @@ void project_heads(Model& m, Model::Private& own, const Normed& from, const Head
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= unit, jobs += unit, sums += unit * ROW_BLOCK) {
       const int head = jobs->column / c.dim, at = jobs->column % c.dim;
-      const float* norm = head < c.heads ? b.q_norm : head < c.heads + c.kv_heads ? b.k_norm : b.v_norm;
+      const float* norm = head < c.heads                    ? b.q_norm
+                          : head < c.heads + c.kv_heads     ? b.k_norm
+                          : head < c.heads + 2 * c.kv_heads ? b.v_norm
+                                                            : nullptr;
       for (int r = 0; r < block; r++) {
         const F scale = set1(scales[first + r]);
         auto made = [&](int i) { return b.qkv.biased(mul(sums[i * ROW_BLOCK + r], scale), jobs[i]); };

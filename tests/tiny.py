@@ -48,6 +48,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            "head_dim": 64,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 64,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -215,7 +228,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
-    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4") else kind
+    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5") else kind
     chosen = COMMON | changes | sizes
     if "vocab_size_per_layer_input" in chosen:
         chosen["vocab_size_per_layer_input"] = chosen["vocab_size"]
@@ -228,6 +241,7 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
             # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
             factor = any(part in parameter_name for part in ("norm", "scalar")) and kind not in ("Gemma2", "Gemma3")
             shift = 1.0 if factor else 0.0
+            shift = -2.0 if parameter_name.endswith("A_log") else shift  # a state that forgets slowly
             scale = 0.2 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale + shift)
     model.save_pretrained(directory)

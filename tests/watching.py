@@ -44,8 +44,10 @@ class Bits:
     def _see(self, result: Any) -> None:
         kv = result if isinstance(result, KVCache) else getattr(result, "kv", None)
         if kv is not None:
-            layers = sorted(layer for group in kv.pool.geometry.groups for layer in group.layers)
-            self.seen.append(hashlib.sha256(b"".join(kv.entries(layer).tobytes() for layer in layers)).hexdigest())
+            layers = sorted(layer for _, group in kv.pool.geometry.kv_groups for layer in group.layers)
+            held = [kv.entries(layer).tobytes() for layer in layers]
+            held += [state.tobytes() for state in (kv.states() or {}).values()]
+            self.seen.append(hashlib.sha256(b"".join(held)).hexdigest())
 
 
 def answers(llm: LLM, requests: list[Request], config: SchedulerConfig, steps: int = 0) -> list[Answer]:

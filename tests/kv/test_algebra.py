@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.kv.counts import check_counts
 from tests.kv.tiers.faults import Faults
-from tests.kv.values import GEOMETRY, WINDOWED, array, computed, make_pool, same_tail
+from tests.kv.values import GEOMETRY, RECURRENT, STATE, WINDOWED, array, computed, make_pool, same_tail
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
@@ -26,7 +26,7 @@ from twostroke.kv.entries import Tail
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tier_moves import spill
-from twostroke.kv.writer import KVWriter
+from twostroke.kv.writer import KVWriter, SlotMapping
 
 MODELS = ("student", "teacher")
 MAX_VALUES = 8
@@ -49,6 +49,10 @@ class Entry:
         self.before = [entry.token for entry in context]
         whole = all(entry.model == model and entry.position == i for i, entry in enumerate(context))
         self.model = model if whole and position == len(context) else None
+        digest = np.frombuffer(self.data, np.uint8).astype(np.float32)
+        self.k, self.u, self.inputs = digest[:16] % 4, digest[16:24] % 4, np.resize(digest, STATE.conv_size)
+        before = context[-1].state if context else np.zeros((1, 16, 8), np.float32)
+        self.state = before + np.outer(self.k, self.u)  # integers, whose sums are exact
 
 
 @dataclass
@@ -87,6 +91,7 @@ class Expected:
 
 class Values(RuleBasedStateMachine):
     geometry = GEOMETRY
+    more_pages = 0  # that a step may take besides those of entries
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +121,7 @@ class Values(RuleBasedStateMachine):
     def open(self, i: int, model: str, fault: int | None = None) -> None:
         kv, expected = self.pick(i)
         if not kv.complete:
-            with pytest.raises(KVError, match="windowed layers have given back entries"):
+            with pytest.raises(KVError, match="lacks entries or states"):
                 KVWriter(kv, model)
             return
         used, copies = kv.pool.num_used, kv.pool.num_copies
@@ -142,14 +147,16 @@ class Values(RuleBasedStateMachine):
             assert (writer.table[:, : PAGE + 1] == table[:, : PAGE + 1]).all()
             assert writer.next_position == position
             return
-        assert pool.num_used <= used + self.groups * (-(-len(tokens) // pool.page_size) + 1)
+        assert pool.num_used <= used + self.groups * (-(-len(tokens) // pool.page_size) + 1) + self.more_pages
         assert places.positions.tolist() == list(range(position, position + len(tokens)))
         for token in tokens:
             expected.entries.append(Entry(writer.model, expected.entries, token, expected.next_position))
             expected.next_position += 1
-        new = [entry.data for entry in expected.entries[len(expected.entries) - len(tokens) :]]
+        self.write(pool, places, expected.entries[len(expected.entries) - len(tokens) :])
+
+    def write(self, pool: PagePool, places: SlotMapping, new: list[Entry]) -> None:
         for group, frames in enumerate(places.frames):
-            pool.memory.write(group, frames, places.slots, array(new))
+            pool.memory.write(group, frames, places.slots, array([entry.data for entry in new]))
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
@@ -176,8 +183,11 @@ class Values(RuleBasedStateMachine):
     def cut(self, i: int, start: Any, stop: Any) -> None:
         kv, expected = self.pick(i)
         used = kv.pool.num_used
-        self.keep(kv[start:stop], expected[start:stop])
-        assert kv.pool.num_used <= used
+        try:
+            self.keep(kv[start:stop], expected[start:stop])
+        except OutOfPages:  # for the state at the end
+            assert self.more_pages
+        assert kv.tier != POOL or kv.pool.num_used <= used + self.more_pages
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=indices, fault=faults)
@@ -188,7 +198,12 @@ class Values(RuleBasedStateMachine):
     @rule(i=indices, j=indices, at=st.integers(0, 12), skip=st.integers(0, 3))
     def splice(self, i: int, j: int, at: int, skip: int) -> None:
         (left, left_expected), (right, right_expected) = self.pick(i), self.pick(j)
-        self._join(left[:at], left_expected[:at], right[at + skip :], right_expected[at + skip :])
+        try:
+            cut = right[at + skip :]
+        except OutOfPages:
+            assert self.more_pages
+            return
+        self._join(left[:at], left_expected[:at], cut, right_expected[at + skip :])
 
     def _join(
         self, left: KVCache, left_expected: Expected, right: KVCache, right_expected: Expected, fault: int | None = None
@@ -259,13 +274,13 @@ class Values(RuleBasedStateMachine):
             one.load()
             one.publish()
             assert kv.swap_in().missing == {}
-            check_frames(kv.pool, kv.table, expected)
+            self.check_frames(kv.pool, kv.table, expected)
 
     @rule(j=st.integers(0, 1), which=st.integers(0, 7))
     def spill(self, j: int, which: int) -> None:
         """Pages are spilled without notice."""
         pool = self.pools[j]
-        held = [spans.held_pages(kv.table) for kv, _ in self.values if kv.pool is pool]
+        held = [kv.entry_table.pages for kv, _ in self.values if kv.pool is pool]
         if held:
             used = pool.num_used
             assert spill(pool, np.concatenate(held)[which:]) == used - pool.num_used
@@ -292,24 +307,27 @@ class Values(RuleBasedStateMachine):
             assert kv.tokens == [entry.token for entry in entries]
             assert kv.positions == [entry.position for entry in entries]
             assert kv.next_position == expected.next_position
-            expected_bits, found = array([entry.data for entry in entries]), kv.entries()
-            held = [places_held(kv.table, group) for group in range(self.groups)]
-            assert held[0].all()
-            assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * 4 * 4
-            assert found.dtype == np.float32
-            for group, there in zip(np.split(found, self.groups), held, strict=True):
-                assert np.array_equal(group[:, :, there], expected_bits[:, :, there])
-                assert np.isnan(group[:, :, ~there]).all()
+            self.check_contents(kv, expected)
             assert same_tail(kv.tail, expected.tail)
             for model in MODELS:
                 assert kv.canonical_length(model) == expected.canonical_length(model)
+
+    def check_contents(self, kv: KVCache, expected: Expected) -> None:
+        expected_bits, found = array([entry.data for entry in expected.entries]), kv.entries()
+        held = [places_held(kv.table, group) for group in range(self.groups)]
+        assert held[0].all()
+        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * 4 * 4
+        assert found.dtype == np.float32
+        for group, there in zip(np.split(found, self.groups), held, strict=True):
+            assert np.array_equal(group[:, :, there], expected_bits[:, :, there])
+            assert np.isnan(group[:, :, ~there]).all()
 
     @invariant()
     def counts_are_exact(self) -> None:
         holders = {id(kv): kv for kv, _ in self.values} | {id(w.base): w.base for w, _ in self.writers}
         for pool in self.pools:
             mine = [kv for kv in holders.values() if kv.pool is pool]
-            tables = {tier: [spans.held_pages(kv.table) for kv in mine if kv.tier == tier] for tier in TIERS}
+            tables = {tier: [kv.entry_table.pages for kv in mine if kv.tier == tier] for tier in TIERS}
             own = [np.array(list(w._own), np.int64) for w, _ in self.writers if w.base.pool is pool]
             check_counts(pool, tables.pop(POOL) + own, tables)
             assert self.faults.kept(pool) == {tier: pool.num_in(tier) for tier in pool.stores}
@@ -317,8 +335,19 @@ class Values(RuleBasedStateMachine):
     @invariant()
     def what_writers_hold_is_in_the_pool(self) -> None:
         for writer, expected in self.writers:
-            check_frames(writer.base.pool, writer.table, expected)
-            assert spans.complete(writer.table, self.geometry.windows, writer.next_position)
+            self.check_frames(writer.base.pool, writer.table, expected)
+            assert spans.complete(writer.table, self.geometry.limits(writer.next_position, 0))
+            assert (writer.base.pool.frames_of(writer.pages) >= 0).all()
+
+    def check_frames(self, pool: PagePool, table: np.ndarray, expected: Expected) -> None:
+        """Raise AssertionError unless the frames that a step would read have the expected entries."""
+        (frames,) = pool.step_tables([table])
+        assert (frames[:, :PAGE] == table[:, :PAGE]).all()
+        bits = array([entry.data for entry in expected.entries])
+        for group in range(pool.num_groups):
+            there = places_held(table, group)
+            found = pool.memory.read(group, *spans.places(frames, group))
+            assert np.array_equal(found[:, :, there], bits[:, :, there])
 
     def teardown(self) -> None:
         self.values.clear()
@@ -335,23 +364,52 @@ def places_held(table: np.ndarray, group: int) -> np.ndarray:
     return spans.places(table, group)[0] != spans.NO_PAGE
 
 
-def check_frames(pool: PagePool, table: np.ndarray, expected: Expected) -> None:
-    """Raise AssertionError unless the frames that a step would read have the expected entries."""
-    (frames,) = pool.step_tables([table])
-    assert (frames[:, :PAGE] == table[:, :PAGE]).all()
-    bits = array([entry.data for entry in expected.entries])
-    for group in range(pool.num_groups):
-        there = places_held(table, group)
-        found = pool.memory.read(group, *spans.places(frames, group))
-        assert np.array_equal(found[:, :, there], bits[:, :, there])
-
-
 class WindowedValues(Values):
     geometry = WINDOWED
 
 
+class RecurrentValues(Values):
+    """One group of attention, and a layer with a state: a sum of products, of integers."""
+
+    geometry = RECURRENT
+    more_pages = 6
+
+    def write(self, pool: PagePool, places: SlotMapping, new: list[Entry]) -> None:
+        rows = np.zeros((1, 1, len(new), 1, STATE.row_values), np.float32)
+        inputs = np.zeros((1, 1, len(new), 1, STATE.conv_size), np.float32)
+        for i, entry in enumerate(new):
+            rows[..., i, 0, :24], inputs[..., i, 0, :] = np.concatenate([entry.k, entry.u]), entry.inputs
+        every = array([entry.data for entry in new]), rows, inputs
+        for group, (frames, entries) in enumerate(zip(places.frames, every, strict=True)):
+            kept = frames >= 0
+            pool.memory.write(group, frames[kept], places.slots[kept], entries[:, :, kept])
+        assert places.states is not None
+        for count, target in places.states.targets:
+            state = np.concatenate([new[count - 1].state.ravel(), np.zeros(2 * STATE.conv_size)]).astype(np.float32)
+            size = pool.geometry.state_pages(pool.page_size).rows_in_page(2) * STATE.v_dim
+            for i, frame in enumerate(target.tolist()):
+                part = state[i * size : (i + 1) * size]
+                pool.memory.state_storage[frame, : len(part)] = part
+
+    def check_contents(self, kv: KVCache, expected: Expected) -> None:
+        there = places_held(kv.table, 0)
+        assert there.all()
+        assert np.array_equal(kv.entries(), array([entry.data for entry in expected.entries]))
+        if kv.complete:
+            zeros = np.zeros((1, 16, 8), np.float32)
+            states = kv.states()
+            assert states is not None
+            assert np.array_equal(states[2], expected.entries[-1].state if expected.entries else zeros)
+
+    def check_frames(self, pool: PagePool, table: np.ndarray, expected: Expected) -> None:
+        (frames,) = pool.step_tables([table])
+        found = pool.memory.read(0, *spans.places(frames, 0))
+        assert np.array_equal(found, array([entry.data for entry in expected.entries]))
+
+
 TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
-for case in (TestValues, TestWindowedValues):
+TestRecurrentValues = RecurrentValues.TestCase
+for case in (TestValues, TestWindowedValues, TestRecurrentValues):
     case.settings = settings(
         max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

@@ -15,6 +15,7 @@ from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import KVWriter
+from twostroke.models.config import GatedDeltaNet
 from twostroke.models.layer_groups import LayerGroup, PageShape
 from twostroke.models.rope import Rope
 
@@ -29,6 +30,10 @@ GEOMETRY = geometry()
 # Two groups of layers whose entries have the same numbers; the second one gives back what is behind its window.
 FULL, SLIDING = LayerGroup((0, 1), None, 2, 4, 2), LayerGroup((2, 3), 6, 2, 4, 2)
 WINDOWED = Geometry((FULL, SLIDING), (Rope(1e4),) * 4, "float32", "letters")
+# A third layer has a state, whose snapshots take two pages.
+STATE = GatedDeltaNet(num_k_heads=1, num_v_heads=1, k_dim=16, v_dim=8, conv_width=3, chunk=8)
+ROWS, INPUTS = LayerGroup((2,), 8, 1, 26, 1, "rows"), LayerGroup((2,), 3, 1, 40, 1, "inputs")
+RECURRENT = Geometry((FULL, ROWS, INPUTS), (Rope(1e4),) * 2, "float32", "letters", ((2, STATE),))
 SHAPE = (2, 2, 2, 4)  # layers, K and V, heads, head_dim: 32 numbers, as many as a digest has bytes
 
 

@@ -33,7 +33,7 @@ def test_the_repr_of_a_plain_model_is_that_of_older_versions() -> None:
 
 
 def with_attention(attention: Attention) -> ModelConfig:
-    return replace(CONFIG, layers=(replace(CONFIG.layers[0], attention=attention),))
+    return replace(CONFIG, layers=(replace(CONFIG.layers[0], mixer=attention),))
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,22 @@ from twostroke.sampling.scores import TokenScore
 START, STOP, POSITION, PAGE = range(4)  # first and past-the-last slot; position of the entry at START; page ids,
 # one column for each group of layers (`models.layer_groups`), whose entries lie in the same slots of their own pages.
 
+
+@dataclass(frozen=True)
+class StateStep:
+    """What a sequence's rows read and write of states (`models.config.GatedDeltaNet`).
+
+    Attributes:
+        rows: number of entries before the step's that came since the snapshot.
+        source: [M] int32, the snapshot's frames (`models.layer_groups.StatePages`); none for zeros.
+        targets: snapshots to write: the number of the step's rows before each, rising, and its frames.
+    """
+
+    rows: int
+    source: np.ndarray
+    targets: Sequence[tuple[int, np.ndarray]]
+
+
 Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)
 
@@ -66,7 +82,8 @@ class RaggedBatch(Generic[Array]):
     Attributes:
         token_ids: [N] int64; -1 - i stands for the i-th token of `drawn`.
         positions: [N] int64, positions for RoPE.
-        pages: [groups, N] int64, the pages in which each row's K and V are written; slots: [N] int64.
+        pages: [groups, N] int64, the pages in which each row's entries are written; slots: [N] int64. A page is -1 in a
+            group that keeps nothing of the row, since a snapshot of states comes behind it.
         row_starts: S + 1 ints.
         tables: S int32 arrays [P_s, 3 + groups] of spans (START, STOP, POSITION, PAGE...), including this step's rows.
             Pages are frames of the memory that `forward` is given. A windowed group may have given a span's page back,
@@ -76,6 +93,7 @@ class RaggedBatch(Generic[Array]):
         state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
         dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
         drawn: tokens of the previous step, which the host may not know yet.
+        states: for a model with states, what each sequence reads and writes of them.
         scratch: holds what a backend derives once per step (RoPE tables, masks).
     """
 
@@ -90,6 +108,7 @@ class RaggedBatch(Generic[Array]):
     state_rows: Array | None = None
     dropout: Array | None = None
     drawn: DrawnTokens | None = None
+    states: Sequence[StateStep] = ()
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -32,14 +32,17 @@ class PageMemory(Protocol):
 
     Attributes:
         storages: for each group, all frames as kernels see them, if they hold pages of the group: an array
-            [depth, 2, frames, Hkv, page_size, D]. In memory the frame comes first.
+            [depth, parts, frames, Hkv, page_size, D]. In memory the frame comes first. K and V are two parts, other
+            entries one.
+        state_storage: all frames as snapshots of states: an array [frames, page_bytes // 4] of float32.
         layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, D]. "pairs", for instructions that
             multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
-            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent).
+            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent); other entries stay plain.
         page_bytes: bytes of a page.
     """
 
     storages: Sequence[Any]
+    state_storage: Any
     layout: Layout
     page_bytes: int
 
@@ -60,7 +63,7 @@ class PageMemory(Protocol):
         ...
 
     def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather n entries of a group by frame and slot: [depth, 2, n, Hkv, D], a numpy copy."""
+        """Gather n entries of a group by frame and slot: [depth, parts, n, Hkv, D], a numpy copy."""
         ...
 
     def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -103,15 +106,16 @@ class HostMemory:
         sides = {one: self._sides(view) for one, view in views.items()}
         self.storages: Sequence[Any] = [views[one] for one in shape.shapes]
         self._sides_of = [sides[one] for one in shape.shapes]
+        self.state_storage: Any = self._pages[:, : self.page_bytes // 4 * 4].view(np.float32)
 
     def _view(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """All frames as pages of this shape, [depth, 2, frames, Hkv, page_size, D]."""
+        """All frames as pages of this shape, [depth, parts, frames, Hkv, page_size, D]."""
         used = self._pages[:, : math.prod(shape) * dtype.itemsize].view(dtype)
         return used.reshape(len(self._pages), *shape).transpose(1, 2, 0, 3, 4, 5)
 
-    def _sides(self, view: np.ndarray) -> tuple[_KeysOrValues, _KeysOrValues]:
-        orders = ("columns", "slots") if self.layout == "pairs" else (None, None)
-        return _KeysOrValues(view[:, 0], orders[0]), _KeysOrValues(view[:, 1], orders[1])
+    def _sides(self, view: np.ndarray) -> list[_EntryPart]:
+        orders = ("columns", "slots") if self.layout == "pairs" and view.shape[1] == 2 else (None, None)
+        return [_EntryPart(view[:, part], orders[part]) for part in range(view.shape[1])]
 
     @property
     def nbytes(self) -> int:
@@ -159,8 +163,8 @@ class HostMemory:
             side.put(frames, slots, new)
 
 
-class _KeysOrValues:
-    """K or V of all pages, by frame and slot: [layers, n, Hkv, D], for any layout of pages."""
+class _EntryPart:
+    """K, V or other entries of all pages, by frame and slot: [layers, n, Hkv, D], for any layout of pages."""
 
     def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None) -> None:
         """`storage`: [layers, frames, Hkv, page_size, D]; with `pairs`, pages hold pairs of columns or slots."""

@@ -75,6 +75,7 @@ class ShardedMemory:
         """`own`: rank 0's pages, of the shape that `shapes` gives it."""
         self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, own
         self.storages: Sequence[Any] = self.own.storages
+        self.state_storage: Any = self.own.state_storage
         self.layout: Layout = shapes.layout
         self.page_bytes = shapes.shape.values * shapes.dtype.itemsize
 

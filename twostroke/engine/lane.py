@@ -59,6 +59,7 @@ class Lane(ABC, Generic[StrokeKind]):
         self.slot, self.model, self.stroke = slot, model, stroke
         self.dropout = dropout
         self.todo, self._again = todo, again
+        model.pool.recomputed_tokens += max(0, again - len(base))
         self.missing = missing or missing_in_pool(model, base)
         self.on_close: Callable[[], None] | None = None
         self._base_length = len(base)

@@ -33,17 +33,16 @@ def with_windows(
 ) -> tuple[KVCache, list[int], int]:
     """A value that a stroke can extend, what it has to enter, and how many of these tokens it has to enter again.
 
-    A value that was cut back may lack entries of windowed layers. If it is canonical, all of it is computed again, as
-    far as the prefix index does not know it. Raises InvalidRequest if it is not.
+    A value that was cut back may lack entries of windowed layers, or states. If it is canonical, all of it is computed
+    again, as far as the prefix index does not know it. Raises InvalidRequest if it is not.
     """
     if base.complete:
         return base, todo, 0
     if dropout is not None or not base.next_position == len(base) == base.canonical_length(model.id):
         raise InvalidRequest(
-            "windowed layers have given back entries of this value that its next token attends to, and they cannot be "
-            "computed again, since its entries are not those of its tokens alone: hold the value before it is cut"
+            "this value lacks entries or states that its next token reads, and they cannot be computed again, since "
+            "its entries are not those of its tokens alone: hold the value before it is cut"
         )
-    model.pool.recomputed_tokens += len(base)
     return KVCache.empty(model.pool), [*base.token_array.tolist(), *todo], len(base)
 
 

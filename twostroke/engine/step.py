@@ -88,6 +88,7 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         state_rows=last([chunk.state_rows for chunk in chunks]) if any(chunk.state_rows for chunk in chunks) else None,
         dropout=_dropout(model, chunks),
         drawn=None if drawn is None or token_ids.min() >= 0 else drawn,
+        states=[chunk.slot_mapping.states for chunk in chunks if chunk.slot_mapping.states is not None],
     )
     logits, queries, states = model.compiled.forward(batch, model.pool.memory)
     taken = handed_out = seen = 0

@@ -19,9 +19,9 @@ class Queries:
     """Query vectors of the last n entries of a value.
 
     Attributes:
-        rows: [layers, n, Hq, D] float32, after RoPE and multiplied by the attention scale; zeros follow the numbers of
-            smaller heads.
-        windows: each layer's sliding window in positions, or None.
+        rows: [layers, n, Hq, D] float32 of the layers with attention, after RoPE and multiplied by the attention scale;
+            zeros follow the numbers of smaller heads.
+        windows: each of these layers' sliding window in positions, or None.
         cap: the bound of scores, if the model has one (`ModelConfig.score_cap`).
         sources: the layer whose keys each layer reads; empty if each reads its own.
     """
@@ -52,7 +52,10 @@ def attention_weights(kv: KVCache, queries: Queries) -> Iterator[np.ndarray]:
 
 
 def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
-    """A layer's scores q k of the last n entries: [Hq, n, len(kv)] float32, -inf where a row does not see an entry."""
+    """Scores q k of the last n entries in the i-th layer of the queries: [Hq, n, len(kv)] float32.
+
+    -inf where a row does not see an entry.
+    """
     q, window, n = queries.rows[layer], queries.windows[layer], len(queries)
     positions, order = np.array(kv.positions), np.arange(len(kv))
     own, own_order = positions[len(kv) - n :, None], order[len(kv) - n :, None]

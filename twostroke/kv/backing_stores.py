@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from twostroke.errors import KVError
-from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pins import Pin
 from twostroke.kv.prefix_index import PrefixIndex
@@ -123,7 +122,7 @@ class BackingStores:
         pool, groups = self.pool, self.pool.num_groups
         pool.make_room(len(names) * groups)
         pages = np.array(pool.allocate(len(names) * groups), np.int64)
-        pin = Pin(spans.pages_only(pages))
+        pin = Pin(pages)
         link, bytes_asked, count = self.tiers.speeds[store.tier], len(pages) * pool.page_bytes, 0
         link.reserve(bytes_asked)
         try:

@@ -5,6 +5,7 @@ An entry is a token, its position, and its K (after RoPE) and V in every layer. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -12,7 +13,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from twostroke.errors import KVError
-from twostroke.kv import spans, stream
+from twostroke.kv import spans, states, stream
 from twostroke.kv.entries import EntryTable, Tail
 from twostroke.kv.page_contents import copy_pages, read_entries, read_keys
 from twostroke.kv.pages import POOL
@@ -62,7 +63,7 @@ class KVCache:
     @classmethod
     def empty(cls, pool: PagePool) -> KVCache:
         """A value without entries, from which every prefill starts."""
-        return cls(pool, EntryTable.empty(pool.num_groups))
+        return cls(pool, EntryTable.empty(pool.num_groups, bool(pool.geometry.states)))
 
     # Attributes ------------------------------------------------------------------------------------------------
 
@@ -101,11 +102,12 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Exact bytes of K and V of the entries, without those that windowed layers have given back.
+        """Exact bytes of K and V of the entries, without those that windowed layers have given back, and of states.
 
         An entry in a layer has 2 x KV heads x head_dim x element size bytes.
         """
-        return self.pool.geometry.table_bytes(self.table)
+        geometry, snapshots = self.pool.geometry, self.entry_table.snapshots
+        return geometry.table_bytes(self.table) + geometry.state_bytes * sum(len(one.pages) > 0 for one in snapshots)
 
     @property
     def overhead_bytes(self) -> int:
@@ -140,10 +142,11 @@ class KVCache:
     def complete(self) -> bool:
         """Whether a stroke can go on from here: windowed layers have all entries that the next one attends to.
 
-        They give back entries behind their window. So a value that is cut back may lack some. A stroke that goes on
-        from it computes them again from the tokens, if all entries are canonical.
+        They give back entries behind their window, and recurrent layers the states before the last. So a value that is
+        cut back may lack some. A stroke that goes on from it computes them again from the tokens, if all entries are
+        canonical.
         """
-        return spans.complete(self.table, self.pool.geometry.windows, self.next_position)
+        return self.pool.geometry.complete(self.entry_table)
 
     def entries(self, layer: int | None = None) -> np.ndarray:
         """A copy of K and V: [layers, 2, len, Hkv, D], or [2, len, Hkv, D] of one layer, for inspection and tests.
@@ -155,14 +158,14 @@ class KVCache:
             PageLost: its pages are gone or damaged where they were.
             KVError: the layers differ in shape, and none was named, or this one has no entries of its own.
         """
-        groups = self.pool.geometry.groups
         if layer is not None:
             group, place = self._place_of(layer)
             return read_entries(self.pool, group, *spans.places(self.table, group))[place]
-        if len({(group.num_kv_heads, group.head_dim) for group in groups}) > 1:
+        groups = self.pool.geometry.kv_groups
+        if len({(group.num_kv_heads, group.head_dim) for _, group in groups}) > 1:
             raise KVError("the layers of this value differ in shape: name one, as in kv.entries(layer)")
-        layers = [layer for group in groups for layer in group.layers]
-        parts = [read_entries(self.pool, g, *spans.places(self.table, g)) for g in range(len(groups))]
+        layers = [layer for _, group in groups for layer in group.layers]
+        parts = [read_entries(self.pool, g, *spans.places(self.table, g)) for g, _ in groups]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)[np.argsort(layers)]
 
     def keys(self, layer: int) -> np.ndarray:
@@ -173,13 +176,22 @@ class KVCache:
         group, place = self._place_of(layer)
         return read_keys(self.pool, group, place, *spans.places(self.table, group))
 
+    def states(self) -> dict[int, np.ndarray] | None:
+        """A copy of the state behind the last entry in each recurrent layer, by index, for inspection and tests.
+
+        float32 [heads of v, k_dim, v_dim] (`models.config.GatedDeltaNet`); None if it is not known, as behind a cut.
+        Raises PageLost.
+        """
+        found = states.states_behind(self.pool, self.entry_table)
+        return None if found is None else {layer: one.state for layer, one in found.items()}
+
     def _place_of(self, layer: int) -> tuple[int, int]:
         """The group of a layer, and its place in the group's pages."""
-        groups = self.pool.geometry.groups
-        for group, one in enumerate(groups):
+        groups = self.pool.geometry.kv_groups
+        for group, one in groups:
             if layer in one.layers:
                 return group, one.layers.index(layer)
-        own = sorted(index for one in groups for index in one.layers)
+        own = sorted(index for _, one in groups for index in one.layers)
         raise KVError(f"layer {layer} has no entries of its own: those that have are {own}")
 
     def __repr__(self) -> str:
@@ -197,7 +209,22 @@ class KVCache:
         start, stop, step = which.indices(len(self))
         if step != 1:
             raise KVError(f"a KV cache is cut into contiguous slices; step {step} is not possible")
-        return KVCache(self.pool, self.entry_table.cut(start, max(start, stop)), self.tier)
+        stop = max(start, stop)
+        part = self.entry_table.cut(start, stop)
+        if start and self.pool.geometry.states and start < stop and not part.snapshots:
+            # The state is what it was: a state has no parts.
+            return self._closed(self.entry_table.cut(0, stop), lambda whole: whole.cut(start, stop))
+        return KVCache(self.pool, part, self.tier)
+
+    def _closed(self, contents: EntryTable, change: Callable[[EntryTable], EntryTable]) -> KVCache:
+        """`contents` of this value, with the state known at their end, after a change."""
+        if self.tier != POOL:
+            return self.to(POOL)._closed(contents, change).to(self.tier)
+        made, fresh = states.closed(self.pool, contents)
+        try:
+            return KVCache(self.pool, change(made), self.tier)
+        finally:
+            self.pool.release(fresh)  # the value holds its own references
 
     def without_last(self) -> KVCache:
         """All entries except the last. The next entry takes the last one's position, to compute it again."""
@@ -207,6 +234,8 @@ class KVCache:
         """The same entries with another position, at least 0, for the next one. K is not rotated again."""
         if position < 0:
             raise KVError(f"positions begin at 0: {position} is not a position")
+        if self.pool.geometry.states and position != self.next_position:  # chunks end at other places then
+            return self._closed(self.entry_table, lambda whole: replace(whole, next_position=position))
         return KVCache(self.pool, replace(self.entry_table, next_position=position), self.tier)
 
     def with_tail(self, tail: Tail | None) -> KVCache:
@@ -282,7 +311,7 @@ class KVCache:
         require_tier(self.pool, tier)
         if tier == self.tier:
             return self
-        pages, stops = self.entry_table.pages_and_stops()
+        pages, stops = self.entry_table.pages_and_stops(self.pool.page_size)
         retain_in_tier(self.pool, pages, stops, tier)
         try:
             return KVCache(self.pool, self.entry_table, tier)
@@ -294,7 +323,7 @@ class KVCache:
 
         Raises OutOfPages: nothing has changed.
         """
-        return SwapIn(self.pool, spans.distinct_pages(self.table))
+        return SwapIn(self.pool, np.unique(self.entry_table.pages))
 
     def copy_to(self, pool: PagePool) -> KVCache:
         """A copy in another pool of the same geometry. For its own pool, the value in the tier "pool".
@@ -310,7 +339,7 @@ class KVCache:
         pool.geometry.require(self.pool.geometry, "this value cannot be placed here")
         if self.pool.page_size != pool.page_size:
             raise KVError(f"this value has pages of {self.pool.page_size} entries, and the pool has {pool.page_size}")
-        pages, stops = self.entry_table.pages_and_stops()
+        pages, stops = self.entry_table.pages_and_stops(self.pool.page_size)
         pool.make_room(len(pages), collect=True)
         fresh = np.array(pool.allocate(len(pages), self.pool.group_of[pages]), np.int64)
         try:
@@ -352,4 +381,4 @@ class KVCache:
         try:
             return cls(pool, entry_table)
         finally:
-            pool.release(spans.distinct_pages(entry_table.table))  # the value holds its own references
+            pool.release(np.unique(entry_table.pages))  # the value holds its own references

@@ -38,6 +38,22 @@ class Tail:
         return 0 if self.row is None else self.row.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class StateSnapshot:
+    """The states of all recurrent layers behind some entries of a value.
+
+    Attributes:
+        at: number of these entries.
+        pages: [M] int32 (`models.layer_groups.StatePages`); none for zeros, the states before the first token.
+    """
+
+    at: int
+    pages: np.ndarray
+
+
+ZEROS = StateSnapshot(0, np.zeros(0, np.int32))
+
+
 @dataclass(frozen=True)
 class EntryTable:
     """A sequence of entries in the pages of a pool or of a file. It holds no references to them.
@@ -48,6 +64,7 @@ class EntryTable:
         stretches: provenance of the entries.
         next_position: the position of the next entry.
         tail: the start of the next stroke, if it is known.
+        snapshots: known states of recurrent layers, by rising number of entries; none for a model without such layers.
     """
 
     table: np.ndarray
@@ -55,11 +72,12 @@ class EntryTable:
     stretches: tuple[Stretch, ...]
     next_position: int
     tail: Tail | None = None
+    snapshots: tuple[StateSnapshot, ...] = ()
 
     @classmethod
-    def empty(cls, groups: int) -> EntryTable:
-        """No entries, for a model with so many groups of layers."""
-        return cls(spans.empty(groups), np.zeros(0, np.int32), (), 0)
+    def empty(cls, groups: int, states: bool = False) -> EntryTable:
+        """No entries, for a model with so many groups of layers, of which some may have `states`."""
+        return cls(spans.empty(groups), np.zeros(0, np.int32), (), 0, None, (ZEROS,) if states else ())
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,7 +104,11 @@ class EntryTable:
             next_position = int(spans.positions(self.table)[stop])
         tail = self.tail if stop == len(self) and stop > start else None
         stretches = cut(self.stretches, self.tokens, start, stop)
-        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail)
+        inside = (one for one in self.snapshots if start <= one.at <= stop)
+        snapshots = tuple(replace(one, at=one.at - start) for one in inside)
+        if start == stop and self.snapshots:  # nothing was read
+            snapshots = (ZEROS,)
+        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail, snapshots)
 
     def require_before(self, other: EntryTable) -> None:
         """Raise KVError unless the positions of both increase where `other` follows."""
@@ -105,18 +127,33 @@ class EntryTable:
             self.stretches + other.stretches,
             other.next_position,
             other.tail,
+            tuple(replace(one, at=one.at + len(self)) for one in other.snapshots),
         )
 
     def in_pages(self, old: np.ndarray, new: np.ndarray) -> EntryTable:
         """The same entries in other pages: new[i] for old[i]. `old` holds each page of the table once."""
-        return replace(self, table=spans.with_pages(self.table, old, new).astype(np.int32, copy=False))
+        snapshots = tuple(
+            replace(one, pages=spans.renumbered(one.pages, old, new).astype(np.int32)) for one in self.snapshots
+        )
+        table = spans.with_pages(self.table, old, new).astype(np.int32, copy=False)
+        return replace(self, table=table, snapshots=snapshots)
 
-    def pages_and_stops(self) -> tuple[np.ndarray, np.ndarray]:
+    def pages_and_stops(self, page_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Each page once, in order of first use, and the last slot of it that is used, plus one."""
         pages = spans.distinct_pages(self.table)
-        return pages, spans.slot_stops(self.table, pages)
+        stops = spans.slot_stops(self.table, pages)
+        if not self.snapshots:
+            return pages, stops
+        whole = self.snapshot_pages
+        return np.concatenate([pages, whole]), np.concatenate([stops, np.full(len(whole), page_size)])
+
+    @property
+    def snapshot_pages(self) -> np.ndarray:
+        """The pages of all snapshots."""
+        return np.concatenate([np.zeros(0, np.int32), *(one.pages for one in self.snapshots)])
 
     @property
     def pages(self) -> np.ndarray:
-        """The pages of all spans; a page may be there more than once."""
-        return spans.held_pages(self.table)
+        """The pages of all spans and snapshots; a page may be there more than once."""
+        held = spans.held_pages(self.table)
+        return np.concatenate([held, self.snapshot_pages]) if self.snapshots else held

@@ -4,39 +4,48 @@ import hashlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE
+from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import GeometryMismatch
 from twostroke.kv import spans
-from twostroke.models.config import ModelConfig
+from twostroke.kv.entries import EntryTable
+from twostroke.models.config import GatedDeltaNet, ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
-from twostroke.models.layer_groups import LayerGroup, PageShape, layer_groups
+from twostroke.models.layer_groups import LayerGroup, PageShape, StatePages, layer_groups
 from twostroke.models.rope import Rope
+from twostroke.models.stable_repr import LATER, StableRepr
 
 
-@dataclass(frozen=True)
-class Geometry:
+@dataclass(frozen=True, repr=False)
+class Geometry(StableRepr):
     """The shape and meaning of an entry. It does not include the weights: models of one geometry may share values.
 
     Attributes:
         groups: the layers whose entries share pages.
-        ropes: the RoPE of each layer.
+        ropes: the RoPE of each layer with attention.
         kv_dtype: "float32", "bfloat16", ...
         tokenizer: the tokenizer's fingerprint.
+        states: (layer, its state) of each layer that has one.
     """
 
     groups: tuple[LayerGroup, ...]
     ropes: tuple[Rope, ...]
     kv_dtype: str
     tokenizer: str
+    states: tuple[tuple[int, GatedDeltaNet], ...] = field(default=(), repr=False, metadata=LATER)
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: str, tokenizer: str) -> "Geometry":
-        return cls(layer_groups(config), config.ropes, kv_dtype, tokenizer)
+        return cls(layer_groups(config), config.ropes, kv_dtype, tokenizer, tuple(config.state_layers.items()))
+
+    @cached_property
+    def kv_groups(self) -> tuple[tuple[int, LayerGroup], ...]:
+        """(index, group) of those that have K and V."""
+        return tuple((g, group) for g, group in enumerate(self.groups) if group.kind == "kv")
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
@@ -50,13 +59,13 @@ class Geometry:
 
     @cached_property
     def group_bytes(self) -> tuple[int, ...]:
-        """Bytes of one entry in each group: its layers x 2 x KV heads x head_dim x element size."""
+        """Bytes of one entry in each group: for K and V its layers x 2 x KV heads x head_dim x element size."""
         return tuple(group.entry_values * self.dtype.itemsize for group in self.groups)
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one entry in all layers."""
-        return sum(self.group_bytes)
+        """Bytes of K and V of one entry in all layers."""
+        return sum(self.group_bytes[group] for group, _ in self.kv_groups)
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page, as many for every group."""
@@ -65,11 +74,82 @@ class Geometry:
     def num_pages(self, entries: int, page_size: int, at_once: int = 1) -> int:
         """Pages that a value of so many entries holds at most, in all groups, if `at_once` entries are added together.
 
-        A windowed group keeps what the next entries see.
+        A windowed group keeps what the next entries see. Of rows and inputs of states, a value has those that are
+        needed behind the last entry, and of states two snapshots.
         """
-        every = -(-entries // page_size)
-        reach = at_once + page_size - 2  # a run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages
-        return sum(every if w is None else min(every, (w + reach) // page_size + 1) for w in self.windows)
+        every, pages = -(-entries // page_size), 0
+        for group in self.groups:
+            # A run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages.
+            reach = (at_once if group.kind == "kv" else 1) + page_size - 2
+            pages += every if group.window is None else min(every, (group.window + reach) // page_size + 1)
+        return pages + (self.snapshot_pages(page_size) * min(2, entries // self.chunk) if self.states else 0)
+
+    @property
+    def chunk(self) -> int:
+        """Positions between two snapshots of states."""
+        return self.states[0][1].chunk
+
+    def has_layout(self, group: int) -> bool:
+        """Whether the order of numbers in pages of a group depends on the memory's layout; not that of snapshots."""
+        return group < len(self.groups) and self.groups[group].kind == "kv"
+
+    def state_pages(self, page_size: int) -> StatePages:
+        """Where states lie in the pages of a snapshot."""
+        return StatePages(dict(self.states), self.page_bytes(page_size))
+
+    def snapshot_pages(self, page_size: int) -> int:
+        """Pages of a snapshot of all states; 0 for a model without any."""
+        return self.state_pages(page_size).num_pages if self.states else 0
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of all states, which are float32."""
+        return sum(4 * state.snapshot_values for _, state in self.states)
+
+    def known_state(self, contents: EntryTable) -> bool:
+        """Whether the state behind the last entry is known: a snapshot, and all rows and inputs since."""
+        limits = self._limits(contents)
+        if limits is None:
+            return False
+        kinds = (group.kind for group in self.groups)
+        end = contents.next_position
+        only = tuple(end if kind == "kv" else limit for kind, limit in zip(kinds, limits, strict=True))
+        return spans.complete(contents.table, only)
+
+    def complete(self, contents: EntryTable) -> bool:
+        """Whether a stroke can go on behind the last entry: all is there that the next one reads."""
+        limits = self._limits(contents)
+        return limits is not None and spans.complete(contents.table, limits)
+
+    def _limits(self, contents: EntryTable) -> tuple[int | None, ...] | None:
+        """`limits` of the next entry; None without a snapshot of states before it."""
+        position, since = contents.next_position, 0
+        if self.states:
+            at = max((one.at for one in contents.snapshots if one.at <= len(contents)), default=None)
+            if at is None:
+                return None
+            since = len(contents) - at
+            if since and not self._in_one_chunk(contents.cut(at, len(contents)).table, position - since, since):
+                return None
+        return self.limits(position, since)
+
+    def _in_one_chunk(self, table: np.ndarray, first: int, count: int) -> bool:
+        """Whether these are the positions of so many entries, and no snapshot is between them."""
+        right = int(table[0, POSITION]) == first and spans.end_position(table) == first + count
+        return right and first // self.chunk == (first + count - 1) // self.chunk
+
+    def limits(self, position: int, since: int) -> tuple[int | None, ...]:
+        """For each group, the last position that an entry at `position` does not need; None where it needs all.
+
+        `since`: the number of entries since the last snapshot of states.
+        """
+        return tuple(self._limit(group, position, since) for group in self.groups)
+
+    def _limit(self, group: LayerGroup, position: int, since: int) -> int | None:
+        if group.window is None:
+            return None
+        reach = {"kv": group.window, "rows": since + 1, "inputs": min(since + 1, group.window)}
+        return position - reach[group.kind]
 
     def max_entries(self, pages: int, page_size: int) -> int:
         """The most entries that a value has in so many pages."""
@@ -78,8 +158,14 @@ class Geometry:
 
     def value_bytes(self, entries: int) -> int:
         """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""
-        sizes = zip(self.windows, self.group_bytes, strict=True)
-        return sum(size * (entries if window is None else min(entries, window)) for window, size in sizes)
+        sizes = zip(self.groups, self.group_bytes, strict=True)
+        held = sum(size * self._entries_held(group, entries) for group, size in sizes)
+        return held + (self.state_bytes if self.states and entries >= self.chunk else 0)
+
+    def _entries_held(self, group: LayerGroup, entries: int) -> int:
+        if group.kind == "rows":
+            return entries % self.chunk
+        return entries if group.window is None else min(entries, group.window)
 
     def table_bytes(self, table: np.ndarray) -> int:
         """Exact bytes of the entries of a span table, without those that windowed groups have given back."""
@@ -108,10 +194,11 @@ class Geometry:
 
 
 def layers_by_kind(groups: Iterable[LayerGroup]) -> Counter[tuple[int, int, int | None]]:
-    """The number of layers with entries of their own, by KV heads, head_dim and window."""
+    """The number of layers with K and V of their own, by KV heads, head_dim and window."""
     layers = Counter[tuple[int, int, int | None]]()
     for one in groups:
-        layers[one.num_kv_heads, one.head_dim, one.window] += len(one.layers)
+        if one.kind == "kv":
+            layers[one.num_kv_heads, one.head_dim, one.window] += len(one.layers)
     return layers
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
-from twostroke.kv import spans
 from twostroke.kv.page_copies import PageCopy
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pins import Pin
@@ -36,7 +35,7 @@ class PageSource:
 @contextmanager
 def reading(pool: PagePool, pages: np.ndarray, stops: np.ndarray) -> Generator[list[PageSource]]:
     """Yield where to read the slots before `stops` of distinct pages, which stay there meanwhile. Raises PageLost."""
-    pin = Pin(spans.pages_only(pages))
+    pin = Pin(pages)
     with pool.lock:
         sources = [_source(pool, *one) for one in zip(pages.tolist(), stops.tolist(), strict=True)]
         held = pages[[source.copy is None for source in sources]]
@@ -110,8 +109,8 @@ def copy_pages(source: PagePool, pages: np.ndarray, stops: np.ndarray, target: P
     with reading(source, pages, stops) as sources:
         for one, page, stop in zip(sources, fresh.tolist(), stops.tolist(), strict=True):
             data, layout = one.data(), target.memory.layout
-            if layout != source.memory.layout:
-                group, own = int(target.group_of[page]), source.memory.layout
+            group, own = int(target.group_of[page]), source.memory.layout
+            if layout != own and source.geometry.has_layout(group):
                 data = in_layout(source, group, np.frombuffer(data, np.uint8), own, np.arange(stop), layout)
             target.put(page, data, stop)
 

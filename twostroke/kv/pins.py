@@ -1,26 +1,25 @@
 """Pins: who needs pages to stay in their frames."""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from twostroke.kv import spans
-
 
 class PageHolder(Protocol):
-    """An open writer, or something else that needs its pages where they are. Its table may grow while it is pinned."""
+    """An open writer, or something else that needs its pages where they are. They may grow while it is pinned."""
 
     @property
-    def table(self) -> np.ndarray: ...
+    def pages(self) -> Sequence[int] | np.ndarray: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Pin:
     """A holder for pages that are read for a while."""
 
-    table: np.ndarray
+    pages: np.ndarray
 
 
 class Pins:
@@ -43,4 +42,4 @@ class Pins:
     def pages(self) -> set[int]:
         """The pages that stay in their frames. The pool's lock must be held."""
         holders = [pin() for pin in list(self._holders.values())]
-        return {page for one in holders if one is not None for page in spans.held_pages(one.table).tolist()}
+        return {page for one in holders if one is not None for page in np.asarray(one.pages).tolist()}

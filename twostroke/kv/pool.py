@@ -50,7 +50,7 @@ class PagePool:
         geometry, page_size: the shape of an entry, and the number of entries of a page.
         entry_bytes, page_bytes: bytes of an entry in all groups of layers, and of a page of one group.
         num_groups: number of groups of layers; an entry lies in a page of each.
-        group_of: [ids] int8, the group of each page.
+        group_of: [ids] int16, the group of each page; `num_groups` for pages of snapshots of states.
         memory: the frames; num_pages: the number of frames.
         references: who needs which page, and which slots are claimed.
         frames: which page is in which frame.
@@ -79,13 +79,15 @@ class PagePool:
         self.num_groups = len(geometry.groups)
         max_ids = num_pages + self.max_elsewhere
         self.references, self.frames = ReferenceCounts(max_ids), Frames(num_pages, max_ids)
-        self.group_of = np.zeros(max_ids, np.int8)
+        self.group_of = np.zeros(max_ids, np.int16)
         self.copies, self.pins = PageCopies(self.page_bytes), Pins()
         self.stores: dict[str, Store] = {}
         self.private: dict[str, PrivatePages] = {}
         self.reclaim: Callable[[int], None] | None = None
         self.num_quarantined = self.recomputed_tokens = 0
         self.max_entries = geometry.max_entries(num_pages, page_size)
+        self._for_kv = np.array([*(group.kind == "kv" for group in geometry.groups), False])
+        self._other = np.zeros(num_pages, bool)  # frames that have held other numbers than K and V
         self._garbage = GarbageCollection()
         self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
         self._settling = False  # the thread that holds the lock is removing references
@@ -167,7 +169,24 @@ class PagePool:
             self.references.in_pool[where] = 1
             if self.num_groups > 1:
                 self.group_of[pages] = np.arange(count) % self.num_groups if groups is None else groups
+            if self.geometry.states:
+                self._clean(pages)
             return pages
+
+    def set_groups(self, pages: np.ndarray, groups: np.ndarray) -> None:
+        """Say what pages hold that were allocated, and filled, before it was known."""
+        with self.lock:
+            self.group_of[pages] = groups
+            if self.geometry.states:
+                self._other[self.frames.of_page[pages]] = True
+
+    def _clean(self, pages: list[int]) -> None:
+        """Zero what has held other numbers than K and V, which may look like NaN, where K and V come now."""
+        frames = self.frames.of_page[pages]
+        kept = self._for_kv[self.group_of[pages]]
+        for frame in frames[kept & self._other[frames]].tolist():
+            self.memory.write_page(frame, bytes(self.page_bytes))
+        self._other[frames] = ~kept
 
     def allocate_elsewhere(self, tier: str, stop: int, group: int) -> int:
         """An id with one reference, for a page whose slots before `stop` are claimed and that is in another tier."""
@@ -182,6 +201,7 @@ class PagePool:
         """Frames for pages on their way into the pool. The lock must be held. Raises OutOfPages."""
         frames = self._take_frames(count)
         self.frames.reserved.update(frames)
+        self._other[frames] = bool(self.geometry.states)  # whatever comes
         return frames
 
     def _take_frames(self, count: int) -> list[int]:

@@ -9,7 +9,7 @@ A *block* is the tokens of a page, with the pages that hold their entries in all
 block by its page of the first group. Pages of groups of one window come and go together. Of windowed groups, whose
 entries only the tokens right behind them need, a block may have no pages any more: a hit ends where they are there.
 Only the last ones of a hit count as used, so those in the middle of prompts leave first, and those where prompts part
-stay.
+stay. Snapshots of states are like them: a hit ends behind a block that has one. Rows between snapshots are not indexed.
 
 Pages are kept in the order of their last use, the deepest of a prompt first. A use of a page is a use of all pages
 before it, so no page comes after one that is deeper. When frames are needed, the first pages that only the index holds
@@ -30,7 +30,7 @@ from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import EntryTable
+from twostroke.kv.entries import EntryTable, StateSnapshot
 from twostroke.kv.pages import NOWHERE, POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
@@ -78,10 +78,13 @@ class PrefixIndex(ABC):
         self.host = HostBudget()
         self.on_insert: list[Callable[[np.ndarray, Sequence[int]], None]] = []
         self.on_remove: list[Callable[[Sequence[int]], None]] = []
-        groups = pool.geometry.groups
-        windows = dict.fromkeys(pool.geometry.windows)
-        self._kinds = [[g for g, group in enumerate(groups) if group.window == window] for window in windows]
-        self._seen = [groups[kind[0]].blocks_in_window(pool.page_size) for kind in self._kinds]
+        groups = pool.geometry.kv_groups
+        windows = {group.window: group.blocks_in_window(pool.page_size) for _, group in groups}
+        self._kinds = [[g for g, group in groups if group.window == window] for window in windows]
+        self._seen = list(windows.values())
+        if pool.geometry.states:
+            self._kinds.append([])
+            self._seen.append(1)
         # Several groups: all pages of one kind of group of a block, by the first of them; the first windowed pages of
         # each block, by kind; and the block of windowed pages.
         self._sets: dict[int, list[int]] = {}
@@ -106,7 +109,7 @@ class PrefixIndex(ABC):
             if self.host.max_bytes:
                 hosted = sum(self.pool.frame(page) == NOWHERE for page in blocks)
                 self.host.traffic.looked_up(hosted, len(keys) - len(blocks))
-            return value_of_pages(self.pool, self.model, array[: len(blocks) * size], self._pages_of(blocks))
+            return self._value(array[: len(blocks) * size], blocks)
 
     def extend_match(self, kv: KVCache, tokens: np.ndarray) -> KVCache:
         """The longest indexed prefix of `tokens` if it is longer than `kv`, else `kv`. Not counted as a match."""
@@ -116,7 +119,11 @@ class PrefixIndex(ABC):
             if len(blocks) * size <= len(kv):
                 return kv
             self._touch(blocks)
-            return value_of_pages(self.pool, self.model, tokens[: len(blocks) * size], self._pages_of(blocks))
+            return self._value(tokens[: len(blocks) * size], blocks)
+
+    def _value(self, tokens: np.ndarray, blocks: list[int]) -> KVCache:
+        state = self.state_pages(blocks[-1]) if blocks and self.pool.geometry.states else []
+        return value_of_pages(self.pool, self.model, tokens, self._pages_of(blocks), state)
 
     def insert(self, kv: KVCache, salt: bytes = b"") -> list[int]:
         """Index the whole pages of the value's canonical prefix, and return its blocks, by their first pages.
@@ -135,7 +142,8 @@ class PrefixIndex(ABC):
         keys, pages = self._keys(kv.token_array[: count * size], salt), table[:count, PAGE:]
         with self.pool.lock:
             if self.pool.num_groups > 1 or self.pool.geometry.windowed:
-                blocks = self._add_grouped(keys, pages)
+                states = {one.at // size: one.pages.tolist() for one in kv.entry_table.snapshots if one.at % size == 0}
+                blocks = self._add_grouped(keys, pages, states)
             else:
                 blocks = self._add(keys, pages[:, 0].tolist())
             self._touch(blocks)
@@ -143,8 +151,11 @@ class PrefixIndex(ABC):
                 enter(kv.token_array, blocks)
             return blocks
 
-    def _add_grouped(self, keys: list[bytes], pages: np.ndarray) -> list[int]:
-        """`_add` blocks with their pages of all groups, [n, groups], some of which windowed groups have given back."""
+    def _add_grouped(self, keys: list[bytes], pages: np.ndarray, states: dict[int, list[int]]) -> list[int]:
+        """`_add` blocks with their pages of all groups, [n, groups], some of which windowed groups have given back.
+
+        `states`: the pages of snapshots, by the number of blocks before each.
+        """
         known = len(self._find(keys))
         gone = np.flatnonzero(pages[known:, 0] == NO_PAGE)
         count = known + int(gone[0]) if len(gone) else len(keys)
@@ -156,13 +167,18 @@ class PrefixIndex(ABC):
                 self.pool.retain(pages[i, self._kinds[0][1:]])
             there = self._windowed.setdefault(block, [NO_PAGE] * (len(self._kinds) - 1)) if len(self._kinds) > 1 else []
             for k, first in enumerate(there):
-                own = pages[i, self._kinds[k + 1]]
-                if first == NO_PAGE and own[0] != NO_PAGE:
-                    there[k] = first = int(own[0])
-                    self._sets[first], self._block_of[first] = own.tolist(), block
-                    self.pool.retain(own)
+                columns = self._kinds[k + 1]
+                own: list[int] = pages[i, columns].tolist() if columns else states.get(i + 1, [])
+                if first == NO_PAGE and own and own[0] != NO_PAGE:
+                    there[k] = first = own[0]
+                    self._sets[first], self._block_of[first] = own, block
+                    self.pool.retain(np.array(own, np.int64))
                     self._in_pool[first] = None
         return blocks
+
+    def state_pages(self, block: int) -> list[int]:
+        """The pages of the snapshot behind an indexed block; none if there is no snapshot."""
+        return self._sets.get(self._windowed[block][-1], [])
 
     def block_pages(self, block: int) -> list[int]:
         """The pages of all groups of an indexed block; NO_PAGE for what windowed groups have given back."""
@@ -170,7 +186,7 @@ class PrefixIndex(ABC):
             return [block]
         pages = [NO_PAGE] * self.pool.num_groups
         for kind, first in zip(self._kinds, [block, *self._windowed.get(block, [])], strict=True):
-            for group, page in zip(kind, self._sets.get(first, [first] * len(kind)), strict=True):
+            for group, page in zip(kind, self._sets.get(first, [first] * len(kind)) if kind else (), strict=True):
                 pages[group] = page
         return pages
 
@@ -420,13 +436,18 @@ class PrefixIndex(ABC):
         return pages
 
 
-def value_of_pages(pool: PagePool, model: str, tokens: np.ndarray, pages: np.ndarray) -> KVCache:
+def value_of_pages(
+    pool: PagePool, model: str, tokens: np.ndarray, pages: np.ndarray, state: Sequence[int] = ()
+) -> KVCache:
     """The value of a prompt's canonical pages, [n / page_size, groups], with [n] int32 tokens from position 0.
 
-    It takes references of its own.
+    `state`: the pages of a snapshot at its end. It takes references of its own.
     """
     size = pool.page_size
     table = spans.empty(pool.num_groups, len(tokens) // size)
     table[:, PAGE:], table[:, STOP], table[:, POSITION] = pages, size, np.arange(len(table)) * size
     stretches = (Stretch(len(tokens), model, NOTHING),) if len(tokens) else ()
-    return KVCache(pool, EntryTable(table, tokens, stretches, len(tokens)))
+    snapshots = EntryTable.empty(pool.num_groups, bool(pool.geometry.states)).snapshots
+    if state:
+        snapshots = (StateSnapshot(len(tokens), np.array(state, np.int32)),)
+    return KVCache(pool, EntryTable(table, tokens, stretches, len(tokens), None, snapshots))

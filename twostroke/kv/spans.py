@@ -54,21 +54,19 @@ def distinct_pages(table: np.ndarray) -> np.ndarray:
     return pages[np.argsort(first)]
 
 
-def pages_only(pages: np.ndarray) -> np.ndarray:
-    """A table that names pages and no slots, for what holds pages without reading entries."""
-    table = empty(1, len(pages))
-    table[:, PAGE] = pages
-    return table
-
-
 def with_pages(table: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """A copy of the table with page old[i] replaced by new[i]. `old` holds each page of the table once."""
-    order = np.argsort(old)
     moved = table.copy()
     pages = moved[:, PAGE:]
     held = pages != NO_PAGE
-    pages[held] = new[order[np.searchsorted(old, pages[held], sorter=order)]]
+    pages[held] = renumbered(pages[held], old, new)
     return moved
+
+
+def renumbered(pages: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Pages with new[i] in place of old[i]. `old` holds each of them once."""
+    order = np.argsort(old)
+    return new[order[np.searchsorted(old, pages, sorter=order)]]
 
 
 def slot_stops(table: np.ndarray, pages: np.ndarray) -> np.ndarray:
@@ -117,8 +115,8 @@ def cut(table: np.ndarray, start: int, stop: int) -> np.ndarray:
     return part
 
 
-def complete(table: np.ndarray, windows: tuple[int | None, ...], position: int) -> bool:
-    """Whether every group has the entries that a query at `position`, behind the last entry, attends to."""
+def complete(table: np.ndarray, limits: tuple[int | None, ...]) -> bool:
+    """Whether every group has its entries behind a position, its limit, or all of them (`Geometry.limits`)."""
     last = table[:, POSITION] + counts(table) - 1
-    seen = {window: slice(None) if window is None else last > position - window for window in set(windows)}
-    return all((table[seen[window], PAGE + g] != NO_PAGE).all() for g, window in enumerate(windows))
+    seen = {limit: slice(None) if limit is None else last > limit for limit in set(limits)}
+    return all((table[seen[limit], PAGE + g] != NO_PAGE).all() for g, limit in enumerate(limits))

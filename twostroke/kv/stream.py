@@ -147,7 +147,7 @@ def write_section(out: BinaryIO, data: bytes | memoryview) -> bytes:
 def write(out: BinaryIO, pool: PagePool, contents: EntryTable) -> None:
     """Write a value whose pages belong to the pool, in any tier."""
     table, tail = contents.table, contents.tail
-    pages = spans.distinct_pages(table)
+    pages, stops = contents.pages_and_stops(pool.page_size)
     logits = None if tail is None else tail.logits
     logits = np.asarray([] if logits is None else logits, np.float32)
     said = contents.in_pages(pages, np.arange(len(pages)))
@@ -155,10 +155,11 @@ def write(out: BinaryIO, pool: PagePool, contents: EntryTable) -> None:
     out.write(MAGIC)
     digests = [write_section(out, headers.encode(header))]
     used = spans.used_slots(table)
-    with reading(pool, pages, spans.slot_stops(table, pages)) as sources:
+    with reading(pool, pages, stops) as sources:
         for page, source in zip(pages.tolist(), sources, strict=True):
-            group, slots = used[page]
-            data = masked_page(pool, group, source.data(), slots)
+            data = source.data()
+            if page in used:  # a snapshot has no slots
+                data = masked_page(pool, used[page][0], data, used[page][1])
             digests.append(hashlib.sha256(data).digest())
             out.write(data)
             out.write(digests[-1])
@@ -190,13 +191,13 @@ def read(source: StreamReader, pool: PagePool) -> EntryTable:
     if source.remaining not in (without_seal, without_seal + DIGEST_BYTES):
         raise source.corrupt("its size is not what its header says")
     pool.make_room(header.num_pages, collect=True)
-    pages = np.array(
-        pool.allocate(header.num_pages, spans.page_groups(header.contents.table, header.num_pages)), np.int64
-    )
+    groups = spans.page_groups(header.contents.table, header.num_pages)
+    groups[header.contents.snapshot_pages] = pool.num_groups
+    pages = np.array(pool.allocate(header.num_pages, groups), np.int64)
     try:
         contents = _read_pages(source, pool, header, pages, [digest])
         contents = contents.in_pages(np.arange(len(pages)), pages)
-        for page, stop in zip(pages.tolist(), spans.slot_stops(contents.table, pages).tolist(), strict=True):
+        for page, stop in zip(*(one.tolist() for one in contents.pages_and_stops(pool.page_size)), strict=True):
             pool.claim(page, 0, stop)
         return contents
     except BaseException:
@@ -220,8 +221,10 @@ def _read_pages(
             data = np.empty(pool.page_bytes, np.uint8)
             source.fill(data.data)
             digests.append(source.check(data.data))
-            group, slots = used[i]
-            pool.put(page, in_layout(pool, group, data, header.layout, slots, pool.memory.layout), 0)
+            moved = data.data
+            if i in used and pool.geometry.has_layout(used[i][0]):
+                moved = in_layout(pool, used[i][0], data, header.layout, used[i][1], pool.memory.layout)
+            pool.put(page, moved, 0)
     logits, digest = source.read_section(4 * header.num_logits)
     seal, _ = source.read_section(MAX_SEAL)
     if len(logits) != 4 * header.num_logits or source.remaining:
@@ -238,8 +241,12 @@ def _untrusted(source: StreamReader, pool: PagePool, contents: EntryTable, pages
     """The contents without provenance and logits. K and V must be finite: in reused pages, 0 times nan is nan."""
     log.warning("%s: not sealed by this user: its entries are used, but are canonical for no model", source.path)
     for page in pages.tolist():
-        if not _finite(pool.memory.read_pages([pool.frame(page)])[0], pool.geometry.kv_dtype):
-            raise source.corrupt("keys or values are not finite")
+        group = int(pool.group_of[page])
+        if group < pool.num_groups and not pool.geometry.has_layout(group):
+            continue  # rows hold more than numbers of this type, and no other value reads them
+        dtype = pool.geometry.kv_dtype if group < pool.num_groups else "float32"
+        if not _finite(pool.memory.read_pages([pool.frame(page)])[0], dtype):
+            raise source.corrupt("keys, values or states are not finite")
     tail = contents.tail if contents.tail is None or contents.tail.pending is not None else None
     count = len(contents.tokens)
     return replace(contents, stretches=(Stretch(count, None, NOTHING),) if count else (), tail=tail)

@@ -7,6 +7,7 @@ program could have made; the caller still has to compare its geometry.
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,10 +17,11 @@ import numpy as np
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 from twostroke.backends.page_memory import LAYOUTS, Layout
 from twostroke.kv import spans
-from twostroke.kv.entries import EntryTable, Tail
+from twostroke.kv.entries import EntryTable, StateSnapshot, Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.spans import NO_PAGE
+from twostroke.models.config import GatedDeltaNet
 from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
 
@@ -27,6 +29,7 @@ MAX_INTEGER = 2**31 - 1  # largest integer in a header
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_NAME_LENGTH = 1000
 MAX_GROUPS = 1000
+ENTRY_KINDS = ("kv", "rows", "inputs")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ def encode(header: StreamHeader) -> bytes:
         "next_position": contents.next_position,
         "tail": tail and {"model": tail.model, "pending": tail.pending, "num_logits": header.num_logits},
     }
+    if header.geometry.states:
+        fields["snapshots"] = [[one.at, one.pages.tolist()] for one in contents.snapshots]
     return json.dumps(fields).encode()
 
 
@@ -75,13 +80,20 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     for rope in fields["ropes"]:
         if rope["rotated"] is None:  # older versions do not know the field
             del rope["rotated"]
+    if not geometry.states:
+        del fields["states"]
+    for group in fields["groups"]:
+        if group["kind"] == "kv":
+            del group["kind"]
     return fields
 
 
 def decode(text: bytes) -> StreamHeader:
     """Parse and check the output of `encode`. Raises Invalid for anything else."""
     names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
-    fields = _object(parse_json(text), "the header", *names)
+    fields = parse_json(text)
+    snapshots = fields.pop("snapshots", []) if isinstance(fields, dict) else []
+    fields = _object(fields, "the header", *names)
     geometry = _geometry(fields["geometry"])
     page_size = _integer(fields["page_size"], "page_size", 1)
     num_pages = _integer(fields["num_pages"], "num_pages")
@@ -90,12 +102,16 @@ def decode(text: bytes) -> StreamHeader:
     even = page_size % 2 == 0 and all(group.head_dim % 2 == 0 for group in geometry.groups)
     require(layout != "pairs" or even, "pages in pairs have an even number of slots, and heads an even size")
     tokens = _integers(fields["tokens"], "tokens")
-    table = _table(fields["spans"], geometry, num_pages, page_size)
+    table = _table(fields["spans"], geometry, page_size)
+    fits = all(4 * shape.v_dim <= geometry.page_bytes(page_size) for _, shape in geometry.states)
+    require(fits, "a page is smaller than a row of a state")
+    states = _snapshots(snapshots, geometry, len(tokens), page_size)
+    _require_all(num_pages, table, states)
     require(spans.counts(table).sum() == len(tokens), "the spans do not hold as many entries as tokens")
     stretches = _stretches(fields["stretches"], spans.positions(table))
     next_position = _integer(fields["next_position"], "next_position")
     tail, num_logits = _tail(fields["tail"])
-    contents = EntryTable(table, tokens, stretches, next_position, tail)
+    contents = EntryTable(table, tokens, stretches, next_position, tail, states)
     return StreamHeader(geometry, page_size, layout, num_pages, contents, num_logits)
 
 
@@ -140,6 +156,8 @@ def _name(value: Any, what: str) -> str:
 
 
 def _geometry(value: Any) -> Geometry:
+    if isinstance(value, dict):
+        value = {"states": []} | value  # most models have none
     fields = _object(value, "geometry", *(field.name for field in dataclasses.fields(Geometry)))
     require(fields["kv_dtype"] in DTYPES, f"kv_dtype is not one of {', '.join(DTYPES)}")
     require(isinstance(fields["ropes"], list), "ropes are not a list")
@@ -148,7 +166,24 @@ def _geometry(value: Any) -> Geometry:
         ropes=tuple(map(_rope, fields["ropes"])),
         kv_dtype=fields["kv_dtype"],
         tokenizer=_name(fields["tokenizer"], "geometry's tokenizer"),
+        states=_states(fields["states"]),
     )
+
+
+def _states(value: Any) -> tuple[tuple[int, GatedDeltaNet], ...]:
+    right = isinstance(value, list) and len(value) <= MAX_GROUPS
+    right = right and all(isinstance(one, list) and len(one) == 2 for one in value)
+    require(right, "states are not a list of pairs")
+    names = [field.name for field in dataclasses.fields(GatedDeltaNet)]
+    found: list[tuple[int, GatedDeltaNet]] = []
+    for layer, shape in value:
+        fields = _object(shape, "a state", *names)
+        sizes = {name: _integer(fields[name], name, 1) for name in names}
+        require(sizes["num_v_heads"] % sizes["num_k_heads"] == 0, "heads of a state do not share keys evenly")
+        require(math.prod(sizes.values()) <= MAX_INTEGER**2, "a state is too large")
+        found.append((_integer(layer, "a layer"), GatedDeltaNet(**sizes)))
+    require(len({shape.chunk for _, shape in found}) <= 1, "states have different chunks")
+    return tuple(found)
 
 
 def _groups(value: Any) -> tuple[LayerGroup, ...]:
@@ -156,19 +191,23 @@ def _groups(value: Any) -> tuple[LayerGroup, ...]:
         isinstance(value, list) and 0 < len(value) <= MAX_GROUPS, f"there are not 1 to {MAX_GROUPS} groups of layers"
     )
     groups = tuple(map(_group, value))
-    layers = [layer for group in groups for layer in group.layers]
+    layers = [(layer, group.kind) for group in groups for layer in group.layers]
     require(len(set(layers)) == len(layers), "a layer is in two groups")
     return groups
 
 
 def _group(value: Any) -> LayerGroup:
+    if isinstance(value, dict):
+        value = {"kind": "kv"} | value  # that of most groups
     fields = _object(value, "a group of layers", *(field.name for field in dataclasses.fields(LayerGroup)))
+    require(fields["kind"] in ENTRY_KINDS, "a group has entries of an unknown kind")
     layers = tuple(_integers(fields["layers"], "layers").tolist())
     depth = _integer(fields["depth"], "depth", 1)
     require(0 < len(layers) <= depth and list(layers) == sorted(layers), "a group has no layers, or too many")
     window = None if fields["window"] is None else _integer(fields["window"], "window", 1)
     heads, dim = _integer(fields["num_kv_heads"], "num_kv_heads", 1), _integer(fields["head_dim"], "head_dim", 1)
-    return LayerGroup(layers, window, heads, dim, depth)
+    require(fields["kind"] == "kv" or window is not None, "rows of states have no end")
+    return LayerGroup(layers, window, heads, dim, depth, fields["kind"])
 
 
 def _rope(value: Any) -> Rope:
@@ -183,7 +222,29 @@ def _rope(value: Any) -> Rope:
     return Rope(fields["base"], None if factors is None else tuple(factors), fields["amplitude"], rotated)
 
 
-def _table(value: Any, geometry: Geometry, num_pages: int, page_size: int) -> np.ndarray:
+def _snapshots(value: Any, geometry: Geometry, entries: int, page_size: int) -> tuple[StateSnapshot, ...]:
+    right = isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value)
+    require(right and (len(geometry.states) > 0 or not value), "snapshots are not a list of pairs")
+    found: list[StateSnapshot] = []
+    for at, pages in value:
+        own = _integers(pages, "a snapshot's pages")
+        least = found[-1].at + 1 if found else 0
+        require(_integer(at, "a snapshot's entries", least) <= entries, "a snapshot is behind the value")
+        require(len(own) in (0, geometry.snapshot_pages(page_size)), "a snapshot has not its pages")
+        found.append(StateSnapshot(at, own))
+    return tuple(found)
+
+
+def _require_all(num_pages: int, table: np.ndarray, snapshots: Sequence[StateSnapshot]) -> None:
+    """Every page that follows is used, by one group of layers or one snapshot."""
+    kinds = [np.unique(column[column != NO_PAGE]) for column in table[:, PAGE:].T]
+    used = np.concatenate([*kinds, *(one.pages for one in snapshots)])
+    # Their number first: it may be any, and so many numbers would take all memory.
+    all_used = len(used) == num_pages and np.array_equal(np.sort(used), np.arange(num_pages))
+    require(all_used, "spans do not use the pages that follow")
+
+
+def _table(value: Any, geometry: Geometry, page_size: int) -> np.ndarray:
     width = PAGE + len(geometry.groups)
     right = isinstance(value, list) and all(isinstance(span, list) and len(span) == width for span in value)
     require(right, f"spans are not lists of {width}")
@@ -195,11 +256,6 @@ def _table(value: Any, geometry: Geometry, num_pages: int, page_size: int) -> np
     require((starts < stops).all() and (stops <= page_size).all(), "a span is not within its page")
     windowed = [window is not None for window in geometry.windows]
     require((pages[:, np.logical_not(windowed)] != NO_PAGE).all(), "a layer without a window lacks entries")
-    kinds = [np.unique(column[column != NO_PAGE]) for column in pages.T]
-    used = np.concatenate(kinds)
-    # Their number first: it may be any, and so many numbers would take all memory.
-    all_used = len(used) == num_pages and np.array_equal(np.sort(used), np.arange(num_pages))
-    require(all_used, "spans do not use the pages that follow")
     last = table[:, POSITION].astype(np.int64) + stops - starts
     require((last <= MAX_INTEGER).all(), "positions are too large")
     return table

@@ -13,7 +13,6 @@ from types import TracebackType
 import numpy as np
 
 from twostroke.errors import KVError
-from twostroke.kv import spans
 from twostroke.kv.page_copies import PageCopy
 from twostroke.kv.pages import HOST, POOL
 from twostroke.kv.pool import PagePool
@@ -28,7 +27,7 @@ class SwapIn:
     Attributes:
         missing: number of pages to load, by the tier that they come from; empty if all are in frames.
         num_loaded: number of them that are loaded.
-        table: the pages as a pinned holder has them: what is in a frame stays there until `close`.
+        pages: what of them is in a frame stays there until `close`.
     """
 
     def __init__(self, pool: PagePool, pages: np.ndarray) -> None:
@@ -37,7 +36,7 @@ class SwapIn:
         self._pool, self._pages = pool, pages[:0]
         self._frames: list[int] = []
         self._loading = self._loaded = self._closed = False
-        self.table, self.num_loaded = spans.pages_only(pages), 0
+        self.pages, self.num_loaded = pages, 0
         with DeferredInterrupts(), pool.lock:
             pool.retain(pages)
             self._pages = pages

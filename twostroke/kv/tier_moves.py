@@ -6,7 +6,6 @@ The pool's lock is held for counts and places only, never while bytes are copied
 import numpy as np
 
 from twostroke.errors import KVError
-from twostroke.kv import spans
 from twostroke.kv.page_contents import joined_page, masked_page, reading
 from twostroke.kv.page_copies import HostCopy, PageCopy, StoredCopy
 from twostroke.kv.pages import DISK, HOST, POOL, REMOTE, TIERS
@@ -137,7 +136,7 @@ def _spill_batch(pool: PagePool, pages: np.ndarray) -> int:
         stops, frames = pool.references.claimed[pages].tolist(), pool.frames_of(pages).tolist()
         # While these references are held, claimed slots stay claimed, and only an open writer claims more.
         pool.retain(pages)
-        pin = Pin(spans.pages_only(pages))
+        pin = Pin(pages)
         pool.pins.add(pin)
     try:
         with pool.lock:

@@ -1,19 +1,24 @@
 """A writer extends a value: a stroke enters tokens, then freezes the result into a new value."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, POSITION, START, STOP
+from twostroke.backends.interface import PAGE, POSITION, START, STOP, StateStep
 from twostroke.errors import KVError
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import EntryTable, Tail
+from twostroke.kv.entries import EntryTable, StateSnapshot, Tail
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import extend
+from twostroke.kv.spans import NO_PAGE
+from twostroke.kv.states import OpenStates, needed_snapshots
 from twostroke.kv.tier_moves import fetch
+from twostroke.models.layer_groups import EntryKind
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,13 @@ class SlotMapping:
     """The positions, frames and slots where K and V of newly entered tokens belong.
 
     Attributes:
-        rows: [2 + groups, n] int64: positions, slots, and frames of the pool's memory, one for each group of layers.
+        rows: [2 + groups, n] int64: positions, slots, and frames of the pool's memory, one for each group of layers; -1
+            where a group keeps nothing.
+        states: what the tokens read and write of states, if the model has any.
     """
 
     rows: np.ndarray
+    states: StateStep | None = None
 
     @property
     def positions(self) -> np.ndarray:
@@ -64,8 +72,8 @@ class KVWriter:
         """
         if not base.complete:
             raise KVError(
-                "windowed layers have given back entries of this value that its next token attends to: hold the value "
-                "before the cut, or compute it again"
+                "this value lacks entries or states that its next token reads, since layers have given them back: hold "
+                "the value before the cut, or compute it again"
             )
         base = base.to(POOL)
         self.base, self.model = base, model
@@ -76,11 +84,14 @@ class KVWriter:
         self._tokens: list[int] = []
         self._closed = False
         self._own: dict[int, None] = {}  # pages allocated here, one reference each, released by close
-        self._windows = [_Window(window, base.pool.geometry.windows) for window in _sizes(base.pool)]
+        self._windows = [_Window(base.pool, window, kind) for window, kind in _window_kinds(base.pool)]
         self._lookback, self._guesses = lookback, guesses
+        self._states: OpenStates | None = None
+        if base.pool.geometry.states:
+            self._states = OpenStates(base.pool, base.entry_table.snapshots, len(base) - (lookback - 1))
         base.pool.pins.add(self)  # first: nothing may spill them in between
         try:
-            fetch(base.pool, spans.held_pages(base.table))
+            fetch(base.pool, self.pages)
         except BaseException:
             base.pool.pins.remove(self)
             raise
@@ -97,6 +108,12 @@ class KVWriter:
         return self._table[: self._num_spans]
 
     @property
+    def pages(self) -> np.ndarray:
+        """The pages of all entries so far, and of states; a page may be there more than once."""
+        held = spans.held_pages(self.table)
+        return held if self._states is None else np.concatenate([held, np.array(self._states.pages, np.int64)])
+
+    @property
     def has_slot(self) -> bool:
         """Whether the next entry needs no new page."""
         if not self._num_spans:
@@ -104,7 +121,8 @@ class KVWriter:
         pool = self.base.pool
         start, stop, position, *pages = self._table[self._num_spans - 1].tolist()
         in_place = position + stop - start == self.next_position and stop < pool.page_size
-        if not in_place or not pool.claim_all(pages, stop, stop + 1):
+        closes = self._states is not None and (self.next_position + 1) % pool.geometry.chunk == 0
+        if not in_place or closes or NO_PAGE in pages or not pool.claim_all(pages, stop, stop + 1):
             return False
         pool.unclaim(pages, stop)
         return True
@@ -120,9 +138,9 @@ class KVWriter:
         return self.next_position - self._lookback - self._guesses
 
     def append(self, tokens: list[int]) -> SlotMapping:
-        """Allocate slots for `tokens` at the next positions.
+        """Allocate slots for `tokens` at the next positions, and pages for the states that they reach.
 
-        On OutOfPages no slot is taken. The caller must write K and V at the returned places.
+        On OutOfPages no slot is taken. The caller must write entries and states at the returned places.
         """
         self._require_open()
         if self._windows:
@@ -132,25 +150,20 @@ class KVWriter:
         last: list[int] = []
         if self._num_spans:
             start, stop, position, *last = self._table[self._num_spans - 1].tolist()
-            if position + stop - start == self.next_position:
+            if position + stop - start == self.next_position and NO_PAGE not in last:
                 in_place = min(count, size - stop)
         claimed = in_place > 0 and pool.claim_all(last, stop, stop + in_place)
         copied = in_place > 0 and not claimed
-        fresh = -(-(count - in_place) // size)
         try:
-            pages = pool.allocate((fresh + copied) * pool.num_groups)
+            copies, pages, states = self._allocate(copied, count, in_place)
         except Exception:
             if claimed:
                 pool.unclaim(last, stop)
             raise
-        self._own.update(dict.fromkeys(pages))
-        if pool.wipes:
-            for id in pages:
-                pool.put(id, bytes(pool.page_bytes), 0)
         if copied:
-            sources, last, pages = last, pages[: pool.num_groups], pages[pool.num_groups :]
-            for source, page in zip(sources, last, strict=True):
+            for source, page in zip(last, copies, strict=True):
                 pool.copy_page(source, page, stop)
+            last = copies
             pool.claim_all(last, stop, stop + in_place)
             self._table[self._num_spans - 1, PAGE:] = last
         if in_place:
@@ -162,18 +175,62 @@ class KVWriter:
             self._add_spans(pages, count - in_place, first + in_place)
         if count == 1:  # fast path of decoding: array operations cost more than the rest of this
             where, slot = (last, stop) if in_place else (pages, 0)
-            return SlotMapping(np.array([[first], [slot], *([pool.frame(page)] for page in where)], np.int64))
+            return SlotMapping(np.array([[first], [slot], *([pool.frame(page)] for page in where)], np.int64), states)
         # Tokens that do not continue the last page begin a new one.
         order = np.arange(count) + (stop if in_place else 0)
-        frames = pool.frames_of([*last, *pages] if in_place else pages).reshape(-1, pool.num_groups)
-        return SlotMapping(np.stack([np.arange(first, first + count), order % size, *frames[order // size].T]))
+        held = [*last, *pages] if in_place else pages
+        frames = pool.frames_of(held).reshape(-1, pool.num_groups)
+        if self._states is not None:
+            frames = np.where(np.reshape(held, frames.shape) == NO_PAGE, NO_PAGE, frames)
+        return SlotMapping(np.stack([np.arange(first, first + count), order % size, *frames[order // size].T]), states)
+
+    def _allocate(self, copied: bool, count: int, in_place: int) -> tuple[list[int], list[int], StateStep | None]:
+        """Pages for copies of the last ones, for new spans, and for snapshots. On OutOfPages none is taken."""
+        pool, size, groups = self.base.pool, self.base.pool.page_size, self.base.pool.num_groups
+        fresh, states = -(-(count - in_place) // size), self._states
+        if states is None:
+            pages = self._take((fresh + copied) * groups)
+            return pages[: copied * groups], pages[copied * groups :], None
+        position, last = self.next_position, self.next_position + count
+        boundaries = states.boundaries(position, count, last - self._lookback - self._guesses)
+        snapshots = states.allocate(boundaries)
+        try:
+            ends = np.minimum(position + in_place + size * np.arange(1, fresh + 1), last) - 1
+            passed = [self._limit(window, last) for window in self._windows if window.kind != "kv"]
+            kept = np.ones((copied + fresh, groups), bool)
+            for columns, limit in passed:
+                kept[copied:, columns] = (ends > limit)[:, None]
+            taken = self._take(int(kept.sum()), np.nonzero(kept)[1])
+        except BaseException:
+            pool.release(np.array(snapshots, np.int64))
+            raise
+        self._own.update(dict.fromkeys(snapshots))
+        pages = np.full(kept.shape, NO_PAGE)
+        pages[kept] = taken
+        every: list[int] = pages.ravel().tolist()
+        step = states.step(len(self), position, boundaries, snapshots)
+        return every[: copied * groups], every[copied * groups :], step
+
+    def _limit(self, window: _Window, last: int) -> tuple[list[int], int]:
+        """Columns of the table, and the position up to which a value of entries before `last` needs nothing there."""
+        return [column - PAGE for column in window.columns], window.limit(last - self._lookback - self._guesses)
+
+    def _take(self, count: int, groups: np.ndarray | None = None) -> list[int]:
+        """Fresh pages, with references that `close` releases."""
+        pool = self.base.pool
+        pages = pool.allocate(count, groups)
+        self._own.update(dict.fromkeys(pages))
+        if pool.wipes:
+            for id in pages:
+                pool.put(id, bytes(pool.page_bytes), 0)
+        return pages
 
     def _add_spans(self, pages: list[int], count: int, position: int) -> None:
         pool, size = self.base.pool, self.base.pool.page_size
         added = len(pages) // pool.num_groups
         while self._num_spans + added > len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        if added == 1:  # as for most decodes
+        if added == 1 and NO_PAGE not in pages:  # as for most decodes
             self._table[self._num_spans] = 0, count, position, *pages
             pool.claim_all(pages, 0, count)
             self._num_spans += 1
@@ -183,7 +240,8 @@ class KVWriter:
         new[:, START], new[:, POSITION] = 0, position + first
         new[:, STOP] = np.minimum(size, count - first)
         new[:, PAGE:] = np.reshape(pages, (added, -1))
-        pool.claim_fresh(pages, np.repeat(new[:, STOP], pool.num_groups))
+        held = new[:, PAGE:] != NO_PAGE
+        pool.claim_fresh(new[:, PAGE:][held], np.broadcast_to(new[:, STOP, None], held.shape)[held])
         self._num_spans += added
 
     def _release_passed(self) -> None:
@@ -193,12 +251,18 @@ class KVWriter:
             if passed == window.first:
                 continue
             pages = self._table[window.first : passed, window.columns].ravel().tolist()
-            self._table[window.first : passed, window.columns] = spans.NO_PAGE
+            self._table[window.first : passed, window.columns] = NO_PAGE
             window.first = passed
-            own = [page for page in pages if page in self._own]  # others are the base's
-            for page in own:
-                del self._own[page]
-            self.base.pool.release(np.array(own, np.int64))
+            self._release_own(pages)
+        if self._states is not None:
+            self._release_own(self._states.forget_before(len(self) - self._lookback - self._guesses))
+
+    def _release_own(self, pages: list[int]) -> None:
+        """Release those of these pages that are not the base's."""
+        own = [page for page in pages if page in self._own]
+        for page in own:
+            del self._own[page]
+        self.base.pool.release(np.array(own, np.int64))
 
     def set_last_token(self, token: int) -> None:
         """Set the last entry's token, which was not known when it was entered."""
@@ -217,23 +281,27 @@ class KVWriter:
             taken = min(excess, int(last[STOP] - last[START]))
             last[STOP] -= taken
             excess -= taken
-            pages = last[PAGE:].tolist()
+            pages = last[PAGE:][last[PAGE:] != NO_PAGE].tolist()
             self.base.pool.unclaim(pages, int(last[STOP]))
             if last[STOP] == last[START]:
                 self._num_spans -= 1
-                for page in pages:
-                    del self._own[page]
-                self.base.pool.release(last[PAGE:])
+                self._release_own(pages)
+        if self._states is not None:
+            self._release_own(self._states.truncate(len(self)))
 
     def freeze(self, tail: Tail | None = None, whole: bool = False) -> KVCache:
         """The value of all entries so far, of windowed layers those still needed, or with `whole` those they have."""
         self._require_open()
         base, table = self.base, self.table.copy()
         for window in () if whole else self._windows:
-            table[: window.passed(table, self.next_position - self._lookback), window.columns] = spans.NO_PAGE
+            table[: window.passed(table, self.next_position - self._lookback), window.columns] = NO_PAGE
+        snapshots: Sequence[StateSnapshot] = ()
+        if self._states is not None:
+            kept = self._states.snapshots
+            snapshots = kept if whole else needed_snapshots(kept, max(0, len(self) - self._lookback))
         tokens = np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))])
         stretches = extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens))
-        return KVCache(base.pool, EntryTable(table, tokens, stretches, self.next_position, tail))
+        return KVCache(base.pool, EntryTable(table, tokens, stretches, self.next_position, tail, tuple(snapshots)))
 
     def close(self) -> None:
         """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""
@@ -253,20 +321,26 @@ class KVWriter:
 
 
 class _Window:
-    """The groups of layers of one window, in a writer's table.
+    """The groups of layers of one window and one kind of entries, in a writer's table.
 
     Attributes:
         columns: their columns.
+        kind: the kind of entries.
         first: number of leading spans whose pages are given back.
     """
 
-    def __init__(self, size: int, windows: tuple[int | None, ...]) -> None:
-        self.columns = [PAGE + g for g, window in enumerate(windows) if window == size]
-        self.first, self._size = 0, size
+    def __init__(self, pool: PagePool, size: int, kind: EntryKind) -> None:
+        groups = enumerate(pool.geometry.groups)
+        self.columns = [PAGE + g for g, group in groups if (group.window, group.kind) == (size, kind)]
+        self.first, self.kind, self._size = 0, kind, size
+
+    def limit(self, first_query: int) -> int:
+        """The last position whose entries no query from a position on reads. Of rows, a snapshot comes behind it."""
+        return first_query // self._size * self._size - 1 if self.kind == "rows" else first_query - self._size
 
     def passed(self, table: np.ndarray, first_query: int) -> int:
         """Number of leading spans to which no query from a position on attends. The last span is none of them."""
-        count, limit = self.first, first_query - self._size
+        count, limit = self.first, self.limit(first_query)
         while count < len(table) - 1:
             start, stop, position = table[count, :PAGE].tolist()
             if position + stop - start - 1 > limit:
@@ -275,6 +349,6 @@ class _Window:
         return count
 
 
-def _sizes(pool: PagePool) -> list[int]:
-    """The different windows of a pool's groups of layers."""
-    return list(dict.fromkeys(window for window in pool.geometry.windows if window is not None))
+def _window_kinds(pool: PagePool) -> list[tuple[int, EntryKind]]:
+    """The different windows of a pool's groups of layers, and what is in them."""
+    return list(dict.fromkeys((one.window, one.kind) for one in pool.geometry.groups if one.window is not None))

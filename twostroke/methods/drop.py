@@ -85,7 +85,7 @@ class Drop(Repeat, name="drop"):
 def key_norms(kv: KVCache) -> np.ndarray:
     """The norm of each entry's keys, [n]: the mean over heads, and over the layers that the next token sees it in."""
     sums, counts, positions = np.zeros(len(kv)), np.zeros(len(kv)), np.array(kv.positions)
-    for group in kv.pool.geometry.groups:
+    for _, group in kv.pool.geometry.kv_groups:
         seen = slice(None) if group.window is None else positions > kv.next_position - group.window
         for layer in group.layers:
             sums[seen] += np.linalg.norm(kv.keys(layer)[seen].astype(np.float32), axis=-1).mean(-1)

@@ -53,6 +53,7 @@ class Attention(StableRepr):
             (gpt-oss, after Xiao et al. 2023, arXiv:2309.17453): weights of the keys sum to less than 1.
         value_norm: whether each head of v passes an RMSNorm without weights (Gemma 4).
         keys_as_values: whether v is k before its norm and RoPE, so that there is no matrix of v (Gemma 4).
+        output_gate: whether what is attended to is multiplied by the sigmoid of a further projection (Qwen3-Next).
     """
 
     num_heads: int
@@ -70,6 +71,7 @@ class Attention(StableRepr):
     sink_logits: bool = field(default=False, repr=False, metadata=LATER)
     value_norm: bool = field(default=False, repr=False, metadata=LATER)
     keys_as_values: bool = field(default=False, repr=False, metadata=LATER)
+    output_gate: bool = field(default=False, repr=False, metadata=LATER)
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -85,6 +87,70 @@ class Attention(StableRepr):
     def projections(self) -> tuple[str, ...]:
         """The matrices of q, k and v, in this order; q alone if entries are another layer's."""
         return ("q",) if self.source is not None else ("q", "k", "k" if self.keys_as_values else "v")
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet:
+    """Linear attention whose state is a matrix a head (Yang et al. 2024, arXiv:2412.06464), as in Qwen3.5.
+
+    With decay g in (0, 1), write strength b, key k, value v and query q of a token, and the state S [k_dim, v_dim]:
+
+        u = b (v - g S^T k)        S <- g S + k u^T        out = S^T q
+
+    Unrolled from a position c at which the state is known, the rows k, u and log g of the tokens since c take the place
+    of the steps between, so nothing depends on how many tokens came at once. States are kept at multiples of `chunk`,
+    and rows between.
+
+    Attributes:
+        num_k_heads: heads of q and k; num_v_heads: heads of v, of which as many neighbours share a head of k.
+        k_dim, v_dim: their sizes.
+        conv_width: inputs that a causal convolution of q, k and v sees, the token's own included.
+        chunk: positions between two snapshots of the state.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    conv_width: int
+    chunk: int = 64
+
+    @property
+    def k_size(self) -> int:
+        """Numbers of all heads of q, and of k."""
+        return self.num_k_heads * self.k_dim
+
+    @property
+    def v_size(self) -> int:
+        """Numbers of all heads of v."""
+        return self.num_v_heads * self.v_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Numbers of a token that the convolution sees: q, k and v."""
+        return 2 * self.k_size + self.v_size
+
+    @property
+    def row_values(self) -> int:
+        """Numbers of a token's row: k, u, and for each head of v the sum of log g since the chunk's start, as float32
+        in the room of two numbers."""
+        return self.k_size + self.v_size + 2 * self.num_v_heads
+
+    @property
+    def state_values(self) -> int:
+        """Numbers of the state, float32: [heads of v, k_dim, v_dim]."""
+        return self.num_v_heads * self.k_dim * self.v_dim
+
+    @property
+    def snapshot_values(self) -> int:
+        """Numbers of a snapshot: the state, and the inputs of the convolution that later tokens see."""
+        return self.state_values + (self.conv_width - 1) * self.conv_size
+
+    @property
+    def projections(self) -> dict[str, int]:
+        """What is computed of a layer's inputs, and its sizes: z gates the output, b and a make b and g."""
+        sizes = dict.fromkeys("qk", self.k_size) | dict.fromkeys("vz", self.v_size)
+        return {f"state_{name}": size for name, size in (sizes | dict.fromkeys("ba", self.num_v_heads)).items()}
 
 
 @dataclass(frozen=True)
@@ -127,19 +193,27 @@ class Experts(StableRepr):
 
 @dataclass(frozen=True, repr=False)
 class Layer(StableRepr):
-    """Attention, then feed-forward, each after an RMSNorm and added to the residual stream.
+    """A mixer of tokens, then feed-forward, each after an RMSNorm and added to the residual stream.
 
     Attributes:
+        mixer: attention, or linear attention with a state.
         post_norms: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
         pre_norms: whether there are the norms before them, which OLMo 2 lacks.
         scaled: whether the residual stream is multiplied by a learned number at the end (Gemma 4).
     """
 
-    attention: Attention
+    mixer: Attention | GatedDeltaNet = field(metadata={"shown": "attention"})
     feed_forward: GatedMLP | Experts
     post_norms: bool = False
     pre_norms: bool = field(default=True, repr=False, metadata=LATER)
     scaled: bool = field(default=False, repr=False, metadata=LATER)
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer with attention. Raises ValueError if it has a state instead."""
+        if not isinstance(self.mixer, Attention):
+            raise ValueError("this layer has a state in place of attention")
+        return self.mixer
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,16 +249,29 @@ class ModelConfig(StableRepr):
     token_inputs: int = field(default=0, repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:
-        for index, one in enumerate(self.attentions):
+        for index, one in self.attention_layers.items():
             if one.source is None:
                 continue
-            made = self.attentions[one.source] if 0 <= one.source < index else one
+            made = self.attention_layers.get(one.source, one) if 0 <= one.source < index else one
             if made.source is not None or (made.window, made.kv_shape) != (one.window, one.kv_shape):
                 raise ValueError(f"layer {index} cannot read the K and V of layer {one.source}")
 
+    @cached_property
+    def attention_layers(self) -> dict[int, Attention]:
+        """The layers with attention, by index."""
+        mixers = enumerate(layer.mixer for layer in self.layers)
+        return {index: one for index, one in mixers if isinstance(one, Attention)}
+
+    @cached_property
+    def state_layers(self) -> dict[int, GatedDeltaNet]:
+        """The layers with a state instead, by index."""
+        mixers = enumerate(layer.mixer for layer in self.layers)
+        return {index: one for index, one in mixers if isinstance(one, GatedDeltaNet)}
+
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        return tuple(layer.attention for layer in self.layers)
+        """The layers with attention."""
+        return tuple(self.attention_layers.values())
 
     @property
     def num_layers(self) -> int:
@@ -197,31 +284,31 @@ class ModelConfig(StableRepr):
 
     @property
     def num_heads(self) -> int:
-        """Query heads of the first layer, as are the other numbers of heads."""
-        return self.layers[0].attention.num_heads
+        """Query heads of the first layer with attention, as are the other numbers of heads."""
+        return self.attentions[0].num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        return self.layers[0].attention.num_kv_heads
+        return self.attentions[0].num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.layers[0].attention.head_dim
+        return self.attentions[0].head_dim
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The RoPE of each layer."""
+        """The RoPE of each layer with attention."""
         return tuple(attention.rope for attention in self.attentions)
 
     @cached_property  # asked for at every stroke
     def windows(self) -> tuple[int | None, ...]:
-        """The attention window of each layer, or None."""
+        """The attention window of each layer with attention, or None."""
         return tuple(attention.window for attention in self.attentions)
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
-        """The layer whose K and V each layer reads; empty if each reads its own."""
-        found = tuple(i if one.source is None else one.source for i, one in enumerate(self.attentions))
+        """The layer whose K and V each layer with attention reads; empty if each layer reads its own."""
+        found = tuple(i if one.source is None else one.source for i, one in self.attention_layers.items())
         return () if found == tuple(range(len(found))) else found
 
     @property
@@ -251,13 +338,10 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    mixer, feed_forward = layer.mixer, layer.feed_forward
     shapes: dict[str, tuple[int, ...]] = {
         **({"attn_norm": (hidden,)} if layer.pre_norms else {}),
-        "q": (q_size, hidden),
-        **dict.fromkeys(attention.projections[1:], (kv_size, hidden)),
-        "o": (hidden, q_size),
+        **(_state_shapes(mixer, hidden) if isinstance(mixer, GatedDeltaNet) else _attention_shapes(mixer, hidden)),
         **({"mlp_norm": (hidden,)} if layer.pre_norms else {}),
     }
     mlp = _mlp_shapes(feed_forward.intermediate_size, hidden)
@@ -273,6 +357,21 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
             shapes |= {SHARED_GATE: (hidden,)} | {f"shared.{part}": shape for part, shape in shared.items()}
     else:
         shapes |= mlp
+    if layer.scaled:
+        shapes["scale"] = (1,)
+    if layer.post_norms:
+        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    return shapes
+
+
+def _attention_shapes(attention: Attention, hidden: int) -> dict[str, tuple[int, ...]]:
+    q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (q_size, hidden),
+        **dict.fromkeys(attention.projections[1:], (kv_size, hidden)),
+        **({"q_gate": (q_size, hidden)} if attention.output_gate else {}),
+        "o": (hidden, q_size),
+    }
     if attention.sink_logits:
         shapes["sink_logits"] = (attention.num_heads,)
     if attention.output_bias:
@@ -282,11 +381,14 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     if attention.qk_norm:
         whole = {"q": q_size, "k": kv_size} if attention.whole_norm else {}
         shapes |= {f"{part}_norm": (whole.get(part, attention.head_dim),) for part in attention.projections[:2]}
-    if layer.scaled:
-        shapes["scale"] = (1,)
-    if layer.post_norms:
-        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     return shapes
+
+
+def _state_shapes(state: GatedDeltaNet, hidden: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {part: (size, hidden) for part, size in state.projections.items()}
+    heads = (state.num_v_heads,)
+    shapes |= {"state_o": (hidden, state.v_size), "conv": (state.conv_size, state.conv_width)}
+    return shapes | {"a_log": heads, "dt_bias": heads, "state_norm": (state.v_dim,)}
 
 
 def _mlp_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -305,4 +407,4 @@ ROUTER = "router"  # always float32: it is small, and a wrong choice of experts 
 
 def is_weight_matrix(name: str, shape: tuple[int, ...]) -> bool:
     """Whether the tensor with this Twostroke name is multiplied in its stored format, and may be re-encoded."""
-    return len(shape) == 2 and not name.endswith(f".{ROUTER}")
+    return len(shape) == 2 and not name.endswith((f".{ROUTER}", ".conv"))

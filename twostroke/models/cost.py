@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.config import Experts, GatedDeltaNet, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,12 @@ class CostModel:
         """FLOPs of all linear layers except the head for one row; with experts, of the chosen ones and the router."""
         flops = 0
         for layer in self.config.layers:
-            attention, feed_forward, hidden = layer.attention, layer.feed_forward, self.config.hidden_size
-            made = attention.num_kv_heads * (len(set(attention.projections)) - 1)  # K and V
-            flops += 2 * hidden * attention.head_dim * (2 * attention.num_heads + made)
+            mixer, feed_forward, hidden = layer.mixer, layer.feed_forward, self.config.hidden_size
+            if isinstance(mixer, GatedDeltaNet):
+                flops += 2 * hidden * (sum(mixer.projections.values()) + mixer.v_size) + 6 * mixer.state_values
+            else:
+                made = mixer.num_kv_heads * (len(set(mixer.projections)) - 1)  # K and V
+                flops += 2 * hidden * mixer.head_dim * (2 * mixer.num_heads + made)
             passed = 1
             if isinstance(feed_forward, Experts):
                 passed = feed_forward.chosen

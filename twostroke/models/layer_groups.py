@@ -7,24 +7,45 @@ the window, five of six pages go back to the pool.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal, NamedTuple
 
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import GatedDeltaNet, ModelConfig
+from twostroke.models.stable_repr import LATER, StableRepr
 
 TYPICAL_LENGTH = 8192  # entries of a value for which the layers are divided well
 GROUP_COST = 0.01  # a further group costs as much as so large a part of the memory: each has pages to place in a step
 
 
-@dataclass(frozen=True)
-class LayerGroup:
+EntryKind = Literal["kv", "rows", "inputs"]
+
+
+class _Kind(NamedTuple):
+    """Entries of one kind, shape and window."""
+
+    window: int | None
+    num_kv_heads: int
+    head_dim: int
+    kind: EntryKind
+
+    @property
+    def values(self) -> int:
+        """Numbers of an entry in one layer."""
+        return (2 if self.kind == "kv" else 1) * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, repr=False)
+class LayerGroup(StableRepr):
     """Layers that have their entries in the same pages.
 
     Attributes:
         layers: their indices in the model, rising.
         window: a query at position p attends to keys at positions > p - window; None for all keys.
-        num_kv_heads, head_dim: the shape of K and of V of an entry in a layer.
+        num_kv_heads, head_dim: the shape of K and of V of an entry in a layer; 1 and its size for one that is neither.
         depth: the number of layers for which a page has room; at least that of `layers`.
+        kind: "kv" for K and V. Layers with a state have entries of two kinds: "rows", which say how tokens since the
+            last snapshot change it, and "inputs" of the convolution (`models.config.GatedDeltaNet`).
     """
 
     layers: tuple[int, ...]
@@ -32,15 +53,21 @@ class LayerGroup:
     num_kv_heads: int
     head_dim: int
     depth: int
+    kind: EntryKind = field(default="kv", repr=False, metadata=LATER)
+
+    @property
+    def parts(self) -> int:
+        """2 for K and V; 1 for other entries."""
+        return 2 if self.kind == "kv" else 1
 
     @property
     def layer_values(self) -> int:
-        """Numbers of K and V of an entry in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim
+        """Numbers of an entry in one layer."""
+        return self.parts * self.num_kv_heads * self.head_dim
 
     @property
     def entry_values(self) -> int:
-        """Numbers of K and V of an entry in all layers of the group."""
+        """Numbers of an entry in all layers of the group."""
         return self.layer_values * len(self.layers)
 
     def blocks_in_window(self, page_size: int) -> int | None:
@@ -50,23 +77,29 @@ class LayerGroup:
 
 def layer_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
     """The groups of a model. Those without a window come first."""
-    kinds: dict[tuple[int | None, int, int], list[int]] = {}
-    for index, one in enumerate(config.attentions):
+    kinds: dict[_Kind, list[int]] = {}
+    for index, one in config.attention_layers.items():
         if one.source is None:
-            kinds.setdefault((one.window, *one.kv_shape), []).append(index)
+            kinds.setdefault(_Kind(one.window, *one.kv_shape, "kv"), []).append(index)
+    for index, state in config.state_layers.items():
+        kinds.setdefault(_Kind(state.chunk, 1, state.row_values, "rows"), []).append(index)
+        kinds.setdefault(_Kind(state.conv_width, 1, state.conv_size, "inputs"), []).append(index)
     room = _page_room(kinds) if kinds else 0  # a head alone, in tests, has no layers
     groups: list[LayerGroup] = []
-    for (window, heads, dim), layers in sorted(kinds.items(), key=lambda kind: kind[0][0] is not None):
-        depth = room // (2 * heads * dim)
+    for kind, layers in sorted(kinds.items(), key=lambda one: one[0].window is not None):
+        depth = room // kind.values
         count = -(-len(layers) // depth)
         starts = [i * len(layers) // count for i in range(count + 1)]
-        groups += [LayerGroup(tuple(layers[start:stop]), window, heads, dim, depth) for start, stop in pairwise(starts)]
+        groups += [
+            LayerGroup(tuple(layers[start:stop]), kind.window, kind.num_kv_heads, kind.head_dim, depth, kind.kind)
+            for start, stop in pairwise(starts)
+        ]
     return tuple(groups)
 
 
 @dataclass(frozen=True)
 class PageShape:
-    """The pages of a model: for each group [depth, 2, KV heads, page_size, head_dim], all of `values` numbers."""
+    """The pages of a model: for each group [depth, parts, KV heads, page_size, head_dim], all of `values` numbers."""
 
     groups: tuple[LayerGroup, ...]
     page_size: int
@@ -74,7 +107,7 @@ class PageShape:
     def of(self, group: int) -> tuple[int, int, int, int, int]:
         """The shape of a page of a group."""
         one = self.groups[group]
-        return one.depth, 2, one.num_kv_heads, self.page_size, one.head_dim
+        return one.depth, one.parts, one.num_kv_heads, self.page_size, one.head_dim
 
     @property
     def shapes(self) -> list[tuple[int, int, int, int, int]]:
@@ -83,28 +116,70 @@ class PageShape:
 
     @property
     def values(self) -> int:
-        """Numbers of K and V in a page: those of the group that needs most."""
+        """Numbers in a page: those of the group that needs most."""
         return self.page_size * max(group.layer_values * group.depth for group in self.groups)
 
 
-def entry_places(config: ModelConfig) -> list[tuple[int, int]]:
-    """Where the entries of each layer are: the group, and the place in the group's pages."""
-    places = {layer: (g, i) for g, group in enumerate(layer_groups(config)) for i, layer in enumerate(group.layers)}
-    return [places[index if one.source is None else one.source] for index, one in enumerate(config.attentions)]
+def entry_places(config: ModelConfig, kind: EntryKind = "kv") -> dict[int, tuple[int, int]]:
+    """Where the entries of one kind of each layer are: the group, and the place in the group's pages."""
+    groups = [(g, group) for g, group in enumerate(layer_groups(config)) if group.kind == kind]
+    places = {layer: (g, i) for g, group in groups for i, layer in enumerate(group.layers)}
+    borrowed = {index: one.source for index, one in config.attention_layers.items() if one.source is not None}
+    return places | {index: places[source] for index, source in borrowed.items() if kind == "kv"}
 
 
-def _page_room(kinds: Mapping[tuple[int | None, int, int], list[int]]) -> int:
-    """Numbers of K and V of one token for which a page has room, in whole layers of one kind.
+@dataclass(frozen=True)
+class StatePages:
+    """Where the states of a model's layers lie in the pages of a snapshot, float32.
+
+    The numbers of a layer, its state [heads of v, k_dim, v_dim] and the last inputs of its convolution [conv_width - 1,
+    conv_size], are cut into rows of v_dim, as many in each page as fit. Each layer begins with a page of its own.
+
+    Attributes:
+        layers: the layers with a state, by index.
+        page_bytes: bytes of a page.
+    """
+
+    layers: Mapping[int, GatedDeltaNet]
+    page_bytes: int
+
+    def rows_in_page(self, layer: int) -> int:
+        """Number of rows of a layer's state in a page."""
+        return self.page_bytes // (4 * self.layers[layer].v_dim)
+
+    def num_pages_of(self, layer: int) -> int:
+        """Pages of one layer's state."""
+        state = self.layers[layer]
+        rows = -(-state.snapshot_values // state.v_dim)
+        return -(-rows // self.rows_in_page(layer))
+
+    @property
+    def starts(self) -> dict[int, int]:
+        """The first of a snapshot's pages that has a layer's state."""
+        found, count = dict[int, int](), 0
+        for layer in self.layers:
+            found[layer] = count
+            count += self.num_pages_of(layer)
+        return found
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of a snapshot."""
+        return sum(map(self.num_pages_of, self.layers))
+
+
+def _page_room(kinds: Mapping[_Kind, list[int]]) -> int:
+    """Numbers of one token for which a page has room, in whole layers of one kind.
 
     More room means fewer groups, and more of it unused where the layers of a kind are no multiple of what fits.
     """
-    values = {kind: 2 * kind[1] * kind[2] for kind in kinds}
+    values = {kind: kind.values for kind in kinds}
 
     def cost(room: int) -> tuple[float, int]:
         held = needed = 0.0
         count = 0
         for kind, layers in kinds.items():
-            share = 1.0 if kind[0] is None else min(1.0, kind[0] / TYPICAL_LENGTH)
+            share = 1.0 if kind.window is None else min(1.0, kind.window / TYPICAL_LENGTH)
             pages = -(-len(layers) // (room // values[kind]))
             held += share * pages * room
             needed += share * len(layers) * values[kind]

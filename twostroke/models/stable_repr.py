@@ -11,7 +11,8 @@ LATER: Mapping[str, bool] = {"later": True}
 class StableRepr:
     """The `repr` of a dataclass, without those `LATER` fields that have their defaults.
 
-    Subclasses are declared with `@dataclass(repr=False)`.
+    A field that had another name then has it in its metadata, as "shown". Subclasses are declared with
+    `@dataclass(repr=False)`.
     """
 
     def __repr__(self) -> str:
@@ -19,5 +20,5 @@ class StableRepr:
         for one in fields(self):  # pyright: ignore[reportArgumentType]  # subclasses are dataclasses
             value = getattr(self, one.name)
             if one.repr or ("later" in one.metadata and value != one.default):
-                shown.append(f"{one.name}={value!r}")
+                shown.append(f"{one.metadata.get('shown', one.name)}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -101,6 +101,7 @@ class Differentiable(Operations):
         cap: float | None,
         sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert sink_logits is None, "of families that are not distilled"
         k, v = batch.scratch["entries"][-1].transpose(1, 2)
         own, keys = batch.positions[:, None], torch.arange(k.shape[1])
         seen = (keys <= own) & (keys > own - (attention.window or k.shape[1]))
@@ -119,6 +120,9 @@ class WindowModel:
     """A model that reads windows of text."""
 
     def __init__(self, checkpoint: Checkpoint, learning: bool) -> None:
+        """Raises InvalidRequest for a model with recurrent layers, or with logits of sinks."""
+        if checkpoint.config.state_layers or any(one.sink_logits for one in checkpoint.config.attentions):
+            raise InvalidRequest(f"{checkpoint.name} has layers that no pass here differentiates: choose another model")
         self.config, self.operations = checkpoint.config, Differentiable(learning)
         self.decoder = ReferenceDecoder(self.config, self.operations, checkpoint.tensor)
 
@@ -129,7 +133,7 @@ class WindowModel:
         start, nowhere, rows = kv.shape[2], torch.zeros(0, dtype=torch.int64), torch.arange(len(tokens))
         batch: RaggedBatch[Any] = RaggedBatch(tokens, start + rows, nowhere, nowhere, [0, len(rows)], [], rows)
         groups = [kv[list(group.layers)] for group in layer_groups(c)]
-        logits = self.decoder.logits(self.decoder.forward(batch, groups)[0])
+        logits = self.decoder.logits(self.decoder.forward(batch, groups, nowhere)[0])
         return logits, torch.stack(batch.scratch["entries"])
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -136,7 +136,7 @@ def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> 
 def mlp_of(config: ModelConfig) -> GatedMLP:
     """The MLP of every layer. Raises InvalidRequest for a model that cannot be pruned."""
     names = tensor_names(config, "model.", "lm_head.weight")
-    if BY_NAME[config.architecture].transforms(config, "huggingface") or fused_rows(config, names):
+    if BY_NAME[config.architecture].transforms(config, "huggingface") or fused_rows(config, names, {}):
         raise InvalidRequest(f"{config.architecture} cannot be pruned: its files have matrices in another form")
     first = config.layers[0].feed_forward
     alike = all(layer.feed_forward == first and not layer.post_norms for layer in config.layers)

@@ -16,11 +16,11 @@ from twostroke.backends.native.model import NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weight_sources import WholeWeights
-from twostroke.backends.native.weights import FORMATS, PANEL
+from twostroke.backends.native.weights import FORMATS, PAGE_SIZE, PANEL
 from twostroke.backends.page_memory import HostMemory, PageMemory, host_kv_room
 from twostroke.backends.ranks.processes import under_torchrun
 from twostroke.errors import RankLost
-from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.config import Experts, GatedDeltaNet, ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import SUBSTITUTES
@@ -29,9 +29,10 @@ from twostroke.models.layer_groups import PageShape
 if TYPE_CHECKING:
     from twostroke.backends.native.distributed_ranks import DistributedRanks
 
-PAGE_SIZE = 16
+CHUNK = 64  # native/states.h
 MAX_TOKEN_INPUTS = 1024  # as in native/decoder.h
-VOCABULARY = ("embed", "head", "inputs.embed")  # matrices with a row for each token; any number of rows is allowed
+# Matrices with any number of rows: for tokens, or for heads.
+PADDED = ("embed", "head", "inputs.embed", ".state_b", ".state_a")
 
 
 class NativeBackend:
@@ -67,6 +68,8 @@ class NativeBackend:
         return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
+        if self.ranks is not None and config.state_layers:
+            return "several ranks do not share layers with a state: use one"
         return unsupported(config, matrices, page_size, self.tp)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -104,6 +107,10 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
         return f"it wants heads of a multiple of 32, not {dim}"
+    if (sizes := next((size for one in config.state_layers.values() if (size := _odd_size(one))), None)) is not None:
+        return f"it wants heads of states of a multiple of 32, not {sizes}"
+    if any(one.output_gate and (one.bias or one.whole_norm) for one in config.attentions):
+        return "it has no gate of attention beside biases, or norms over all heads"
     if len({layer.feed_forward.activation for layer in config.layers}) > 1:
         return "it wants one activation for all layers"
     if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
@@ -117,6 +124,12 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
     for name, tensor in matrices.items():
         if tensor.format not in FORMATS and tensor.format not in SUBSTITUTES:
             return f"it has no kernels for {tensor.format} weights ({tensor.name})"
-        if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and name not in VOCABULARY):
+        if tensor.shape[1] % 32 or (tensor.shape[0] % PANEL and not name.endswith(PADDED)):
             return f"it needs multiples of {PANEL} rows and 32 columns, not {tensor.shape} ({tensor.name})"
     return None
+
+
+def _odd_size(state: GatedDeltaNet) -> int | None:
+    """A size of heads that kernels do not have; None if they have both."""
+    assert state.chunk == CHUNK, "the kernels' own"
+    return next((size for size in (state.k_dim, state.v_dim) if size % 32), None)

@@ -52,6 +52,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
     ),
+    "add_state": (None, (_POINTER, _POINTER, _POINTER)),
+    "add_gate": (None, (_POINTER, _POINTER)),
     "forward": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (_INT, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
     "sketch": (ctypes.c_int64, (_POINTER,)),
@@ -97,6 +99,15 @@ class NativeAttention(ctypes.Structure):
     ]
 
 
+class NativeState(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("k_heads", "v_heads", "k_dim", "v_dim", "conv_width")),
+        *((name, ctypes.c_int32) for name in ("rows_group", "rows_place", "inputs_group", "inputs_place")),
+        *((name, ctypes.c_int32) for name in ("first_page", "rows_in_page")),
+        *((name, _POINTER) for name in ("conv", "decay", "dt_bias", "norm")),
+    ]
+
+
 class NativeBatch(ctypes.Structure):
     _fields_ = [
         ("num_rows", ctypes.c_int32),
@@ -110,6 +121,9 @@ class NativeBatch(ctypes.Structure):
         ("wanted", _POINTER),
         ("num_states", ctypes.c_int64),
         *((name, _POINTER) for name in ("state_rows", "states")),
+        ("state_pages", ctypes.c_int64),
+        *((name, _POINTER) for name in ("state_counts", "state_sources", "target_starts", "target_sequences")),
+        *((name, _POINTER) for name in ("target_rows", "target_pages")),
     ]
 
 

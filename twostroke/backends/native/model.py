@@ -9,12 +9,19 @@ from itertools import accumulate
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, ForwardOutput, LazyLogits, RaggedBatch
+from twostroke.backends.interface import PAGE, ForwardOutput, LazyLogits, RaggedBatch, StateStep
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
-from twostroke.backends.native.library import NativeAttention, NativeBatch, NativeConfig, ThreadTeam, array_strides
+from twostroke.backends.native.library import (
+    NativeAttention,
+    NativeBatch,
+    NativeConfig,
+    NativeState,
+    ThreadTeam,
+    array_strides,
+)
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
-from twostroke.backends.native.weights import PANEL, PackedMatrix, floats
+from twostroke.backends.native.weights import PAGE_SIZE, PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
 from twostroke.models.config import (
     ROUTER,
@@ -22,18 +29,20 @@ from twostroke.models.config import (
     Activation,
     Attention,
     Experts,
+    GatedDeltaNet,
     GatedMLP,
     Layer,
     ModelConfig,
     QueryGrowth,
 )
-from twostroke.models.layer_groups import entry_places
-from twostroke.models.rope import Rope, amplitudes, frequencies
+from twostroke.models.layer_groups import EntryKind, PageShape, StatePages, entry_places, layer_groups
+from twostroke.models.rope import NO_ROPE, Rope, amplitudes, frequencies
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.scratch import ScratchMemory, address
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # in the order of native/decoder.h
+STATE_ATTENTION = Attention(1, 1, 32, 1.0, NO_ROPE)  # what a block with a state has in its place
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
 
@@ -55,6 +64,10 @@ class NativeModel:
         self.half_dim = max((one.head_dim for one in config.attentions), default=0) // 2
         self.q_width = max((one.num_heads * one.head_dim for one in config.attentions), default=0)
         self.places = entry_places(config)
+        kinds: tuple[EntryKind, ...] = ("rows", "inputs")
+        self.state_places = {kind: entry_places(config, kind) for kind in kinds}
+        values = PageShape(layer_groups(config), PAGE_SIZE).values if config.state_layers else 0
+        self.state_pages = StatePages(config.state_layers, 2 * values)
         self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.scratch, self._lock = ScratchMemory(), threading.Lock()
         # What a pass reads has to outlive it, and members of the team may be late.
@@ -110,7 +123,9 @@ class NativeModel:
             self.library.twostroke_drop_sketch(self.handle)
 
     def _add(self, index: int, layer: Layer, weights: WeightSource) -> None:
-        attention, prefix = layer.attention, f"layers.{index}."
+        prefix = f"layers.{index}."
+        state = layer.mixer if isinstance(layer.mixer, GatedDeltaNet) else None
+        attention = STATE_ATTENTION if isinstance(layer.mixer, GatedDeltaNet) else layer.mixer
         norms = ["attn_norm", "mlp_norm"] if layer.pre_norms else ["", ""]
         norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
         vectors = [self._vector(weights, prefix + name) if name else None for name in norms]
@@ -121,7 +136,8 @@ class NativeModel:
         pointers = (ctypes.c_void_p * 9)(*vectors)
         own = attention.source is None
         heads = weights.share.kv_heads(attention)
-        (group, place), ropes = self.places[index], [self.turned.index(one) for one in _turned(attention)]
+        group, place = self.places.get(index, (0, 0))
+        ropes = [0, 0] if state else [self.turned.index(one) for one in _turned(attention)]
         shape = NativeAttention(
             attention.num_heads,
             *attention.kv_shape,
@@ -148,10 +164,50 @@ class NativeModel:
             self._biases(weights, prefix, (ROUTER,) if mlp.bias and isinstance(mlp, Experts) else ()),
         )
         described = biases, ctypes.byref(shape)
-        made = dict.fromkeys(attention.projections)  # one matrix for k and v, if v is k
-        turned = dict(zip(made, self._handles(weights, prefix, *made), strict=True))
-        matrices = [turned[part] for part in attention.projections]
-        matrices += [*([] if own else [None, None]), *self._handles(weights, prefix, "o")]
+        parts = list((attention if state is None else state).projections)
+        names = dict.fromkeys(parts)  # one matrix for k and v, if v is k
+        turned = dict(zip(names, self._handles(weights, prefix, *names), strict=True))
+        first = [turned[part] for part in parts]
+        o = self._handles(weights, prefix, "o" if state is None else "state_o")
+        matrices = [*first[:3], *([] if own else [None, None]), *o]
+        self._add_block(prefix, mlp, weights, pointers, matrices, described)
+        if state is not None:
+            shape = self._state(index, state, weights)
+            self.library.twostroke_add_state(self.handle, _pointers(first), ctypes.byref(shape))
+        elif attention.output_gate:
+            first += self._handles(weights, prefix, "q_gate")
+            self.library.twostroke_add_gate(self.handle, _pointers(first))
+
+    def _state(self, index: int, state: GatedDeltaNet, weights: WeightSource) -> NativeState:
+        prefix, pages = f"layers.{index}.", self.state_pages
+        vectors = {name: weights.vector(f"{prefix}{name}") for name in ("conv", "a_log", "dt_bias", "state_norm")}
+        conv = np.ascontiguousarray(vectors["conv"].reshape(state.conv_size, state.conv_width).T)
+        return NativeState(
+            state.num_k_heads,
+            state.num_v_heads,
+            state.k_dim,
+            state.v_dim,
+            state.conv_width,
+            *self.state_places["rows"][index],
+            *self.state_places["inputs"][index],
+            pages.starts[index],
+            pages.rows_in_page(index),
+            self._lend(conv),
+            self._lend(np.exp(vectors["a_log"])),
+            self._lend(vectors["dt_bias"]),
+            self._lend(vectors["state_norm"]),
+        )
+
+    def _add_block(
+        self,
+        prefix: str,
+        mlp: GatedMLP | Experts,
+        weights: WeightSource,
+        pointers: ctypes.Array[ctypes.c_void_p],
+        matrices: list[int | None],
+        described: tuple[object, object],
+    ) -> None:
+        """The MLP or the experts of a block, whose other parts are there."""
         if isinstance(mlp, GatedMLP):
             inputs = ("input_gate", "input_projection") if self.inputs else ()
             matrices += self._handles(weights, prefix, "gate", "up", "down", *inputs)
@@ -220,6 +276,9 @@ class NativeModel:
             fields.token_inputs = address(token_inputs)
         if batch.dropout is not None:
             fields.dropout = address(batch.dropout)
+        steps = self._state_fields(batch.states)  # which the pass copies
+        for name, array in steps.items():
+            setattr(fields, name, array if isinstance(array, int) else address(array))
         queries = None
         if batch.query_rows is not None:
             queries = np.empty((config.num_layers, len(batch.query_rows), self.q_width), np.float32)
@@ -238,9 +297,27 @@ class NativeModel:
             self._call(self.library.twostroke_forward, *places)
         return ForwardOutput(HiddenRows.of(self, hidden), None if queries is None else self._by_head(queries), states)
 
+    def _state_fields(self, steps: Sequence[StateStep]) -> dict[str, np.ndarray | int]:
+        """What a batch says of recurrent layers."""
+        count = self.state_pages.num_pages if self.config.state_layers else 0
+        if not count:
+            return {}
+        zeros = np.full(count, -1, np.int32)
+        targets = [(s, *target) for s, step in enumerate(steps) for target in step.targets]
+        ends = accumulate((len(step.targets) for step in steps), initial=0)
+        return {
+            "state_pages": count,
+            "state_counts": np.array([step.rows for step in steps], np.int32),
+            "state_sources": np.stack([step.source if len(step.source) else zeros for step in steps]).astype(np.int32),
+            "target_starts": np.fromiter(ends, np.int32, len(steps) + 1),
+            "target_sequences": np.array([s for s, _, _ in targets], np.int32),
+            "target_rows": np.array([row for _, row, _ in targets], np.int32),
+            "target_pages": np.array([frames for _, _, frames in targets], np.int32).reshape(-1, count),
+        }
+
     def _by_head(self, queries: np.ndarray) -> np.ndarray:
         """[layers, R, width] -> [layers, R, Hq, D]: zeros where a layer has fewer heads, or smaller ones."""
-        config = self.config
+        config, queries = self.config, queries[list(self.config.attention_layers)]
         if config.uniform:
             return queries.reshape(*queries.shape[:2], config.num_heads, config.head_dim)
         most, longest = max(a.num_heads for a in config.attentions), max(a.head_dim for a in config.attentions)

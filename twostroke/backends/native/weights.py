@@ -14,6 +14,7 @@ from twostroke.system.scratch import address
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16", "MXFP4")  # as in native/weights.h
 PANEL = 16
+PAGE_SIZE = 16  # entries
 PACKED_BYTES = 8 << 20  # bytes of a file that are packed, then released, at a time
 
 

@@ -58,8 +58,11 @@ class ReferenceBackend:
     def failure(self) -> RankLost | None:
         return None if self.ranks is None else self.ranks.group.failure
 
-    def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> None:
-        """Always None: the reference runs every model."""
+    def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
+        """The reference runs every model, in one process."""
+        if self.ranks is not None and config.state_layers:
+            return "several ranks do not share layers with a state: use one"
+        return None
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.num_elements * numpy_dtype(self.dtype).itemsize
@@ -90,10 +93,11 @@ class ReferenceModel:
         self.decoder, self.config, self.operations = decoder, decoder.config, decoder.operations
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
-        kv = [one if isinstance(one, torch.Tensor) else as_tensor(one) for one in memory.storages]
+        storages = (*memory.storages, memory.state_storage)
+        *kv, snapshots = (one if isinstance(one, torch.Tensor) else as_tensor(one) for one in storages)
         there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
         with self.operations.running():
-            hidden, queries, states = self.decoder.forward(there, kv)
+            hidden, queries, states = self.decoder.forward(there, kv, snapshots)
             asked = None if there.query_rows is None else as_array(torch.stack(_padded(queries)))
             seen = None if there.state_rows is None else as_array(torch.stack(states))
         return ForwardOutput(HiddenRows.of(self, hidden), asked, seen)

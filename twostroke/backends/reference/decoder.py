@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from twostroke.backends.interface import Weights
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped, gated
+from twostroke.backends.reference.states import StateLayer, StateWeights
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
+
+
+class AttentionLayer:
+    """A layer's attention, without its output projection."""
+
+    def __init__(
+        self,
+        config: models.ModelConfig,
+        index: int,
+        attention: models.Attention,
+        operations: Operations,
+        pack: Callable[..., DenseWeight],
+    ) -> None:
+        made = list(dict.fromkeys(attention.projections))
+        self.attention, self.operations, self.eps = attention, operations, config.norm_eps
+        self.place, self.score_cap = entry_places(config)[index], config.score_cap
+        self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if attention.bias else ())
+        self.gate = pack("q_gate") if attention.output_gate else None
+        self.heads = operations.heads(config, index)
+        self.sink_logits = pack("sink_logits").matrix if attention.sink_logits else None
+        self.qk_norms = [pack(f"{name}_norm") for name in made[:2]] if attention.qk_norm else []
+
+    def __call__(
+        self, h: torch.Tensor, kv: Sequence[torch.Tensor], batch: TensorBatch, queries: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """[N, hidden] -> [N, Hq * D]. Queries are appended."""
+        ops, attention, (group, place) = self.operations, self.attention, self.place
+        own = kv[group][place]
+        q = ops.rope_store(ops.linear(h, self.qkv), own, batch, group, attention, self.qk_norms, self.eps)
+        if batch.query_rows is not None:
+            asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
+            queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
+        attended = ops.attention(q, own, batch, group, attention, self.score_cap, self.sink_logits)
+        if self.gate is not None:
+            attended = attended * torch.sigmoid(ops.linear(h, self.gate))
+        return ops.whole(attended, self.heads)
+
+
+STATE_VECTORS = ("conv", "a_log", "dt_bias", "state_norm")
 
 
 class ReferenceLayer:
@@ -22,16 +62,16 @@ class ReferenceLayer:
 
         layer = config.layers[index]
         self.operations, self.index, self.eps = operations, index, config.norm_eps
-        self.attention, self.feed_forward = layer.attention, layer.feed_forward
-        self.place = entry_places(config)[index]
-        self.residual_scale, self.score_cap = config.residual_scale, config.score_cap
+        self.feed_forward, self.residual_scale = layer.feed_forward, config.residual_scale
         self.pre_norms = (pack("attn_norm"), pack("mlp_norm")) if layer.pre_norms else (None, None)
-        made = list(dict.fromkeys(layer.attention.projections))
-        self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if layer.attention.bias else ())
-        self.o = pack("o", bias=("o_bias",) if layer.attention.output_bias else ())
-        self.heads = operations.heads(config, index)
-        self.sink_logits = pack("sink_logits").matrix if layer.attention.sink_logits else None
-        self.qk_norms = [pack(f"{name}_norm") for name in made[:2]] if layer.attention.qk_norm else []
+        if isinstance(layer.mixer, models.GatedDeltaNet):
+            vectors = (operations.floats(weights(f"layers.{index}.{name}")) for name in STATE_VECTORS)
+            packed = StateWeights(pack(*layer.mixer.projections), *vectors)
+            self.mixer: AttentionLayer | StateLayer = StateLayer(config, index, operations, packed)
+            self.o = pack("state_o")
+        else:
+            self.mixer = AttentionLayer(config, index, layer.mixer, operations, pack)
+            self.o = pack("o", bias=("o_bias",) if layer.mixer.output_bias else ())
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else (None, None)
         self.scale = pack("scale").matrix if layer.scaled else None
         self.inputs = None
@@ -59,24 +99,21 @@ class ReferenceLayer:
         self,
         x: torch.Tensor,
         kv: Sequence[torch.Tensor],
+        snapshots: torch.Tensor,
         batch: TensorBatch,
         queries: list[torch.Tensor],
         inputs: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[N, hidden] -> [N, hidden]. `kv`: see `ReferenceDecoder.forward`. Queries are appended.
+        """[N, hidden] -> [N, hidden]. `kv`, `snapshots`: see `ReferenceDecoder.forward`. Queries are appended.
 
         `inputs`: the layer's numbers of each row's token, [N, token_inputs], if it gets any.
         """
-        ops, attention, (group, place) = self.operations, self.attention, self.place
-        own = kv[group][place]
-        h = self._normed(x, self.pre_norms[0])
-        q = ops.rope_store(ops.linear(h, self.qkv), own, batch, group, attention, self.qk_norms, self.eps)
-        if batch.query_rows is not None:
-            asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
-            queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
-        attended = ops.attention(q, own, batch, group, attention, self.score_cap, self.sink_logits)
-        attended = ops.whole(attended, self.heads)
-        made = ops.whole(ops.linear(attended, self.o), self.o.split)
+        ops, h = self.operations, self._normed(x, self.pre_norms[0])
+        if isinstance(self.mixer, StateLayer):
+            mixed = self.mixer(h, kv, snapshots, batch)
+        else:
+            mixed = self.mixer(h, kv, batch, queries)
+        made = ops.whole(ops.linear(mixed, self.o), self.o.split)
         x = self._added(x, self._normed(made, self.post_norms[0]))
         h = self._normed(x, self.pre_norms[1])
         if batch.dropout is not None:
@@ -134,12 +171,13 @@ class ReferenceDecoder:
         self.head = self.embed if config.tied else operations.pack([weights("head")])
 
     def forward(
-        self, batch: TensorBatch, kv: Sequence[torch.Tensor]
+        self, batch: TensorBatch, kv: Sequence[torch.Tensor], snapshots: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the rows through every layer, writing their K and V.
 
         Args:
-            kv: for each group of layers, [depth, 2, pages, Hkv, page_size, D].
+            kv: for each group of layers, [depth, parts, pages, Hkv, page_size, D].
+            snapshots: all pages as `PageMemory.state_storage` has them.
 
         Returns:
             Hidden states of the wanted rows before the last norm, [W, hidden]; and, if requested, each layer's
@@ -150,7 +188,7 @@ class ReferenceDecoder:
         seen = [x]
         inputs = self._inputs(batch.token_ids, x)
         for layer, own in zip(self.layers, inputs, strict=True):
-            x = layer(x, kv, batch, queries, own)
+            x = layer(x, kv, snapshots, batch, queries, own)
             if batch.state_rows is not None:
                 seen.append(x)
         states = [] if batch.state_rows is None else [one[batch.state_rows].float() for one in seen]

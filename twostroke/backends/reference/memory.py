@@ -39,6 +39,7 @@ class DeviceMemory:
         self.storages: Sequence[Any] = [
             pages[:, : math.prod(one)].unflatten(1, one).permute(1, 2, 0, 3, 4, 5) for one in shape.shapes
         ]
+        self.state_storage: Any = self._pages[:, : self.page_bytes // 4 * 4].view(torch.float32)
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         taken = self._pages[self._index(np.array(frames, np.int64))]
@@ -78,7 +79,7 @@ class DeviceMemory:
         there[:, :, self._index(frames), self._index(slots)] = as_tensor(entries.copy()).to(there)
 
     def _entries(self, group: int) -> torch.Tensor:
-        """[depth, 2, frames, page_size, Hkv, D]"""
+        """[depth, parts, frames, page_size, Hkv, D]"""
         return self.storages[group].transpose(3, 4)
 
     def _index(self, places: np.ndarray) -> torch.Tensor:

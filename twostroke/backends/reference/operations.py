@@ -67,9 +67,13 @@ class Operations:
         matrix = self._joined(parts)
         return DenseWeight(matrix, self._joined(bias) if bias else None, ColumnSplit((0, len(matrix))))
 
+    def floats(self, tensor: RawTensor) -> torch.Tensor:
+        """A small tensor in float32."""
+        return torch.from_numpy(tensor.dequantize().reshape(tensor.shape)).to(self.device)
+
     def heads(self, config: ModelConfig, layer: int) -> ColumnSplit:
         """The columns of the queries, and of what they attend to, that are computed here."""
-        attention = config.layers[layer].attention
+        attention = config.attention_layers[layer]
         return ColumnSplit((0, attention.num_heads * attention.head_dim))
 
     def whole(self, x: torch.Tensor, split: ColumnSplit) -> torch.Tensor:

@@ -126,6 +126,8 @@ def _without_kernel(config: ModelConfig) -> str | None:
     """A part of the model, in words, that only other backends compute; None if there is none."""
     mlps = [layer.feed_forward for layer in config.layers]
     parts = {
+        "recurrent layers": bool(config.state_layers),
+        "a gate of what attention makes": any(one.output_gate for one in config.attentions),
         "biases of MLPs": any(isinstance(mlp, GatedMLP) and mlp.bias for mlp in mlps),
         "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
         "norms over all heads together": any(one.whole_norm for one in config.attentions),

@@ -121,8 +121,7 @@ def with_heads_of(config: ModelConfig, share: Shard) -> ModelConfig:
         return config
     heads = count * (config.num_heads // config.num_kv_heads)
     layers = (
-        replace(layer, attention=replace(layer.attention, num_heads=heads, num_kv_heads=count))
-        for layer in config.layers
+        replace(layer, mixer=replace(layer.attention, num_heads=heads, num_kv_heads=count)) for layer in config.layers
     )
     return replace(config, layers=tuple(layers))
 

@@ -128,6 +128,8 @@ class IncomingTransfer:
             own.require(self._theirs, REFUSED)
             raise KVError(f"{REFUSED}: its pages have another size or layout")
         own.require(replace(self._theirs, kv_dtype=own.kv_dtype), REFUSED)
+        if not self._pages and own.states:
+            raise KVError(f"{REFUSED}: {value_format.STATES_NEED_PAGES}")
         self._reservation = PageReservation(self._pool)
         if terms["memory"] is not None:
             self._reader = self._transport.reader(terms["memory"])
@@ -322,12 +324,13 @@ class IncomingTransfer:
             raise WireError(f"{self._open.peer} did not send all of the value")
         if not self._checks.settle():
             raise self._damaged()
-        local = np.arange(len(order))
-        pages = reservation.commit(order.tolist(), spans.slot_stops(contents.table, local).tolist())
-        pool.group_of[pages] = spans.page_groups(contents.table, len(order))
+        local, stops = contents.pages_and_stops(pool.page_size)
+        pages = reservation.commit(order.tolist(), stops.tolist())
+        groups = spans.page_groups(contents.table, len(order))
+        groups[contents.snapshot_pages] = pool.num_groups
+        pool.set_groups(pages, groups)
         try:
-            table = spans.with_pages(contents.table, local, pages).astype(np.int32)
-            return value_format.value(pool, replace(contents, table=table), description.logits)
+            return value_format.value(pool, contents.in_pages(local, pages), description.logits)
         finally:
             pool.release(pages)  # the value holds its own references
 

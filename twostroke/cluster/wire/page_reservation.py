@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
-from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 
 
@@ -21,16 +20,11 @@ class PageReservation:
         self._pool = pool
         pool.pins.add(self)
 
-    @property
-    def table(self) -> np.ndarray:
-        """The pages as a pinned holder has them."""
-        return spans.pages_only(np.array(self.pages, np.int64))
-
     def ensure(self, count: int) -> None:
         """Reserve what is missing to so many pages. Raises OutOfPages: nothing has changed."""
         if (missing := count - len(self.pages)) > 0:
             self._pool.make_room(missing)
-            self.pages += self._pool.allocate(missing)
+            self.pages += self._pool.allocate(missing, 0)  # their groups are known when all has come
 
     def frames(self, numbers: Sequence[int]) -> list[int]:
         """Where pages are in the pool's memory."""

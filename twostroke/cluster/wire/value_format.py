@@ -80,7 +80,7 @@ class CompleteValue:
         numbers = {page: number for number, page in enumerate(whole)}
         parts = _parts(table, set(whole), len(whole))
         numbers |= {part.page: part.number for part in parts}
-        pages = spans.distinct_pages(table)
+        pages, _ = kv.entry_table.pages_and_stops(pool.page_size)
         said = kv.entry_table.in_pages(pages, np.arange(len(pages)))
         header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
         return cls(
@@ -128,13 +128,20 @@ def logits_of(kv: KVCache) -> np.ndarray:
     return np.asarray([] if logits is None else logits, np.float32)
 
 
+STATES_NEED_PAGES = "states go only where pages have the same form: give both sides the same backend and page_size"
+
+
 def whole_pages(kv: KVCache, windowed: bool = True) -> list[int]:
-    """The pages of which a value uses every slot, in order of first use; without `windowed`, not of windowed layers."""
+    """The pages of which a value uses every slot, in order of first use, and those of states.
+
+    Without `windowed`, neither those of windowed layers nor of states, which may be given back.
+    """
     table, size = kv.table, kv.pool.page_size
     full = table[spans.counts(table) == size]
     columns = [g for g, window in enumerate(kv.pool.geometry.windows) if windowed or window is None]
     pages = full[:, PAGE:][:, columns].ravel()
-    return list(dict.fromkeys(pages[pages != NO_PAGE].tolist()))
+    states: list[int] = kv.entry_table.snapshot_pages.tolist() if windowed else []
+    return list(dict.fromkeys([*pages[pages != NO_PAGE].tolist(), *states]))
 
 
 def piece(sources: Sequence[PageSource]) -> int:
@@ -159,8 +166,10 @@ def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
     """The contents of a value whose entries are placed anew, one after another, in pages 0 and so on of a pool.
 
     Entries that lose bits are canonical for no model. Raises KVError if pages that begin elsewhere would lack entries
-    of windowed layers, among them some that the next token attends to.
+    of windowed layers, among them some that the next token attends to, or if the model has states.
     """
+    if pool.geometry.states:
+        raise KVError(STATES_NEED_PAGES)
     contents, size, groups = header.contents, pool.page_size, pool.num_groups
     positions = spans.positions(contents.table)
     slots = np.arange(len(positions)) % size
@@ -173,10 +182,8 @@ def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
     used = np.unique(pages[whole])
     pages = np.where(whole, np.searchsorted(used, pages), NO_PAGE)
     table = np.column_stack([slots[starts], slots[starts] + counts, positions[starts], pages]).astype(np.int32)
-    windows = pool.geometry.windows
-    if spans.complete(contents.table, windows, contents.next_position) and not spans.complete(
-        table, windows, contents.next_position
-    ):
+    limits = pool.geometry.limits(contents.next_position, 0)
+    if spans.complete(contents.table, limits) and not spans.complete(table, limits):
         raise KVError(
             f"windowed layers of this value lack entries that would fill pages of {size}, since its own begin "
             f"elsewhere: give both sides the same backend and page_size"
@@ -195,7 +202,7 @@ def without_entries(pool: PagePool) -> str:
 @lru_cache(16)
 def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
     return headers.encode(
-        StreamHeader(geometry, page_size, layout, 0, EntryTable.empty(len(geometry.groups)), 0)
+        StreamHeader(geometry, page_size, layout, 0, EntryTable.empty(len(geometry.groups), bool(geometry.states)), 0)
     ).decode()
 
 

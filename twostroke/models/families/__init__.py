@@ -19,11 +19,12 @@ from twostroke.models.families.phi3 import Phi3
 from twostroke.models.families.qwen2 import Qwen2
 from twostroke.models.families.qwen2_moe import Qwen2MoE
 from twostroke.models.families.qwen3 import Qwen3
+from twostroke.models.families.qwen3_5 import Qwen3_5
 from twostroke.models.families.qwen3_moe import Qwen3MoE
 from twostroke.models.families.smollm3 import SmolLM3
 
 FAMILIES: tuple[Family, ...] = (
-    *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), SmolLM3()),
+    *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), Qwen3_5(), SmolLM3()),
     *(Gemma2(), Gemma3(), Gemma4(), GptOss(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
 )
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
@@ -241,6 +243,11 @@ class Family(ABC):
 
         Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError for bad metadata.
         """
+
+    def row_orders(self, config: ModelConfig) -> dict[str, np.ndarray]:
+        """Where the rows of matrices that are one tensor in the file are in it, by the first one's Twostroke name, if
+        they do not follow one another."""
+        return {}
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
         """Conversions, by Twostroke name, that a loader applies to tensors of a format ("gguf", "huggingface")."""

@@ -81,10 +81,10 @@ class Gemma3(Family):
         """Add 1 to the norms of Hugging Face files, which store w - 1."""
         if format != "huggingface":
             return {}
-        return dict.fromkeys((name for name in tensor_shapes(config) if name.endswith("norm")), _plus_one)
+        return dict.fromkeys((name for name in tensor_shapes(config) if name.endswith("norm")), plus_one)
 
 
-def _plus_one(tensor: RawTensor) -> RawTensor:
+def plus_one(tensor: RawTensor) -> RawTensor:
     """1 + w in float32, the precision in which the model computes it."""
     shifted = tensor.dequantize() + np.float32(1)
     return replace(tensor, format="F32", data=shifted.view(np.uint8).reshape(1, -1))

@@ -20,7 +20,7 @@ def to_our_layout(config: ModelConfig, layout: Layout) -> dict[str, Transform]:
     """Conversions, by Twostroke name, of what has an order of numbers in heads."""
     found: dict[str, Transform] = {}
     shapes = tensor_shapes(config)
-    for i, attention in enumerate(config.attentions):
+    for i, attention in config.attention_layers.items():
         order = _order(attention, layout)
         if (order == np.arange(len(order))).all():
             continue

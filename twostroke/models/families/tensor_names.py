@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from twostroke.errors import CheckpointError
 from twostroke.models.config import ModelConfig, tensor_shapes
 from twostroke.models.formats.tensor import RawTensor
@@ -48,23 +50,31 @@ def unread_names(config: ModelConfig, layers: str, parts: Mapping[str, str]) -> 
 
 
 class FusedRows(NamedTuple):
-    """The rows of a matrix in a tensor of the file that holds several, one after another, with `total` rows."""
+    """The rows of a matrix in a tensor of the file that holds several, with `total` rows.
+
+    They follow one another, in an `order` of the tensor's rows if it has another.
+    """
 
     start: int
     stop: int
     total: int
+    order: np.ndarray | None = None
 
     def of(self, tensor: RawTensor) -> RawTensor:
         """The matrix. Raises CheckpointError if the tensor has another number of rows."""
         if tensor.shape[0] != self.total:
             raise CheckpointError(f"{tensor.source}: shape {tensor.shape} where there are {self.total} rows")
+        tensor = tensor if self.order is None else tensor.permute_rows(self.order)
         return tensor.rows(self.start, self.stop)
 
 
-def fused_rows(config: ModelConfig, names: Mapping[str, Hashable]) -> dict[str, FusedRows]:
+def fused_rows(
+    config: ModelConfig, names: Mapping[str, Hashable], orders: Mapping[str, np.ndarray]
+) -> dict[str, FusedRows]:
     """Twostroke's name -> its rows, for matrices whose tensor in the file is that of others too (Phi-3).
 
-    They follow one another in the order of `names`.
+    They follow one another in the order of `names`, after their tensor's rows have been put in its order in `orders`
+    (`Family.row_orders`).
     """
     parts: dict[Hashable, list[str]] = defaultdict(list)
     for ours, theirs in names.items():
@@ -75,5 +85,6 @@ def fused_rows(config: ModelConfig, names: Mapping[str, Hashable]) -> dict[str, 
         for ours in fused:
             ends.append(ends[-1] + shapes[ours][0])
         if len(fused) > 1:
-            found |= {ours: FusedRows(ends[i], ends[i + 1], ends[-1]) for i, ours in enumerate(fused)}
+            order = orders.get(fused[0])
+            found |= {ours: FusedRows(ends[i], ends[i + 1], ends[-1], order) for i, ours in enumerate(fused)}
     return found

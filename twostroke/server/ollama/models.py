@@ -60,7 +60,7 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
     engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
     config, template, thinks = engine.llm.config, engine.llm.tokenizer.chat_template, engine.reasoning is not None
-    kind, attention = config.architecture, config.layers[0].attention
+    kind = config.architecture
     model, names = _model(engine), {ours: theirs for theirs, ours in NAMES.items()}
     info: dict[str, Any] = {
         "general.architecture": kind,
@@ -69,8 +69,8 @@ async def show(body: NamedBody, http: HttpRequest) -> Response:
         f"{kind}.context_length": engine.llm.max_model_len,
         f"{kind}.embedding_length": config.hidden_size,
         f"{kind}.block_count": len(config.layers),
-        f"{kind}.attention.head_count": attention.num_heads,
-        f"{kind}.attention.head_count_kv": attention.num_kv_heads,
+        f"{kind}.attention.head_count": config.num_heads,
+        f"{kind}.attention.head_count_kv": config.num_kv_heads,
         f"{kind}.vocab_size": config.vocab_size,
     }
     return json_response(

@@ -12,6 +12,7 @@ from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import Queries, attention_weights
 from twostroke.kv.cache import KVCache
+from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams
 
 
@@ -61,6 +62,12 @@ def check_index(name: str, index: int, count: int) -> None:
         raise InvalidRequest(f"{name} must be from 0 to {count - 1}, not {index}")
 
 
+def require_attention(config: ModelConfig) -> None:
+    """Raise InvalidRequest for a model with recurrent layers, which attend to nothing."""
+    if config.state_layers:
+        raise InvalidRequest(f"{config.architecture} has recurrent layers, which cannot be explained yet")
+
+
 def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> Request:
     """A request whose result has the query of the entry with index `position`, by default the last, and its value.
 
@@ -72,6 +79,7 @@ def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | 
 
     Raises InvalidRequest: no such entry, or ids outside the vocabulary.
     """
+    require_attention(llm.config)
     tokens = prompt.tokens if isinstance(prompt, KVCache) else llm.encode(prompt)
     index = len(tokens) - 1 if position is None else position
     if not tokens:

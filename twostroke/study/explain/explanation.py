@@ -19,7 +19,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Prompt
 from twostroke.models.cost import StepPredictor
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.explain.attention import check_index
+from twostroke.study.explain.attention import check_index, require_attention
 from twostroke.study.explain.attention_maps import PromptAttention
 from twostroke.study.explain.cache_comparison import CacheComparison, compare_with_cache, run_with_cache
 from twostroke.study.explain.cache_map import CacheMap, cache_map
@@ -143,6 +143,7 @@ def explain(
     """
     aspects = aspects or ExplainOptions()
     config, tokenizer = llm.config, llm.tokenizer
+    require_attention(config)
     layer = config.num_layers // 2 if aspects.layer is None else aspects.layer
     check_index("layer", layer, config.num_layers)
     if aspects.head is not None:

@@ -140,7 +140,7 @@ def verify(
     fitting = [one for one in cells if one.longest <= checkpoint.config.max_position]
     if not fitting:
         raise InvalidRequest(f"{name} has {checkpoint.config.max_position} positions: too few for any cell")
-    entry_bytes = 2 * 2 * sum(one.attention.num_kv_heads * one.attention.head_dim for one in checkpoint.config.layers)
+    entry_bytes = 2 * 2 * sum(one.num_kv_heads * one.head_dim for one in checkpoint.config.attentions)
     room = entry_bytes * (2 * max(one.entries for one in fitting) + max(one.longest for one in fitting))
     with LLM(checkpoint, threads=threads, kv_bytes=room) as llm:
         progress("timing")

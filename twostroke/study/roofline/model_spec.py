@@ -13,7 +13,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.config import Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.config import Attention, Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
 from twostroke.models.cost import SequenceRows, attended, experts_read
 
 MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
@@ -244,7 +244,9 @@ def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: st
 
 
 def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
-    attention, feed_forward = layer.attention, layer.feed_forward
+    if not isinstance(layer.mixer, Attention):
+        raise InvalidRequest(f"plans do not count recurrent layers yet, which {config.architecture} has")
+    attention, feed_forward = layer.mixer, layer.feed_forward
     shapes = tensor_shapes(config)
     prefix = f"layers.{config.layers.index(layer)}."
     other = sum(

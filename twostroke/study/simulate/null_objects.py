@@ -17,6 +17,7 @@ class NullMemory:
     """A `Memory` of pages without contents."""
 
     storages: Sequence[Any] = ()
+    state_storage: Any = None
     layout: Layout = "plain"
 
     def __init__(self, page_bytes: int) -> None:

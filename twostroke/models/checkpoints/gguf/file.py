@@ -282,7 +282,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
         if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
             raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
-    fused = fused_rows(config, names)
+    fused = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config))
     stored: dict[str, RawTensor] = {}
     for ours, place in names.items():
         if (found := file.tensors.get(place.tensor)) is None:

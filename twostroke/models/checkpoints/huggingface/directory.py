@@ -22,9 +22,8 @@ from twostroke.models.formats.tensor import RawTensor
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
-UNUSED = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|embed_audio)\..*|.*\.rotary_emb\.inv_freq"
-)
+OTHER_PARTS = "vision_tower|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio|mtp"
+UNUSED = re.compile(rf"(model\.)?({OTHER_PARTS})\..*|.*\.rotary_emb\.inv_freq")
 FORMATS = ("F32", "F16", "BF16")
 
 
@@ -76,7 +75,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
-    fused, stored = fused_rows(config, names), dict[str, RawTensor]()
+    fused, stored = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config)), dict[str, RawTensor]()
     for ours, theirs in names.items():
         found = tensors.get(theirs)
         if found is None:
@@ -86,8 +85,9 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
                 raise CheckpointError(
                     f"{found.source}: {found.format} {found.shape}; only F32, F16 and BF16 are supported"
                 )
-            # A gate is a matrix of one row there, and a vector here.
-            shape = found.shape[1:] if ours.endswith(f".{SHARED_GATE}") else found.shape
+            # A gate is a matrix of one row there, and a vector here; a convolution by channel has one input of each.
+            thin = ours.endswith((f".{SHARED_GATE}", ".conv"))
+            shape = tuple(size for size in found.shape if size != 1) if thin else found.shape
             found = RawTensor.from_bytes(ours, found.format, shape, found.data.reshape(-1), found.source)
         stored[ours] = replace(fused[ours].of(found) if ours in fused else found, name=ours)
     return Checkpoint(

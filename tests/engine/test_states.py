@@ -1,0 +1,179 @@
+"""A model with recurrent layers: no schedule, cut, fork, file or tier changes a bit."""
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiny import write_model
+from tests.watching import Answer, answers
+from twostroke.api.llm import LLM
+from twostroke.backends.native import library
+from twostroke.engine.request import Request
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.kv.cache import KVCache
+from twostroke.methods import method
+from twostroke.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
+
+CHUNK = 64
+PROMPT = [3 + 7 * i % 180 for i in range(200)]
+SAMPLING = SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True, logprobs=2)
+METHODS = {
+    "plain": method("plain"),
+    "repeat": method("repeat", sinks=3),
+    "best-of": method("best-of", candidates=2),
+    "speculative": method("speculative", guesses=3),
+    "drop": method("drop", window=30, every=4, by="attention", observed=8),
+    "key-norm": method("drop", window=30, every=4, by="key-norm"),
+    "snap": method("snap", window=4, budget=40),
+}
+Asked = tuple[int, str]
+ASKED = st.tuples(st.sampled_from([1, 24, 62, 63, 64, 65, 90, 128, 150]), st.sampled_from(sorted(METHODS)))
+
+
+@functools.cache
+def directory() -> str:
+    return str(write_model("qwen3_5", Path(tempfile.mkdtemp())))
+
+
+@functools.cache
+def model(index: str = "off", pages: int = 1000, threads: int = 2, backend: str = "native") -> LLM:
+    options: dict[str, Any] = {"prefix_index": index, "kv_bytes": pages * page_bytes(), "threads": threads}
+    return LLM(directory(), backend=backend, weights="int8" if backend == "native" else "stored", **options)
+
+
+@functools.cache
+def page_bytes() -> int:
+    return LLM(directory(), backend="native", weights="int8").pool.page_bytes
+
+
+def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
+    return [llm.request(PROMPT[:length], SAMPLING, METHODS[name]) for length, name in asked]
+
+
+@functools.cache
+def alone(asked: Asked) -> Answer:
+    llm = model()
+    return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    yield
+    for llm in (model(), model("radix"), model("hash")):
+        assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    asked=st.lists(ASKED, min_size=1, max_size=5),
+    chunk=st.sampled_from([1, 7, 16, 50, 64, 512]),
+    place=st.sampled_from(
+        [("off", 110, 2), ("radix", 110, 2), ("radix", 1000, 1), ("hash", 100, 1), ("hash", 1000, 2)]
+    ),
+)
+def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
+    """Answers do not depend on the schedule: chunks, hits, preemptions, threads, guesses that are rolled back."""
+    llm = model(*place)
+    found = answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk))
+    assert found == [alone(one) for one in asked]
+    assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+
+
+ENDS = st.lists(st.integers(1, 199), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ends=ENDS, more=st.integers(0, 60), index=st.sampled_from(["off", "radix", "hash"]))
+def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(ends: list[int], more: int, index: str) -> None:
+    """Cut back anywhere, again and again, and gone on from there: states that are gone are computed again."""
+    llm = model(index)
+    kv, tokens = llm.prefill(PROMPT), PROMPT
+    for end in ends:
+        end = min(end, len(tokens))
+        kv, tokens = llm.prefill(PROMPT[:more], kv[:end]), [*tokens[:end], *PROMPT[:more]]
+    fresh = model().prefill(tokens)
+    assert (kv.tokens, kv.complete) == (tokens, True)
+    assert kv.canonical_length(llm.model.id) == len(tokens)
+    assert kv.entries().tobytes() == fresh.entries().tobytes()
+    assert same_states(kv, fresh)
+    params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
+    assert list(llm.decode(kv, params=params)) == list(model().decode(fresh, params=params))
+
+
+def same_states(kv: KVCache, other: KVCache) -> bool:
+    mine, theirs = kv.states(), other.states()
+    assert mine is not None
+    assert theirs is not None
+    return all(mine[layer].tobytes() == theirs[layer].tobytes() for layer in (0, 1, 3))
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129, 200])
+def test_the_end_of_a_value_can_be_cut_without_computing(length: int) -> None:
+    """Rows since the last snapshot are there, and that of the last token's logits is never missing."""
+    llm = model()
+    kv, before = llm.prefill(PROMPT[:length]), llm.pool.recomputed_tokens
+    assert kv[: length - 1].complete
+    assert length <= CHUNK + 1 or not kv[: length - 1 - CHUNK].complete
+    llm.prefill(PROMPT[length - 1 :], kv[: length - 1])
+    assert llm.pool.recomputed_tokens == before
+
+
+@pytest.mark.parametrize("index", ["radix", "hash"])
+def test_a_conversation_computes_what_is_new(index: str) -> None:
+    """Each of ten turns finds all before it, except for the tokens since the last snapshot (llama.cpp#22384)."""
+    llm = model(index)
+    assert llm.model.index is not None
+    llm.model.index.clear()
+    tokens: list[int] = []
+    for turn in range(10):
+        asked = [*tokens, *(5 + (turn + i) % 150 for i in range(70))]
+        request = llm.request(asked, SAMPLING, METHODS["plain"])
+        llm.engine.finish([llm.engine.submit(request)])
+        assert len(asked) - request.cached_by_tier.total() <= 70 + 8 + CHUNK
+        tokens = [*asked, *request.choices[0].output.ids]
+
+
+def test_files_and_tiers_keep_states(tmp_path: Path) -> None:
+    llm = model()
+    kv = llm.prefill(PROMPT)
+    kv.save(tmp_path / "value")
+    loaded = KVCache.load(tmp_path / "value", llm)
+    host = kv.to("host")
+    params = SamplingParams(max_tokens=80, ignore_eos=True, logprobs=1)
+    expected = list(llm.decode(kv, params=params))
+    for value in (loaded, host, host.to("pool"), kv[:30] + kv[30:]):
+        assert value.nbytes == kv.nbytes
+        assert value.entries().tobytes() == kv.entries().tobytes()
+        assert same_states(value, kv)
+        assert list(llm.decode(value, params=params)) == expected
+    assert (loaded.num_pages, host.num_pages) == (kv.num_pages, kv.num_pages)
+
+
+def test_the_state_stays_when_the_front_is_cut() -> None:
+    kv = model().prefill(PROMPT)
+    for start in (1, 100, 127, 128, 150, 199):
+        assert same_states(kv[start:], kv)
+    assert same_states(kv[100:].resumed_at(1000), kv)
+    joined = kv[:50] + kv[150:]
+    assert same_states(joined, kv)
+    found = [token.logprob for token in model().decode(joined, max_tokens=5, logprobs=0)]
+    assert all(logprob is not None and np.isfinite(logprob) for logprob in found)
+
+
+def test_the_reference_has_these_states() -> None:
+    native, reference = model().prefill(PROMPT), model(backend="reference").prefill(PROMPT)
+    mine, theirs = native.states(), reference.states()
+    assert mine is not None
+    assert theirs is not None
+    for layer, state in theirs.items():
+        assert np.abs(mine[layer] - state).max() < 0.1 * np.abs(state).max()
+    assert [one.at for one in native.entry_table.snapshots] == [one.at for one in reference.entry_table.snapshots]

@@ -1,0 +1,107 @@
+"""Qwen3.5: three layers with a state (Gated DeltaNet) for each with gated attention (Qwen Team 2026)."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from twostroke.models.config import Attention, Experts, GatedDeltaNet, GatedMLP, Layer, ModelConfig, tensor_shapes
+from twostroke.models.families.family import (
+    DEFAULTS,
+    HUGGINGFACE_PARTS,
+    ConfigSource,
+    Family,
+    Transform,
+    attention_of,
+    mlp_of,
+    model_of,
+)
+from twostroke.models.families.gemma3 import plus_one
+from twostroke.models.families.head_layouts import to_our_layout
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+class Qwen3_5(Family):  # the version is part of the name
+    name, gguf = "qwen3_5", None
+    model_types = ("qwen3_5_text", "qwen3_5")  # "qwen3_5" has vision; its config contains the text model's
+    transformers = "Qwen3_5ForCausalLM"
+    partial_rope = True
+    defaults: ClassVar = DEFAULTS | {
+        "vocab_size": 248320,
+        "intermediate_size": 12288,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+    huggingface_parts: ClassVar = (
+        HUGGINGFACE_PARTS
+        | dict.fromkeys(("q", "q_gate"), "self_attn.q_proj.weight")
+        | dict.fromkeys(("state_q", "state_k", "state_v"), "linear_attn.in_proj_qkv.weight")
+        | {f"state_{part}": f"linear_attn.in_proj_{part}.weight" for part in "zba"}
+        | {"conv": "linear_attn.conv1d.weight", "a_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
+        | {"state_norm": "linear_attn.norm.weight", "state_o": "linear_attn.out_proj.weight"}
+    )
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        attention = replace(attention_of(source, qk_norm=True), output_gate=True)
+        state = self.state_of(source)
+        layers = [
+            Layer(state if kind == LINEAR else attention, self.feed_forward(source)) for kind in self.kinds(source)
+        ]
+        return model_of(source, self, layers)
+
+    def feed_forward(self, source: ConfigSource) -> GatedMLP | Experts:
+        return mlp_of(source)
+
+    def kinds(self, source: ConfigSource) -> list[str]:
+        """The kind of each layer: a list, or every n-th one with attention."""
+        kinds = source.get("layer_types")
+        if kinds is None:
+            period = source.integer("full_attention_interval")
+            return [LINEAR if (i + 1) % period else FULL for i in range(source.num_layers)]
+        if not isinstance(kinds, list) or len(kinds) != source.num_layers:
+            raise source.wrong("layer_types", f"a list of {source.num_layers}")
+        if not set(kinds) <= {LINEAR, FULL}:
+            raise source.unsupported(f"layer_types other than {FULL} and {LINEAR}")
+        if FULL not in kinds:
+            raise source.unsupported("no layer of attention")
+        return kinds
+
+    def state_of(self, source: ConfigSource) -> GatedDeltaNet:
+        """The state layers. Raises CheckpointError if heads of v do not share those of k evenly."""
+        keys, values = source.integer("linear_num_key_heads"), source.integer("linear_num_value_heads")
+        if values % keys:
+            raise source.wrong("linear_num_value_heads", f"a multiple of the {keys} heads of keys")
+        k_dim, v_dim = (source.integer(f"linear_{of}_head_dim", limit=1 << 14) for of in ("key", "value"))
+        return GatedDeltaNet(keys, values, k_dim, v_dim, source.integer("linear_conv_kernel_dim", limit=1 << 8))
+
+    def row_orders(self, config: ModelConfig) -> dict[str, np.ndarray]:
+        """Each head's rows of q are followed by those of its gate."""
+        return {f"layers.{i}.q": _by_head(one) for i, one in config.attention_layers.items()}
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        """Add 1 to norms, except those of states: the files store w - 1."""
+        norms = (name for name in tensor_shapes(config) if name.endswith("norm") and not name.endswith("state_norm"))
+        shifted: dict[str, Transform] = dict.fromkeys(norms, plus_one)
+        for name, permuted in to_our_layout(config, "halves").items():
+            shifted[name] = _then(shifted[name], permuted) if name in shifted else permuted
+        return shifted
+
+
+def _then(first: Transform, second: Transform) -> Transform:
+    return lambda tensor: second(first(tensor))
+
+
+def _by_head(attention: Attention) -> np.ndarray:
+    """[2 q_size]: where the rows of q, and then of its gate, are in the file."""
+    heads = np.arange(2 * attention.num_heads * attention.head_dim).reshape(attention.num_heads, 2, -1)
+    return heads.swapaxes(0, 1).reshape(-1)

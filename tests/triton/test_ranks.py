@@ -103,6 +103,7 @@ def record(llm: LLM, packed: bool) -> dict[str, Any]:
         ("gemma3", "stored", (2,)),
         ("qwen3moe", "stored", (2,)),
         ("gpt_oss", "stored", (2,)),
+        ("granite", "stored", (2,)),
         ("qwen2", "int4", (3,)),
         ("qwen3moe", "int8", (2,)),
     ],

@@ -26,7 +26,7 @@ from twostroke.backends.triton.packed import PACKED_FORMATS
 from twostroke.backends.triton.pass_plan import tall_of
 from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
-from twostroke.models.config import Experts, GatedMLP, ModelConfig
+from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape
 
@@ -128,16 +128,13 @@ def _without_kernel(config: ModelConfig) -> str | None:
     parts = {
         "recurrent layers": bool(config.state_layers),
         "a gate of what attention makes": any(one.output_gate for one in config.attentions),
-        "biases of MLPs": any(isinstance(mlp, GatedMLP) and mlp.bias for mlp in mlps),
         "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
         "norms over all heads together": any(one.whole_norm for one in config.attentions),
-        "queries that grow with their position": any(one.growth for one in config.attentions),
         "norms of values": any(one.value_norm for one in config.attentions),
         "values that are keys": any(one.keys_as_values for one in config.attentions),
         "scales of layers": any(layer.scaled for layer in config.layers),
         "numbers of tokens for each layer": config.token_inputs > 0,
         "layers without norms before them": not all(layer.pre_norms for layer in config.layers),
-        "a factor of what layers add": config.residual_scale != 1,
         "capped scores or logits": config.score_cap is not None or config.logit_cap is not None,
     }
     return next((part for part, there in parts.items() if there), None)

@@ -97,6 +97,7 @@ class TritonLayer:
         self.o = Linear([matrix("o")], scratch, of=hidden)
         biased, normed = layer.attention.bias, layer.attention.qk_norm
         self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if biased else None
+        self.down_bias: torch.Tensor | None = None
         self.o_bias = decoder.whole_bias(vector("o_bias")) if layer.attention.output_bias else None
         self.sink_logits = decoder.of_own_heads(vector("sink_logits")) if layer.attention.sink_logits else None
         self.qk_norms = (vector("q_norm"), vector("k_norm")) if normed else (None, None)
@@ -104,11 +105,11 @@ class TritonLayer:
         if isinstance(layer.feed_forward, models.Experts):
             self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms, decoder.whole_gated)
         else:
-            activation = ACTIVATIONS.index(layer.feed_forward.activation)
-            self.gated, self.down = (
-                GatedLinear(matrix("gate"), matrix("up"), activation, scratch),
-                Linear([matrix("down")], scratch, of=hidden),
-            )
+            activation, biased = ACTIVATIONS.index(layer.feed_forward.activation), layer.feed_forward.bias
+            bias = torch.cat([vector("gate_bias"), vector("up_bias")]) if biased else None
+            self.gated = GatedLinear(matrix("gate"), matrix("up"), activation, scratch, bias)
+            self.down = Linear([matrix("down")], scratch, of=hidden)
+            self.down_bias = decoder.whole_bias(vector("down_bias")) if biased else None
 
 
 class TritonDecoder:
@@ -137,6 +138,7 @@ class TritonDecoder:
         self.sums = torch.empty(MAX_PARTS * heads * dim, dtype=torch.float32, device=device)
         self.tops, self.totals = (torch.empty(MAX_PARTS * heads, dtype=torch.float32, device=device) for _ in range(2))
         self.turns: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.growths: dict[models.QueryGrowth | None, torch.Tensor] = {}
 
     def vector(self, values: np.ndarray) -> torch.Tensor:
         """A norm or a bias, float32."""
@@ -164,6 +166,8 @@ class TritonDecoder:
         angles = np.stack([at * frequencies(rope, self.config.head_dim) for rope in self.ropes])
         sizes = np.stack([amplitudes(rope, self.config.head_dim) for rope in self.ropes])[:, None]
         cos, sin = (turn(angles, dtype=np.float64).astype(np.float32) * sizes for turn in (np.cos, np.sin))
+        growing = {one.growth for one in self.config.attentions if one.growth is not None}
+        self.growths = {growth: self.vector(growth.factors(at[:, 0])) for growth in growing}
         self.turns = torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
         return True
 
@@ -198,9 +202,9 @@ class TritonDecoder:
             WIDTH=PAGE + self.groups, PAGE=page_size, SPANS=spans, LANES=lanes,
         )  # fmt: skip
         self.embed(rows, to)
-        parts, post = 0, None
+        parts, post, bias = 0, None, None
         for i, layer in enumerate(self.layers):
-            self._norm(rows, to, parts, post, layer.attn_norm)
+            self._norm(rows, to, parts, post, layer.attn_norm, bias=bias)
             if extras.state_rows is not None:  # the norm has added the parts of the layer before
                 states.append(to.x[extras.state_rows])
             layer.qkv(to.h, to.parts, rows)
@@ -220,9 +224,9 @@ class TritonDecoder:
                 layer.gated(to.h, gated, rows)
                 gated = self.whole_gated(gated, rows, layer.feed_forward.intermediate_size)
                 parts = self.add(layer.down, gated, rows, to, layer.post_norms[1])
-            post = layer.post_norms[1]
-        if parts:
-            self._norm(rows, to, parts, post, None)
+            post, bias = layer.post_norms[1], layer.down_bias
+        if parts or bias is not None:
+            self._norm(rows, to, parts, post, None, bias=bias)
         if extras.state_rows is not None:
             states.append(to.x[extras.state_rows])
         return queries, states
@@ -245,7 +249,7 @@ class TritonDecoder:
 
     def add(self, linear: Linear, x: torch.Tensor, rows: int, to: PassBuffers, post: torch.Tensor | None) -> int:
         """A product that is added to the residual stream: at once, or as parts, whose number is returned, by a norm."""
-        if rows > FEW_TOKENS and post is None:
+        if rows > FEW_TOKENS and post is None and self.config.residual_scale == 1:
             linear(x, to.x.view(-1), rows, add=True)
             return 0
         linear(x, to.parts, rows)
@@ -280,11 +284,11 @@ class TritonDecoder:
         dropout: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """x += the parts of a product and its bias; h = norm(x) if there is a weight."""
-        hidden = self.config.hidden_size
+        hidden, factor = self.config.hidden_size, self.config.residual_scale
         pointwise.norm_kernel[(rows,)](
-            to.x, to.parts, bias, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps,
-            hidden, parts, *(one is not None for one in (bias, post, weight, dropout)), power_of_two(hidden),
-            num_warps=norm_warps(hidden), enable_fp_fusion=False,
+            to.x, to.parts, bias, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps, factor,
+            hidden, parts, *(one is not None for one in (bias, post, weight, dropout)), factor != 1,
+            power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
 
     def store(
@@ -298,10 +302,12 @@ class TritonDecoder:
         q_norm, k_norm = layer.qk_norms
         pointwise.rope_store_kernel[(rows, -(-heads // HEADS))](
             to.parts, FEW_TOKENS * layer.qkv.features, layer.bias, q_norm, k_norm, config.norm_eps,
-            turns[0][rope], turns[1][rope], work.positions, work.cells.view(self.groups, -1)[group], to.q,
+            turns[0][rope], turns[1][rope], self.growths.get(layer.attention.growth), work.positions,
+            work.cells.view(self.groups, -1)[group], to.q,
             kv, kv.stride(2), place,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
-            PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None, HEADS=HEADS,
+            PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None,
+            GROWS=layer.attention.growth is not None, HEADS=HEADS,
             HALF=power_of_two(config.head_dim // 2), num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -336,8 +342,9 @@ class TritonDecoder:
         """The last norm and the head of `rows` rows, over padded buffers."""
         hidden = self.config.hidden_size
         pointwise.norm_kernel[(rows,)](
-            x, None, None, None, self.norm, None, h, 0, self.config.norm_eps, hidden, 0, False, False, True, False,
-            power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
+            x, None, None, None, self.norm, None, h, 0, self.config.norm_eps, 1.0,
+            hidden, 0, False, False, True, False, False, power_of_two(hidden),
+            num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
         # A packed head is unpacked in registers only: in memory it would take a gigabyte.
         step = FEW_TOKENS if any(isinstance(piece, RepackedMatrix) for piece in self.head.pieces) else rows

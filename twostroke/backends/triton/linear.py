@@ -226,9 +226,12 @@ def tiled(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 class GatedLinear:
-    """activation(gate x) * (up x), bfloat16; `activation`: its place in ACTIVATIONS."""
+    """activation(gate x) * (up x), bfloat16; `activation`: its place in ACTIVATIONS; `bias`: [2 * rows], of both."""
 
-    def __init__(self, gate: Matrix, up: Matrix, activation: int, scratch: UnpackBuffer) -> None:
+    def __init__(
+        self, gate: Matrix, up: Matrix, activation: int, scratch: UnpackBuffer, bias: torch.Tensor | None = None
+    ) -> None:
+        self.bias = bias
         self.rows, self.columns, self.activation, self.scratch = gate.rows, gate.columns, activation, scratch
         if isinstance(gate, RepackedMatrix) and isinstance(up, RepackedMatrix) and gate.form == up.form:
             self.pair: Matrix = joined((gate, up), gate.rows)
@@ -250,13 +253,14 @@ class GatedLinear:
             tall = -(-tokens // chosen.tokens)
             if isinstance(pair, RepackedMatrix):
                 quantized.packed_gated_kernel[(tall, -(-self.rows // ROWS))](
-                    x, tokens, *pair.arrays, out, self.rows, self.columns, pair.units, chosen.tokens, self.activation,
-                    pair.form.code, num_warps=4, num_stages=packed_stages(chosen.tokens),
+                    x, tokens, *pair.arrays, self.bias, out, self.rows, self.columns, pair.units, chosen.tokens,
+                    self.activation, self.bias is not None, pair.form.code,
+                    num_warps=4, num_stages=packed_stages(chosen.tokens),
                 )  # fmt: skip
             else:
                 grid = tall, -(-self.rows // chosen.features)
                 dense.gated_kernel[grid](
-                    x, pair.matrix, out, self.rows, self.columns, self.activation,
+                    x, pair.matrix, self.bias, out, self.rows, self.columns, self.activation, self.bias is not None,
                     chosen.features, chosen.tokens, chosen.columns,
                     num_warps=chosen.warps, num_stages=stages(chosen, prod(grid), 3),
                 )  # fmt: skip
@@ -268,8 +272,8 @@ class GatedLinear:
         whole = whole.view(2, height, self.columns)
         sides = (tiled(side[: self.rows], chosen.features, chosen.columns) for side in whole)
         dense.many_gated_kernel[(tall * -(-self.rows // chosen.features),)](
-            tiled(x, chosen.tokens, chosen.columns), *sides, out, tokens, self.rows, self.columns, self.activation,
-            chosen.features, chosen.tokens, chosen.columns, BAND,
+            tiled(x, chosen.tokens, chosen.columns), *sides, self.bias, out, tokens, self.rows, self.columns,
+            self.activation, self.bias is not None, chosen.features, chosen.tokens, chosen.columns, BAND,
             num_warps=chosen.warps, num_stages=chosen.stages,
         )  # fmt: skip
 

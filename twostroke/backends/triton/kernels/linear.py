@@ -105,8 +105,8 @@ def many_kernel(
 
 @kernel
 def many_gated_kernel(
-    x, gate, up, out_ptr, tokens,
-    FEATURES: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr,
+    x, gate, up, bias_ptr, out_ptr, tokens,
+    FEATURES: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
     """`gated_kernel` for many tokens; x, gate and up are descriptors of tiles."""
@@ -118,6 +118,9 @@ def many_gated_kernel(
         ups = dot(inputs, up.load([f * F, k]).T, ups)
     rows, features = t * T + tl.arange(0, T), f * F + tl.arange(0, F)
     places = out_ptr + rows[:, None].to(tl.int64) * FEATURES + features[None, :]
+    if BIAS:
+        at = bias_ptr + tl.minimum(features, FEATURES - 1)
+        gates, ups = gates + tl.load(at)[None, :], ups + tl.load(at + FEATURES)[None, :]
     made = narrow(activate(gates, ups, ACTIVATION))
     if FEATURES % F == 0:
         tl.store(places, made)
@@ -127,8 +130,8 @@ def many_gated_kernel(
 
 @kernel
 def gated_kernel(
-    x_ptr, w_ptr, out_ptr,
-    FEATURES: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr,
+    FEATURES: tl.constexpr, K: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
     F: tl.constexpr, T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, features] bfloat16 = activation(x gate^T) * (x up^T); w [2, FEATURES, K] holds gate and up."""
@@ -146,6 +149,8 @@ def gated_kernel(
         inputs = input_tile(x, k, K, BLOCK_K)
         gate = dot(weight_tile(w_ptr, rows, k, K, BLOCK_K), inputs, gate)
         up = dot(weight_tile(w_ptr, rows + FEATURES, k, K, BLOCK_K), inputs, up)
+    if BIAS:  # [2, FEATURES]
+        gate, up = gate + tl.load(bias_ptr + rows)[:, None], up + tl.load(bias_ptr + rows + FEATURES)[:, None]
     made = narrow(activate(gate, up, ACTIVATION))
     places = out_ptr + tokens[:, None].to(tl.int64) * FEATURES + features[None, :]
     if FEATURES % F == 0:

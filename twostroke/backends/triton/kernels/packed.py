@@ -227,9 +227,9 @@ def packed_pair(
 
 @kernel_for_any("rows")
 def packed_gated_kernel(
-    x_ptr, rows, low, high, words, mains, out_ptr,
+    x_ptr, rows, low, high, words, mains, bias_ptr, out_ptr,
     FEATURES: tl.constexpr, K: tl.constexpr, UNITS: tl.constexpr, T: tl.constexpr, ACTIVATION: tl.constexpr,
-    FORM: tl.constexpr,
+    BIAS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, FEATURES] bfloat16 = activation(x gate^T) * (x up^T); the tiles of up follow those of gate."""
     tokens = tl.program_id(0) * T + tl.arange(0, T)
@@ -238,6 +238,9 @@ def packed_gated_kernel(
     x = x_ptr + tokens.to(tl.int64) * K
     up_tile = row_tile + (FEATURES + 63) // 64
     gate, up = packed_pair(x, tokens < rows, low, high, words, mains, row_tile, up_tile, K, UNITS, T, FORM)
+    if BIAS:  # [2, FEATURES]
+        at = bias_ptr + tl.minimum(features, FEATURES - 1)
+        gate, up = gate + tl.load(at)[:, None], up + tl.load(at + FEATURES)[:, None]
     made = narrow(activate(gate, up, ACTIVATION))
     places = out_ptr + tokens[:, None].to(tl.int64) * FEATURES + features[None, :]
     tl.store(places, tl.trans(made), mask=features[None, :] < FEATURES)

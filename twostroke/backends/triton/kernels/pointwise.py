@@ -28,14 +28,14 @@ def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOC
 
 @kernel
 def norm_kernel(
-    x_ptr, parts_ptr, bias_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps,
+    x_ptr, parts_ptr, bias_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps, factor,
     HIDDEN: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr,
-    DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
+    DROPOUT: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """x += the sum of `PARTS` parts and a bias if BIAS, after a norm if POST; out = norm(x) times dropout's factors.
+    """x += the sum of `PARTS` parts and a bias if BIAS, after a norm if POST, times `factor` if SCALED.
 
-    x is float32 [N, HIDDEN], parts float32 [PARTS, .., HIDDEN], `part_stride` apart, out bfloat16. Without NORM only
-    x changes.
+    out = norm(x) times dropout's factors, bfloat16. x is float32 [N, HIDDEN], parts float32 [PARTS, .., HIDDEN],
+    `part_stride` apart. Without NORM only x changes.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -51,10 +51,12 @@ def norm_kernel(
                 added += tl.load(bias_ptr + columns, mask=inside, other=0.0)
             scale = rms(tl.sum(added * added, 0), HIDDEN, eps)
             added = added * scale * tl.load(post_ptr + columns, mask=inside, other=0.0)
-            x = x + added
-        else:
-            x = x + added
-    if BIAS and not POST:
+        if SCALED:
+            if BIAS and not POST:
+                added += tl.load(bias_ptr + columns, mask=inside, other=0.0)
+            added = added * factor
+        x = x + added
+    if BIAS and not (POST or SCALED):
         x = x + tl.load(bias_ptr + columns, mask=inside, other=0.0)
     if PARTS > 0 or BIAS:
         tl.store(x_ptr + at, x, mask=inside)
@@ -76,10 +78,10 @@ def _sides(parts, part_stride, places, mask, PARTS: tl.constexpr):
 
 @kernel
 def rope_store_kernel(
-    parts_ptr, part_stride, bias_ptr, q_norm_ptr, k_norm_ptr, eps, cos_ptr, sin_ptr, positions_ptr, cells_ptr,
-    q_ptr, kv_ptr, page_stride, layer,
+    parts_ptr, part_stride, bias_ptr, q_norm_ptr, k_norm_ptr, eps, cos_ptr, sin_ptr, growth_ptr, positions_ptr,
+    cells_ptr, q_ptr, kv_ptr, page_stride, layer,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
-    BIAS: tl.constexpr, NORMS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    BIAS: tl.constexpr, NORMS: tl.constexpr, GROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """q, k and v of a row from the sum of its parts [PARTS, N, (HQ + 2 HKV) D]: bias, norms of q and k, RoPE.
 
@@ -111,6 +113,9 @@ def rope_store_kernel(
     position = tl.load(positions_ptr + row).to(tl.int64)
     cos = tl.load(cos_ptr + position * (D // 2) + i, mask=i < D // 2, other=1.0)[None, :]
     sin = tl.load(sin_ptr + position * (D // 2) + i, mask=i < D // 2, other=0.0)[None, :]
+    if GROWS:  # queries by a factor of their position
+        grown = tl.where(is_q, tl.load(growth_ptr + position), 1.0)[:, None]
+        cos, sin = cos * grown, sin * grown
     a = narrow(tl.where(is_v[:, None], first, first * cos - second * sin))
     b = narrow(tl.where(is_v[:, None], second, second * cos + first * sin))
     q_at = q_ptr + row * (HQ * D) + columns

@@ -115,10 +115,13 @@ struct AttentionShape {
 // A layer's state (models/config.py, GatedDeltaNet), the places of its entries, and its vectors.
 struct StateShape {
   int32_t k_heads, v_heads, k_dim, v_dim, conv_width;
+  int32_t tiled;  // whether every k_heads-th head of v has the same head of k, and not neighbours
   int32_t rows_group, rows_place, inputs_group, inputs_place;
   int32_t first_page, rows_in_page;  // of a snapshot: the layer's first page, and rows of v_dim in each
   const float *conv, *decay, *dt_bias, *norm;  // [conv_width, conv_size], [v_heads], [v_heads], [v_dim]
 
+  // The g-th of the heads of v that share a head of k.
+  int v_head(int head, int g) const { return tiled ? g * k_heads + head : head * (v_heads / k_heads) + g; }
   int k_size() const { return k_heads * k_dim; }
   int v_size() const { return v_heads * v_dim; }
   int conv_size() const { return 2 * k_size() + v_size(); }

@@ -183,7 +183,7 @@ struct StateRun {
     rows.resize(size_t(group()) * c.k_dim);
     for (int g = 0; g < group(); g++)
       for (int j = 0; j < c.k_dim; j++)
-        rows[g * c.k_dim + j] = from.pages ? from.row((head * group() + g) * c.k_dim + j) : m.zeros.data();
+        rows[g * c.k_dim + j] = from.pages ? from.row(c.v_head(head, g) * c.k_dim + j) : m.zeros.data();
     int open = batch.state_counts[sequence];
     load_open(sequence, head, open, w);
     const Inputs inputs(*this, sequence);
@@ -208,7 +208,7 @@ struct StateRun {
       for (int d = 0; d < c.k_dim; d += 16) store(w.keys + i * c.k_dim + d, load_bf16(known[i] + head * c.k_dim + d));
       const float* sums = (const float*)(known[i] + c.k_size() + c.v_size());
       for (int g = 0; g < group(); g++) {
-        const int own = head * group() + g;
+        const int own = c.v_head(head, g);
         std::memcpy(w.before + g * STATE_CHUNK + i, sums + own, 4);
         const uint16_t* u = known[i] + c.k_size() + own * c.v_dim;
         for (int d = 0; d < c.v_dim; d += 16)
@@ -238,7 +238,7 @@ struct StateRun {
     }
     for (int g = 0; g < group(); g++) {
       weighted_sums(rows + g * c.k_dim, c.k_dim, x, 2 * some, c.v_dim, nullptr, products);
-      for (int i = 0; i < some; i++) advance(inputs, head * group() + g, g, start + i, i, open + i, w);
+      for (int i = 0; i < some; i++) advance(inputs, c.v_head(head, g), g, start + i, i, open + i, w);
     }
   }
 
@@ -327,8 +327,9 @@ struct StateRun {
   }
   // Keeps the state of a head for a snapshot, until pages may be written.
   void keep(int target, int head, const StateWork& w) const {
-    const size_t size = size_t(group()) * c.k_dim * c.v_dim;
-    std::copy_n(w.state, size, at.new_states + target * c.state_size() + head * size);
+    const size_t size = size_t(c.k_dim) * c.v_dim;
+    for (int g = 0; g < group(); g++)
+      std::copy_n(w.state + g * size, size, at.new_states + target * c.state_size() + c.v_head(head, g) * size);
   }
 };
 

@@ -179,7 +179,8 @@ def _advanced(state: GatedDeltaNet, before: np.ndarray, rows: np.ndarray) -> np.
     """The state after rows [n, row_values]: its decay to their end, plus the decayed products of k and u."""
     keys, written, decays = split_rows(state, rows)
     left = np.exp(decays[-1] - decays)  # [n, heads of v]
-    keys = keys.repeat(state.num_v_heads // state.num_k_heads, 1) * left[:, :, None]
+    count = state.num_v_heads // state.num_k_heads
+    keys = (np.tile(keys, (1, count, 1)) if state.tiled else keys.repeat(count, 1)) * left[:, :, None]
     return before * np.exp(decays[-1])[:, None, None] + np.einsum("nhk,nhv->hkv", keys, written)
 
 

@@ -178,10 +178,12 @@ def _states(value: Any) -> tuple[tuple[int, GatedDeltaNet], ...]:
     found: list[tuple[int, GatedDeltaNet]] = []
     for layer, shape in value:
         fields = _object(shape, "a state", *names)
-        sizes = {name: _integer(fields[name], name, 1) for name in names}
+        tiled = fields.pop("tiled")
+        require(isinstance(tiled, bool), "tiled is not true or false")
+        sizes = {name: _integer(value, name, 1) for name, value in fields.items()}
         require(sizes["num_v_heads"] % sizes["num_k_heads"] == 0, "heads of a state do not share keys evenly")
         require(math.prod(sizes.values()) <= MAX_INTEGER**2, "a state is too large")
-        found.append((_integer(layer, "a layer"), GatedDeltaNet(**sizes)))
+        found.append((_integer(layer, "a layer"), GatedDeltaNet(**sizes, tiled=tiled)))
     require(len({shape.chunk for _, shape in found}) <= 1, "states have different chunks")
     return tuple(found)
 

@@ -102,10 +102,11 @@ class GatedDeltaNet:
     and rows between.
 
     Attributes:
-        num_k_heads: heads of q and k; num_v_heads: heads of v, of which as many neighbours share a head of k.
+        num_k_heads: heads of q and k; num_v_heads: heads of v, of which as many share a head of k.
         k_dim, v_dim: their sizes.
         conv_width: inputs that a causal convolution of q, k and v sees, the token's own included.
         chunk: positions between two snapshots of the state.
+        tiled: which heads of v share a head of k: every `num_k_heads`-th one (llama.cpp's files), not neighbours.
     """
 
     num_k_heads: int
@@ -114,6 +115,7 @@ class GatedDeltaNet:
     v_dim: int
     conv_width: int
     chunk: int = 64
+    tiled: bool = False
 
     @property
     def k_size(self) -> int:
@@ -388,7 +390,7 @@ def _state_shapes(state: GatedDeltaNet, hidden: int) -> dict[str, tuple[int, ...
     shapes: dict[str, tuple[int, ...]] = {part: (size, hidden) for part, size in state.projections.items()}
     heads = (state.num_v_heads,)
     shapes |= {"state_o": (hidden, state.v_size), "conv": (state.conv_size, state.conv_width)}
-    return shapes | {"a_log": heads, "dt_bias": heads, "state_norm": (state.v_dim,)}
+    return shapes | {"decay": heads, "dt_bias": heads, "state_norm": (state.v_dim,)}
 
 
 def _mlp_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:

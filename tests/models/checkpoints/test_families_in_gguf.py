@@ -156,6 +156,62 @@ def gemma4(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_tensor("rope_freqs.weight", factors)
 
 
+def qwen35(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    partial_rope(writer, values)
+    writer.add_ssm_conv_kernel(values["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(values["linear_key_head_dim"])
+    writer.add_ssm_group_count(values["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(values["linear_num_value_heads"])
+    writer.add_ssm_inner_size(values["linear_num_value_heads"] * values["linear_value_head_dim"])
+    writer.add_full_attention_interval(4)
+    recurrent = [kind == "linear_attention" for kind in values["layer_types"]]
+    writer.add_array("qwen35.attention.recurrent_layers", recurrent)
+
+
+QWEN35 = {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.dt": "ssm_dt",
+    "linear_attn.decay": "",
+}
+
+
+def tiled(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Qwen3.5's: heads of v in turn for each head of k, the decays themselves, and whole factors of norms."""
+    keys, heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    key_size, dim = keys * values["linear_key_head_dim"], values["linear_value_head_dim"]
+
+    def turned(tensor: np.ndarray, size: int) -> np.ndarray:
+        return tensor.reshape(keys, heads // keys, size, -1).swapaxes(0, 1).reshape(tensor.shape)
+
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        part = name.rpartition("linear_attn.")[2]
+        if part in ("in_proj_qkv.weight", "conv1d.weight"):
+            tensor = tensor.reshape(len(tensor), -1)
+            tensor = np.concatenate([tensor[: 2 * key_size], turned(tensor[2 * key_size :], dim)])
+        elif part == "in_proj_z.weight":
+            tensor = turned(tensor, dim)
+        elif part in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
+            tensor = turned(tensor, 1)
+        elif part == "out_proj.weight":
+            tensor = np.ascontiguousarray(turned(np.ascontiguousarray(tensor.T), dim).T)
+        elif name.endswith("norm.weight") and part != "norm.weight":
+            tensor = tensor + np.float32(1)
+        if part == "A_log":
+            name, tensor = name.replace("A_log", "decay.ssm_a"), -np.exp(tensor)
+        found[name.replace("dt_bias", "dt.bias")] = tensor
+    return found
+
+
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.experts.{}.w1": "ffn_gate_exps",
@@ -214,6 +270,8 @@ CONVERTED = {
     "gemma4": Converted("gemma4", GEMMA4, metadata=gemma4),
     "gemma4-12b": Converted("gemma4", GEMMA4, metadata=gemma4),
     "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
+    "qwen3_5": Converted("qwen35", QWEN35, metadata=qwen35),
+    "qwen3_5, even": Converted("qwen35", QWEN35, metadata=qwen35, sizes={"linear_num_value_heads": 2}),
     "mixtral": Converted("llama", EXPERTS, permuted=True, metadata=mixtral),
     "mixtral, early": Converted("llama", EARLY, permuted=True, metadata=mixtral, apart=True),
 }
@@ -263,7 +321,8 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
-    for name, tensor in unstacked(load_file(directory / "model.safetensors")).items():
+    stored = load_file(directory / "model.safetensors")
+    for name, tensor in (tiled(stored, values) if made.arch == "qwen35" else unstacked(stored)).items():
         if made.arch == "gemma2" and "norm" in name:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")
@@ -289,7 +348,8 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
         elif expert is not None:
             stacks.setdefault(f"blk.{number}.{theirs}.{kind}", {})[int(expert)] = tensor
         else:
-            writer.add_tensor(f"blk.{number}.{theirs}.{kind}", np.ascontiguousarray(tensor))
+            theirs = f"{theirs}.{kind}" if theirs else kind
+            writer.add_tensor(f"blk.{number}.{theirs}", np.ascontiguousarray(tensor))
     for name, found in joined.items():
         writer.add_tensor(name, np.concatenate([found[i] for i in range(3)]))
     for name, found in stacks.items():
@@ -309,7 +369,7 @@ def test_the_same_logits(family: str, tiny_directory: Callable[[str], Path], tmp
     directory = write_model(family, tmp_path / "a", **made.sizes) if made.sizes else tiny_directory(family)
     theirs, mine = open_huggingface(directory), open_gguf(convert(directory, tmp_path / "a.gguf", made))
     assert mine.names() == theirs.names()
-    for name in mine.names():
+    for name in mine.names() if family != "qwen3_5" or not mine.config.state_layers[0].tiled else ():
         assert np.array_equal(mine.tensor(name).dequantize(), theirs.tensor(name).dequantize()), name
     mine = replace(mine, tokenizer_source=theirs.tokenizer_source)
     ids = tokens(70, VOCAB, seed=5)

@@ -101,7 +101,7 @@ class NativeAttention(ctypes.Structure):
 
 class NativeState(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("k_heads", "v_heads", "k_dim", "v_dim", "conv_width")),
+        *((name, ctypes.c_int32) for name in ("k_heads", "v_heads", "k_dim", "v_dim", "conv_width", "tiled")),
         *((name, ctypes.c_int32) for name in ("rows_group", "rows_place", "inputs_group", "inputs_place")),
         *((name, ctypes.c_int32) for name in ("first_page", "rows_in_page")),
         *((name, _POINTER) for name in ("conv", "decay", "dt_bias", "norm")),

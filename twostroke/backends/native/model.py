@@ -180,7 +180,7 @@ class NativeModel:
 
     def _state(self, index: int, state: GatedDeltaNet, weights: WeightSource) -> NativeState:
         prefix, pages = f"layers.{index}.", self.state_pages
-        vectors = {name: weights.vector(f"{prefix}{name}") for name in ("conv", "a_log", "dt_bias", "state_norm")}
+        vectors = {name: weights.vector(f"{prefix}{name}") for name in ("conv", "decay", "dt_bias", "state_norm")}
         conv = np.ascontiguousarray(vectors["conv"].reshape(state.conv_size, state.conv_width).T)
         return NativeState(
             state.num_k_heads,
@@ -188,12 +188,13 @@ class NativeModel:
             state.k_dim,
             state.v_dim,
             state.conv_width,
+            state.tiled,
             *self.state_places["rows"][index],
             *self.state_places["inputs"][index],
             pages.starts[index],
             pages.rows_in_page(index),
             self._lend(conv),
-            self._lend(np.exp(vectors["a_log"])),
+            self._lend(vectors["decay"]),
             self._lend(vectors["dt_bias"]),
             self._lend(vectors["state_norm"]),
         )

@@ -49,7 +49,7 @@ class AttentionLayer:
         return ops.whole(attended, self.heads)
 
 
-STATE_VECTORS = ("conv", "a_log", "dt_bias", "state_norm")
+STATE_VECTORS = ("conv", "decay", "dt_bias", "state_norm")
 
 
 class ReferenceLayer:

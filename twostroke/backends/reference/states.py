@@ -23,7 +23,7 @@ class StateWeights:
 
     inputs: DenseWeight
     conv: torch.Tensor
-    a_log: torch.Tensor
+    decay: torch.Tensor
     dt_bias: torch.Tensor
     norm: torch.Tensor
 
@@ -46,7 +46,7 @@ class StateLayer:
         inputs, rows = kv[self.inputs[0]][self.inputs[1], 0, :, 0], kv[self.rows[0]][self.rows[1], 0, :, 0]
         self._keep(inputs, batch, self.inputs[0], mixed)
         write = torch.sigmoid(b.float())
-        log_decay = -self.weights.a_log.exp() * F.softplus(a.float() + self.weights.dt_bias)
+        log_decay = -self.weights.decay * F.softplus(a.float() + self.weights.dt_bias)
         out = torch.empty(len(h), shape.num_v_heads, shape.v_dim, device=h.device)
         for i, step in enumerate(batch.states):
             own = slice(batch.row_starts[i], batch.row_starts[i + 1])
@@ -147,8 +147,8 @@ class StateLayer:
         known: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and u of the last rows of a chunk; k and sums are of all its rows, and u of the first is known."""
-        new, old, group = len(q), len(known), self.shape.num_v_heads // self.shape.num_k_heads
-        q, k = (one.repeat_interleave(group, 1).transpose(0, 1) for one in (q, k))  # [heads, rows, dim]
+        new, old = len(q), len(known)
+        q, k = (self._shared(one).transpose(0, 1) for one in (q, k))  # [heads, rows, dim]
         v, write, sums, known = (one.transpose(0, 1) for one in (v, write, sums, known))
         later = torch.ones(new, old + new, dtype=torch.bool, device=q.device).tril(old)
         decay = torch.where(later, torch.exp((sums[:, old:, None] - sums[:, None, :]).clamp(max=0)), 0.0)
@@ -164,6 +164,11 @@ class StateLayer:
         out = whole * (q @ state) + seen @ torch.cat([known, u], 1)
         return out.transpose(0, 1), u.transpose(0, 1)
 
+    def _shared(self, x: torch.Tensor) -> torch.Tensor:
+        """q or k of each head of v, [n, heads of v, k_dim]."""
+        count = self.shape.num_v_heads // self.shape.num_k_heads
+        return x.repeat(1, count, 1) if self.shape.tiled else x.repeat_interleave(count, 1)
+
     def _row(self, k: torch.Tensor, u: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.operations.dtype)
         bits = sums.contiguous().view(dtype) if dtype.itemsize == 2 else F.pad(sums, (0, sums.shape[1]))
@@ -172,7 +177,7 @@ class StateLayer:
     def _advanced(self, state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         """The state behind these rows."""
         left = torch.exp(sums[-1] - sums)
-        keys = k.repeat_interleave(self.shape.num_v_heads // self.shape.num_k_heads, 1) * left[..., None]
+        keys = self._shared(k) * left[..., None]
         return torch.exp(sums[-1])[:, None, None] * state + torch.einsum("nhk,nhv->hkv", keys, u)
 
     # Snapshots -------------------------------------------------------------------------------------------------

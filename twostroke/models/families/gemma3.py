@@ -86,5 +86,4 @@ class Gemma3(Family):
 
 def plus_one(tensor: RawTensor) -> RawTensor:
     """1 + w in float32, the precision in which the model computes it."""
-    shifted = tensor.dequantize() + np.float32(1)
-    return replace(tensor, format="F32", data=shifted.view(np.uint8).reshape(1, -1))
+    return tensor.with_floats(tensor.dequantize() + np.float32(1))

@@ -8,6 +8,7 @@ import numpy as np
 from twostroke.models.config import Attention, Experts, GatedDeltaNet, GatedMLP, Layer, ModelConfig, tensor_shapes
 from twostroke.models.families.family import (
     DEFAULTS,
+    GGUF_PARTS,
     HUGGINGFACE_PARTS,
     ConfigSource,
     Family,
@@ -18,12 +19,13 @@ from twostroke.models.families.family import (
 )
 from twostroke.models.families.gemma3 import plus_one
 from twostroke.models.families.head_layouts import to_our_layout
+from twostroke.models.formats.tensor import RawTensor
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
 class Qwen3_5(Family):  # the version is part of the name
-    name, gguf = "qwen3_5", None
+    name, gguf = "qwen3_5", "qwen35"
     model_types = ("qwen3_5_text", "qwen3_5")  # "qwen3_5" has vision; its config contains the text model's
     transformers = "Qwen3_5ForCausalLM"
     partial_rope = True
@@ -47,8 +49,26 @@ class Qwen3_5(Family):  # the version is part of the name
         | dict.fromkeys(("q", "q_gate"), "self_attn.q_proj.weight")
         | dict.fromkeys(("state_q", "state_k", "state_v"), "linear_attn.in_proj_qkv.weight")
         | {f"state_{part}": f"linear_attn.in_proj_{part}.weight" for part in "zba"}
-        | {"conv": "linear_attn.conv1d.weight", "a_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
+        | {"conv": "linear_attn.conv1d.weight", "decay": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
         | {"state_norm": "linear_attn.norm.weight", "state_o": "linear_attn.out_proj.weight"}
+    )
+
+    gguf_keys: ClassVar = {
+        "layer_types": "attention.recurrent_layers",
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+        "linear_key_head_dim": "ssm.state_size",
+        "linear_num_key_heads": "ssm.group_count",
+        "linear_num_value_heads": "ssm.time_step_rank",
+        "linear_value_size": "ssm.inner_size",
+    }
+    gguf_defaults: ClassVar = {"full_attention_interval": 4}
+    gguf_parts: ClassVar = (
+        GGUF_PARTS
+        | {"mlp_norm": "post_attention_norm.weight", "q_gate": GGUF_PARTS["q"]}
+        | dict.fromkeys(("state_q", "state_k", "state_v"), "attn_qkv.weight")
+        | {"state_z": "attn_gate.weight", "state_b": "ssm_beta.weight", "state_a": "ssm_alpha.weight"}
+        | {"conv": "ssm_conv1d.weight", "decay": "ssm_a", "dt_bias": "ssm_dt.bias"}
+        | {"state_norm": "ssm_norm.weight", "state_o": "ssm_out.weight"}
     )
 
     def describe(self, source: ConfigSource) -> ModelConfig:
@@ -65,6 +85,8 @@ class Qwen3_5(Family):  # the version is part of the name
     def kinds(self, source: ConfigSource) -> list[str]:
         """The kind of each layer: a list, or every n-th one with attention."""
         kinds = source.get("layer_types")
+        if source.format == "gguf" and isinstance(kinds, list):  # of booleans, also for further layers that guess
+            kinds = [LINEAR if recurrent else FULL for recurrent in kinds[: source.num_layers]]
         if kinds is None:
             period = source.integer("full_attention_interval")
             return [LINEAR if (i + 1) % period else FULL for i in range(source.num_layers)]
@@ -81,20 +103,41 @@ class Qwen3_5(Family):  # the version is part of the name
         keys, values = source.integer("linear_num_key_heads"), source.integer("linear_num_value_heads")
         if values % keys:
             raise source.wrong("linear_num_value_heads", f"a multiple of the {keys} heads of keys")
-        k_dim, v_dim = (source.integer(f"linear_{of}_head_dim", limit=1 << 14) for of in ("key", "value"))
-        return GatedDeltaNet(keys, values, k_dim, v_dim, source.integer("linear_conv_kernel_dim", limit=1 << 8))
+        k_dim, width = (
+            source.integer("linear_key_head_dim", limit=1 << 14),
+            source.integer("linear_conv_kernel_dim", limit=256),
+        )
+        if source.format == "gguf":
+            size = source.integer("linear_value_size")
+            if size % values or size // values >= 1 << 14:
+                raise source.wrong("linear_value_size", f"a multiple of the {values} heads of values")
+            return GatedDeltaNet(keys, values, k_dim, size // values, width, tiled=values > keys)
+        v_dim = source.integer("linear_value_head_dim", limit=1 << 14)
+        return GatedDeltaNet(keys, values, k_dim, v_dim, width)
 
     def row_orders(self, config: ModelConfig) -> dict[str, np.ndarray]:
         """Each head's rows of q are followed by those of its gate."""
         return {f"layers.{i}.q": _by_head(one) for i, one in config.attention_layers.items()}
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
-        """Add 1 to norms, except those of states: the files store w - 1."""
+        """Directories store w - 1 of norms, except those of states, and the logarithm of decays; GGUF files -decay."""
+        decays = (f"layers.{i}.decay" for i in config.state_layers)
+        if format == "gguf":
+            return dict.fromkeys(decays, _negated) | to_our_layout(config, "halves")
         norms = (name for name in tensor_shapes(config) if name.endswith("norm") and not name.endswith("state_norm"))
         shifted: dict[str, Transform] = dict.fromkeys(norms, plus_one)
+        shifted |= dict.fromkeys(decays, _exp)
         for name, permuted in to_our_layout(config, "halves").items():
             shifted[name] = _then(shifted[name], permuted) if name in shifted else permuted
         return shifted
+
+
+def _exp(tensor: RawTensor) -> RawTensor:
+    return tensor.with_floats(np.exp(tensor.dequantize()))
+
+
+def _negated(tensor: RawTensor) -> RawTensor:
+    return tensor.with_floats(-tensor.dequantize())
 
 
 def _then(first: Transform, second: Transform) -> Transform:

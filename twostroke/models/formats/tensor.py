@@ -88,6 +88,10 @@ class RawTensor:
             raise ValueError(f"{self.source}: not an order of the rows of shape {self.shape}")
         return replace(self, data=self.data[index])
 
+    def with_floats(self, values: np.ndarray) -> RawTensor:
+        """The vector with other float32 values."""
+        return replace(self, format="F32", data=values.astype(np.float32).view(np.uint8).reshape(1, -1))
+
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         """The values in order, in chunks: (index of the chunk's first value, float32 values)."""
         fmt = FORMATS[self.format]

@@ -53,7 +53,11 @@ class GgufSource(ConfigSource):
         self.biases = frozenset(ours.removesuffix("_bias") for ours in biases)
         self.num_matrices = sum(prod(tensor.shape[:-2]) for tensor in tensors.values() if len(tensor.shape) > 1)
         # As many layers as the file has tensors for, or a damaged count would have us name billions of them.
-        self.num_layers = self.integer("num_hidden_layers", limit=len(tensors) + 1)
+        every = self.integer("num_hidden_layers", limit=len(tensors) + 1)
+        guessing = self.get("nextn_predict_layers") or 0  # the last layers, which guess further tokens: not read
+        if type(guessing) is not int or not 0 <= guessing < every:
+            raise self.wrong("nextn_predict_layers", f"from 0 to below {every}")
+        self.num_layers, self.guessing = every - guessing, guessing
         values = parts["v"]
         self.without_values = frozenset(i for i in range(self.num_layers) if f"blk.{i}.{values}" not in tensors)
 
@@ -168,6 +172,9 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
     expected = {name.tensor for name in tensor_names(config, tensors).values()}
     expected |= unread_names(config, "blk.{}.", family.gguf_parts)
     for name in tensors:
+        layer = re.match(r"blk\.(\d{1,6})\.", name)
+        if layer is not None and source.num_layers <= int(layer[1]) < source.num_layers + source.guessing:
+            continue
         if name not in expected and not UNUSED.fullmatch(name) and not _is_scale(name, tensors):
             raise source.unsupported(f"the tensor {name}")
     return config

@@ -16,7 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.kv.counts import check_counts
 from tests.kv.tiers.faults import Faults
-from tests.kv.values import GEOMETRY, RECURRENT, STATE, WINDOWED, array, computed, make_pool, same_tail
+from tests.kv.values import (
+    GEOMETRY,
+    RECURRENT,
+    WINDOWED,
+    array,
+    computed,
+    make_pool,
+    recurrent,
+    same_tail,
+    write_recurrent,
+)
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
@@ -49,8 +59,7 @@ class Entry:
         self.before = [entry.token for entry in context]
         whole = all(entry.model == model and entry.position == i for i, entry in enumerate(context))
         self.model = model if whole and position == len(context) else None
-        digest = np.frombuffer(self.data, np.uint8).astype(np.float32)
-        self.k, self.u, self.inputs = digest[:16] % 4, digest[16:24] % 4, np.resize(digest, STATE.conv_size)
+        self.k, self.u, _ = recurrent(self.data)
         before = context[-1].state if context else np.zeros((1, 16, 8), np.float32)
         self.state = before + np.outer(self.k, self.u)  # integers, whose sums are exact
 
@@ -375,21 +384,8 @@ class RecurrentValues(Values):
     more_pages = 6
 
     def write(self, pool: PagePool, places: SlotMapping, new: list[Entry]) -> None:
-        rows = np.zeros((1, 1, len(new), 1, STATE.row_values), np.float32)
-        inputs = np.zeros((1, 1, len(new), 1, STATE.conv_size), np.float32)
-        for i, entry in enumerate(new):
-            rows[..., i, 0, :24], inputs[..., i, 0, :] = np.concatenate([entry.k, entry.u]), entry.inputs
-        every = array([entry.data for entry in new]), rows, inputs
-        for group, (frames, entries) in enumerate(zip(places.frames, every, strict=True)):
-            kept = frames >= 0
-            pool.memory.write(group, frames[kept], places.slots[kept], entries[:, :, kept])
-        assert places.states is not None
-        for count, target in places.states.targets:
-            state = np.concatenate([new[count - 1].state.ravel(), np.zeros(2 * STATE.conv_size)]).astype(np.float32)
-            size = pool.geometry.state_pages(pool.page_size).rows_in_page(2) * STATE.v_dim
-            for i, frame in enumerate(target.tolist()):
-                part = state[i * size : (i + 1) * size]
-                pool.memory.state_storage[frame, : len(part)] = part
+        before = new[0].state - np.outer(new[0].k, new[0].u) if new else np.zeros((1, 16, 8), np.float32)
+        write_recurrent(pool, places, [entry.data for entry in new], before)
 
     def check_contents(self, kv: KVCache, expected: Expected) -> None:
         there = places_held(kv.table, 0)

@@ -14,7 +14,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import KVWriter
+from twostroke.kv.writer import KVWriter, SlotMapping
 from twostroke.models.config import GatedDeltaNet
 from twostroke.models.layer_groups import LayerGroup, PageShape
 from twostroke.models.rope import Rope
@@ -61,11 +61,44 @@ def contents(kv: KVCache) -> list[bytes]:
     return [entry.tobytes() for entry in np.moveaxis(numbers, 2, 0)]
 
 
+def recurrent(entry: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What an entry of `RECURRENT` is in the layer with a state: k and u, small integers, and inputs."""
+    digest = np.frombuffer(entry, np.uint8).astype(np.float32)
+    return digest[:16] % 4, digest[16:24] % 4, np.resize(digest, STATE.conv_size)
+
+
+def write_recurrent(pool: PagePool, places: SlotMapping, entries: Sequence[bytes], state: np.ndarray) -> None:
+    """Write entries of `RECURRENT` behind a state, which does not decay: a sum of products of integers is exact."""
+    rows = np.zeros((1, 1, len(entries), 1, STATE.row_values), np.float32)
+    inputs = np.zeros((1, 1, len(entries), 1, STATE.conv_size), np.float32)
+    reached = [state]
+    for i, entry in enumerate(entries):
+        k, u, inputs[..., i, 0, :] = recurrent(entry)
+        rows[..., i, 0, :24] = np.concatenate([k, u])
+        reached.append(reached[-1] + np.outer(k, u))
+    for group, (frames, numbers) in enumerate(zip(places.frames, (array(entries), rows, inputs), strict=True)):
+        kept = frames >= 0
+        pool.memory.write(group, frames[kept], places.slots[kept], numbers[:, :, kept])
+    assert places.states is not None
+    size = pool.geometry.state_pages(pool.page_size).rows_in_page(2) * STATE.v_dim
+    for count, target in places.states.targets:
+        whole = np.concatenate([reached[count].ravel(), np.zeros(2 * STATE.conv_size, np.float32)])
+        for i, frame in enumerate(target.tolist()):
+            part = whole[i * size : (i + 1) * size]
+            pool.memory.state_storage[frame, : len(part)] = part
+
+
 def enter(writer: KVWriter, tokens: Sequence[int]) -> None:
     """Append tokens and compute them."""
     context = contents(writer.freeze())
     for token in tokens:
         context.append(computed(writer.model, context, token, writer.next_position + len(context) - len(writer)))
+    if writer.base.pool.geometry.states:
+        known = writer.freeze().states()
+        assert known is not None
+        places = writer.append(list(tokens))
+        write_recurrent(writer.base.pool, places, context[len(context) - len(tokens) :], known[2])
+        return
     places = writer.append(list(tokens))
     entries = array(context[len(context) - len(tokens) :])
     for group, frames in enumerate(places.frames):

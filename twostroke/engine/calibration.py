@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.interface import RaggedBatch, StateStep
 from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
 from twostroke.models.cost import SequenceRows, StepPredictor
@@ -77,7 +77,9 @@ class StepBench:
         self.model = model
         self.size = model.pool.page_size
         self.groups = model.pool.num_groups
-        pages = self.groups * (-(-entries // self.size) + SEQUENCES)
+        self.snapshots = self.groups * (-(-entries // self.size) + SEQUENCES)  # their first frame
+        self.snapshot_pages = model.pool.geometry.snapshot_pages(self.size)
+        pages = self.snapshots + 2 * SEQUENCES * self.snapshot_pages
         self.memory = new_pool(model.pool.geometry, pages, self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.
         for storage in self.memory.storages:
@@ -112,7 +114,16 @@ class StepBench:
             row_starts=ends.tolist(),
             tables=[self._table(rows, first) for rows, first in zip(step, first_pages, strict=False)],
             wanted=np.concatenate(wanted),
+            states=[self._state(rows, i) for i, rows in enumerate(step)] if self.snapshot_pages else [],
         )
+
+    def _state(self, rows: SequenceRows, sequence: int) -> StateStep:
+        """The snapshot that a sequence reads, and the last that it makes."""
+        chunk, first = self.model.pool.geometry.chunk, self.snapshots + 2 * sequence * self.snapshot_pages
+        frames = np.arange(first, first + 2 * self.snapshot_pages, dtype=np.int32).reshape(2, -1)
+        last = (rows.context + rows.count) // chunk * chunk - rows.context  # rows before the last boundary
+        source = frames[0] if rows.context >= chunk else frames[0, :0]
+        return StateStep(rows.context % chunk, source, [(last, frames[1])] if last > 0 else [])
 
     def _pages(self, rows: SequenceRows) -> int:
         return -(-(rows.context + rows.count) // self.size)

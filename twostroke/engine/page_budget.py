@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from twostroke.engine.load_queue import LoadQueue
 from twostroke.engine.model import Model
 from twostroke.engine.request import Choice
-from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 
 
@@ -58,7 +57,7 @@ class PageBudget:
 
     def pages_for(self, pool: PagePool, tokens: int) -> int:
         """Number of pages that a prompt of so many tokens takes, and the next token."""
-        return pool.geometry.num_pages(tokens, pool.page_size, self.max_chunk) + pool.num_groups
+        return pool.geometry.num_pages(tokens, pool.page_size, self.max_chunk) + pool.pages_to_go_on
 
     def in_use(self) -> dict[PagePool, int]:
         """Number of each pool's pages that others than prefix indexes hold."""
@@ -75,8 +74,8 @@ class PageBudget:
 
 
 def pages_held(choice: Choice) -> dict[PagePool, int]:
-    """Number of pages that the lanes of a choice hold in each pool, plus those to continue: one of each group."""
+    """Number of pages that the lanes of a choice hold in each pool, plus those to continue."""
     pages: dict[PagePool, set[int]] = {}
     for lane in choice.lanes:
-        pages.setdefault(lane.model.pool, set()).update(spans.held_pages(lane.writer.table).tolist())
-    return {pool: len(held) + pool.num_groups for pool, held in pages.items()}
+        pages.setdefault(lane.model.pool, set()).update(lane.writer.pages.tolist())
+    return {pool: len(held) + pool.pages_to_go_on for pool, held in pages.items()}

@@ -30,7 +30,6 @@ from twostroke.engine.request import PENDING, Choice
 from twostroke.engine.scheduler import MIN_CHUNK, Plan
 from twostroke.engine.step import Chunk
 from twostroke.errors import OutOfPages
-from twostroke.kv import spans
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)
@@ -200,11 +199,11 @@ class Placement:
         """Whether what follows the lane's last token surely finds pages, at the latest when others are preempted."""
         pool = lane.model.pool
         if lane.result is None:
-            one = pool.num_groups
+            one = pool.pages_to_go_on
             room = pool.num_free >= one or not lane.todo or lane.writer.has_slot
             return room or self._budget.could_hold(pool, one)
         # A program decides what follows: strokes that continue the same value, or others of the same length.
-        return pool.num_free + self._budget.cached_pages(pool) >= 4 * len(spans.held_pages(lane.writer.table)) + MARGIN
+        return pool.num_free + self._budget.cached_pages(pool) >= 4 * len(lane.writer.pages) + MARGIN
 
     # Preemption -------------------------------------------------------------------------------------------------
 

@@ -95,6 +95,11 @@ class PagePool:
         self.lock = threading.RLock()
 
     @property
+    def pages_to_go_on(self) -> int:
+        """The most pages that a value's next entry takes: one of each group of layers, and a snapshot of states."""
+        return self.num_groups + self.geometry.snapshot_pages(self.page_size)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of the pages of all groups that hold the same entries."""
         return self.page_bytes * self.num_groups

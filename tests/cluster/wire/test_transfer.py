@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.wire.pairs import SOON_S, Pair
 from tests.cluster.wire.small import TRANSPORTS, Ends, arrives, nothing_is_held, same, soon
-from tests.kv.values import FULL, GEOMETRY, WINDOWED, geometry, make_pool, prefill
+from tests.kv.values import FULL, GEOMETRY, RECURRENT, WINDOWED, geometry, make_pool, prefill
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.cluster.wire import outgoing_transfer, value_format
 from twostroke.cluster.wire.channel import IdentityMismatch
@@ -52,6 +52,25 @@ def test_groups_of_layers_arrive_as_they_were(kind: str, cut: Callable[[KVCache]
     assert received.kv.num_pages == ends.here.num_used == kv.num_pages
     if kv.complete:
         assert same(prefill(received.kv, [3, 4]), prefill(kv, [3, 4]))
+    del kv, received
+    ends.close()
+    nothing_is_held(ends.here, ends.there)
+
+
+@pytest.mark.parametrize("cut", VALUES.values(), ids=list(VALUES))
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_states_arrive_as_they_were(kind: str, cut: Callable[[KVCache], KVCache]) -> None:
+    ends = Ends(kind, geometry=RECURRENT)
+    kv = cut(prefill(ends.there, range(30), tail=LOGITS))
+    received = ends.receiver.receive(ends.offered(kv).handle).result(SOON_S).kv
+    assert same(received, kv)
+    assert (received.nbytes, received.num_pages, received.complete) == (kv.nbytes, kv.num_pages, kv.complete)
+    assert ends.here.num_used == kv.num_pages
+    mine, theirs = received.states(), kv.states()
+    assert (mine is None) == (theirs is None)
+    assert mine is None or theirs is None or np.array_equal(mine[2], theirs[2])
+    if kv.complete:
+        assert same(prefill(received, [3, 4]), prefill(kv, [3, 4]))
     del kv, received
     ends.close()
     nothing_is_held(ends.here, ends.there)

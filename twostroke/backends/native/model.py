@@ -303,6 +303,7 @@ class NativeModel:
         count = self.state_pages.num_pages if self.config.state_layers else 0
         if not count:
             return {}
+        assert steps, "a batch for recurrent layers says what of states each sequence reads"
         zeros = np.full(count, -1, np.int32)
         targets = [(s, *target) for s, step in enumerate(steps) for target in step.targets]
         ends = accumulate((len(step.targets) for step in steps), initial=0)

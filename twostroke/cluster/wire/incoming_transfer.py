@@ -259,7 +259,7 @@ class IncomingTransfer:
         data = np.empty(len(where) * geometry.group_bytes[group], np.uint8)
         self._open.fill([data.data], self._left())
         self._check(data.data, message["digest"])
-        shape = len(one.layers), 2, len(where), one.num_kv_heads, one.head_dim
+        shape = len(one.layers), one.parts, len(where), one.num_kv_heads, one.head_dim
         entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
         reservation = self._reservation
         assert reservation is not None

@@ -7,7 +7,6 @@ from typing import Any
 
 from twostroke.engine.engine import Engine
 from twostroke.engine.strokes import Prefill
-from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
@@ -26,13 +25,13 @@ def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ())
             held.update(model.index.pages)
     for choice in engine.choices:
         for lane in choice.lanes:
-            held.update(spans.held_pages(lane.writer.table).tolist())
+            held.update(lane.writer.pages.tolist())
             base = lane.stroke.after if isinstance(lane.stroke, Prefill) else lane.stroke.kv
             values += [] if base is None else [base]
     flying = engine.step_in_flight
     values += [] if flying is None else [chunk.choice.result for chunk in flying.chunks]
     for kv in values:
         if isinstance(kv, KVCache) and kv.pool is pool:
-            held.update(spans.held_pages(kv.table).tolist())
+            held.update(kv.entry_table.pages.tolist())
     here = sum(pool.frame(page) != NOWHERE for page in held)  # others are in the host, or on their way from there
     return pool.num_used - pool.num_arriving - here

@@ -17,6 +17,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
@@ -177,3 +178,16 @@ def test_the_reference_has_these_states() -> None:
     for layer, state in theirs.items():
         assert np.abs(mine[layer] - state).max() < 0.1 * np.abs(state).max()
     assert [one.at for one in native.entry_table.snapshots] == [one.at for one in reference.entry_table.snapshots]
+
+
+def test_steps_of_all_shapes_are_timed() -> None:
+    """With an ITL objective the engine times steps over memory of its own, states included."""
+    with LLM(directory(), backend="native", weights="int8", itl_ms=50.0) as llm:
+        kv = llm.prefill(PROMPT)
+        assert same_states(kv, model().prefill(PROMPT))
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "reference"])
+def test_several_ranks_are_refused(backend: str) -> None:
+    with pytest.raises(InvalidRequest, match="leave out tp"):
+        LLM(directory(), backend=backend, tp=2)

@@ -181,6 +181,8 @@ def _create_reference(wanted: BackendRequest) -> Backend | str:
         from twostroke.backends.reference.backend import ReferenceBackend
     except ModuleNotFoundError as error:
         return f"needs {error.name}: {install_command('torch')}"
+    if wanted.tp > 1 and wanted.config.state_layers:
+        return "has no recurrent layers in several ranks: leave out tp"
     dtype = wanted.dtype
     if dtype == "auto":
         dtype = "float32" if wanted.kind == "cpu" else "bfloat16"

@@ -69,6 +69,8 @@ class StateStep:
     targets: Sequence[tuple[int, np.ndarray]]
 
 
+ONE_RANK = "several ranks do not share recurrent layers: leave out tp"
+
 Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)
 

@@ -190,6 +190,8 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
             for (heads, kv_heads, dim), count in shapes.items()
         ],
         "tied_embeddings": config.tied,
+        "recurrent_layers": list(config.state_layers),
+        "state_bytes": Geometry.of(config, "bfloat16", "").state_bytes,
         "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in KV_DTYPES},
     }
 
@@ -279,6 +281,9 @@ def rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "context", f"{facts['context']:,}"
     windows = [(one["window"] and f"window {one['window']:,}") or "full" for one in facts["windows"]]
     yield "attention", _by_layers(windows, facts["windows"])
+    if facts["recurrent_layers"]:
+        state = size(facts["state_bytes"])
+        yield "recurrent", f"{len(facts['recurrent_layers'])} of {facts['layers']} layers, {state} of state a sequence"
     yield "RoPE", _by_layers([_rope(one) for one in facts["ropes"]], facts["ropes"])
     yield "KV per token", ", ".join(f"{count:,} bytes in {name}" for name, count in facts["kv_bytes_per_token"].items())
     yield "parameters", f"{facts['parameters']:,}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import Weights
+from twostroke.backends.interface import ONE_RANK, Weights
 from twostroke.backends.native import library
 from twostroke.backends.native.model import NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
@@ -68,8 +68,6 @@ class NativeBackend:
         return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-        if self.ranks is not None and config.state_layers:
-            return "several ranks do not share layers with a state: use one"
         return unsupported(config, matrices, page_size, self.tp)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -105,6 +103,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return "several ranks do not share numbers of tokens for each layer (per-layer embeddings): use tp=1"
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
+    if tp > 1 and config.state_layers:
+        return ONE_RANK
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
         return f"it wants heads of a multiple of 32, not {dim}"
     if (sizes := next((size for one in config.state_layers.values() if (size := _odd_size(one))), None)) is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from twostroke.backends.interface import ForwardOutput, LazyLogits, RaggedBatch, Weights
+from twostroke.backends.interface import ONE_RANK, ForwardOutput, LazyLogits, RaggedBatch, Weights
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks.collectives import Collectives
@@ -60,9 +60,7 @@ class ReferenceBackend:
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         """The reference runs every model, in one process."""
-        if self.ranks is not None and config.state_layers:
-            return "several ranks do not share layers with a state: use one"
-        return None
+        return ONE_RANK if self.ranks is not None and config.state_layers else None
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.num_elements * numpy_dtype(self.dtype).itemsize

@@ -42,6 +42,8 @@ def read(text: str, cuts: Sequence[int] = (), sign: str = "", max_calls: int | N
                 calls.append((name, ""))
             case CallArguments(index, more):
                 calls[index] = (calls[index][0], calls[index][1] + more)
+            case _:
+                raise AssertionError(f"a parser of tools finds no {piece}")
     assert parser.calls >= len(calls)
     return told, calls
 

@@ -38,6 +38,8 @@ def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.Native
         tied=True,
         head_tensor="embed",
         attentions=(),
+        attention_layers={},
+        state_layers={},
         layers=(),
         score_cap=None,
         logit_cap=None,

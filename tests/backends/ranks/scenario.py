@@ -29,7 +29,7 @@ def bits(kv: KVCache) -> dict[str, bytes]:
     """Keys, values, and the logits after them."""
     assert kv.tail is not None
     logits = kv.tail.logits
-    owners = sorted(layer for group in kv.pool.geometry.groups for layer in group.layers)
+    owners = sorted(layer for _, group in kv.pool.geometry.kv_groups for layer in group.layers)
     entries = b"".join(kv.entries(layer).tobytes() for layer in owners)
     return {"entries": entries, "logits": b"" if logits is None else logits.tobytes()}
 

@@ -39,7 +39,10 @@ class DeviceMemory:
         self.storages: Sequence[Any] = [
             pages[:, : math.prod(one)].unflatten(1, one).permute(1, 2, 0, 3, 4, 5) for one in shape.shapes
         ]
-        self.state_storage: Any = self._pages[:, : self.page_bytes // 4 * 4].view(torch.float32)
+        # A rank without heads has pages of no bytes; no model with states is shared among ranks.
+        none = torch.empty((num_pages, 0), device=device)
+        whole = self.page_bytes > 0 and self.page_bytes % 4 == 0
+        self.state_storage: Any = self._pages.view(torch.float32) if whole else none
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         taken = self._pages[self._index(np.array(frames, np.int64))]

@@ -47,7 +47,8 @@ def test_near_the_reference(family: str, variant: str, directory: Directory) -> 
         expected, found = all_logits(reference, ids), all_logits(native, ids)
         # A row with nearly equal router logits may choose another expert, and then differs completely.
         off = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-        assert np.median(off) < 0.1
+        # A state that forgets slowly carries the rounding of a prompt's first tokens into all others.
+        assert np.median(off) < (0.15 if family == "qwen3_5" else 0.1)
 
 
 def test_the_same_bits_under_every_schedule(family: str, directory: Directory) -> None:

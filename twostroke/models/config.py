@@ -386,6 +386,9 @@ def _attention_shapes(attention: Attention, hidden: int) -> dict[str, tuple[int,
     return shapes
 
 
+STATE_VECTORS = ("conv", "decay", "dt_bias", "state_norm")  # tensors of a recurrent layer that no product multiplies
+
+
 def _state_shapes(state: GatedDeltaNet, hidden: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {part: (size, hidden) for part, size in state.projections.items()}
     heads = (state.num_v_heads,)

@@ -49,9 +49,6 @@ class AttentionLayer:
         return ops.whole(attended, self.heads)
 
 
-STATE_VECTORS = ("conv", "decay", "dt_bias", "state_norm")
-
-
 class ReferenceLayer:
     """Attention, then feed-forward, each after a norm and added to the residual stream."""
 
@@ -65,7 +62,7 @@ class ReferenceLayer:
         self.feed_forward, self.residual_scale = layer.feed_forward, config.residual_scale
         self.pre_norms = (pack("attn_norm"), pack("mlp_norm")) if layer.pre_norms else (None, None)
         if isinstance(layer.mixer, models.GatedDeltaNet):
-            vectors = (operations.floats(weights(f"layers.{index}.{name}")) for name in STATE_VECTORS)
+            vectors = (operations.floats(weights(f"layers.{index}.{name}")) for name in models.STATE_VECTORS)
             packed = StateWeights(pack(*layer.mixer.projections), *vectors)
             self.mixer: AttentionLayer | StateLayer = StateLayer(config, index, operations, packed)
             self.o = pack("state_o")

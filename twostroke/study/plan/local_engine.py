@@ -9,7 +9,7 @@ from twostroke.backends.native.weights import FORMATS, PANEL, packed_bytes
 from twostroke.kv.geometry import Geometry
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import fitted, quantize
-from twostroke.models.config import ModelConfig, is_weight_matrix
+from twostroke.models.config import STATE_VECTORS, ModelConfig, is_weight_matrix
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.study.plan.plan import Plan
 
@@ -62,6 +62,8 @@ def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = 
     matrices = sum(count for name, count in shapes.items() if is_weight_matrix(name, stored.stored[name].shape))
     size = numpy_dtype(dtype).itemsize
     vectors = size * (sum(shapes.values()) - matrices)
+    # Those of recurrent layers stay float32.
+    vectors += (4 - size) * sum(count for name, count in shapes.items() if name.rpartition(".")[2] in STATE_VECTORS)
     return EngineMemory("reference", size * matrices, vectors, _geometry(config, dtype))
 
 

@@ -31,6 +31,9 @@ inline __m512h none() { return (__m512h)_mm512_setzero_si512(); }
 inline __m512h mul(__m512h a, __m512h b) {
   return each(a, b, b, [](__m512d x, __m512d y, __m512d) { return _mm512_mul_pd(x, y); });
 }
+inline __m512h add(__m512h a, __m512h b) {
+  return each(a, b, b, [](__m512d x, __m512d y, __m512d) { return _mm512_add_pd(x, y); });
+}
 inline __m512h sub(__m512h a, __m512h b) {
   return each(a, b, b, [](__m512d x, __m512d y, __m512d) { return _mm512_sub_pd(x, y); });
 }
@@ -64,6 +67,7 @@ inline __m512h of_unsigned(__m512i words) {
 #define _mm512_set1_ph float16::set1
 #define _mm512_setzero_ph float16::none
 #define _mm512_mul_ph float16::mul
+#define _mm512_add_ph float16::add
 #define _mm512_sub_ph float16::sub
 #define _mm512_fmadd_ph float16::fmadd
 #define _mm512_fnmadd_ph float16::fnmadd

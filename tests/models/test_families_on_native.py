@@ -42,13 +42,13 @@ def test_near_the_reference(family: str, variant: str, directory: Directory) -> 
         LLM(str(directory(family)), backend=backend, weights="int8", kv_bytes=16 << 20)
         for backend in ("reference", f"native-{variant}")
     )
-    for count in (1, 17, 600):
-        ids = tokens(count, VOCAB, seed=count)
+    # Not seed 17: its first token has q·k of 0 in a recurrent layer, so rounding picks the sign that a norm scales.
+    for count, seed in ((1, 1), (17, 18), (600, 600)):
+        ids = tokens(count, VOCAB, seed=seed)
         expected, found = all_logits(reference, ids), all_logits(native, ids)
         # A row with nearly equal router logits may choose another expert, and then differs completely.
         off = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-        # A state that forgets slowly carries the rounding of a prompt's first tokens into all others.
-        assert np.median(off) < (0.15 if family == "qwen3_5" else 0.1)
+        assert np.median(off) < 0.1
 
 
 def test_the_same_bits_under_every_schedule(family: str, directory: Directory) -> None:

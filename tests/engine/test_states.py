@@ -1,81 +1,37 @@
 """A model with recurrent layers: no schedule, cut, fork, file or tier changes a bit."""
 
-import functools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.any_schedule import ENDS, INDEXES, METHODS, PROMPT, SAMPLING, AnySchedule, Asked, asked_lists
 from tests.tiny import write_model
-from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.engine.request import Request
-from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 CHUNK = 64
-PROMPT = [3 + 7 * i % 180 for i in range(200)]
-SAMPLING = SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True, logprobs=2)
-METHODS = {
-    "plain": method("plain"),
-    "repeat": method("repeat", sinks=3),
-    "best-of": method("best-of", candidates=2),
-    "speculative": method("speculative", guesses=3),
-    "drop": method("drop", window=30, every=4, by="attention", observed=8),
-    "key-norm": method("drop", window=30, every=4, by="key-norm"),
-    "snap": method("snap", window=4, budget=40),
-}
-Asked = tuple[int, str]
-ASKED = st.tuples(st.sampled_from([1, 24, 62, 63, 64, 65, 90, 128, 150]), st.sampled_from(sorted(METHODS)))
-
-
-@functools.cache
-def directory() -> str:
-    return str(write_model("qwen3_5", Path(tempfile.mkdtemp())))
-
-
-@functools.cache
-def model(index: str = "off", pages: int = 1000, threads: int = 2, backend: str = "native") -> LLM:
-    options: dict[str, Any] = {"prefix_index": index, "kv_bytes": pages * page_bytes(), "threads": threads}
-    return LLM(directory(), backend=backend, weights="int8" if backend == "native" else "stored", **options)
-
-
-@functools.cache
-def page_bytes() -> int:
-    return LLM(directory(), backend="native", weights="int8").pool.page_bytes
-
-
-def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
-    return [llm.request(PROMPT[:length], SAMPLING, METHODS[name]) for length, name in asked]
-
-
-@functools.cache
-def alone(asked: Asked) -> Answer:
-    llm = model()
-    return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
+ANY = AnySchedule(lambda directory: write_model("qwen3_5", directory))
+model = ANY.model
 
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     yield
-    for llm in (model(), model("radix"), model("hash")):
-        assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+    ANY.check_no_leak()
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    asked=st.lists(ASKED, min_size=1, max_size=5),
+    asked=asked_lists([1, 24, 62, 63, 64, 65, 90, 128, 150]),
     chunk=st.sampled_from([1, 7, 16, 50, 64, 512]),
     place=st.sampled_from(
         [("off", 110, 2), ("radix", 110, 2), ("radix", 1000, 1), ("hash", 100, 1), ("hash", 1000, 2)]
@@ -83,31 +39,18 @@ def nothing_leaks() -> Iterator[None]:
 )
 def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
     """Answers do not depend on the schedule: chunks, hits, preemptions, threads, guesses that are rolled back."""
-    llm = model(*place)
-    found = answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk))
-    assert found == [alone(one) for one in asked]
-    assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
-
-
-ENDS = st.lists(st.integers(1, 199), min_size=1, max_size=5)
+    ANY.check(asked, chunk, place)
 
 
 @settings(max_examples=25, deadline=None)
-@given(ends=ENDS, more=st.integers(0, 60), index=st.sampled_from(["off", "radix", "hash"]))
+@given(ends=ENDS, more=st.integers(0, 60), index=INDEXES)
 def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(ends: list[int], more: int, index: str) -> None:
     """Cut back anywhere, again and again, and gone on from there: states that are gone are computed again."""
-    llm = model(index)
-    kv, tokens = llm.prefill(PROMPT), PROMPT
-    for end in ends:
-        end = min(end, len(tokens))
-        kv, tokens = llm.prefill(PROMPT[:more], kv[:end]), [*tokens[:end], *PROMPT[:more]]
-    fresh = model().prefill(tokens)
-    assert (kv.tokens, kv.complete) == (tokens, True)
-    assert kv.canonical_length(llm.model.id) == len(tokens)
-    assert kv.entries().tobytes() == fresh.entries().tobytes()
-    assert same_states(kv, fresh)
-    params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
-    assert list(llm.decode(kv, params=params)) == list(model().decode(fresh, params=params))
+    ANY.check_cuts(ends, more, index, same_bits)
+
+
+def same_bits(kv: KVCache, other: KVCache) -> bool:
+    return kv.entries().tobytes() == other.entries().tobytes() and same_states(kv, other)
 
 
 def same_states(kv: KVCache, other: KVCache) -> bool:
@@ -182,7 +125,7 @@ def test_the_reference_has_these_states() -> None:
 
 def test_steps_of_all_shapes_are_timed() -> None:
     """With an ITL objective the engine times steps over memory of its own, states included."""
-    with LLM(directory(), backend="native", weights="int8", itl_ms=50.0) as llm:
+    with LLM(ANY.directory(), backend="native", weights="int8", itl_ms=50.0) as llm:
         kv = llm.prefill(PROMPT)
         assert same_states(kv, model().prefill(PROMPT))
 
@@ -190,4 +133,4 @@ def test_steps_of_all_shapes_are_timed() -> None:
 @pytest.mark.parametrize("backend", ["auto", "native", "reference"])
 def test_several_ranks_are_refused(backend: str) -> None:
     with pytest.raises(InvalidRequest, match="leave out tp"):
-        LLM(directory(), backend=backend, tp=2)
+        LLM(ANY.directory(), backend=backend, tp=2)

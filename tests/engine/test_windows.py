@@ -1,76 +1,41 @@
 """Windowed layers give pages back behind their window, and no schedule, cut or fork changes a bit."""
 
-import functools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.any_schedule import ENDS, INDEXES, PROMPT, AnySchedule, Asked, asked_lists
 from tests.tiny import write_model
-from tests.watching import Answer, answers
-from twostroke.api.llm import LLM
 from twostroke.backends.native import library
-from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.spans import NO_PAGE
-from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 WINDOW, PAGE = 24, 16
-PROMPT = [3 + 7 * i % 180 for i in range(200)]
-SAMPLING = SamplingParams(max_tokens=8, temperature=0.8, seed=7, ignore_eos=True, logprobs=2)
-METHODS = {
-    "plain": method("plain"),
-    "repeat": method("repeat", sinks=3),
-    "best-of": method("best-of", candidates=2),
-    "speculative": method("speculative", guesses=3),
-    "drop": method("drop", window=30, every=4, by="attention", observed=8),
-    "key-norm": method("drop", window=30, every=4, by="key-norm"),
-    "snap": method("snap", window=4, budget=40),
-}
-Asked = tuple[int, str]
-ASKED = st.tuples(st.sampled_from([1, 24, 25, 40, 90, 150]), st.sampled_from(sorted(METHODS)))
 
 
-@functools.cache
-def directory() -> str:
+def write(directory: Path) -> Path:
     """A model of four groups of two layers: one without a window, and three with one; the last has one layer."""
-    made = Path(tempfile.mkdtemp())
     kinds = ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"] * 3 + ["full_attention"]
-    return str(write_model("gemma3", made, head_dim=64, sliding_window=WINDOW, layer_types=kinds))
+    return write_model("gemma3", directory, head_dim=64, sliding_window=WINDOW, layer_types=kinds)
 
 
-@functools.cache
-def model(index: str = "off", pages: int = 1000, threads: int = 2, backend: str = "native") -> LLM:
-    page_bytes = 2 * 2 * 2 * 64 * 2 * PAGE
-    options: dict[str, Any] = {"prefix_index": index, "kv_bytes": pages * page_bytes, "threads": threads}
-    return LLM(directory(), backend=backend, weights="int8" if backend == "native" else "stored", **options)
-
-
-def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
-    return [llm.request(PROMPT[:length], SAMPLING, METHODS[name]) for length, name in asked]
-
-
-@functools.cache
-def alone(asked: Asked) -> Answer:
-    llm = model()
-    return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
+ANY = AnySchedule(write)
+model = ANY.model
 
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     yield
-    for llm in (model(), model("radix"), model("hash")):
-        assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+    ANY.check_no_leak()
 
 
 def test_the_groups_of_the_model() -> None:
@@ -85,16 +50,13 @@ def test_the_groups_of_the_model() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    asked=st.lists(ASKED, min_size=1, max_size=5),
+    asked=asked_lists([1, 24, 25, 40, 90, 150]),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
     place=st.sampled_from([("off", 70, 2), ("radix", 70, 2), ("radix", 1000, 1), ("hash", 60, 1), ("hash", 1000, 2)]),
 )
 def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
     """Answers and the entries that are held do not depend on the schedule: chunks, hits, preemptions, threads."""
-    llm = model(*place)
-    found = answers(llm, requests(llm, asked), SchedulerConfig(max_step_tokens=chunk))
-    assert found == [alone(one) for one in asked]
-    assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
+    ANY.check(asked, chunk, place)
 
 
 @pytest.mark.parametrize("chunk", [16, 100, 512])
@@ -113,25 +75,16 @@ def test_pages_go_back_behind_the_window(chunk: int) -> None:
     assert "13" not in repr(kv)
 
 
-ENDS = st.lists(st.integers(1, 199), min_size=1, max_size=5)
-
-
 @settings(max_examples=25, deadline=None)
-@given(ends=ENDS, more=st.integers(0, 60), index=st.sampled_from(["off", "radix", "hash"]))
+@given(ends=ENDS, more=st.integers(0, 60), index=INDEXES)
 def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(ends: list[int], more: int, index: str) -> None:
     """Cut back anywhere, again and again, and gone on from there: what was given back is computed again."""
-    llm = model(index)
-    kv, tokens = llm.prefill(PROMPT), PROMPT
-    for end in ends:
-        end = min(end, len(tokens))
-        kv, tokens = llm.prefill(PROMPT[:more], kv[:end]), [*tokens[:end], *PROMPT[:more]]
-    fresh = model().prefill(tokens)
-    assert (kv.tokens, kv.complete) == (tokens, True)
-    assert kv.canonical_length(llm.model.id) == len(tokens)
-    both = ~(np.isnan(kv.entries().astype(np.float32)) | np.isnan(fresh.entries().astype(np.float32)))
-    assert (kv.entries()[both] == fresh.entries()[both]).all()
-    params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
-    assert list(llm.decode(kv, params=params)) == list(model().decode(fresh, params=params))
+    ANY.check_cuts(ends, more, index, same_where_both_hold)
+
+
+def same_where_both_hold(kv: KVCache, other: KVCache) -> bool:
+    both = ~(np.isnan(kv.entries().astype(np.float32)) | np.isnan(other.entries().astype(np.float32)))
+    return bool((kv.entries()[both] == other.entries()[both]).all())
 
 
 @pytest.mark.parametrize("end", [60, 170, 176, 177, 183, 184, 191, 192, 198])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
-from twostroke.backends.interface import Backend
+from twostroke.backends.interface import ONE_RANK, Backend
 from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
 from twostroke.backends.ranks.processes import RANK_TIMEOUT_S, under_torchrun
@@ -182,7 +182,7 @@ def _create_reference(wanted: BackendRequest) -> Backend | str:
     except ModuleNotFoundError as error:
         return f"needs {error.name}: {install_command('torch')}"
     if wanted.tp > 1 and wanted.config.state_layers:
-        return "has no recurrent layers in several ranks: leave out tp"
+        return f"cannot run this: {ONE_RANK}"
     dtype = wanted.dtype
     if dtype == "auto":
         dtype = "float32" if wanted.kind == "cpu" else "bfloat16"

@@ -78,7 +78,7 @@ class StepBench:
         self.size = model.pool.page_size
         self.groups = model.pool.num_groups
         self.snapshots = self.groups * (-(-entries // self.size) + SEQUENCES)  # their first frame
-        self.snapshot_pages = model.pool.geometry.snapshot_pages(self.size)
+        self.snapshot_pages = model.pool.snapshot_pages
         pages = self.snapshots + 2 * SEQUENCES * self.snapshot_pages
         self.memory = new_pool(model.pool.geometry, pages, self.size, model.backend).memory
         # Write the zeros: untouched memory maps to one shared zero page, which always hits the cache.

@@ -66,6 +66,8 @@ class PagePool:
         max_entries: the most entries that a single value can have.
         wipes: whether writers zero fresh pages, since a model has written NaN: kernels multiply slots of a page that
             a sequence does not use by 0, and 0 times NaN is NaN.
+        snapshot_pages: number of pages of a snapshot of all states; 0 for a model without any.
+        pages_to_go_on: the most pages that a value's next entry takes: one of each group, and a snapshot.
         max_elsewhere: maximum number of pages that are not in frames.
     """
 
@@ -76,7 +78,8 @@ class PagePool:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""
         self.geometry, self.page_size, self.entry_bytes = geometry, page_size, geometry.entry_bytes
         self.memory, self.num_pages, self.page_bytes = memory, num_pages, geometry.page_bytes(page_size)
-        self.num_groups = len(geometry.groups)
+        self.num_groups, self.snapshot_pages = len(geometry.groups), geometry.snapshot_pages(page_size)
+        self.pages_to_go_on = self.num_groups + self.snapshot_pages
         max_ids = num_pages + self.max_elsewhere
         self.references, self.frames = ReferenceCounts(max_ids), Frames(num_pages, max_ids)
         self.group_of = np.zeros(max_ids, np.int16)
@@ -93,11 +96,6 @@ class PagePool:
         self._settling = False  # the thread that holds the lock is removing references
         # Garbage collection may drop values in a thread that holds the lock: so the lock is reentrant.
         self.lock = threading.RLock()
-
-    @property
-    def pages_to_go_on(self) -> int:
-        """The most pages that a value's next entry takes: one of each group of layers, and a snapshot of states."""
-        return self.num_groups + self.geometry.snapshot_pages(self.page_size)
 
     @property
     def block_bytes(self) -> int:

@@ -38,7 +38,6 @@ class OpenStates:
     def __init__(self, pool: PagePool, snapshots: Sequence[StateSnapshot], length: int) -> None:
         self._pool = pool
         self.snapshots = list(needed_snapshots(snapshots, length))
-        self._num_pages = pool.geometry.snapshot_pages(pool.page_size)
 
     @property
     def pages(self) -> list[int]:
@@ -56,7 +55,7 @@ class OpenStates:
 
     def allocate(self, boundaries: Sequence[int]) -> list[int]:
         """Pages for snapshots before these positions. Raises OutOfPages: none is taken."""
-        pages = self._pool.allocate(self._num_pages * len(boundaries), self._pool.num_groups)
+        pages = self._pool.allocate(self._pool.snapshot_pages * len(boundaries), self._pool.num_groups)
         self._pool.claim_fresh(pages, np.full(len(pages), self._pool.page_size))
         return pages
 
@@ -66,7 +65,7 @@ class OpenStates:
         assert source is not None, "a writer begins with a known state"
         targets: list[tuple[int, np.ndarray]] = []
         for i, boundary in enumerate(boundaries):
-            own = np.array(pages[i * self._num_pages : (i + 1) * self._num_pages], np.int32)
+            own = np.array(pages[i * self._pool.snapshot_pages : (i + 1) * self._pool.snapshot_pages], np.int32)
             self.snapshots.append(StateSnapshot(length + boundary - position, own))
             targets.append((boundary - position, self._pool.frames_of(own)))
         return StateStep(length - source.at, self._pool.frames_of(source.pages), targets)

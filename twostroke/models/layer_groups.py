@@ -8,6 +8,7 @@ the window, five of six pages go back to the pool.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -153,7 +154,7 @@ class StatePages:
         rows = -(-state.snapshot_values // state.v_dim)
         return -(-rows // self.rows_in_page(layer))
 
-    @property
+    @cached_property
     def starts(self) -> dict[int, int]:
         """The first of a snapshot's pages that has a layer's state."""
         found, count = dict[int, int](), 0
@@ -162,7 +163,7 @@ class StatePages:
             count += self.num_pages_of(layer)
         return found
 
-    @property
+    @cached_property
     def num_pages(self) -> int:
         """Pages of a snapshot."""
         return sum(map(self.num_pages_of, self.layers))

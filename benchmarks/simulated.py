@@ -44,7 +44,6 @@ from twostroke.study.simulate.local_setup import setup_of
 from twostroke.study.simulate.model_timing import ModelTimer, time_rounds
 from twostroke.study.simulate.step_costs import MeasuredCosts
 from twostroke.study.simulate.trial import try_load
-from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
 
@@ -110,7 +109,7 @@ def loads(rate: float | None, requests: int, seed: int, trace: Path | None) -> l
 def highest_rate(setup: EngineSetup, load: Load) -> float:
     """Requests a second beyond which the queue grows without end: what is served where requests never lack."""
     traffic = replace(load.options, rate=1.0, concurrency=None, requests=100).traffic()
-    waiting = Traffic([replace(one, at=0.0) for one in traffic.arrivals], Replay((0.0,) * 100), traffic.seed)
+    waiting = Traffic.replayed([replace(one, at=0.0) for one in traffic.arrivals], traffic.seed)
     return try_load(Fleet(setup), waiting, Objectives()).first_token_rate
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +53,11 @@ class StateSnapshot:
 
 
 ZEROS = StateSnapshot(0, np.zeros(0, np.int32))
+
+
+def snapshot_before(snapshots: Iterable[StateSnapshot], length: int) -> StateSnapshot | None:
+    """The last snapshot of at most `length` entries, or None."""
+    return max((one for one in snapshots if one.at <= length), key=lambda one: one.at, default=None)
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,11 @@ class EntryTable:
             return pages, stops
         whole = self.snapshot_pages
         return np.concatenate([pages, whole]), np.concatenate([stops, np.full(len(whole), page_size)])
+
+    @property
+    def last_snapshot(self) -> StateSnapshot | None:
+        """The last snapshot of at most these entries, or None."""
+        return snapshot_before(self.snapshots, len(self))
 
     @property
     def snapshot_pages(self) -> np.ndarray:

@@ -125,11 +125,10 @@ class Geometry(StableRepr):
         """`limits` of the next entry; None without a snapshot of states before it."""
         position, since = contents.next_position, 0
         if self.states:
-            at = max((one.at for one in contents.snapshots if one.at <= len(contents)), default=None)
-            if at is None:
+            if (last := contents.last_snapshot) is None:
                 return None
-            since = len(contents) - at
-            if since and not self._in_one_chunk(contents.cut(at, len(contents)).table, position - since, since):
+            since = len(contents) - last.at
+            if since and not self._in_one_chunk(contents.cut(last.at, len(contents)).table, position - since, since):
                 return None
         return self.limits(position, since)
 

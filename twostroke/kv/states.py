@@ -7,23 +7,18 @@ snapshot before it and all rows since then are there, and what is cut from the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twostroke.backends.interface import StateStep
 from twostroke.kv import spans
-from twostroke.kv.entries import EntryTable, StateSnapshot
+from twostroke.kv.entries import EntryTable, StateSnapshot, snapshot_before
 from twostroke.kv.page_contents import read_entries, reading
 from twostroke.kv.pool import PagePool
 from twostroke.models.config import GatedDeltaNet
 from twostroke.models.layer_groups import EntryKind
-
-
-def snapshot_before(snapshots: Iterable[StateSnapshot], length: int) -> StateSnapshot | None:
-    """The last snapshot of at most `length` entries, or None."""
-    return max((one for one in snapshots if one.at <= length), key=lambda one: one.at, default=None)
 
 
 def needed_snapshots(snapshots: Sequence[StateSnapshot], length: int) -> tuple[StateSnapshot, ...]:
@@ -93,7 +88,7 @@ def closed(pool: PagePool, contents: EntryTable) -> tuple[EntryTable, np.ndarray
     For values that lose rows at their front, or go on at another position. Without a state that is known, none is left.
     Raises OutOfPages or PageLost.
     """
-    length, source = len(contents), snapshot_before(contents.snapshots, len(contents))
+    length, source = len(contents), contents.last_snapshot
     nothing = np.zeros(0, np.int64)
     if source is not None and source.at == length:
         return replace(contents, snapshots=(source,)), nothing
@@ -105,18 +100,19 @@ def closed(pool: PagePool, contents: EntryTable) -> tuple[EntryTable, np.ndarray
 
 def states_behind(pool: PagePool, contents: EntryTable) -> dict[int, LayerState] | None:
     """The state of each layer behind the last entry; None if it is not known. Raises PageLost."""
-    length, source = len(contents), snapshot_before(contents.snapshots, len(contents))
+    length, source = len(contents), contents.last_snapshot
     if source is None or not pool.geometry.known_state(contents):
         return None
     states, rows = read_states(pool, source), contents.cut(source.at, length)
     if source.at == length:
         return states
+    shapes = dict(pool.geometry.states)
     for g, group in enumerate(pool.geometry.groups):
         if group.kind == "kv":
             continue
         entries = read_entries(pool, g, *spans.places(rows.table, g))[:, 0, :, 0]
         for layer, own in zip(group.layers, entries, strict=True):
-            states[layer] = states[layer].behind(dict(pool.geometry.states)[layer], group.kind, own)
+            states[layer] = states[layer].behind(shapes[layer], group.kind, own)
     return states
 
 

@@ -14,7 +14,6 @@ from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import specifications
 from twostroke.study.roofline.weight_formats import weight_format
 from twostroke.study.simulate.simulation import Simulation
-from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import Traffic
 
@@ -64,7 +63,7 @@ def test_the_highest_rate_within_keeps_the_objectives_in_a_long_simulation() -> 
         ttft = list[float]()
         for seed in range(SEEDS):
             some = part_at_rate(load.traffic, rate, 1, seed)[:400]
-            asked = Traffic(some, Replay(tuple(one.at for one in some)), 1)
+            asked = Traffic.replayed(some, 1)
             ended = lambda call, ttft=ttft: ttft.append(call.tokens[0] - call.arrival)  # noqa: E731
             Simulation(fleet_of(made), asked, ended=ended).run()
         missed.append(float(np.mean(np.array(ttft) > 0.3)))

@@ -21,7 +21,7 @@ from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.router import ROUTERS
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import MeasuredCosts
-from twostroke.study.traffic.arrivals import ClosedLoop, Replay
+from twostroke.study.traffic.arrivals import ClosedLoop
 from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 LAYER = Layer(Attention(4, 2, 16, 1.0, Rope(10_000.0)), GatedMLP(96))
@@ -83,10 +83,8 @@ def _traffic(rng: random.Random, most: int) -> Traffic:
         own = rng.randint(1, max(1, longest - output - shared))
         arrivals.append(TrafficRequest(now, (*pieces, PromptPiece(1000 + number, own)), output))
     if rng.random() < 0.3:
-        return Traffic(arrivals, Replay(tuple(one.at for one in arrivals))).in_closed_loop(
-            ClosedLoop(rng.randint(1, 8))
-        )
-    return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
+        return Traffic.replayed(arrivals).in_closed_loop(ClosedLoop(rng.randint(1, 8)))
+    return Traffic.replayed(arrivals)
 
 
 def check(seed: int) -> Outcome:

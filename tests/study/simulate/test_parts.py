@@ -143,7 +143,7 @@ def test_events_report_what_an_index_holds() -> None:
     """At the end of a run, the router knows exactly the pages of all indexes."""
     setup = machine_setup("llama-3-8b", "h100", kv_bytes=500 << 20, index="hash")
     arrivals = [TrafficRequest(0.01 * i, (PromptPiece(i % 5, 300), PromptPiece(100 + i, 100)), 4) for i in range(40)]
-    traffic = Traffic(arrivals, Replay(tuple(one.at for one in arrivals)))
+    traffic = Traffic.replayed(arrivals)
     service = Simulation(Fleet(setup, 3, router="kv-aware"), traffic)
     service.run()
     while service.events.step():

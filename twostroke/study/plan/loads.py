@@ -12,7 +12,7 @@ from twostroke.study.plan.capacity import WorkerPace
 from twostroke.study.plan.plan import RequestProfile
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, RepeatedPrompt, Technique
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
+from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
 from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.requests import Traffic, TrafficRequest
 from twostroke.study.traffic.workload_sampler import WorkloadSampler
@@ -126,4 +126,4 @@ def busy_stretch(requests: list[TrafficRequest], pace: WorkerPace, rate: float, 
     some = [replace(one, at=max(0.0, one.at - requests[first].at)) for one in requests[first - known : end + 1]]
     begun = min(slots, round(before[first]) - waiting[first])
     chosen = [requests[i % len(requests)] for i in range(first - known - begun, first - known)]
-    return BusyStretch(Traffic(some, Replay(tuple(one.at for one in some)), SEED), chosen, waits[end])
+    return BusyStretch(Traffic.replayed(some, SEED), chosen, waits[end])

@@ -262,9 +262,9 @@ class LoadSimulator:
             users = ceil((self.traffic.concurrency or 1) / part)
             return Traffic([*picked, *picked[:users]], ClosedLoop(users), SEED)
         if rate == math.inf:
-            return Traffic([replace(one, at=0.0) for one in picked], Replay((0.0,) * len(picked)), SEED)
+            return Traffic.replayed([replace(one, at=0.0) for one in picked], SEED)
         some = part_at_rate(self.traffic, rate, part, seed)[: len(picked)]
-        return Traffic(some, Replay(tuple(one.at for one in some)), SEED)
+        return Traffic.replayed(some, SEED)
 
     def _begun(self, plan: Plan, rate: float | None, seed: int) -> list[BegunRequest]:
         """Requests that are under way in a steady state."""

@@ -69,6 +69,11 @@ class Traffic:
         if not self.arrivals:
             raise InvalidRequest("a workload needs at least one request")
 
+    @classmethod
+    def replayed(cls, arrivals: Sequence[TrafficRequest], seed: int = 0) -> Traffic:
+        """Requests at the times that they say."""
+        return cls(arrivals, Replay(tuple(one.at for one in arrivals)), seed)
+
     @property
     def concurrency(self) -> int | None:
         """Requests in flight in a closed loop; None in an open one."""
@@ -123,7 +128,7 @@ class Traffic:
             raise InvalidRequest(f"shares of requests are above 0 and sum to 1, not {', '.join(map(str, shares))}")
         of = np.random.default_rng([self.seed, 3]).choice(len(shares), len(self.arrivals), p=shares)
         parts = [[one for one, part in zip(self.arrivals, of, strict=True) if part == i] for i in range(len(shares))]
-        return [Traffic(some, Replay(tuple(one.at for one in some)), self.seed) for some in parts]
+        return [Traffic.replayed(some, self.seed) for some in parts]
 
     def at_rate(self, rate: float) -> Traffic:
         """The same requests, `rate` a second on average: all times are stretched alike. Requests that all come at
@@ -141,7 +146,7 @@ class Traffic:
         arrivals = [replace(one, at=one.at * factor) for one in self.arrivals]
         if isinstance(self.pattern, OpenLoop):
             return Traffic(arrivals, replace(self.pattern, rate=rate), self.seed)
-        return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)), self.seed)
+        return Traffic.replayed(arrivals, self.seed)
 
     def in_open_loop(self, pattern: OpenLoop) -> Traffic:
         """The same requests at drawn times."""

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
 BLOCK = 512  # tokens of a hash id
@@ -61,7 +60,7 @@ def read_trace(path: Path, requests: int | None = None, seed: int = 0) -> Traffi
         )
         for one in found
     ]
-    return Traffic(arrivals, Replay(tuple(one.at for one in arrivals)), seed)
+    return Traffic.replayed(arrivals, seed)
 
 
 def _requests(file: Any, first: str, path: Path, requests: int | None) -> Iterator[TrafficRequest]:

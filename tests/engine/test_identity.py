@@ -79,7 +79,7 @@ def test_kv_of_other_bits_is_another_identity() -> None:
 
     class Checkpoint:
         weights_id = "these"
-        config = SimpleNamespace(ropes=(Rope(1e4),), head_dim=64)
+        config = SimpleNamespace(attentions=[SimpleNamespace(rope=Rope(1e4), head_dim=64)])
 
     ids = {_identity(Checkpoint(), kernels(), 16) for kernels in (Kernels, Narrow)}  # pyright: ignore[reportArgumentType]
     assert len(ids) == 2

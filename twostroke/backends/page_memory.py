@@ -34,7 +34,8 @@ class PageMemory(Protocol):
         storages: for each group, all frames as kernels see them, if they hold pages of the group: an array
             [depth, parts, frames, Hkv, page_size, D]. In memory the frame comes first. K and V are two parts, other
             entries one.
-        state_storage: all frames as snapshots of states: an array [frames, page_bytes // 4] of float32.
+        state_storage: all frames as snapshots of states: an array [frames, page_bytes // 4] of float32; of no columns
+            if pages are no whole number of them.
         layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, D]. "pairs", for instructions that
             multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
             [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent); other entries stay plain.
@@ -106,7 +107,9 @@ class HostMemory:
         sides = {one: self._sides(view) for one, view in views.items()}
         self.storages: Sequence[Any] = [views[one] for one in shape.shapes]
         self._sides_of = [sides[one] for one in shape.shapes]
-        self.state_storage: Any = self._pages[:, : self.page_bytes // 4 * 4].view(np.float32)
+        # A rank without heads has pages of no bytes; no model with states is shared among ranks.
+        whole = self.page_bytes > 0 and self.page_bytes % 4 == 0
+        self.state_storage: Any = self._pages.view(np.float32) if whole else np.empty((num_pages, 0), np.float32)
 
     def _view(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """All frames as pages of this shape, [depth, parts, frames, Hkv, page_size, D]."""

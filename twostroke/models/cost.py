@@ -35,6 +35,40 @@ def attended(rows: SequenceRows, window: int | None) -> tuple[int, int]:
     return pairs, rows.count + min(rows.context, window - 1)
 
 
+class RecurrentWork(NamedTuple):
+    """What a sequence's rows compute and read in one layer with a state (`models.config.GatedDeltaNet`)."""
+
+    flops: int
+    values: int  # numbers of rows of the open chunk and of inputs of the convolution, 16 bits each
+    states: float  # numbers of states, float32
+
+    @property
+    def bytes(self) -> float:
+        return 2 * self.values + 4 * self.states
+
+
+def recurrent(rows: SequenceRows, state: GatedDeltaNet) -> RecurrentWork:
+    """Count the work of rows at the positions of their entries.
+
+    A row attends twice, with its key and its query, to the rows of its chunk up to itself: 4 (k_size + v_size) FLOPs a
+    pair. It passes the convolution, and it meets the state three times: with its key, its query, and as a part of the
+    next state. A sequence's state is read once in a step, if it is not zero, and written once in a chunk.
+    """
+    opened, chunk = rows.context % state.chunk, state.chunk
+    pairs = _chunk_pairs(opened + rows.count, chunk) - _chunk_pairs(opened, chunk)
+    flops = 4 * (state.k_size + state.v_size) * pairs
+    flops += rows.count * (6 * state.state_values + 2 * state.conv_width * state.conv_size)
+    values = state.row_values * min(opened + rows.count, chunk)
+    values += state.conv_size * min(rows.context + rows.count, state.conv_width)
+    return RecurrentWork(flops, values, state.snapshot_values * ((rows.context >= chunk) + min(1, rows.count / chunk)))
+
+
+def _chunk_pairs(count: int, chunk: int) -> int:
+    """Pairs of a row and one up to it in the same chunk, of `count` rows from a chunk's start on."""
+    whole, left = divmod(count, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + left * (left + 1) // 2
+
+
 def experts_read(count: int, chosen: int, rows: float) -> float:
     """Expected number of distinct experts of `count` that `rows` rows choose: E (1 - (1 - k / E)^n), each choosing k.
 
@@ -47,9 +81,9 @@ class WorkAmounts(NamedTuple):
     """The work of a step. A multiplication and an addition are two FLOPs."""
 
     weight_bytes: float  # read once per step for all rows; only experts that some row is expected to choose
-    kv_bytes: float  # entries that each sequence's rows attend to, once for all of its rows
+    kv_bytes: float  # entries that each sequence's rows attend to, once for all of its rows, and states
     linear_flops: float
-    attention_flops: float
+    attention_flops: float  # and those of recurrent layers beyond their matrices
     head_flops: float
 
 
@@ -100,10 +134,10 @@ class CostModel:
         for layer in self.config.layers:
             mixer, feed_forward, hidden = layer.mixer, layer.feed_forward, self.config.hidden_size
             if isinstance(mixer, GatedDeltaNet):
-                flops += 2 * hidden * (sum(mixer.projections.values()) + mixer.v_size) + 6 * mixer.state_values
+                flops += 2 * hidden * (sum(mixer.projections.values()) + mixer.v_size)
             else:
                 made = mixer.num_kv_heads * (len(set(mixer.projections)) - 1)  # K and V
-                flops += 2 * hidden * mixer.head_dim * (2 * mixer.num_heads + made)
+                flops += 2 * hidden * mixer.head_dim * ((2 + mixer.output_gate) * mixer.num_heads + made)
             passed = 1
             if isinstance(feed_forward, Experts):
                 passed = feed_forward.chosen
@@ -127,6 +161,11 @@ class CostModel:
         return [(window, flops[window], values[window]) for window in flops]
 
     @cached_property
+    def states(self) -> Counter[GatedDeltaNet]:
+        """The number of layers with each shape of a state."""
+        return Counter(self.config.state_layers.values())
+
+    @cached_property
     def entry_values(self) -> int:
         """Numbers of K and V of an entry, in the layers that have their own."""
         return sum(one.kv_values for one in self.config.attentions if one.source is None)
@@ -134,6 +173,7 @@ class CostModel:
     def work(self, step: Iterable[SequenceRows]) -> WorkAmounts:
         """The work of a step with these rows of all its sequences."""
         rows = logits = attention = seen = 0
+        other = 0.0
         for one in step:
             rows += one.count
             logits += one.logits
@@ -141,11 +181,15 @@ class CostModel:
                 pairs, entries = attended(one, window)
                 attention += flops * pairs
                 seen += values * entries
+            for state, layers in self.states.items():
+                work = recurrent(one, state)
+                attention += layers * work.flops
+                other += layers * work.bytes
         if not rows:
             return WorkAmounts(0, 0, 0, 0, 0)
         return WorkAmounts(
             self.layer_bytes(rows) + self.head_bytes * bool(logits),
-            self.entry_bytes * seen / self.entry_values,
+            self.entry_bytes * seen / self.entry_values + other,
             self.row_flops * rows,
             attention,
             self.head_row_flops * logits,

@@ -61,7 +61,7 @@ def held_tensors(model: ReferenceModel) -> list[torch.Tensor]:
 
 @NATIVE
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3moe", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3moe", "gemma3", "mistral", "qwen3_5"])
 def test_predicted_is_allocated(
     family: str, weights: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
 ) -> None:
@@ -124,11 +124,13 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(target: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """A function from options and a machine's numbers to what `plan --json` says of the tiny model."""
 
-    def invoke(*options: object, memory: float = 1.0, bandwidth: float = 1.0) -> dict[str, Any]:
+    def invoke(
+        *options: object, memory: float = 1.0, bandwidth: float = 1.0, model: Path = target, prompt: int = PROMPT
+    ) -> dict[str, Any]:
         machine = tmp_path / "machine.toml"
         machine.write_text(MACHINE.format(memory=memory, bandwidth=bandwidth))
-        load = ["--prompt-tokens", PROMPT, "--output-tokens", OUTPUT]
-        done = CliRunner().invoke(app, [*map(str, ["plan", target, "--on", machine, *load, *options, "--json"])])
+        load = ["--prompt-tokens", prompt, "--output-tokens", OUTPUT]
+        done = CliRunner().invoke(app, [*map(str, ["plan", model, "--on", machine, *load, *options, "--json"])])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
@@ -152,7 +154,22 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
 ) -> None:
     """The printed options open the model, and three sequences run to their end without one preemption."""
     needs = ("--draft", draft) if method in ("speculative-draft", "compress") else ()
-    engine = planned("--method", method, "--concurrency", 3, *needs)["engine"]
+    run_as_planned(planned("--method", method, "--concurrency", 3, *needs)["engine"])
+
+
+@NATIVE
+@pytest.mark.parametrize("prompt", [64, 120, 250])
+@pytest.mark.parametrize("method", ["plain", "ptdo", "drop", "refresh", "speculative-student"])
+def test_states_have_room_in_the_memory_that_is_planned(
+    method: str, prompt: int, planned: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    model = write_model("qwen3_5", tmp_path / "model")
+    facts = planned("--method", method, "--concurrency", 3, model=model, prompt=prompt)
+    assert facts["memory"]["snapshot_bytes"] == 3 * 4 * (6 * 32 * 64 + 3 * 512)
+    run_as_planned(facts["engine"], prompt)
+
+
+def run_as_planned(engine: dict[str, Any], prompt: int = PROMPT) -> None:
     options = options_of(engine["command"])
     names = ("model", "kv_bytes", "max_step_tokens", "weights", "student", "draft")
     parameters = dict(engine["method"])
@@ -160,7 +177,7 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
     with LLM(**{name: options[name] for name in names}, threads=1, prefix_index="off") as llm:
         assert llm.pool.num_pages * llm.pool.page_bytes == engine["pool_bytes"]
         params = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
-        requests = [llm.request(range(one, one + PROMPT), params, technique) for one in range(3)]
+        requests = [llm.request(range(one, one + prompt), params, technique) for one in range(3)]
         llm.engine.run(requests)
         assert [len(request.events) for request in requests] == [OUTPUT] * 3
         assert llm.engine.preemptions == 0

@@ -40,6 +40,21 @@ def test_kv_heads_are_copied_to_more_devices() -> None:
     assert plans[1].memory.kv_per_user == 7 * plans[0].memory.kv_per_user
 
 
+def test_snapshots_of_recurrent_layers() -> None:
+    """A sequence has two; the room beside all sequences is for others. Devices share states and copy KV heads."""
+    model, load = specifications()["qwen3.5-27b"], RequestProfile(4096, 256, concurrency=8)
+    made = make_plan(model, find_machine("h100"), FORMATS["bf16"], 1, load)
+    memory, entry = made.memory, 65_536
+    assert memory.kv_per_user == 4352 * entry + model.state_bytes(4352)
+    assert memory.users == memory.room // memory.kv_per_user
+    left = memory.room - 8 * memory.kv_per_user
+    assert memory.snapshots(8) == left // model.snapshot_bytes > 0
+    assert memory.snapshots(memory.users + 1) == 0
+    eight = Plan(model, find_machine("h100"), FORMATS["bf16"], 8, load)
+    assert eight.memory.kv_per_user == 2 * 4352 * entry + model.state_bytes(4352)
+    assert made.context % 64 == 32  # the mean of a chunk's rows are open
+
+
 def test_a_chunk_of_everything_is_the_prefill() -> None:
     assert llama(4).chunked_ttft(4096) == llama(4).prefill.seconds
     assert llama(4).chunked_ttft(128) > llama(4).prefill.seconds  # weights are read again

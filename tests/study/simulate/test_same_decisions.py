@@ -190,15 +190,33 @@ def test_any_schedule(
     front: HttpOverhead,
 ) -> None:
     """The real engine computes with a tiny model; both are driven by the same clock."""
+    compare(llm, traffic_of(requests, concurrency), engine | {"http": front}, fleet, stalls)
+
+
+@pytest.mark.parametrize("pages", [90, 150, 1000])  # one sequence has room, a few, or all with every snapshot
+@pytest.mark.parametrize(("sizes", "budget"), [((1, 0, 0), 50), ((1, 0, 0), 512), ((0, 1, 1), 50)])
+def test_snapshots_of_states(
+    tmp_path_factory: pytest.TempPathFactory, pages: int, sizes: tuple[int, int, int], budget: int
+) -> None:
+    """A model with recurrent layers: hits end behind snapshots, which take pages and are evicted as others are."""
+    requests = [(0.0, [(0, 70), (1, 30)], 30), (0.001, [(2, 65)], 9), (0.3, [(0, 70), (1, 30), (3, 20)], 40)]
+    fleet = {"sizes": sizes, "router": "round-robin", "life_s": None, "lost": 0.0, "seed": 0}
+    engine = {"pages": pages, "index": "radix", "scheduler": SchedulerConfig(max_step_tokens=budget)}
+    with LLM(str(write_model("qwen3_5", tmp_path_factory.mktemp("hybrid"))), kv_bytes=1 << 24, threads=1) as hybrid:
+        compare(hybrid, traffic_of([*requests, *requests], None), engine, fleet)
+
+
+def compare(
+    llm: LLM, traffic: Traffic, engine: dict[str, Any], fleet: dict[str, Any], stalls: tuple[float, ...] = ()
+) -> None:
+    """The same decisions on an engine that computes and on one that does not."""
     config = llm.config
     spec = spec_of_config("tiny", config)
     costs = MeasuredCosts(
         StepPredictor(CostModel(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), HOST_S, 1e-5
     )
     costs = replace(costs, stalls=stalls)
-    simulated = EngineSetup(spec, costs, **engine, http=front)
-    real = RealSetup(spec, costs, **engine, http=front, opened=llm.model)
-    traffic = traffic_of(requests, concurrency)
+    simulated, real = EngineSetup(spec, costs, **engine), RealSetup(spec, costs, **engine, opened=llm.model)
     found = decisions(fleet_of(simulated, fleet), traffic)
     expected = decisions(fleet_of(real, fleet), traffic)
     assert found == expected

@@ -66,6 +66,33 @@ def test_guesses_stand_as_often_as_is_said() -> None:
     assert steps[0.95] < 0.7 * steps[0.05]
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3.5-4b"])
+def test_refreshed_entries_take_the_place_of_others(model: str) -> None:
+    """Values are joined within a page, whose contents a simulation does not have."""
+    made = machine_setup(model, "h100", weights="bf16", method="refresh")
+    assert served(made, 2, 130).num_steps > 2 * 130
+
+
+@pytest.mark.parametrize("method", ["plain", "ptdo"])
+def test_recurrent_layers_take_what_the_plan_counts(method: str) -> None:
+    model, whole = find_model("qwen3.5-4b").model, SchedulerConfig(max_step_tokens=8192)
+    made = machine_setup(model.name, "h100", index="off", scheduler=whole, method=method)
+    timings = served(made).calls[0].timings
+    load = RequestProfile(PROMPT, OUTPUT)
+    plan = make_plan(model, MACHINE, weight_format("bf16"), 1, load, techniques(model)[method])
+    assert timings.ttft == pytest.approx(plan.prefill.seconds)
+    kept = PROMPT + (4 if method == "ptdo" else 0)
+    assert timings.itls == pytest.approx(decoded(plan.roofline, kept))
+
+
+def test_a_state_is_sent_with_its_rows() -> None:
+    made = machine_setup("qwen3.5-4b", "h100")
+    arrivals = [TrafficRequest(0.0, (PromptPiece(0, PROMPT),), OUTPUT)]
+    service = Simulation(Fleet(made, 0, 1, 1, link=KvLink(1e9)), Traffic(arrivals, Replay((0.0,))))
+    service.run()
+    assert service.moved_bytes == made.model.moved_bytes(PROMPT)
+
+
 def test_a_technique_under_a_load() -> None:
     """Requests side by side: repetition takes longer to the first token than one copy, and a draft has its own KV."""
     plain, twice = (served(setup(method), 12, apart_s=0.02) for method in ("plain", "ptdo"))

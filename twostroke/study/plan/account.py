@@ -75,6 +75,8 @@ def _asked(plan: Plan) -> dict[str, Any]:
             "weights_bytes": memory.weights,
             "kv_bytes_per_token": plan.model.kv_bytes(1),
             "kv_bytes_per_user": memory.kv_per_user,
+            "snapshot_bytes": memory.snapshot,
+            "snapshots_kept": memory.snapshots(load.concurrency),
             "usable_bytes": plan.capacity,
             "room_for_kv_bytes": memory.room,
             "users": memory.users,
@@ -168,7 +170,7 @@ def _tensor_parallelism(plan: Plan) -> Iterator[dict[str, Any]]:
     if plan.machine.unknown_link:
         return
     for tp in DEGREES:
-        if all(kind.heads % tp == 0 for kind in plan.model.layers):
+        if plan.model.divides(tp):
             made = replace(plan, tp=tp)
             rows, roofline = made.technique.entered(made.workload.prompt) - made.workload.shared, made.roofline
             yield {

@@ -86,7 +86,8 @@ def pool_bytes(plan: Plan, memory: EngineMemory, budget: int = 512) -> int:
     load, technique = plan.workload, plan.technique
     held = technique.held(load.prompt, load.output)
     passing = max(0, technique.entered(load.prompt) - held)
-    cut = 2 * load.concurrency * memory.page if technique.method else 0  # pages of which a technique keeps a part
+    # Pages of which a technique keeps a part, one in each group of layers.
+    cut = 2 * load.concurrency * len(memory.geometry.groups) * memory.page if technique.method else 0
     return memory.pool(load.concurrency - 1, held) + memory.pool(1, held, budget) + memory.pool(1, passing) + cut
 
 

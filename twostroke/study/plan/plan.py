@@ -54,7 +54,8 @@ class PlannedMemory:
 
     Attributes:
         weights: of the model, and of the companion that the technique needs.
-        kv_per_user: of a sequence at its end.
+        kv_per_user: of a sequence at its end, with states of recurrent layers.
+        snapshot: of the states of recurrent layers; 0 without any.
         passing: KV that a prefill holds and decode does not, as PTDO's first copy; once, since prefills take turns.
         room: for KV, beside the weights and what is reserved; negative if the weights do not fit.
     """
@@ -63,10 +64,16 @@ class PlannedMemory:
     kv_per_user: int
     passing: int
     room: int
+    snapshot: int = 0
 
     @property
     def users(self) -> int:
         return max(0, self.room - self.passing) // self.kv_per_user
+
+    def snapshots(self, sequences: int) -> int:
+        """Snapshots of states that have room beside so many sequences. The prefix index keeps them while they have."""
+        left = self.room - self.passing - sequences * self.kv_per_user
+        return max(0, left) // self.snapshot if self.snapshot else 0
 
 
 @dataclass(frozen=True)
@@ -107,14 +114,14 @@ class Plan:
     @cached_property
     def memory(self) -> PlannedMemory:
         """Memory of a worker for sequences of full length."""
-        load, used, copies = self.workload, self.technique, self.roofline.kv_copies
+        load, used, roofline = self.workload, self.technique, self.roofline
         weights, held = self.weights.total(self.model), used.held(load.prompt, load.output)
-        kv = self.model.kv_bytes(held) * copies
+        kv = roofline.held_bytes(held)
         if (companion := used.companion) is not None:
             weights += companion.weights.total(companion.model)
-            kv += companion.model.kv_bytes(held) * copies if used.own_kv else 0
-        passing = max(0, self.model.kv_bytes(max(used.entered(load.prompt), 1)) * copies - kv)
-        return PlannedMemory(weights, kv, passing, self.capacity - weights)
+            kv += companion.roofline(roofline).held_bytes(held) if used.own_kv else 0
+        passing = max(0, roofline.held_bytes(max(used.entered(load.prompt), 1)) - kv)
+        return PlannedMemory(weights, kv, passing, self.capacity - weights, self.model.snapshot_bytes)
 
     @property
     def fits(self) -> bool:
@@ -131,8 +138,9 @@ class Plan:
 
     @property
     def context(self) -> int:
-        """Mean entries before a decoded token."""
-        return self.technique.context(self.workload.prompt, self.workload.output)
+        """Mean entries before a decoded token; with recurrent layers in the middle of a chunk, as sequences are on
+        average."""
+        return self.model.typical_length(self.technique.context(self.workload.prompt, self.workload.output))
 
     def mixed(self, chunk: int, known: int | None = None, others: int | None = None) -> StepTime:
         """A step of chunked prefill: a chunk after `known` entries (None for the prompt's last), and a token of each
@@ -191,7 +199,7 @@ class Plan:
         prefill that makes it.
         """
         load = replace(self.workload, shared=0)
-        return self.model.kv_bytes(load.prompt) / replace(self, workload=load, technique=PLAIN).prefill.seconds
+        return self.model.moved_bytes(load.prompt) / replace(self, workload=load, technique=PLAIN).prefill.seconds
 
     def missed(self) -> list[str]:
         """Objectives that are predicted to be missed: "TTFT", "ITL"; or "both together", if each alone is kept.

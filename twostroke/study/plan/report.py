@@ -222,6 +222,11 @@ def _also(facts: dict[str, Any]) -> Iterator[str]:
         f"weights {_gb(memory['weights_bytes'])}; KV {memory['kv_bytes_per_token']:,} bytes a token, "
         f"{memory['kv_bytes_per_user'] / 1e9:.3f} GB a user; room for {_count(memory['users'], 'user')}"
     )
+    if snapshot := memory["snapshot_bytes"]:
+        yield (
+            f"recurrent layers: {snapshot:,} bytes a snapshot of their states, of which each user has two; room for "
+            f"{_count(memory['snapshots_kept'], 'snapshot')} more, which stay until there is none"
+        )
     for name, one in (("prefill", facts["prefill"]), ("decode", decode)):
         yield (
             f"{name}: {one['intensity']:,.1f} FLOPs a byte, {one['compute_percent']:.1f}% of the peak rate, "

@@ -114,9 +114,8 @@ def _degrees(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
     """Divide each product among more devices, or among fewer."""
     yield PlanCandidate(plan)
     for tp in DEGREES:
-        divided = all(kind.heads % tp == 0 for kind in plan.model.layers)
         linked = tp == 1 or not plan.machine.unknown_link
-        if tp != plan.tp and tp <= max(limits.tp, plan.tp) and linked and divided:
+        if tp != plan.tp and tp <= max(limits.tp, plan.tp) and linked and plan.model.divides(tp):
             name = f"tensor parallelism of {tp}" if tp > 1 else "no tensor parallelism"
             needs = _devices(tp - plan.tp)
             yield PlanCandidate(replace(plan, tp=tp), (Change(name, needs, NOTHING),))

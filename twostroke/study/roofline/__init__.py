@@ -1,6 +1,7 @@
 """Sizes of models, peaks of machines, and what a step takes on them: nothing is computed with weights.
 
-model_spec, named_models     a decoder by its sizes; found by name or path
+layer_kind, model_spec       a decoder by its sizes
+named_models                 found by name or path
 weight_formats               bytes of a weight, and the arithmetic that it is multiplied with
 machines                     peaks, links and memory of one device, each with its source
 roofline                     how long a step takes

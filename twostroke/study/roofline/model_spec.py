@@ -9,106 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
-from typing import NamedTuple
+from math import ceil
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.config import Attention, Experts, Layer, ModelConfig, is_weight_matrix, tensor_shapes
-from twostroke.models.cost import SequenceRows, attended, experts_read
+from twostroke.models.config import GatedDeltaNet, ModelConfig
+from twostroke.models.cost import SequenceRows
+from twostroke.study.roofline.layer_kind import LayerKind, WeightMatrix, layer_kinds
 
 MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
-
-
-class WeightMatrix(NamedTuple):
-    """A matrix of one layer, or the head: `copies` of them, of which each row is multiplied with `used`."""
-
-    name: str
-    part: str  # "projections", "feed-forward" or "head"
-    inputs: int
-    outputs: int
-    copies: int = 1
-    used: int = 1
-
-    @property
-    def parameters(self) -> int:
-        return self.copies * self.inputs * self.outputs
-
-    @property
-    def row_flops(self) -> int:
-        """FLOPs of one row: a multiplication and an addition for each weight that it is multiplied with."""
-        return 2 * self.used * self.inputs * self.outputs
-
-    def read(self, rows: float) -> float:
-        """Expected number of copies that a step of `rows` rows, at least one, reads."""
-        return experts_read(self.copies, self.used, rows)
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """`count` layers of the same sizes.
-
-    Attributes:
-        intermediate: intermediate size of the MLP, or of each expert.
-        window: a query attends to the last `window` entries; None for all.
-        gated: whether the MLP has three matrices (gate, up, down) or two (up, down).
-        experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
-        shared: intermediate size of an MLP that every token passes beside its experts; 0 for none.
-        key_is_value: keys and values are the same vectors, stored once.
-        entry_matrices: of K and V: 1 if the matrix of K makes V too, 0 if another layer's entries are read.
-        inputs: numbers that it gets of each token (per-layer embeddings).
-        other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
-    """
-
-    count: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    window: int | None = None
-    gated: bool = True
-    experts: int = 1
-    chosen: int = 1
-    shared: int = 0
-    key_is_value: bool = False
-    entry_matrices: int = 2
-    inputs: int = 0
-    other: int = 0
-
-    @property
-    def kv_values(self) -> int:
-        """Numbers that one layer stores for an entry: K and V of each KV head, or K alone where K = V."""
-        return (1 if self.key_is_value else 2) * self.kv_heads * self.head_dim if self.entry_matrices else 0
-
-    @property
-    def pair_flops(self) -> int:
-        """FLOPs of one query-key pair in one layer, all heads: the score, and the weighted value."""
-        return 4 * self.heads * self.head_dim
-
-    def matrices(self, hidden: int) -> list[WeightMatrix]:
-        """The matrices of one layer."""
-        q, kv, size = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
-        mixture = (self.experts, self.chosen)
-        found = [WeightMatrix("Q", "projections", hidden, q)]
-        if self.entry_matrices:
-            found.append(WeightMatrix("K", "projections", hidden, kv))
-        if not self.key_is_value and self.entry_matrices > 1:
-            found.append(WeightMatrix("V", "projections", hidden, kv))
-        found.append(WeightMatrix("O", "projections", q, hidden))
-        if self.experts > 1:
-            found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
-        if self.gated:
-            found.append(WeightMatrix("gate", "feed-forward", hidden, size, *mixture))
-        if self.inputs:
-            found += [WeightMatrix(name, "feed-forward", hidden, self.inputs) for name in ("inputs", "input gate")]
-            found.append(WeightMatrix("input projection", "feed-forward", self.inputs, hidden))
-        if self.shared:
-            found += [WeightMatrix(f"shared {name}", "feed-forward", hidden, self.shared) for name in ("gate", "up")]
-            found.append(WeightMatrix("shared down", "feed-forward", self.shared, hidden))
-        return [
-            *found,
-            WeightMatrix("up", "feed-forward", hidden, size, *mixture),
-            WeightMatrix("down", "feed-forward", size, hidden, *mixture),
-        ]
 
 
 @dataclass(frozen=True)
@@ -184,12 +92,59 @@ class ModelSpec:
         return matrices + self.head.parameters + self.hidden + self.other_parameters
 
     def kv_bytes(self, entries: int) -> int:
-        """Bytes of the KV of one sequence of `entries` entries; a layer with a window keeps its window alone.
+        """Bytes of K and V of one sequence of `entries` entries; a layer with a window keeps its window alone.
 
-        All counts of KV memory are made here.
+        All counts of KV memory are made here, and in `state_bytes`.
         """
         kept = ((kind, min(entries, kind.window or entries)) for kind in self.layers)
         return ceil(self.kv_value_bytes * sum(kind.count * kind.kv_values * count for kind, count in kept))
+
+    @cached_property
+    def states(self) -> Counter[GatedDeltaNet]:
+        """The number of recurrent layers with each shape of a state."""
+        found = Counter[GatedDeltaNet]()
+        for kind in self.layers:
+            if kind.state is not None:
+                found[kind.state] += kind.count
+        return found
+
+    @cached_property
+    def snapshot_bytes(self) -> int:
+        """Bytes of a snapshot of all states, float32; 0 for a model without recurrent layers."""
+        return sum(4 * layers * state.snapshot_values for state, layers in self.states.items())
+
+    @cached_property
+    def chunk(self) -> int:
+        """Positions between two snapshots of states; 1 without any."""
+        return next((state.chunk for state in self.states), 1)
+
+    def state_bytes(self, entries: int) -> int:
+        """Bytes at most that recurrent layers hold of one running sequence of `entries` entries; none can be evicted.
+
+        The rows of a chunk, and two snapshots: a chunk that has just closed may be opened again.
+        """
+        return self._state_bytes(entries, min(entries, self.chunk), 2)
+
+    def moved_bytes(self, entries: int) -> int:
+        """Bytes of the value of one sequence, which a transfer or a tier moves: the rows since the last snapshot."""
+        closed = 1 if entries % self.chunk else 2
+        return self.kv_bytes(entries) + self._state_bytes(entries, (entries - 1) % self.chunk + 1, closed)
+
+    def _state_bytes(self, entries: int, rows: int, snapshots: int) -> int:
+        """Rows and inputs of the convolution, of 16 bits, and snapshots as far as there are any."""
+        numbers = sum(
+            layers * (state.row_values * rows + state.conv_size * min(entries, state.conv_width))
+            for state, layers in self.states.items()
+        )
+        return 2 * numbers + self.snapshot_bytes * min(snapshots, entries // self.chunk)
+
+    def typical_length(self, entries: int) -> int:
+        """A length about `entries` at which as many rows of a chunk are open as on average."""
+        return entries // self.chunk * self.chunk + self.chunk // 2
+
+    def divides(self, devices: int) -> bool:
+        """Whether the heads of all layers can be divided among so many devices."""
+        return all(kind.heads % devices == 0 for kind in self.layers)
 
     @property
     def kv_values(self) -> int:
@@ -202,11 +157,11 @@ class ModelSpec:
         return sum(count * matrix.row_flops for count, matrix in self.matrices())
 
     def attention_flops(self, rows: SequenceRows) -> int:
-        """FLOPs of scores and weighted values: 4 x heads x head_dim for each query-key pair and layer."""
-        return sum(kind.count * kind.pair_flops * attended(rows, kind.window)[0] for kind in self.layers)
+        """FLOPs of states, and of scores and weighted values: 4 x heads x head_dim for each pair and layer."""
+        return sum(kind.count * kind.mixing(rows, 0)[0] for kind in self.layers)
 
     def prefill_flops(self, tokens: int, cached: int = 0) -> dict[str, int]:
-        """FLOPs of a prefill by part: projections, scores, feed-forward, and the head for one token."""
+        """FLOPs of a prefill by part: projections, scores with states, feed-forward, and the head for one token."""
         parts = {"projections": 0, "scores": self.attention_flops(SequenceRows(tokens, cached)), "feed-forward": 0}
         for count, matrix in self.matrices():
             parts[matrix.part] += count * matrix.row_flops * tokens
@@ -227,45 +182,16 @@ class ModelSpec:
 
 def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> ModelSpec:
     """The sizes of a model that the engine can describe."""
-    kinds = tuple(_kind(layer, config, count) for layer, count in Counter(config.layers).items())
     table = config.token_inputs * (config.vocab_size * config.num_layers + 1)  # of per-layer embeddings, and a norm
     return ModelSpec(
         name=name,
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         max_position=config.max_position,
-        layers=kinds,
+        layers=layer_kinds(config),
         tied=config.tied,
         other=config.hidden_size + table,
         weights=weights,
         source=source,
         config=config,
-    )
-
-
-def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
-    if not isinstance(layer.mixer, Attention):
-        raise InvalidRequest(f"plans do not count recurrent layers yet, which {config.architecture} has")
-    attention, feed_forward = layer.mixer, layer.feed_forward
-    shapes = tensor_shapes(config)
-    prefix = f"layers.{config.layers.index(layer)}."
-    other = sum(
-        prod(shape)
-        for name, shape in shapes.items()
-        if name.startswith(prefix) and not is_weight_matrix(name, shape) and len(shape) == 1
-    )
-    experts = feed_forward if isinstance(feed_forward, Experts) else None
-    return LayerKind(
-        count=count,
-        heads=attention.num_heads,
-        kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        intermediate=feed_forward.intermediate_size,
-        window=attention.window,
-        experts=experts.count if experts else 1,
-        chosen=experts.chosen if experts else 1,
-        shared=experts.shared_size if experts else 0,
-        entry_matrices=len(dict.fromkeys(attention.projections)) - 1,
-        inputs=config.token_inputs,
-        other=other,
     )

@@ -15,7 +15,9 @@ from twostroke.models.checkpoints.fetch import is_fetched, model_path
 from twostroke.models.checkpoints.gguf.file import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
-from twostroke.study.roofline.model_spec import LayerKind, ModelSpec, spec_of_config
+from twostroke.models.config import GatedDeltaNet
+from twostroke.study.roofline.layer_kind import LayerKind
+from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.suggestions import did_you_mean
 from twostroke.study.roofline.techniques import Companion
 from twostroke.study.roofline.weight_formats import stored_format, weight_format
@@ -72,10 +74,13 @@ def specifications() -> Mapping[str, ModelSpec]:
 def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
     window, sliding = table.get("windows", (None, 0))
     sizes = {key: table[key] for key in ("heads", "kv_heads", "head_dim", "intermediate")}
-    sizes |= {key: table[key] for key in ("gated", "experts", "chosen", "key_is_value") if key in table}
+    given = ("gated", "experts", "chosen", "shared", "key_is_value", "output_gate")
+    sizes |= {key: table[key] for key in given if key in table}
+    recurrent = _recurrent(table)
+    others = sliding + sum(kind.count for kind in recurrent)
     kinds = [
         LayerKind(count=count, window=seen, other=table["other_layer"], **sizes)
-        for count, seen in ((table["layers"] - sliding, None), (sliding, window))
+        for count, seen in ((table["layers"] - others, None), (sliding, window))
         if count
     ]
     return ModelSpec(
@@ -83,13 +88,23 @@ def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
         hidden=table["hidden"],
         vocab=table["vocab"],
         max_position=table["max_position"],
-        layers=tuple(kinds),
+        layers=(*kinds, *recurrent),
         tied=table.get("tied", False),
         other=table["other"],
         weights=table.get("weights", "bf16"),
         source=table["source"],
         published=table["parameters"],
     )
+
+
+def _recurrent(table: Mapping[str, Any]) -> list[LayerKind]:
+    """The layers with a state in place of attention, if there are any."""
+    if "recurrent" not in table:
+        return []
+    count, k_heads, v_heads, dim, width = table["recurrent"]
+    sizes = {key: table[key] for key in ("intermediate", "experts", "chosen", "shared") if key in table}
+    state = GatedDeltaNet(k_heads, v_heads, dim, dim, width)
+    return [LayerKind(count, k_heads, k_heads, dim, state=state, other=table["other_recurrent"], **sizes)]
 
 
 def _of_path(path: Path) -> FoundModel:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import SequenceRows, attended
+from twostroke.models.cost import SequenceRows
+from twostroke.study.roofline.layer_kind import WeightMatrix
 from twostroke.study.roofline.machines import MachineSpec
-from twostroke.study.roofline.model_spec import ModelSpec, WeightMatrix
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.weight_formats import WeightFormat
 
 
@@ -85,7 +86,7 @@ class Roofline:
 
     def __init__(self, model: ModelSpec, machine: MachineSpec, weights: WeightFormat, tp: int = 1) -> None:
         """Raises InvalidRequest if the heads cannot be divided, or if the machine's link is unknown."""
-        if any(kind.heads % tp for kind in model.layers):
+        if not model.divides(tp):
             raise InvalidRequest(f"the heads of {model.name} cannot be divided among {tp} devices")
         if tp > 1 and (missing := machine.unknown_link):
             raise InvalidRequest(
@@ -115,16 +116,16 @@ class Roofline:
         return self._part(name, flops, read / self.tp, self.dtype)
 
     def _attention(self, rows: Mapping[SequenceRows, int]) -> RooflinePart:
-        """Scores and weighted values, at the rate of attention or else of bf16.
+        """Scores and weighted values, and states, at the rate of attention or else of bf16.
 
         KV heads are copied to all devices if there are fewer than devices.
         """
         flops = read = 0.0
         for kind in self.model.layers:
             for one, times in rows.items():
-                pairs, entries = (times * amount for amount in attended(one, kind.window))
-                flops += kind.count * kind.pair_flops * pairs / self.tp
-                read += kind.count * kind.kv_values * self.model.kv_value_bytes * entries / min(self.tp, kind.kv_heads)
+                work, size = kind.mixing(one, self.model.kv_value_bytes)
+                flops += times * kind.count * work / self.tp
+                read += times * kind.count * size / min(self.tp, kind.kv_heads)
         return self._part("scores", flops, read, self.machine.dtype(("attention",)))
 
     def _part(self, name: str, flops: float, read: float, dtype: str) -> RooflinePart:
@@ -137,6 +138,10 @@ class Roofline:
         """How often each KV entry is held: KV heads are copied if there are fewer than devices."""
         return max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
 
+    def held_bytes(self, entries: int) -> int:
+        """Bytes of all devices together that a running sequence of `entries` entries holds. States are divided."""
+        return self.model.kv_bytes(entries) * self.kv_copies + self.model.state_bytes(entries)
+
     def all_reduce_bytes(self, rows: int) -> float:
         """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""
         return 2 * (self.tp - 1) / self.tp * rows * self.model.hidden * 2
@@ -148,7 +153,7 @@ class Roofline:
         [rows, heads x head_dim + 2 hidden + intermediate] bf16 a layer (docs/tensor-parallelism.md).
         """
         widths = sum(
-            kind.count * (kind.heads * kind.head_dim + 2 * self.model.hidden + kind.chosen * kind.intermediate)
+            kind.count * (kind.mixed + 2 * self.model.hidden + kind.chosen * kind.intermediate)
             for kind in self.model.layers
         )
         return (self.tp - 1) / self.tp * rows * widths * 2

@@ -34,8 +34,7 @@ class Companion:
 
     def roofline(self, beside: Roofline) -> Roofline:
         """Its roofline on the same devices, or on one of them if its heads cannot be divided."""
-        divided = all(kind.heads % beside.tp == 0 for kind in self.model.layers)
-        return Roofline(self.model, beside.machine, self.weights, beside.tp if divided else 1)
+        return Roofline(self.model, beside.machine, self.weights, beside.tp if self.model.divides(beside.tp) else 1)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.formats.blocks import FORMATS as STORED
+from twostroke.study.roofline.layer_kind import WeightMatrix
 from twostroke.study.roofline.machines import MachineSpec
-from twostroke.study.roofline.model_spec import ModelSpec, WeightMatrix
+from twostroke.study.roofline.model_spec import ModelSpec
 
 
 def _bytes(stored: str) -> float:

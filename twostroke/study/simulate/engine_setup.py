@@ -134,7 +134,7 @@ def config_of(model: ModelSpec) -> ModelConfig:
     """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it."""
     layers = tuple(
         Layer(
-            Attention(kind.heads, kind.kv_heads, kind.head_dim, 1.0, Rope(10_000.0), kind.window),
+            kind.state or Attention(kind.heads, kind.kv_heads, kind.head_dim, 1.0, Rope(10_000.0), kind.window),
             GatedMLP(kind.intermediate),
         )
         for kind in model.layers

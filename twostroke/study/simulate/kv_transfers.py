@@ -88,7 +88,7 @@ class KvTransfers:
     def _begin(self, transfer: KvTransfer) -> None:
         link, faults, now = self._fleet.link, self._fleet.faults, self._events.now
         assert link is not None
-        size = self._fleet.setup.model.kv_bytes(len(transfer.kv))
+        size = self._fleet.setup.model.moved_bytes(len(transfer.kv))
         free_at = max(now, transfer.source.sends_until, transfer.target.receives_until) + size / link.rate
         transfer.source.sends_until = transfer.target.receives_until = free_at
         if faults.lost and now <= faults.until_s and self._luck.random() < faults.lost:

@@ -114,6 +114,10 @@ def roofline_setup(
 
 
 def _page_bytes(model: ModelSpec, page_size: int) -> int:
-    """Bytes of a page, which holds the entries of one group of layers."""
+    """Bytes of a page, which holds the entries of one group of layers.
+
+    Rows of recurrent layers have 16 bits whatever K and V have, so pages that must hold either stay as they are.
+    """
     geometry = kv_geometry(model)
-    return ceil(geometry.page_bytes(page_size) / geometry.dtype.itemsize * model.kv_value_bytes)
+    size = geometry.page_bytes(page_size)
+    return size if model.states else ceil(size / geometry.dtype.itemsize * model.kv_value_bytes)

@@ -10,21 +10,19 @@ from twostroke.backends.page_memory import Layout
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 
-NO_BYTES = memoryview(b"")
-
 
 class NullMemory:
-    """A `Memory` of pages without contents."""
+    """A `Memory` of pages without contents: all are zeros."""
 
     storages: Sequence[Any] = ()
     state_storage: Any = None
     layout: Layout = "plain"
 
     def __init__(self, page_bytes: int) -> None:
-        self.page_bytes = page_bytes
+        self.page_bytes, self._zeros = page_bytes, memoryview(bytes(page_bytes))
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
-        return [NO_BYTES for _ in frames]
+        return [self._zeros for _ in frames]
 
     @contextmanager
     def filling(self, frame: int) -> Generator[memoryview]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from twostroke.models.cost import SequenceRows, StepPredictor, attended
+from twostroke.models.cost import SequenceRows, StepPredictor, attended, recurrent
 from twostroke.study.roofline.roofline import Roofline
 
 
@@ -91,11 +91,17 @@ class RooflineCosts:
         flops: defaultdict[int | None, float] = defaultdict(float)
         read: defaultdict[int | None, float] = defaultdict(float)
         for kind in roofline.model.layers:
+            if kind.state is not None:
+                continue
             flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
             read[kind.window] += (
                 kind.count * kind.kv_values * roofline.model.kv_value_bytes / min(roofline.tp, kind.kv_heads)
             )
         self._windows = [(window, flops[window], read[window]) for window in flops]
+        self._states = [
+            (state, layers / roofline.tp, layers / min(roofline.tp, state.num_k_heads))
+            for state, layers in roofline.model.states.items()
+        ]
         machine = roofline.machine
         self.peak = StepCost(1.0, machine.flops[roofline.dtype], machine.bandwidth)
         self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
@@ -107,6 +113,10 @@ class RooflineCosts:
             pairs, entries = map(sum, zip(*(attended(one, window) for one in rows), strict=True))
             flops += pair_flops * pairs
             read += entry_bytes * entries
+        for state, share, copies in self._states:
+            for work in (recurrent(one, state) for one in rows):
+                flops += share * work.flops
+                read += copies * work.bytes
         products = self._of_products(sum(one.count for one in rows), sum(one.logits for one in rows))
         seconds = max(flops / self._rate, read / self._bandwidth)
         return StepCost(products.seconds + seconds, products.flops + flops, products.bytes + read)

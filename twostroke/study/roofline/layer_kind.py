@@ -1,0 +1,177 @@
+"""One kind of layers: its matrices, and what its attention or its state computes, reads and keeps."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from twostroke.models.config import (
+    ROUTER,
+    Attention,
+    Experts,
+    GatedDeltaNet,
+    Layer,
+    ModelConfig,
+    is_weight_matrix,
+    tensor_shapes,
+)
+from twostroke.models.cost import SequenceRows, attended, experts_read, recurrent
+
+
+class WeightMatrix(NamedTuple):
+    """A matrix of one layer, or the head: `copies` of them, of which each row is multiplied with `used`."""
+
+    name: str
+    part: str  # "projections", "feed-forward" or "head"
+    inputs: int
+    outputs: int
+    copies: int = 1
+    used: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return self.copies * self.inputs * self.outputs
+
+    @property
+    def row_flops(self) -> int:
+        """FLOPs of one row: a multiplication and an addition for each weight that it is multiplied with."""
+        return 2 * self.used * self.inputs * self.outputs
+
+    def read(self, rows: float) -> float:
+        """Expected number of copies that a step of `rows` rows, at least one, reads."""
+        return experts_read(self.copies, self.used, rows)
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """`count` layers of the same sizes.
+
+    Attributes:
+        heads, kv_heads, head_dim: of attention; of a recurrent layer, the heads of its keys, and their size.
+        intermediate: intermediate size of the MLP, or of each expert.
+        window: a query attends to the last `window` entries; None for all.
+        gated: whether the MLP has three matrices (gate, up, down) or two (up, down).
+        experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
+        shared: intermediate size of an MLP that every token passes beside its experts; 0 for none.
+        key_is_value: keys and values are the same vectors, stored once.
+        entry_matrices: of K and V: 1 if the matrix of K makes V too, 0 if another layer's entries are read.
+        output_gate: whether a further matrix gates what is attended to.
+        state: of a recurrent layer, in place of attention.
+        inputs: numbers that it gets of each token (per-layer embeddings).
+        other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
+    """
+
+    count: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    window: int | None = None
+    gated: bool = True
+    experts: int = 1
+    chosen: int = 1
+    shared: int = 0
+    key_is_value: bool = False
+    entry_matrices: int = 2
+    output_gate: bool = False
+    state: GatedDeltaNet | None = None
+    inputs: int = 0
+    other: int = 0
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that one layer stores for an entry: K and V of each KV head, or K alone where K = V."""
+        if self.state is not None or not self.entry_matrices:
+            return 0
+        return (1 if self.key_is_value else 2) * self.kv_heads * self.head_dim
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOPs of one query-key pair in one layer with attention, all heads: the score, and the weighted value."""
+        return 4 * self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Numbers of a row that the output projection is given."""
+        return self.heads * self.head_dim if self.state is None else self.state.v_size
+
+    def mixing(self, rows: SequenceRows, value_bytes: float) -> tuple[int, float]:
+        """What a sequence's rows take in one layer beside its matrices: FLOPs, and bytes of KV, rows and states.
+
+        `value_bytes`: bytes of a number of K and V.
+        """
+        if self.state is not None:
+            work = recurrent(rows, self.state)
+            return work.flops, work.bytes
+        pairs, entries = attended(rows, self.window)
+        return self.pair_flops * pairs, value_bytes * self.kv_values * entries
+
+    def matrices(self, hidden: int) -> list[WeightMatrix]:
+        """The matrices of one layer."""
+        size, mixture = self.intermediate, (self.experts, self.chosen)
+        found = [WeightMatrix(name, "projections", hidden, made) for name, made in self._projections.items()]
+        found.append(WeightMatrix("O", "projections", self.mixed, hidden))
+        if self.experts > 1:
+            found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
+        if self.gated:
+            found.append(WeightMatrix("gate", "feed-forward", hidden, size, *mixture))
+        if self.inputs:
+            found += [WeightMatrix(name, "feed-forward", hidden, self.inputs) for name in ("inputs", "input gate")]
+            found.append(WeightMatrix("input projection", "feed-forward", self.inputs, hidden))
+        if self.shared:
+            found += [WeightMatrix(f"shared {name}", "feed-forward", hidden, self.shared) for name in ("gate", "up")]
+            found.append(WeightMatrix("shared down", "feed-forward", self.shared, hidden))
+        return [
+            *found,
+            WeightMatrix("up", "feed-forward", hidden, size, *mixture),
+            WeightMatrix("down", "feed-forward", size, hidden, *mixture),
+        ]
+
+    @property
+    def _projections(self) -> dict[str, int]:
+        """What is made of a layer's inputs for its mixer, and its numbers."""
+        if self.state is not None:
+            return self.state.projections
+        kv, names = self.kv_heads * self.head_dim, ("K", "V")[: 1 if self.key_is_value else self.entry_matrices]
+        gate = {"output gate": self.mixed} if self.output_gate else {}
+        return {"Q": self.mixed} | dict.fromkeys(names, kv) | gate
+
+
+def layer_kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
+    """The kinds of layers of a model that the engine can describe."""
+    return tuple(_kind(layer, config, count) for layer, count in Counter(config.layers).items())
+
+
+def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
+    feed_forward = layer.feed_forward
+    prefix = f"layers.{config.layers.index(layer)}."
+    other = sum(
+        prod(shape)
+        for name, shape in tensor_shapes(config).items()
+        if name.startswith(prefix) and not is_weight_matrix(name, shape) and not name.endswith(f".{ROUTER}")
+    )
+    experts = feed_forward if isinstance(feed_forward, Experts) else None
+    return LayerKind(
+        count=count,
+        intermediate=feed_forward.intermediate_size,
+        experts=experts.count if experts else 1,
+        chosen=experts.chosen if experts else 1,
+        shared=experts.shared_size if experts else 0,
+        inputs=config.token_inputs,
+        other=other,
+        **_mixer(layer.mixer),
+    )
+
+
+def _mixer(mixer: Attention | GatedDeltaNet) -> dict[str, Any]:
+    """The fields of a `LayerKind` that its mixer determines."""
+    if isinstance(mixer, GatedDeltaNet):
+        return {"heads": mixer.num_k_heads, "kv_heads": mixer.num_k_heads, "head_dim": mixer.k_dim, "state": mixer}
+    return {
+        "heads": mixer.num_heads,
+        "kv_heads": mixer.num_kv_heads,
+        "head_dim": mixer.head_dim,
+        "window": mixer.window,
+        "entry_matrices": len(dict.fromkeys(mixer.projections)) - 1,
+        "output_gate": mixer.output_gate,
+    }

@@ -58,6 +58,23 @@ def test_every_metric(running: Serving) -> None:
     assert seen["requests:running"] == seen["requests:waiting"] == seen["preemptions_total"] == 0
 
 
+def test_snapshots_of_states(tiny_llm: Callable[..., LLM]) -> None:
+    """Two prompts that part where no snapshot is: the second one finds 96 tokens of K and V, and computes all."""
+    with serving(tiny_llm("qwen3_5")) as running:
+        for last in (7, 8):
+            running.client.completions.create(model="tiny", prompt=[7] * 100 + [last] * 40, max_tokens=2)
+        seen, pool, index = read(running), running.llm.pool, running.llm.model.index
+        assert index is not None
+        assert seen["prefix_tokens_hit_total"] == 0
+        assert seen["prefix_tokens_unusable_total"] == 96
+        assert seen["kv_snapshots"] == 2
+        assert seen["kv_snapshot_bytes"] == 2 * pool.snapshot_pages * pool.page_bytes >= 2 * pool.geometry.state_bytes
+        assert seen["kv_snapshots_evicted_total"] == 0
+        index.evict(pool.num_pages)
+        seen = read(running)
+        assert (seen["kv_snapshots"], seen["kv_snapshots_evicted_total"]) == (0, 2)
+
+
 def test_aborted_and_failed_requests(running: Serving) -> None:
     stream = running.client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG)
     next(iter(stream))

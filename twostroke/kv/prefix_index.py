@@ -65,7 +65,9 @@ class PrefixIndex(ABC):
 
     Attributes:
         queried_tokens, hit_tokens: totals over all matches, for hit rates per token.
-        evicted_pages: total of frames that `evict` has freed.
+        unusable_tokens: total of tokens that matches found and that no hit has: pages of a windowed group, or a
+            snapshot of states, are missing behind them.
+        evicted_pages, evicted_snapshots: totals of frames that `evict` has freed, and of snapshots that it let go.
         host: budget of the host; 0 bytes unless it is set.
         on_insert: called under the pool's lock with tokens [n] and the first page of each of their blocks, from a
             prompt's first on, of which some may be new to the index.
@@ -74,7 +76,7 @@ class PrefixIndex(ABC):
 
     def __init__(self, pool: PagePool, model: str) -> None:
         self.pool, self.model = pool, model
-        self.queried_tokens = self.hit_tokens = self.evicted_pages = 0
+        self.queried_tokens = self.hit_tokens = self.unusable_tokens = self.evicted_pages = self.evicted_snapshots = 0
         self.host = HostBudget()
         self.on_insert: list[Callable[[np.ndarray, Sequence[int]], None]] = []
         self.on_remove: list[Callable[[Sequence[int]], None]] = []
@@ -102,10 +104,11 @@ class PrefixIndex(ABC):
         array, size = np.array(tokens, np.int32), self.pool.page_size
         keys = self._keys(array, salt)
         with self.pool.lock:
-            blocks = self._usable(self._find(keys))
+            blocks = self._usable(found := self._find(keys))
             self._touch(blocks)
             self.queried_tokens += len(array)
             self.hit_tokens += len(blocks) * size
+            self.unusable_tokens += (len(found) - len(blocks)) * size
             if self.host.max_bytes:
                 hosted = sum(self.pool.frame(page) == NOWHERE for page in blocks)
                 self.host.traffic.looked_up(hosted, len(keys) - len(blocks))
@@ -398,7 +401,11 @@ class PrefixIndex(ABC):
             if len(some) < looked:
                 break
             looked *= 4  # rarely: the first are those that were not used for the longest time
-        self.pool.release(np.array(gone, np.int64))
+        left = np.array(gone, np.int64)
+        if self.pool.snapshot_pages:
+            states = np.count_nonzero(self.pool.group_of[left] == self.pool.num_groups)
+            self.evicted_snapshots += int(states) // self.pool.snapshot_pages
+        self.pool.release(left)
         return freed
 
     def _remove_and_release(self, page: int) -> int:

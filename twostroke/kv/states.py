@@ -27,6 +27,12 @@ def needed_snapshots(snapshots: Sequence[StateSnapshot], length: int) -> tuple[S
     return tuple(one for one in snapshots if first is None or one.at >= first.at)
 
 
+def num_snapshots(pool: PagePool) -> int:
+    """Number of snapshots in the pool, of running sequences, values and the prefix index. Needs no lock."""
+    states = (pool.group_of == pool.num_groups) & (pool.references.in_pool > 0)
+    return int(np.count_nonzero(states)) // pool.snapshot_pages if pool.snapshot_pages else 0
+
+
 class OpenStates:
     """The snapshots of an open writer, and those that its next tokens will make."""
 

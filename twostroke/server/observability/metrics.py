@@ -26,6 +26,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
 from twostroke.kv.pages import TIERS
+from twostroke.kv.states import num_snapshots
 from twostroke.server.observability.outcome import FINISH_REASONS, OUTCOMES, finish_reasons, outcome
 from twostroke.server.observability.tier_metrics import TierCollector
 from twostroke.server.observability.vllm_names import VllmNames
@@ -142,8 +143,16 @@ class EngineCollector(Collector):
         queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
         yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
         yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)
+        told = "Prompt tokens in the prefix index that no hit had: a window or a snapshot of states was missing"
+        yield _counter("prefix_tokens_unusable", told, 0 if index is None else index.unusable_tokens)
+        snapshots = num_snapshots(pool)
+        yield _gauge("kv_snapshots", "Snapshots of states of recurrent layers in the pool", snapshots)
+        size = snapshots * pool.snapshot_pages * pool.page_bytes
+        yield _gauge("kv_snapshot_bytes", "Bytes of the pages of these snapshots", size)
+        evicted = 0 if index is None else index.evicted_snapshots
+        yield _counter("kv_snapshots_evicted", "Snapshots that left the prefix index to make room", evicted)
         yield _counter("preemptions", "Choices that gave up their pages and started again", engine.preemptions)
-        told = "Tokens of values that were cut back behind the window of their layers, and were computed again"
+        told = "Tokens computed again of values that were cut back to where windows or snapshots were given back"
         yield _counter("window_recomputed_tokens", told, pool.recomputed_tokens)
 
 

@@ -134,7 +134,7 @@ def test_attention(server: Serving) -> None:
         expected = attention_of(server.llm, tokens, 3)
         assert told["tokens"] == expected.tokens == tokens[:4]
         assert told["weights"] == [round(float(weight), 6) for weight in expected.mean(2, 1)]
-        assert (told["num_layers"], told["num_heads"]) == (3, 4)
+        assert (told["num_layers"], told["layers"], told["num_heads"]) == (3, [0, 1, 2], 4)
         assert [len(told[name]) for name in ("texts", "positions")] == [4, 4]
         last = http.post("/attention", json={"tokens": tokens}).json()
         assert last["weights"] == [round(float(weight), 6) for weight in attention_of(server.llm, tokens).mean()]

@@ -75,7 +75,8 @@ def explain(
 
         print_explanation(Console(highlight=False), made, everything)
         facts = made.model
+        recurrent = f" ({facts.recurrent} recurrent)" if facts.recurrent else ""
         note(
-            f"{facts.name} | {facts.layers} layers, hidden {facts.hidden:,}, {facts.heads} heads, {facts.kv_heads} KV "
-            f"heads | {facts.backend} | --all, --json, --html FILE show more"
+            f"{facts.name} | {facts.layers} layers{recurrent}, hidden {facts.hidden:,}, {facts.heads} heads, "
+            f"{facts.kv_heads} KV heads | {facts.backend} | --all, --json, --html FILE show more"
         )

@@ -24,25 +24,23 @@ def test_weights_are_those_of_transformers(
         tiny_directory(family), dtype=torch.float32, attn_implementation="eager"
     )
     llm = tiny_llm(family)
-    if llm.config.state_layers:
-        with pytest.raises(InvalidRequest, match="recurrent layers, which cannot be explained yet"):
-            attention_of(llm, PROMPT, position)
-        return
     last = len(PROMPT) - 1 if position is None else position
     with torch.no_grad():
         made = reference(torch.tensor([PROMPT]), output_attentions=True).attentions
-    expected = torch.stack([layer[0, :, last, : last + 1] for layer in made]).numpy()
+    expected = torch.stack([layer[0, :, last, : last + 1] for layer in made if layer is not None]).numpy()
     expected /= expected.sum(-1, keepdims=True)  # without what goes to sink logits
     for prompt in (PROMPT, llm.prefill(PROMPT)):
         found = attention_of(llm, prompt, position)
         assert found.tokens == PROMPT[: last + 1]
         assert found.positions == list(range(last + 1))
         np.testing.assert_allclose(found.weights, expected, atol=1e-4, rtol=0)
-    assert np.array_equal(found.mean(1, 2), found.weights[1, 2])
+    assert found.layers == tuple(llm.config.attention_layers)
+    layer = found.layers[-1]
+    assert np.array_equal(found.mean(layer, 2), found.weights[-1, 2])
     np.testing.assert_allclose(found.mean(), expected.mean((0, 1)), atol=1e-4, rtol=0)
     np.testing.assert_allclose(found.mean(head=1), expected[:, 1].mean(0), atol=1e-4, rtol=0)
-    most = found.most(3, layer=1)
-    assert [weight for _, weight in most] == sorted(found.mean(1).tolist(), reverse=True)[:3]
+    most = found.most(3, layer=layer)
+    assert [weight for _, weight in most] == sorted(found.mean(layer).tolist(), reverse=True)[:3]
 
 
 def test_of_a_value_with_a_gap(tiny_llm: TinyLLM) -> None:
@@ -76,3 +74,7 @@ def test_errors(tiny_llm: TinyLLM) -> None:
         found.mean(3)
     with pytest.raises(InvalidRequest, match="head must be from 0 to 3"):
         found.mean(0, 4)
+    with pytest.raises(
+        InvalidRequest, match="layer 1 is recurrent and attends to nothing: layers with attention are 2"
+    ):
+        attention_of(tiny_llm("qwen3_5"), PROMPT).mean(1)

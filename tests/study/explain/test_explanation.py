@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import tracemalloc
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tests.methods.watching import needs_native, queried
 from tests.tiny import write_model
@@ -28,12 +30,13 @@ from twostroke.sampling.statistics import log_softmax
 from twostroke.study.explain.attention_maps import CELLS
 from twostroke.study.explain.explanation import ExplainOptions, Explanation, as_json, explain
 from twostroke.study.explain.lens import settled_after
-from twostroke.study.explain.prefill import LayerTensor
+from twostroke.study.explain.prefill import LayerTensor, StoredKV, stored_kv
+from twostroke.study.explain.terminal import print_explanation
 from twostroke.system import strict_json
 
 TinyLLM = Callable[..., LLM]
 TEXT = "the quick brown fox jumps over the lazy dog"
-FAMILIES = ["llama", "mistral", "qwen3moe", "gemma3"]
+FAMILIES = ["llama", "mistral", "qwen3moe", "gemma3", "qwen3_5"]
 
 
 class Recorder:
@@ -98,7 +101,9 @@ def test_every_number_is_a_tensor_of_the_reference(
     llm = tiny_llm(family)
     explained(llm)  # what calibration takes is not recorded
     recorder = Recorder(monkeypatch)
-    layer, head = 1, 2
+    attending = list(llm.config.attention_layers)
+    layer, head = attending[len(attending) // 2], 2
+    at = attending.index(layer)
     made = explained(llm, aspects=ExplainOptions(layer, head, naive=0))
     config, n = llm.config, len(made.tokens)
     assert n <= CELLS, "one tile: the passes are the whole prompt, then single tokens"
@@ -115,27 +120,29 @@ def test_every_number_is_a_tensor_of_the_reference(
 
     # Shapes of the chosen layer.
     shapes = {shape.name: shape for shape in made.prefill.shapes}
-    for name, tensor in (("Q", "q"), ("K", "k"), ("V", "v"), ("hidden", "inputs"), ("hidden + MLP", "outputs")):
+    for name, tensor in (("Q", "q"), ("K", "k"), ("V", "v")):
+        assert shapes[name].dims == tuple(prompt[tensor][at].shape)
+    for name, tensor in (("hidden", "inputs"), ("hidden + MLP", "outputs")):
         assert shapes[name].dims == tuple(prompt[tensor][layer].shape)
     assert shapes["scores"].dims == (config.num_heads, n, n)
     check_gated(config.layers[layer].feed_forward, shapes, prompt["gated"], layer, n)
 
     # Attention: the maps, each head of the layer, and the numbers behind them.
-    weights = [weights_of(llm, prompt["q"][i], prompt["k"][i], i) for i in range(config.num_layers)]
+    weights = [weights_of(llm, prompt["q"][i], prompt["k"][i], one) for i, one in enumerate(attending)]
     assert made.attention.starts == tuple(range(n))
     for i, found in enumerate(made.attention.layers):
-        assert (found.layer, found.head) == (i, None)
+        assert (found.layer, found.head) == (attending[i], None)
         check_map(found.weights, weights[i].mean(0))
     for i, found in enumerate(made.attention.heads):
         assert (found.layer, found.head) == (layer, i)
-        check_map(found.weights, weights[layer][i])
+        check_map(found.weights, weights[at][i])
     assert made.attention.shown is made.attention.heads[head]
-    assert made.prefill.pairs == int((weights[layer][0] > 0).sum())
+    assert made.prefill.pairs == int((weights[at][0] > 0).sum())
     arithmetic = made.attention.arithmetic
     assert arithmetic is not None
     scale = config.layers[layer].attention.scale
-    assert np.array_equal(arithmetic.queries, (prompt["q"][layer].float() * scale).numpy())
-    assert np.array_equal(arithmetic.keys, prompt["k"][layer].numpy())
+    assert np.array_equal(arithmetic.queries, (prompt["q"][at].float() * scale).numpy())
+    assert np.array_equal(arithmetic.keys, prompt["k"][at].numpy())
     for i, (own, scores) in enumerate(zip(made.attention.heads, arithmetic.scores, strict=True)):
         kv_head = i // (config.num_heads // config.num_kv_heads)
         for row, some in enumerate(scores):
@@ -147,11 +154,13 @@ def test_every_number_is_a_tensor_of_the_reference(
 
     # What is stored, what it costs.
     stored = made.prefill.stored
-    assert (stored.entries, stored.bytes) == (n, sum(t.nbytes for t in (*prompt["k"], *prompt["v"])))
-    assert stored.entry_bytes * n == stored.bytes
+    states = 0 if stored.states is None else stored.states.bytes
+    assert (stored.entries, stored.bytes - states) == (n, sum(t.nbytes for t in (*prompt["k"], *prompt["v"])))
+    assert stored.entry_bytes * n == stored.bytes - states
     groups = llm.pool.num_groups
     assert stored.pages == groups * math.ceil(n / stored.page_size)
-    assert sum(kind.layers for kind in stored.kinds) == config.num_layers
+    assert sum(kind.layers for kind in stored.kinds) == len(attending)
+    check_states(llm, stored, n)
     work = llm.model.cost.work([SequenceRows(n, 0, 1)])
     assert made.prefill.work.flops == work.linear_flops + work.attention_flops + work.head_flops
     assert made.prefill.work.bytes == work.weight_bytes + work.kv_bytes
@@ -159,11 +168,11 @@ def test_every_number_is_a_tensor_of_the_reference(
 
     # The first token and every step: candidates, the lens, attention, the cache.
     rows = [(prompt, None), *((one, i) for i, one in enumerate(decodes))]
-    keys = [[prompt["k"][i]] for i in range(config.num_layers)]
+    keys = [[prompt["k"][i]] for i in range(len(attending))]
     for states, number in rows:
         step = None if number is None else made.decode[number]
         if number is not None:
-            for i in range(config.num_layers):
+            for i in range(len(attending)):
                 keys[i].append(states["k"][i])
         last = torch.stack([states["inputs"][0][-1], *(one[-1] for one in states["outputs"])])
         logits = torch.from_numpy(np.stack([decoder.logits(row[None])[0][0] for row in last])).double()
@@ -182,7 +191,7 @@ def test_every_number_is_a_tensor_of_the_reference(
         assert out.probability == lens[-1].probability
         assert (made.prefill.candidates if step is None else step.candidates) == lens[-1].candidates
         own = torch.stack(
-            [weights_of(llm, states["q"][i][-1:], torch.cat(keys[i]), i)[:, 0] for i in range(config.num_layers)]
+            [weights_of(llm, states["q"][i][-1:], torch.cat(keys[i]), one)[:, 0] for i, one in enumerate(attending)]
         ).mean((0, 1))
         for index, weight in made.prefill.attends if step is None else step.attends:
             assert weight == pytest.approx(float(own[index]), abs=1e-6)
@@ -190,13 +199,29 @@ def test_every_number_is_a_tensor_of_the_reference(
         np.testing.assert_allclose(most, own.topk(5).values, atol=1e-6)
     for number, step in enumerate(made.decode):
         assert (step.before.entries, step.after.entries) == (n + number, n + number + 1)
-        assert step.after.bytes == (n + number + 1) * stored.entry_bytes
+        assert step.after.bytes == (n + number + 1) * stored.bytes // n
         assert step.after.pages == groups * math.ceil((n + number + 1) / stored.page_size)
         previous = made.prefill.token if number == 0 else made.decode[number - 1].token_out
         assert (step.token_in.index, step.token_in.id) == (n + number, previous.id)
         assert step.work.kv_bytes == llm.model.cost.work([SequenceRows(1, n + number, 1)]).kv_bytes
     assert made.text == llm.tokenizer.decode([made.prefill.token.id, *(step.token_out.id for step in made.decode)])
     assert (made.finish_reason, made.timed_alike) == ("length", True)
+
+
+def check_states(llm: LLM, stored: StoredKV, n: int) -> None:
+    """Of a prompt in one page, whose rows and inputs are all there, and of one with a snapshot."""
+    if stored.states is None:
+        assert not llm.config.state_layers
+        return
+    layer = llm.config.state_layers[0]
+    size = 4 * 3  # float32, three layers
+    assert stored.states.row_bytes == size * layer.row_values
+    assert stored.states.bytes == n * size * (layer.row_values + layer.conv_size)
+    assert (stored.states.layers, stored.states.rows, stored.states.snapshots) == (3, n, 0)
+    long = stored_kv(llm.prefill([5] * 100)).states
+    assert long is not None
+    assert (long.rows, long.snapshots, long.snapshot_bytes) == (36, 1, size * layer.snapshot_values)
+    assert (long.heads, long.k_dim, long.v_dim) == (6, 32, 64)
 
 
 def check_gated(mlp: Any, shapes: dict[str, LayerTensor], gated: list[torch.Tensor], layer: int, rows: int) -> None:
@@ -306,6 +331,19 @@ def test_cells_of_a_long_prompt_are_sums_of_its_weights(tiny_llm: TinyLLM) -> No
             np.testing.assert_allclose(row, joined[head, i, : i + 1], atol=1e-5)
 
 
+def test_the_terminal_says_what_recurrent_layers_keep(tiny_llm: TinyLLM) -> None:
+    out = io.StringIO()
+    made = explained(tiny_llm("qwen3_5"), text=" ".join([TEXT] * 10), aspects=ExplainOptions(naive=3))
+    assert made.both_ways is not None
+    assert made.both_ways.same_tokens
+    print_explanation(Console(file=out, width=1000), made, everything=True)
+    assert (
+        "The recurrent layers (3) attend to nothing. In place of K and V each has a state of 6 x 32 x 64"
+        in out.getvalue()
+    )
+    assert "Over all attention layers and heads" in out.getvalue()
+
+
 def test_as_json(tiny_llm: TinyLLM) -> None:
     made = explained(tiny_llm("mistral"), aspects=ExplainOptions(naive=2))
     text = strict_json.dumps(as_json(made))
@@ -328,6 +366,8 @@ def test_errors(tiny_llm: TinyLLM) -> None:
     llm = tiny_llm()
     with pytest.raises(InvalidRequest, match="layer must be from 0 to 2"):
         explained(llm, aspects=ExplainOptions(layer=3))
+    with pytest.raises(InvalidRequest, match="layer 3 is recurrent and attends to nothing"):
+        explained(tiny_llm("qwen3_5"), aspects=ExplainOptions(layer=3))
     with pytest.raises(InvalidRequest, match="head must be from 0 to 3"):
         explained(llm, aspects=ExplainOptions(head=4))
     with pytest.raises(InvalidRequest, match="empty"):

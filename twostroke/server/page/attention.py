@@ -19,7 +19,7 @@ from twostroke.server.http.responses import (
 )
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, whole_number
-from twostroke.study.explain.attention import TokenAttention, attention_request, check_index
+from twostroke.study.explain.attention import TokenAttention, attention_request, check_index, chosen_layer
 
 router = APIRouter()
 Index = Annotated[int, Field(ge=0), BeforeValidator(whole_number)]
@@ -46,9 +46,9 @@ async def attention(body: AttentionBody, http: HttpRequest) -> Response:
     warn_of_fields(http, body)
     choose_method(engine.name, body.model, None)
     config = engine.llm.config
-    for name, index, count in (("layer", body.layer, config.num_layers), ("head", body.head, config.num_heads)):
-        if index is not None:
-            check_index(name, index, count)
+    chosen_layer(config, body.layer)
+    if body.head is not None:
+        check_index("head", body.head, config.num_heads)
     check_length(engine.llm, len(body.tokens) - 1 if body.position is None else body.position)
     active_call = engine.reserve_call(1)
     try:
@@ -68,6 +68,7 @@ async def attention(body: AttentionBody, http: HttpRequest) -> Response:
         "positions": found.positions,
         "weights": [round(float(weight), 6) for weight in found.mean(body.layer, body.head)],
         "num_layers": config.num_layers,
+        "layers": found.layers,
         "num_heads": config.num_heads,
     }
     return json_response(facts | call_log(http.scope).answer_fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,32 +24,35 @@ class TokenAttention:
     Attributes:
         tokens: the ids of the entries that it may attend to; the last one is its own.
         positions: their positions.
+        layers: the layers with attention, by their indices in the model; recurrent layers attend to nothing.
         weights: [layers, Hq, n] float32, each head's sum to 1; 0 for an entry outside of a sliding window.
     """
 
     tokens: list[int]
     positions: list[int]
+    layers: tuple[int, ...]
     weights: np.ndarray
 
     @classmethod
     def of(cls, kv: KVCache, queries: Queries) -> TokenAttention:
         """The attention of a value's last entry, whose query is the last of `queries`."""
-        last = replace(queries, rows=queries.rows[:, -1:])
-        return cls(kv.tokens, kv.positions, np.stack([weights[:, 0] for weights in attention_weights(kv, last)]))
+        last, recurrent = replace(queries, rows=queries.rows[:, -1:]), dict(kv.pool.geometry.states)
+        every = range(len(queries.windows) + len(recurrent))
+        layers = tuple(layer for layer in every if layer not in recurrent)
+        weights = np.stack([weights[:, 0] for weights in attention_weights(kv, last)])
+        return cls(kv.tokens, kv.positions, layers, weights)
 
     def mean(self, layer: int | None = None, head: int | None = None) -> np.ndarray:
         """[n] weights of a head in a layer; the mean over all layers, or all heads, where none is named.
 
-        Raises InvalidRequest if the model has no such layer or head.
+        Raises InvalidRequest if the model has no such layer or head, or if the layer is recurrent.
         """
-        chosen = self.weights
-        for name, index, axis in (("head", head, 1), ("layer", layer, 0)):
-            if index is None:
-                chosen = chosen.mean(axis)
-            else:
-                check_index(name, index, self.weights.shape[axis])
-                chosen = chosen.take(index, axis)
-        return chosen
+        if head is not None:
+            check_index("head", head, self.weights.shape[1])
+        if layer is not None:
+            require_attention(layer, self.layers)
+        heads = self.weights.mean(1) if head is None else self.weights[:, head]
+        return heads.mean(0) if layer is None else heads[self.layers.index(layer)]
 
     def most(self, count: int, layer: int | None = None, head: int | None = None) -> list[tuple[int, float]]:
         """The entries with the largest weights of `mean`: (index, weight), falling."""
@@ -62,10 +66,21 @@ def check_index(name: str, index: int, count: int) -> None:
         raise InvalidRequest(f"{name} must be from 0 to {count - 1}, not {index}")
 
 
-def require_attention(config: ModelConfig) -> None:
-    """Raise InvalidRequest for a model with recurrent layers, which attend to nothing."""
-    if config.state_layers:
-        raise InvalidRequest(f"{config.architecture} has recurrent layers, which cannot be explained yet")
+def require_attention(layer: int, attending: Collection[int], count: int | None = None) -> None:
+    """Raise InvalidRequest unless a layer is one of those with attention; `count`: of all layers, if it is known."""
+    check_index("layer", layer, count or max(attending) + 1)
+    if layer not in attending:
+        those = ", ".join(map(str, sorted(attending)))
+        raise InvalidRequest(f"layer {layer} is recurrent and attends to nothing: layers with attention are {those}")
+
+
+def chosen_layer(config: ModelConfig, layer: int | None) -> int:
+    """The layer whose attention is shown; None is the middle one with attention. Raises InvalidRequest."""
+    attending = list(config.attention_layers)
+    if layer is None:
+        return attending[len(attending) // 2]
+    require_attention(layer, attending, config.num_layers)
+    return layer
 
 
 def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> Request:
@@ -79,7 +94,6 @@ def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | 
 
     Raises InvalidRequest: no such entry, or ids outside the vocabulary.
     """
-    require_attention(llm.config)
     tokens = prompt.tokens if isinstance(prompt, KVCache) else llm.encode(prompt)
     index = len(tokens) - 1 if position is None else position
     if not tokens:

@@ -58,7 +58,7 @@ class PromptAttention:
         scale: what scores are multiplied by.
         window: of this layer, in positions; None if a row sees everything before it.
         starts: index of the first entry of each cell, the same for rows and columns.
-        layers: the mean over heads of each layer; of a long prompt, of `layer` alone.
+        layers: the mean over heads of each layer with attention; of a long prompt, of `layer` alone.
         heads: every head of `layer`.
         arithmetic: of `layer`; None if the prompt has more tokens than a map has cells.
     """
@@ -88,7 +88,8 @@ class AttentionCollector:
         width = -(-length // CELLS)
         self._starts = np.arange(0, length, width)
         self._width = width
-        self._layers = range(config.num_layers) if length <= ALL_LAYERS else range(layer, layer + 1)
+        self._places = {one: place for place, one in enumerate(config.attention_layers)}  # in queries
+        self._layers = list(self._places) if length <= ALL_LAYERS else [layer]
         cells = len(self._starts)
         self._means = np.zeros((len(self._layers), cells, cells))
         self._heads = np.zeros((config.num_heads, cells, cells))
@@ -105,14 +106,14 @@ class AttentionCollector:
             some = replace(queries, rows=queries.rows[:, start:stop])
             self._tile(kv[: len(kv) - len(queries) + stop], some)
         if self._exact:
-            self._queries.append(queries.rows[self._layer].copy())
+            self._queries.append(queries.rows[self._places[self._layer]].copy())
             self._keys = kv.keys(self._layer).astype(np.float32)
 
     def _tile(self, kv: KVCache, queries: Queries) -> None:
         end, starts = len(kv), self._starts[self._starts < len(kv)]
         cells = np.arange(end - len(queries), end) // self._width
         for i, layer in enumerate(self._layers):
-            scores = attention_scores(kv, queries, layer)
+            scores = attention_scores(kv, queries, self._places[layer])
             if layer == self._layer and self._exact:
                 self._scores += list(scores.copy().swapaxes(0, 1))
             weights = np.add.reduceat(softmax(scores), starts, axis=-1)  # [Hq, rows, cells]
@@ -134,7 +135,7 @@ class AttentionCollector:
             layer,
             self._head,
             config.layers[layer].attention.scale,
-            config.windows[layer],
+            config.layers[layer].attention.window,
             tuple(self._starts.tolist()),
             tuple(AttentionHeatMap(one, None, _lower(means[i])) for i, one in enumerate(self._layers)),
             tuple(AttentionHeatMap(layer, head, _lower(weights)) for head, weights in enumerate(heads)),

@@ -14,8 +14,6 @@ from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
 from twostroke.kv.cache import KVCache
 from twostroke.sampling.params import SamplingParams
 
-COMPARED = 64  # entries that are compared at once
-
 
 @dataclass(frozen=True)
 class AnswerRun:
@@ -123,9 +121,9 @@ def compare_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams, 
 
 def largest_difference(one: KVCache, other: KVCache) -> float:
     """The largest difference between K and V of two values, over the entries that both have."""
-    found = 0.0
-    for start in range(0, min(len(one), len(other)), COMPARED):
-        mine, theirs = (kv[start : min(start + COMPARED, len(one), len(other))] for kv in (one, other))
-        difference = mine.entries().astype(np.float32) - theirs.entries().astype(np.float32)
-        found = max(found, float(np.abs(difference).max(initial=0)))
+    found, count = 0.0, min(len(one), len(other))
+    for layer in (layer for _, group in one.pool.geometry.kv_groups for layer in group.layers):
+        mine, theirs = (kv.entries(layer)[:, :count] for kv in (one, other))
+        if mine.tobytes() != theirs.tobytes():
+            found = max(found, float(np.abs(mine.astype(np.float32) - theirs.astype(np.float32)).max(initial=0)))
     return found

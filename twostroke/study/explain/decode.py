@@ -38,7 +38,7 @@ class DecodeStep:
     Attributes:
         token_in: the token that the step enters, with the index of its entry.
         before, after: the cache.
-        attends: the entries that its row attends to most, mean over layers and heads: (index, weight).
+        attends: the entries that its row attends to most, mean over layers with attention and heads: (index, weight).
         candidates: what could come next.
         token_out: what was sampled, and its probability.
         lens: how it formed, layer by layer.

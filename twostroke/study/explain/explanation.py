@@ -19,7 +19,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Prompt
 from twostroke.models.cost import StepPredictor
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.explain.attention import check_index, require_attention
+from twostroke.study.explain.attention import check_index, chosen_layer
 from twostroke.study.explain.attention_maps import PromptAttention
 from twostroke.study.explain.cache_comparison import CacheComparison, compare_with_cache, run_with_cache
 from twostroke.study.explain.cache_map import CacheMap, cache_map
@@ -37,10 +37,11 @@ CANDIDATES = 5
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model and what computes it."""
+    """The model and what computes it. `recurrent`: how many of its layers have a state in place of attention."""
 
     name: str
     layers: int
+    recurrent: int
     hidden: int
     heads: int
     kv_heads: int
@@ -90,7 +91,7 @@ class ExplainOptions:
     """What an explanation shows.
 
     Attributes:
-        layer: whose attention and shapes; None is the one in the middle.
+        layer: whose attention and shapes; None is the middle one of those with attention.
         head: None is the mean over heads.
         naive: tokens that are also made without the cache; 0 for none.
         method: a technique whose caches are shown.
@@ -138,14 +139,13 @@ def explain(
         answer: tokens that were made before, to explain these and no other answer.
 
     Raises:
-        InvalidRequest: no such layer or head, an empty prompt, or a companion that the technique needs is missing.
+        InvalidRequest: no such layer or head, a recurrent layer, an empty prompt, or a companion that the technique
+            needs is missing.
         ContextLengthExceeded: the prompt leaves no room for an answer.
     """
     aspects = aspects or ExplainOptions()
     config, tokenizer = llm.config, llm.tokenizer
-    require_attention(config)
-    layer = config.num_layers // 2 if aspects.layer is None else aspects.layer
-    check_index("layer", layer, config.num_layers)
+    layer = chosen_layer(config, aspects.layer)
     if aspects.head is not None:
         check_index("head", aspects.head, config.num_heads)
     if not tokens:
@@ -197,7 +197,7 @@ def explain(
 
 def _both_ways(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> CacheComparison | None:
     steps = min(steps, max(1, MAX_NAIVE_TOKENS // len(tokens)))
-    pages = -(-(len(tokens) + steps) // llm.pool.page_size)
+    pages = llm.pool.geometry.num_pages(len(tokens) + steps, llm.pool.page_size, len(tokens))
     if not steps or 2 * pages > llm.pool.num_pages:
         return None
     return compare_with_cache(llm, tokens, params, steps)
@@ -209,6 +209,7 @@ def model_facts(llm: LLM) -> ModelFacts:
     return ModelFacts(
         llm.name,
         config.num_layers,
+        len(config.state_layers),
         config.hidden_size,
         config.num_heads,
         config.num_kv_heads,

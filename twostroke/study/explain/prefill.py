@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twostroke.backends.interface import PAGE
+from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import layers_by_kind
 from twostroke.models.config import Experts, ModelConfig
@@ -44,12 +46,38 @@ class StoredLayers:
 
 
 @dataclass(frozen=True)
+class StoredStates:
+    """What recurrent layers keep in place of K and V.
+
+    Attributes:
+        layers: their number.
+        heads, k_dim, v_dim: of a layer's state, float32.
+        chunk: positions between two snapshots of the states.
+        snapshots: those that are kept; snapshot_bytes: of one, all layers.
+        rows: tokens since the last snapshot that is needed; row_bytes: of the rows of one, all layers.
+        bytes: of all this, and of the last inputs of convolutions.
+    """
+
+    layers: int
+    heads: int
+    k_dim: int
+    v_dim: int
+    chunk: int
+    snapshots: int
+    snapshot_bytes: int
+    rows: int
+    row_bytes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class StoredKV:
     """The KV cache after a prefill.
 
     Attributes:
         entry_bytes: K and V of one token in all layers: the sum over `kinds`.
-        bytes: of the entries that are kept.
+        bytes: of the entries that are kept, and of states.
+        states: of recurrent layers; None if the model has none.
     """
 
     entries: int
@@ -59,6 +87,7 @@ class StoredKV:
     bytes: int
     page_size: int
     pages: int
+    states: StoredStates | None
 
 
 @dataclass(frozen=True)
@@ -93,6 +122,7 @@ def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tu
     one, hidden = config.layers[layer], config.hidden_size
     attention, mlp = one.attention, one.feed_forward
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    gate = " x sigmoid(norm(hidden) W_gate)" if attention.output_gate else ""
     shapes = [
         LayerTensor("hidden", ("rows", "hidden"), (rows, hidden), "what the layer before made"),
         LayerTensor("Q", ("rows", "heads", "head_dim"), (rows, heads, dim), "norm(hidden) W_Q, turned by RoPE"),
@@ -101,7 +131,7 @@ def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tu
         ),
         LayerTensor("V", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_V", True),
         LayerTensor("scores", ("heads", "rows", "entries"), (heads, rows, entries), "Q K^T x scale, tile by tile"),
-        LayerTensor("attended", ("rows", "heads", "head_dim"), (rows, heads, dim), "softmax(scores) V"),
+        LayerTensor("attended", ("rows", "heads", "head_dim"), (rows, heads, dim), f"softmax(scores) V{gate}"),
         LayerTensor("hidden + attention", ("rows", "hidden"), (rows, hidden), "hidden + attended W_O"),
     ]
     if isinstance(mlp, Experts):
@@ -136,4 +166,27 @@ def stored_kv(kv: KVCache) -> StoredKV:
         kv.nbytes,
         kv.pool.page_size,
         kv.num_pages,
+        _stored_states(kv),
+    )
+
+
+def _stored_states(kv: KVCache) -> StoredStates | None:
+    geometry, snapshots = kv.pool.geometry, [one for one in kv.entry_table.snapshots if len(one.pages)]
+    if not geometry.states:
+        return None
+    held = (spans.counts(kv.table) @ (kv.table[:, PAGE:] != spans.NO_PAGE)).tolist()  # entries of each group
+    other = [g for g, group in enumerate(geometry.groups) if group.kind != "kv"]
+    rows = [g for g in other if geometry.groups[g].kind == "rows"]
+    state = geometry.states[0][1]
+    return StoredStates(
+        len(geometry.states),
+        state.num_v_heads,
+        state.k_dim,
+        state.v_dim,
+        state.chunk,
+        len(snapshots),
+        geometry.state_bytes,
+        held[rows[0]],
+        sum(geometry.group_bytes[g] for g in rows),
+        len(snapshots) * geometry.state_bytes + sum(held[g] * geometry.group_bytes[g] for g in other),
     )

@@ -100,18 +100,30 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         console,
         f"Stored: K and V of {stored.entries:,} tokens, {' + '.join(map(_kind_text, stored.kinds))} "
         f"numbers of {stored.dtype} = {stored.entry_bytes:,} bytes a token, "
-        f"{amount(stored.bytes, 'B')} in {plural(stored.pages, 'page')} of {stored.page_size}. Q is not stored: no "
-        "later token needs it.",
+        f"{amount(stored.bytes, 'B')}{' with states' if stored.states else ''} in "
+        f"{plural(stored.pages, 'page')} of {stored.page_size}. Q is not stored: no later token needs it.",
     )
+    if (states := stored.states) is not None:
+        print_paragraph(
+            console,
+            f"The recurrent layers ({states.layers}) attend to nothing. In place of K and V each has a state of "
+            f"{states.heads} x {states.k_dim} x {states.v_dim} numbers, kept at every {states.chunk}th position (here "
+            f"{plural(states.snapshots, 'snapshot')} of {amount(states.snapshot_bytes, 'B')}), and rows of the "
+            f"{plural(states.rows, 'token')} since ({states.row_bytes:,} bytes a token).",
+        )
     steps = plural(prefill.steps, "step")
     print_paragraph(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")
     if everything:
-        _parts(console, work)
+        _parts(console, work, _kv_text(made))
 
 
 def _kind_text(kind: StoredLayers) -> str:
     window = "" if kind.window is None else f" (the last {kind.window:,} tokens)"
     return f"{kind.layers} layers{window} x 2 x {kind.kv_heads} heads x {kind.head_dim}"
+
+
+def _kv_text(made: Explanation) -> str:
+    return "K, V and states" if made.model.recurrent else "K and V"
 
 
 def _work_text(work: StepWork) -> str:
@@ -121,9 +133,9 @@ def _work_text(work: StepWork) -> str:
     )
 
 
-def _parts(console: Console, work: StepWork) -> None:
+def _parts(console: Console, work: StepWork, kv: str) -> None:
     amounts = (work.weight_bytes, work.kv_bytes, work.linear_flops, work.attention_flops, work.head_flops)
-    names = ("weights read", "K and V read", "products of layers", "attention", "head")
+    names = ("weights read", f"{kv} read", "products of layers", "attention", "head")
     table = table_of("work", ">amount", ">predicted")
     for i, (name, count, seconds) in enumerate(zip(names, amounts, work.predicted_s, strict=True)):
         table.add_row(name, amount(count, "B" if i < 2 else "FLOP"), ms(seconds))
@@ -168,7 +180,9 @@ def _attention(console: Console, made: Explanation, everything: bool) -> None:
     if len(starts) == len(made.tokens):
         last = [(int(i), float(rows[-1][i])) for i in np.argsort(-rows[-1], kind="stable")]
         print_paragraph(console, f"The last token attends most to {_attended(made, last)}.")
-    print_paragraph(console, f"Over all layers and heads, it attends most to {_attended(made, made.prefill.attends)}.")
+    layers = "attention layers" if made.model.recurrent else "layers"
+    most = _attended(made, made.prefill.attends)
+    print_paragraph(console, f"Over all {layers} and heads, it attends most to {most}.")
 
 
 def _attended(made: Explanation, attends: Sequence[tuple[int, float]], count: int = 3) -> str:
@@ -232,7 +246,8 @@ def _decode(console: Console, made: Explanation, everything: bool) -> None:
         _all_candidates(console, steps)
     last = made.decode[-1]
     print_paragraph(
-        console, f"The last step: {_work_text(last.work)}; K and V are {amount(last.work.kv_bytes, 'B')} of it."
+        console,
+        f"The last step: {_work_text(last.work)}; {_kv_text(made)} are {amount(last.work.kv_bytes, 'B')} of it.",
     )
     alike = "made the same tokens" if made.timed_alike else "made OTHER tokens: its backend is not exact"
     print_paragraph(console, f"Times are of a plain request that nobody watched; it {alike}.", "dim")

@@ -20,20 +20,20 @@ export async function showAttention(box, answer, index, ask) {
       words.replaceChildren(el("span", { class: "error", role: "alert" }, error.message));
     }
   };
-  const choice = (name, count) => {
+  const choice = (name, indices) => {
     const pick = ({ target }) => {
       if (target.value === "") delete chosen[name];
       else chosen[name] = Number(target.value);
       fill();
     };
-    const options = Array.from({ length: count }, (_, i) => el("option", { value: i }, `${name} ${i}`));
+    const options = indices.map((i) => el("option", { value: i }, `${name} ${i}`));
     return el("select", { "aria-label": name, change: pick }, el("option", { value: "" }, `all ${name}s`), options);
   };
   const plain = answer.method === "plain" ? "" : ` The answer was made by ${answer.method}; this is what a plain pass over the same tokens attends to.`;
   const head = el("p", {}, "What ", el("code", {}, visible(answer.tokens[index].text)), ` attended to.${plain} `);
   box.replaceChildren(head, words, text);
   const found = await fill();
-  if (found) head.append(choice("layer", found.num_layers), " ", choice("head", found.num_heads));
+  if (found) head.append(choice("layer", found.layers), " ", choice("head", [...Array(found.num_heads).keys()]));
 }
 
 /** The first token takes what nothing else asks for (a sink): the colours are relative to the largest of the others. */

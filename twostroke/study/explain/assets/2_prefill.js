@@ -33,15 +33,16 @@ function prefillView() {
     } } }, element("b", {}, shape.name), element("br"), element("span", { class: "dims" }, `[${shape.dims.map(count).join(", ")}]`));
     return button;
   });
-  const names = ["weights read", "K and V read", "products of layers", "attention", "head"];
+  const names = ["weights read", `${made.model.recurrent ? "K, V and states" : "K and V"} read`, "products of layers", "attention", "head"];
   const amounts = [work.weight_bytes, work.kv_bytes, work.linear_flops, work.attention_flops, work.head_flops];
   const longest = Math.max(...work.predicted_s, 1e-12);
   return [
-    paragraph(`All ${count(n)} tokens go through the layers together. Here is layer ${made.prefill.layer} of ${made.model.layers}; the others have the same shapes unless their windows or experts differ.`),
+    paragraph(`All ${count(n)} tokens go through the layers together. Here is layer ${made.prefill.layer} of ${made.model.layers}; the others have the same shapes unless their windows or experts differ${made.model.recurrent ? `, or they are recurrent (${made.model.recurrent} of them)` : ""}.`),
     element("div", { class: "flow" }, buttons), detail,
     title("What stays"),
     paragraph(`Only K and V (orange) stay: they are what later tokens look at. A token's Q is used once, by that token itself, so no cache keeps it.`),
-    paragraph(`${stored.kinds.map((one) => `${one.layers} layers${one.window ? ` (the last ${count(one.window)} tokens)` : ""} × 2 × ${one.kv_heads} KV heads × ${one.head_dim}`).join(" + ")} numbers of ${stored.dtype} = ${count(stored.entry_bytes)} bytes a token. ${count(stored.entries)} tokens: ${amount(stored.bytes, "B")}, in ${plural(stored.pages, "page")} of ${stored.page_size} entries.`),
+    paragraph(`${stored.kinds.map((one) => `${one.layers} layers${one.window ? ` (the last ${count(one.window)} tokens)` : ""} × 2 × ${one.kv_heads} KV heads × ${one.head_dim}`).join(" + ")} numbers of ${stored.dtype} = ${count(stored.entry_bytes)} bytes a token. ${count(stored.entries)} tokens: ${amount(stored.bytes, "B")}, ${stored.states ? "with states, " : ""}in ${plural(stored.pages, "page")} of ${stored.page_size} entries.`),
+    stored.states && paragraph(`The recurrent layers (${stored.states.layers}) attend to nothing. In place of K and V each has a state of ${stored.states.heads} × ${stored.states.k_dim} × ${stored.states.v_dim} numbers, kept at every ${stored.states.chunk}th position (here ${plural(stored.states.snapshots, "snapshot")} of ${amount(stored.states.snapshot_bytes, "B")}), and rows of the ${plural(stored.states.rows, "token")} since (${count(stored.states.row_bytes)} bytes a token).`),
     title("What it costs"),
     table(["work", ">amount", ">predicted", ""], names.map((name, i) => [name, amount(amounts[i], i < 2 ? "B" : "FLOP"), ms(work.predicted_s[i]), bar(work.predicted_s[i] / longest, i < 2 ? "two" : "")])),
     paragraph(`${amount(work.flops, "FLOP")} over ${amount(work.bytes, "B")}: ${work.intensity.toFixed(1)} FLOPs for each byte read. Bound by ${work.bound}. The first token came after ${ms(made.prefill.seconds)}, in ${plural(made.prefill.steps, "step")}.`),

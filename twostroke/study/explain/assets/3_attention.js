@@ -2,6 +2,7 @@
 const seen = { map: null, row: null, column: null };
 const attention = made.attention, starts = attention.starts;
 const cellEnd = (i) => (i + 1 < starts.length ? starts[i + 1] : made.tokens.length);
+const everyLayer = made.model.recurrent ? "Every layer with attention" : "Every layer";
 const exact = starts.length === made.tokens.length;
 const shownFirst = attention.head === null ? attention.layers.find((one) => one.layer === attention.layer) : attention.heads[attention.head];
 
@@ -19,8 +20,8 @@ function attentionView() {
   seen.map = seen.map ?? shownFirst;
   const large = element("div"), below = panel(), status = element("p", { class: "soft", role: "status" });
   const smalls = [
-    title(attention.layers.length > 1 ? "Every layer" : "Mean over heads"), thumbnails(attention.layers, pick),
-    attention.layers.length > 1 ? null : soft("Every layer has a map where the prompt has at most 256 tokens. For another one: --layer."),
+    title(attention.layers.length > 1 ? everyLayer : "Mean over heads"), thumbnails(attention.layers, pick),
+    attention.layers.length > 1 ? null : soft(`${everyLayer} has a map where the prompt has at most 256 tokens. For another one: --layer.`),
     title(`Heads of layer ${attention.layer}`), thumbnails(attention.heads, pick),
   ];
 

@@ -282,9 +282,12 @@ class PrefixIndex(ABC):
         """Those whose pages' release would free a frame for each page."""
         pages = np.array(firsts, np.int64)
         found = pages[self.pool.would_free(pages)].tolist()
-        if not self._sets:
+        if not self._sets or not found:
             return found
-        return [one for one in found if self.pool.would_free(np.array(self._sets.get(one, (one,)))).all()]
+        sets = [self._sets.get(one, (one,)) for one in found]
+        starts = np.cumsum([0, *map(len, sets[:-1])])
+        free = np.logical_and.reduceat(self.pool.would_free(np.array([*chain.from_iterable(sets)], np.int64)), starts)
+        return [one for one, all_free in zip(found, free.tolist(), strict=True) if all_free]
 
     @abstractmethod
     def _find(self, keys: list[bytes]) -> list[int]:

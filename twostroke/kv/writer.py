@@ -193,6 +193,8 @@ class KVWriter:
             return pages[: copied * groups], pages[copied * groups :], None
         position, last = self.next_position, self.next_position + count
         boundaries = states.boundaries(position, count, last - self._lookback - self._guesses)
+        if not (fresh or copied or boundaries):  # as for most tokens of a decode
+            return [], [], states.step(len(self), position, (), ())
         snapshots = states.allocate(boundaries)
         try:
             ends = np.minimum(position + in_place + size * np.arange(1, fresh + 1), last) - 1

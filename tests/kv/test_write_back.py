@@ -2,9 +2,11 @@
 
 # pyright: reportPrivateUsage=false
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.kv.values import contents, prefill
+from tests.kv.values import RECURRENT, contents, prefill
 from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import HostBudget, PrefixIndex
@@ -45,6 +47,27 @@ def test_bytes_of_pages_that_have_left(pool: PagePool, kind: type[PrefixIndex], 
     assert offers._slots.num_used == 3
     del waiting
     assert offers._slots.num_used == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_a_snapshot_that_has_left(new_pool: Callable[..., PagePool], kind: type[PrefixIndex]) -> None:
+    """Its parts have its states, and zeros behind them, whatever was in their pages before."""
+    pool = new_pool(geometry=RECURRENT)
+    for frame in range(pool.num_pages):
+        pool.memory.write_page(frame, b"\1" * pool.page_bytes)
+    index, kv = kind(pool, "m"), prefill(pool, range(18))
+    blocks, (snapshot,) = index.insert(kv), kv.entry_table.snapshots
+    sizes = pool.geometry.state_pages(pool.page_size).used_bytes
+    found = pool.memory.read_pages(pool.frames_of(snapshot.pages).tolist())
+    data = [bytes(page[:size]).ljust(pool.block_bytes, b"\0") for page, size in zip(found, sizes, strict=True)]
+    assert len(data) == pool.snapshot_pages
+    offers = WriteBack(index)
+    waiting = offers.enqueue_snapshot(blocks[snapshot.at // pool.page_size - 1])
+    assert offers.enqueue_snapshot(blocks[0]) == []
+    assert read(offers, waiting) == data
+    del kv, found
+    index.clear()
+    assert (pool.num_used, read(offers, waiting)) == (0, data)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -122,6 +122,7 @@ def test_metrics_of_a_disk(open_over: Callable[..., LLM]) -> None:
     assert seen["tier_lookups_total:hit:disk"] == seen["tier_pages_total:in:disk"] == whole
     assert seen["tier_lookups_total:miss:disk"] == 0
     assert seen["tier_bytes_total:in:disk"] == whole * size
+    assert [seen[f"tier_snapshots_total:{direction}:disk"] for direction in ("in", "out")] == [0, 0]
     assert seen["tier_seconds_total:in:disk"] > 0
     assert seen["tier_limit_bytes:disk"] == 1 << 40
     assert seen["tier_limit_bytes:host"] == 8 << 20

@@ -14,6 +14,7 @@ import numpy as np
 from twostroke.engine.load_or_recompute import pages_worth_loading
 from twostroke.engine.model import Model
 from twostroke.engine.prefix_match import tokens_by_tier
+from twostroke.kv.backing_stores import num_blocks
 from twostroke.kv.cache import KVCache
 from twostroke.kv.tiers.speed import TransferSpeed
 
@@ -60,12 +61,15 @@ def estimate_local(model: Model, tokens: Sequence[int], computing: Computing, st
     if stores and model.backing_stores is not None and model.backing_stores.worth_asking(at, len(tokens) - at):
         links = model.backing_stores.tiers.speeds
         names = model.backing_stores.names(array[:-1])[at // size :]
-        segments = model.backing_stores.find(names, lambda tier: None)
-        count = pages_worth_loading(segments, lambda pages: computing(at, pages * size), links, model.pool.block_bytes)
+        _, segments = model.backing_stores.find(names, lambda tier: None)
+        blocks, block_bytes = num_blocks(segments), model.pool.block_bytes
+        count = pages_worth_loading(
+            segments, lambda pages: computing(at, min(pages, blocks) * size), links, block_bytes
+        )
         for segment in segments:
             pages = max(0, min(segment.stop, count) - segment.start)
-            found[segment.store.tier] += pages * size
-            loading += links[segment.store.tier].seconds(pages * model.pool.block_bytes)
-        at += count * size
+            found[segment.store.tier] += 0 if segment.snapshot else pages * size
+            loading += links[segment.store.tier].seconds(pages * block_bytes)
+        at += min(count, blocks) * size
     found[COMPUTED] = len(tokens) - at
     return KVSource(loading + computing(at, len(tokens) - at), +found)

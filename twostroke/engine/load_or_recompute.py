@@ -16,6 +16,8 @@ def pages_worth_loading(
 ) -> int:
     """Returns how many of the leading pages to load: as many as save the most time, in whole segments.
 
+    Where a snapshot is the last of them, all or none: blocks without the states behind them are of no use.
+
     Args:
         segments: where the pages are.
         computing: predicted seconds to compute the first n of them.
@@ -23,9 +25,10 @@ def pages_worth_loading(
         page_bytes: bytes of a page.
     """
     best, most_saved, loading = 0, 0.0, 0.0
+    whole = bool(segments) and segments[-1].snapshot
     for segment in segments:
         loading += speeds[segment.store.tier].seconds((segment.stop - segment.start) * page_bytes)
         saved = computing(segment.stop) - loading
-        if saved > most_saved:
+        if saved > most_saved and (not whole or segment.snapshot):
             best, most_saved = segment.stop, saved
     return best

@@ -127,12 +127,7 @@ class ModelLoader:
         prefixes, lower = None if made is None else made(pool, identity), None
         if prefixes is not None:
             prefixes.host = self._host
-            if self.tiers.stores and geometry.states:
-                log.warning(
-                    "%s has recurrent layers: the disk and remote tiers keep values, but no prompts of it",
-                    checkpoint.name,
-                )
-            elif self.tiers.stores:
+            if self.tiers.stores:
                 lower = BackingStores(self.tiers, prefixes, checkpoint.name)
         cost = CostModel(checkpoint.config, weights, geometry.entry_bytes)
         return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)

@@ -26,7 +26,7 @@ from twostroke.engine.load_or_recompute import SLACK, pages_worth_loading
 from twostroke.engine.model import Model
 from twostroke.engine.request import Choice
 from twostroke.errors import OutOfPages, PageLost, TwostrokeError
-from twostroke.kv.backing_stores import StoredRun
+from twostroke.kv.backing_stores import StoredRun, num_blocks
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.prefix_index import value_of_pages
@@ -82,7 +82,8 @@ class PageLoad:
     done: bool = False
     calling: str | None = None
     _since: float = 0.0  # when the time to ask began
-    _pages: np.ndarray = field(init=False)  # of the blocks that have come, [n, groups]
+    _pages: np.ndarray = field(init=False)  # of the blocks that have come, and of a snapshot's parts, [n, groups]
+    _num_blocks: int = 0  # of those that are read before a snapshot
     _closed: bool = False  # nobody wants what still comes
     _ended: bool = False
     _arrival: SwapIn | None = None
@@ -162,11 +163,19 @@ class PageLoad:
             self._closed = True
             pages, self._pages = self._pages, self._pages[:0]
         try:
-            if not len(pages):
+            blocks, parts = pages, pages[:0]
+            if model.pool.geometry.states:
+                blocks, parts = np.split(pages, [self._num_blocks])
+            state = parts[parts != NO_PAGE][: model.pool.snapshot_pages]
+            if len(state) < model.pool.snapshot_pages:
+                del self.sources[len(self.sources) - len(blocks) :]
+                blocks = blocks[:0]
+            if not len(blocks):
                 return known
             size = model.pool.page_size
-            tokens = self.tokens[: len(known) + len(pages) * size]
-            return value_of_pages(model.pool, model.id, tokens, np.concatenate([known.table[:, PAGE:], pages]))
+            tokens = self.tokens[: len(known) + len(blocks) * size]
+            table = np.concatenate([known.table[:, PAGE:], blocks])
+            return value_of_pages(model.pool, model.id, tokens, table, state.tolist())
         finally:
             self._release(pages)
 
@@ -258,11 +267,11 @@ class PageLoad:
         stores, size = self.model.backing_stores, self.model.pool.page_size
         assert stores is not None
         known, began = len(self.known), self._since
-        names = stores.names(self.tokens)[known // size :]
-        segments = stores.find(names, self._set_calling)
+        names, segments = stores.find(stores.names(self.tokens)[known // size :], self._set_calling)
+        self._num_blocks = num_blocks(segments)
 
         def pages_cost(count: int) -> float:
-            return computing(known, count * size)
+            return computing(known, min(count, self._num_blocks) * size)
 
         count = pages_worth_loading(segments, pages_cost, self.tiers.speeds, self.model.pool.block_bytes)
         for segment in segments:
@@ -282,6 +291,8 @@ class PageLoad:
                 if limit <= 0 or not self._read(segment, names[start:stop], limit):
                     self._count_late(segment, count - start, limit <= 0)
                     return
+            if segment.snapshot:
+                segment.store.counters.snapshot("in")
 
     def _set_calling(self, tier: str) -> None:
         self.calling = tier
@@ -299,8 +310,8 @@ class PageLoad:
         with self._lock:
             if wanted := not self._closed:
                 self._pages = np.concatenate([self._pages, pages])
-                self.sources += [segment.store.tier] * len(pages)
-                passed = self._take_passed()
+                self.sources += [] if segment.snapshot else [segment.store.tier] * len(pages)
+                passed = pages[:0] if segment.snapshot else self._take_passed()
         self._release(passed)
         return wanted and len(pages) == len(names)
 

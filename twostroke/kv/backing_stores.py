@@ -1,6 +1,13 @@
 """The stores below one model's prefix index: their pages are found, read and written by keys.
 
-What a store calls a page is a *block*: the pages of all groups of layers that hold the same tokens, one after another.
+What a store calls a page is a *block*: the pages of all groups of layers that hold K and V of the same tokens, one
+after another. A snapshot of states is cut into *parts* of that size, which lie behind the block at its end.
+
+A snapshot may be as large as K and V of 1,600 tokens, so few are written: the last one of a prompt or of an answer, and
+that only if it spares enough. What it spares is computing from the snapshot before it that the store has. That must
+take longer than to load a snapshot. Then it goes into the remote tier, and into the disk tier if `Tiers.first_touch_s`
+are spared, or when its prompt comes again. So the disk has at most one for each second of computing that came once, and
+a conversation that goes on after a restart computes no more than a second that it had computed before.
 """
 
 import logging
@@ -8,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,8 +24,10 @@ from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pins import Pin
 from twostroke.kv.prefix_index import PrefixIndex
+from twostroke.kv.queued_write import QueuedWrite
+from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.tiers.admission import Admission
-from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name
+from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name, snapshot_names
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.kv.write_back import WriteBack, WriteBackBlock
@@ -32,11 +41,20 @@ MAX_RUNS = 8
 
 @dataclass(frozen=True)
 class StoredRun:
-    """Pages [start, stop) of a prompt, counted from the first one asked for, in one store."""
+    """Pages [start, stop) of a prompt, counted from the first one asked for, in one store.
+
+    `snapshot`: they are parts of the snapshot behind its blocks, and are counted after them.
+    """
 
     store: Store
     start: int
     stop: int
+    snapshot: bool = False
+
+
+def num_blocks(runs: Sequence[StoredRun]) -> int:
+    """The number of blocks in runs that begin with the first one."""
+    return max((run.stop for run in runs if not run.snapshot), default=0)
 
 
 class BackingStores:
@@ -56,6 +74,8 @@ class BackingStores:
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
         self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.block_bytes)
         self.group = max(1, min(GROUP_BYTES // pool.block_bytes, pool.num_pages // pool.num_groups // 8))
+        self._columns = np.array([group for group, _ in pool.geometry.kv_groups])
+        self._parts = -(-pool.snapshot_pages // len(self._columns))  # of a snapshot
         self.write_back = WriteBack(index)
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
 
@@ -78,9 +98,10 @@ class BackingStores:
                 log.info("%s is not measured: %s", store.where, error)
 
     def worth_asking(self, context: int, count: int) -> bool:
-        """Whether loading one page might be quicker than computing `count` tokens after `context` entries."""
+        """Whether loading the least that helps might be quicker than computing `count` tokens after `context` others."""
         seconds, links = self.computing(context, count), self.tiers.speeds.values()
-        worth = any(link.seconds(self.pool.block_bytes) < seconds for link in links if not link.closed)
+        least = (1 + self._parts) * self.pool.block_bytes
+        worth = any(link.seconds(least) < seconds for link in links if not link.closed)
         for link in () if worth else links:
             link.not_worthwhile()
         return worth
@@ -88,9 +109,26 @@ class BackingStores:
     def names(self, tokens: np.ndarray) -> list[PageName]:
         return chain(self.namespace, tokens)
 
-    def find(self, names: Sequence[PageName], asking: Callable[[str], None]) -> list[StoredRun]:
-        """Find the leading pages, each in the nearest store that has it. `asking` is called with each tier before."""
-        segments: list[StoredRun] = []
+    def find(self, names: Sequence[PageName], asking: Callable[[str], None]) -> tuple[list[PageName], list[StoredRun]]:
+        """Find the leading blocks, each in the nearest store that has it. `asking` is called with each tier before.
+
+        Returns what may be read, and where it is. With recurrent layers that ends at the last snapshot that is there.
+        """
+        segments, asked = self._find_blocks(names, asking)
+        found = list(names[: num_blocks(segments)])
+        if self._parts:
+            found, segments = self._up_to_snapshot(found, segments, asking)
+        for store, at in asked:
+            here = (run for run in segments if (run.store, run.start, run.snapshot) == (store, at, False))
+            hits = sum(run.stop - run.start for run in here)
+            store.counters.looked_up(hits, len(names) - at - hits)
+        return found, segments
+
+    def _find_blocks(
+        self, names: Sequence[PageName], asking: Callable[[str], None]
+    ) -> tuple[list[StoredRun], list[tuple[Store, int]]]:
+        """Where the leading blocks are, and which stores were asked from which block on."""
+        segments, asked = list[StoredRun](), list[tuple[Store, int]]()
         done = 0
         while done < len(names) and len(segments) < MAX_RUNS:
             for store in self.tiers.stores:
@@ -102,7 +140,7 @@ class BackingStores:
                 began = time.perf_counter()
                 count = store.find(self.namespace, names[done:])
                 link.answered(time.perf_counter() - began)
-                store.counters.looked_up(count, len(names) - done - count)
+                asked.append((store, done))
                 if count:
                     admission.found(names[done : done + count])
                     segments.append(StoredRun(store, done, done + count))
@@ -111,17 +149,50 @@ class BackingStores:
                 admission.missing(names[done:])
             else:
                 break
-        return segments
+        return segments, asked
+
+    def _up_to_snapshot(
+        self, names: list[PageName], segments: list[StoredRun], asking: Callable[[str], None]
+    ) -> tuple[list[PageName], list[StoredRun]]:
+        """Blocks up to the last snapshot all of whose parts one store has, and these parts; nothing without one."""
+        end, parts, where = 0, list[PageName](), None
+        for store in self.tiers.stores:
+            left = [one for one in self._boundaries(names) if one > end]
+            asking(store.tier)
+            while left and not self.tiers.speeds[store.tier].closed:
+                first = store.find_any(self.namespace, [snapshot_names(names[one - 1], 1)[0] for one in left])
+                if first == len(left):
+                    break
+                some = snapshot_names(names[left[first] - 1], self._parts)
+                count = store.find(self.namespace, some)
+                self._admissions[store.tier].found(some[:count])
+                self._admissions[store.tier].missing(some[count:])
+                if count == self._parts:
+                    end, parts, where = left[first], some, store
+                    break
+                left = left[first + 1 :]
+        if where is None:
+            return [], []
+        blocks = [replace(run, stop=min(run.stop, end)) for run in segments if run.start < end]
+        return [*names[:end], *parts], [*blocks, StoredRun(where, end, end + len(parts), snapshot=True)]
+
+    def _boundaries(self, names: Sequence[PageName]) -> list[int]:
+        """After how many of these blocks a snapshot may be, the most first; none without recurrent layers."""
+        if not self._parts:
+            return []
+        size, chunk = self.pool.page_size, self.pool.geometry.chunk
+        return [i + 1 for i in reversed(range(len(names))) if (names[i].number + 1) * size % chunk == 0]
 
     def read(self, store: Store, names: Sequence[PageName], limit_s: float) -> np.ndarray:
-        """Read blocks into fresh frames.
+        """Read blocks, or parts of a snapshot, into fresh frames.
 
-        Returns the pages of the leading ones that are right, [n, groups], each with a reference for the caller. Raises
-        OutOfPages.
+        Returns the pages of the leading ones that are right, [n, groups], each with a reference for the caller; NO_PAGE
+        for groups without K and V. Raises OutOfPages.
         """
-        pool, groups = self.pool, self.pool.num_groups
+        pool, groups = self.pool, len(self._columns)
         pool.make_room(len(names) * groups)
-        pages = np.array(pool.allocate(len(names) * groups), np.int64)
+        kinds = np.full(groups, pool.num_groups) if names[0].of_state else self._columns
+        pages = np.array(pool.allocate(len(names) * groups, np.tile(kinds, len(names))), np.int64)
         pin = Pin(pages)
         link, bytes_asked, count = self.tiers.speeds[store.tier], len(pages) * pool.page_bytes, 0
         link.reserve(bytes_asked)
@@ -142,17 +213,19 @@ class BackingStores:
                 pool.release(wrong)
         if count < len(names):
             self._admissions[store.tier].missing(names[count:])
-        return pages[: count * groups].reshape(-1, groups)
+        found = np.full((count, pool.num_groups), NO_PAGE, np.int64)
+        found[:, self._columns] = pages[: count * groups].reshape(-1, groups)
+        return found
 
     @contextmanager
     def _filling(self, pages: np.ndarray, views: ExitStack) -> Generator[list[memoryview]]:
         """Writable bytes of blocks, whose pages are the given ones in turn: those of the pages, if blocks have one."""
         frames, size = self.pool.frames_of(pages).tolist(), self.pool.page_bytes
         fills = [views.enter_context(self.pool.memory.filling(frame)) for frame in frames]
-        if self.pool.num_groups == 1:
+        if len(self._columns) == 1:
             yield fills
             return
-        blocks = [memoryview(bytearray(self.pool.block_bytes)) for _ in range(0, len(pages), self.pool.num_groups)]
+        blocks = [memoryview(bytearray(self.pool.block_bytes)) for _ in range(0, len(pages), len(self._columns))]
         yield blocks
         parts = (block[at : at + size] for block in blocks for at in range(0, len(block), size))
         for fill, part in zip(fills, parts, strict=True):
@@ -164,14 +237,27 @@ class BackingStores:
         `again`: they will soon be asked for again. Returns at once. What waits to be written holds no page.
         """
         with self.pool.lock:  # no page may leave the index in between
-            pages = self.index.insert(kv)
-            if len(pages) <= start and not again:
+            blocks, size = self.index.insert(kv), self.pool.page_size
+            if len(blocks) <= start and not again:
                 return
-            offered = self.write_back.enqueue(pages)
-        tokens = kv.token_array[: len(pages) * self.pool.page_size]
-        self.tiers.note(partial(self._admit, tokens, offered, start, again))
+            offered = self.write_back.enqueue(blocks)
+            ends = {one.at // size for one in kv.entry_table.snapshots if one.at % size == 0}
+            snapshots = {
+                end: self.write_back.enqueue_snapshot(blocks[end - 1])
+                for end in sorted(ends)
+                if (0 if again else start) < end <= len(blocks)
+            }
+        tokens = kv.token_array[: len(blocks) * size]
+        self.tiers.note(partial(self._admit, tokens, offered, snapshots, start, again))
 
-    def _admit(self, tokens: np.ndarray, offered: list[WriteBackBlock], start: int, again: bool) -> None:
+    def _admit(
+        self,
+        tokens: np.ndarray,
+        offered: list[WriteBackBlock],
+        snapshots: dict[int, list[WriteBackBlock]],
+        start: int,
+        again: bool,
+    ) -> None:
         names, seconds = self.names(tokens), self.computing(0, len(tokens))
         for store in self.tiers.stores:
             tier, admission = store.tier, self._admissions[store.tier]
@@ -180,40 +266,43 @@ class BackingStores:
             first, stop = admission.touch(names, start, at_once)
             store.counters.skipped("second_touch", max(0, len(names) - max(stop, start)))
             if first:
-                outbox.run(partial(store.touch, self.namespace, names[:first]))
+                known = self._last_snapshot(admission, names[:first])
+                parts = snapshot_names(names[known - 1], self._parts) if known else []
+                outbox.run(partial(store.touch, self.namespace, [*names[:first], *parts]))
             for at in range(first, stop, self.group):
                 end = min(at + self.group, stop)
-                outbox.push(QueuedWrite(self, store, names[at:end], offered[at:end], admission))
+                self._push(store, names[at:end], offered[at:end])
+            for end, own in snapshots.items():
+                if own:
+                    self._admit_snapshot(store, names[:end], own, at_once)
+
+    def _admit_snapshot(
+        self, store: Store, names: list[PageName], offered: list[WriteBackBlock], at_once: bool
+    ) -> None:
+        """Queue the snapshot behind some blocks, if they are admitted too, and if it is worth its bytes."""
+        tier, admission, size = store.tier, self._admissions[store.tier], self.pool.page_size
+        known = self._last_snapshot(admission, names[:-1])
+        spared, parts = self.computing(known * size, (len(names) - known) * size), len(offered)
+        if spared <= self._load_seconds(tier, parts):
+            store.counters.skipped("near", parts)
+            return
+        at_once = at_once and (TOUCHES[tier] == 1 or spared >= self.tiers.first_touch_s)
+        chain = [*names, *snapshot_names(names[-1], parts)]
+        first, stop = admission.touch(chain, len(names), at_once)
+        store.counters.skipped("second_touch", len(chain) - max(stop, len(names)))
+        if stop == len(chain) and first < stop:
+            self._push(store, chain[first:], offered[first - len(names) :])
+
+    def _push(self, store: Store, names: list[PageName], offered: list[WriteBackBlock]) -> None:
+        admission, write_back = self._admissions[store.tier], self.write_back
+        write = QueuedWrite(write_back, self.namespace, store, admission, names, offered, self.group)
+        self.tiers.write_queues[store.tier].push(write)
+
+    def _last_snapshot(self, admission: Admission, names: Sequence[PageName]) -> int:
+        """After how many of these blocks the last snapshot is that a store has; 0 if it has none."""
+        there = (end for end in self._boundaries(names) if admission.holds(snapshot_names(names[end - 1], 1)[0]))
+        return next(there, 0)
 
     def _load_seconds(self, tier: str, pages: int) -> float:
         """Predicted seconds to load pages."""
         return self.tiers.speeds[tier].seconds(pages * self.pool.block_bytes)
-
-
-class QueuedWrite:
-    """Some consecutive pages of a prompt that wait to be written to a store."""
-
-    def __init__(
-        self,
-        lower: BackingStores,
-        store: Store,
-        names: list[PageName],
-        offered: list[WriteBackBlock],
-        admission: Admission,
-    ) -> None:
-        self._stores, self._store, self._names, self._admission = lower, store, names, admission
-        self._offered = offered
-        self._written = 0
-        self.pages = len(names)
-        self.size = self.pages * lower.pool.block_bytes
-
-    def write(self) -> None:
-        """Write copies: a store that hangs keeps no frame, and no index waits for it."""
-        copies = self._stores.write_back.read(self._offered)
-        self._store.counters.skipped("queue", self.pages - len(copies))
-        if copies:
-            self._written = self._store.write(self._stores.namespace, self._names[: len(copies)], copies)
-
-    def drop(self) -> None:
-        self._offered = []
-        self._admission.missing(self._names[self._written :])

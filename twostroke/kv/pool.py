@@ -99,8 +99,8 @@ class PagePool:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of the pages of all groups that hold the same entries."""
-        return self.page_bytes * self.num_groups
+        """Bytes of the pages of all groups that hold K and V of the same entries."""
+        return self.page_bytes * len(self.geometry.kv_groups)
 
     # Counts ----------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class PrefixIndex(ABC):
             return self._value(tokens[: len(blocks) * size], blocks)
 
     def _value(self, tokens: np.ndarray, blocks: list[int]) -> KVCache:
-        state = self.state_pages(blocks[-1]) if blocks and self.pool.geometry.states else []
+        state = self.snapshot_pages(blocks[-1]) if blocks and self.pool.geometry.states else []
         return value_of_pages(self.pool, self.model, tokens, self._pages_of(blocks), state)
 
     def insert(self, kv: KVCache, salt: bytes = b"") -> list[int]:
@@ -179,7 +179,7 @@ class PrefixIndex(ABC):
                     self._in_pool[first] = None
         return blocks
 
-    def state_pages(self, block: int) -> list[int]:
+    def snapshot_pages(self, block: int) -> list[int]:
         """The pages of the snapshot behind an indexed block; none if there is no snapshot."""
         return self._sets.get(self._windowed[block][-1], [])
 

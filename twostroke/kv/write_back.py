@@ -1,4 +1,4 @@
-"""Blocks of a prefix index that wait to be written to a store.
+"""Blocks and snapshots of a prefix index that wait to be written to a store.
 
 What waits holds no frame, so it changes nothing about when the pool is full. A block of which a page leaves the index
 before it is written is copied then, as far as there is room for copies. So a copy costs a block's bytes only where a
@@ -23,13 +23,17 @@ MIN_COPIES = 16
 
 
 class WriteBackBlock:
-    """A block that waits to be written: still in the index (`pages`), copied (`copy`), or lost (neither)."""
+    """A block, or a part of a snapshot as large as one, that waits to be written.
 
-    __slots__ = ("__weakref__", "copy", "pages")
+    It is still in the index (`pages`), copied (`copy`), or lost (neither). `used`: the bytes of each page that count.
+    """
 
-    def __init__(self, pages: list[int]) -> None:
+    __slots__ = ("__weakref__", "copy", "pages", "used")
+
+    def __init__(self, pages: list[int], used: list[int]) -> None:
         self.pages: list[int] | None = None if NO_PAGE in pages else pages
         self.copy: HostCopy | None = None
+        self.used = used
 
 
 class WriteBack:
@@ -40,13 +44,27 @@ class WriteBack:
         self._waiting: WeakValueDictionary[int, WriteBackBlock] = WeakValueDictionary()  # by each of its pages
         self._slots = SlabAllocator(index.pool.block_bytes)
         self._max_copies = max(MIN_COPIES, index.pool.num_pages // index.pool.num_groups // COPIED_FRACTION)
+        self._columns = [group for group, _ in index.pool.geometry.kv_groups]
         index.on_remove.append(self._copy_leaving)
 
     def enqueue(self, blocks: Sequence[int]) -> list[WriteBackBlock]:
         """Let indexed blocks wait. The caller has held the pool's lock since it knows that they are indexed."""
-        waiting = [self._waiting.get(block) or WriteBackBlock(self._index.block_pages(block)) for block in blocks]
-        for one in waiting:
-            self._waiting.update(dict.fromkeys(one.pages or (), one))
+        pages = ([of_block[column] for column in self._columns] for of_block in map(self._index.block_pages, blocks))
+        whole = [self._pool.page_bytes] * len(self._columns)
+        return [self._wait(own, whole) for own in pages]
+
+    def enqueue_snapshot(self, block: int) -> list[WriteBackBlock]:
+        """Let the parts of the snapshot behind an indexed block wait, as `enqueue` does; none if there is no snapshot.
+
+        Each has as many pages as a block; the last one may have fewer.
+        """
+        pages, size = self._index.snapshot_pages(block), len(self._columns)
+        used = self._pool.geometry.state_pages(self._pool.page_size).used_bytes if pages else []
+        return [self._wait(pages[i : i + size], used[i : i + size]) for i in range(0, len(pages), size)]
+
+    def _wait(self, pages: list[int], used: list[int]) -> WriteBackBlock:
+        waiting = self._waiting.get(pages[0]) or WriteBackBlock(pages, used)
+        self._waiting.update(dict.fromkeys(waiting.pages or (), waiting))
         return waiting
 
     def read(self, waiting: Sequence[WriteBackBlock]) -> list[memoryview]:
@@ -55,22 +73,22 @@ class WriteBack:
         for first in range(0, len(waiting), few):
             with pool.lock:
                 for one in waiting[first : first + few]:
-                    data = np.empty(pool.block_bytes, np.uint8).data
+                    data = np.zeros(pool.block_bytes, np.uint8).data
                     if one.copy is not None:
                         one.copy.read(data)
                     elif one.pages is not None:
-                        self._join(one.pages, data)
+                        self._join(one.pages, one.used, data)
                     else:
                         return copies
                     copies.append(data)
         return copies
 
-    def _join(self, pages: list[int], into: memoryview) -> None:
-        """Copy pages one after another."""
+    def _join(self, pages: list[int], used: list[int], into: memoryview) -> None:
+        """Copy the used bytes of pages, each to the place of a whole one."""
         size = self._pool.page_bytes
         with reading(self._pool, np.array(pages), np.full(len(pages), self._pool.page_size)) as sources:
             for i, source in enumerate(sources):
-                into[i * size : (i + 1) * size] = source.data()
+                into[i * size : i * size + used[i]] = source.data()[: used[i]]
 
     def _copy_leaving(self, pages: Sequence[int]) -> None:
         """Copy those blocks that wait before a page of theirs leaves the index. Called under the pool's lock."""
@@ -79,8 +97,8 @@ class WriteBack:
                 continue
             block, one.pages, one.copy = one.pages, None, self._new_copy()
             if one.copy is not None:
-                data = np.empty(self._pool.block_bytes, np.uint8).data
-                self._join(block, data)
+                data = np.zeros(self._pool.block_bytes, np.uint8).data
+                self._join(block, one.used, data)
                 one.copy.fill(data, self._pool.page_size)
 
     def _new_copy(self) -> HostCopy | None:

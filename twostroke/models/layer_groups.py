@@ -164,9 +164,18 @@ class StatePages:
         return found
 
     @cached_property
+    def used_bytes(self) -> list[int]:
+        """Bytes of each of a snapshot's pages that hold states. What follows belongs to nobody."""
+        used = list[int]()
+        for layer, state in self.layers.items():
+            size, left = self.rows_in_page(layer) * 4 * state.v_dim, 4 * state.snapshot_values
+            used += [min(size, left - i * size) for i in range(self.num_pages_of(layer))]
+        return used
+
+    @property
     def num_pages(self) -> int:
         """Pages of a snapshot."""
-        return sum(map(self.num_pages_of, self.layers))
+        return len(self.used_bytes)
 
 
 def _page_room(kinds: Mapping[_Kind, list[int]]) -> int:

@@ -38,6 +38,10 @@ class MemoryStore:
         self._enter("find")
         return self._count(namespace, names)
 
+    def find_any(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        self._enter("find")
+        return next((i for i, name in enumerate(names) if (namespace.digest, name.key) in self.pages), len(names))
+
     def _count(self, namespace: Namespace, names: Sequence[PageName]) -> int:
         missing = (i for i, name in enumerate(names) if (namespace.digest, name.key) not in self.pages)
         return next(missing, len(names))

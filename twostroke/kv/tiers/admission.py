@@ -42,6 +42,11 @@ class Admission:
             self._forget()
             return first, stop
 
+    def holds(self, name: PageName) -> bool:
+        """Whether a page is in the store, or waits to be written, as far as is known."""
+        with self._lock:
+            return self._counts.get(name.key, 0) >= THERE
+
     def found(self, names: Sequence[PageName]) -> None:
         """Note that pages are in the store: they need not be written."""
         with self._lock:

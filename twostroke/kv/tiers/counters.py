@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TierCounts:
-    """A tier's counts at one moment. `reasons` says why pages were not taken or not written."""
+    """A tier's counts at one moment. `reasons` says why pages were not taken or not written.
+
+    Parts of snapshots are pages; `snapshots_in` and `snapshots_out` are whole ones.
+    """
 
     pages_in: int
     bytes_in: int
@@ -18,6 +21,8 @@ class TierCounts:
     hits: int
     misses: int
     reasons: dict[str, int]
+    snapshots_in: int = 0
+    snapshots_out: int = 0
 
 
 class TierCounters:
@@ -26,6 +31,7 @@ class TierCounters:
     Reasons that stores and the engine count:
         corrupt: pages deleted because they were not what they said; foreign: of another key or version;
         full: not written, no room; evicted: deleted to make room; second_touch: not written, seen once;
+        near: parts of a snapshot that were not written, since computing from the one before it is quicker;
         budget: not written, the day's bytes are used up; queue: not written, too much was waiting;
         slow: not read, computing them was predicted to be quicker; late: not taken, since they had not come in time;
         error: the tier failed or did not answer; open: not asked, since it failed before (the circuit is open).
@@ -43,6 +49,11 @@ class TierCounters:
             self._counts[f"pages_{direction}"] += pages
             self._counts[f"bytes_{direction}"] += size
             self._seconds[direction] += seconds
+
+    def snapshot(self, direction: str) -> None:
+        """Count a snapshot all of whose parts have moved, "in" or "out"."""
+        with self._lock:
+            self._counts[f"snapshots_{direction}"] += 1
 
     def looked_up(self, hits: int, misses: int) -> None:
         """Count pages that a prompt found here, and those that it did not."""
@@ -62,5 +73,5 @@ class TierCounters:
             return TierCounts(
                 one["pages_in"], one["bytes_in"], self._seconds["in"],
                 one["pages_out"], one["bytes_out"], self._seconds["out"],
-                one["hits"], one["misses"], dict(self._reasons),
+                one["hits"], one["misses"], dict(self._reasons), one["snapshots_in"], one["snapshots_out"],
             )  # fmt: skip

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 KEY_BYTES = 32
+_STATE = b"state"
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class PageName:
-    """A page of a prompt.
+    """A page of a prompt, or a part of a snapshot of states behind one.
 
     Attributes:
         key: digest of `parent` and `tokens`, 32 bytes.
         parent: key of the page before it; the first page's is the namespace's digest, padded with zeros.
         number: which page of its prompt it is, from 0.
-        tokens: its tokens, int32, little endian.
+        tokens: its tokens, int32, little endian; of a snapshot, which part of it this is.
     """
 
     key: bytes
@@ -61,6 +62,11 @@ class PageName:
     def right(self) -> bool:
         """Whether the key is the digest of what it says."""
         return self.key == digest(self.parent, self.tokens)
+
+    @property
+    def of_state(self) -> bool:
+        """Whether it is a part of a snapshot. No vocabulary is so large that tokens look like this."""
+        return self.tokens.startswith(_STATE)
 
 
 def digest(parent: bytes, tokens: bytes) -> bytes:
@@ -78,6 +84,12 @@ def chain(namespace: Namespace, tokens: np.ndarray) -> list[PageName]:
         names.append(PageName(key, parent, number, own))
         parent = key
     return names
+
+
+def snapshot_names(page: PageName, count: int) -> list[PageName]:
+    """The names of the `count` parts of the snapshot of states behind a page of a prompt."""
+    parts = (_STATE + number.to_bytes(4, "little") for number in range(count))
+    return [PageName(digest(page.key, part), page.key, page.number + 1, part) for part in parts]
 
 
 def private_name() -> PageName:

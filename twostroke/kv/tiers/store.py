@@ -39,6 +39,10 @@ class Store(Protocol):
         """How many leading pages are there, without reading them. A hint: they may be gone when they are read."""
         ...
 
+    def find_any(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        """The index of the first of these pages that is there, without reading it; their number if none is."""
+        ...
+
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
         """Read pages into memory of `page_bytes` each. Returns how many leading ones are right.
 
@@ -49,8 +53,8 @@ class Store(Protocol):
     def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
         """Write pages that are not there yet. Returns how many of them are there now.
 
-        `names` are consecutive pages of one prompt: a page goes in only if its parent is in, so that a prefix has no
-        hole. The views must not change until it returns.
+        `names` are consecutive pages of one prompt, or parts of one snapshot: a page goes in only if its parent is in,
+        so that a prefix has no hole. The views must not change until it returns.
         """
         ...
 

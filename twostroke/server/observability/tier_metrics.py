@@ -9,7 +9,7 @@ from twostroke.api.llm import LLM
 from twostroke.kv.tiers.counters import TierCounts
 
 # What `tiers.counters` counts: each is there from the start, as 0, so that an alert can watch it.
-_NOT_KEPT = ("corrupt", "foreign", "full", "evicted", "second_touch", "budget", "queue")
+_NOT_KEPT = ("corrupt", "foreign", "full", "evicted", "second_touch", "near", "budget", "queue")
 REASONS = (*_NOT_KEPT, "slow", "late", "error", "open")
 
 
@@ -24,6 +24,7 @@ class TierCollector(Collector):
         stores = {store.tier: store.counters.read() for store in tiers.stores}
         host = {"host": tiers.host_counters.read()} if tiers.host_bytes else {}
         yield from _moved(host | stores)
+        yield _snapshots(stores)
         yield from _looked_up(host | stores)
         yield from self._room()
 
@@ -59,6 +60,15 @@ def _moved(readings: dict[str, TierCounts]) -> Iterator[Metric]:
             family.add_metric([tier, "in"], into)
             family.add_metric([tier, "out"], out)
     yield from (pages, size, seconds)
+
+
+def _snapshots(readings: dict[str, TierCounts]) -> Metric:
+    """Snapshots by direction, as `_moved` counts pages."""
+    snapshots = _counter("snapshots", "Snapshots of recurrent layers all of whose pages moved", "direction")
+    for tier, one in readings.items():
+        snapshots.add_metric([tier, "in"], one.snapshots_in)
+        snapshots.add_metric([tier, "out"], one.snapshots_out)
+    return snapshots
 
 
 def _looked_up(readings: dict[str, TierCounts]) -> Iterator[Metric]:

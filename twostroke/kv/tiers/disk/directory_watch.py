@@ -16,7 +16,7 @@ class DirectoryWatch:
     """Looks at the files of one model. A page counts if all before it in its prompt are there, so it can be used.
 
     Only headers are read, which their names prove to be right. Whether the entries behind one are right is seen when
-    they are read; a page whose entries are damaged is deleted then.
+    they are read; a page whose entries are damaged is deleted then. Snapshots of states are no pages here.
     """
 
     def __init__(self, directory: Directory, page_format: PageFormat) -> None:
@@ -61,4 +61,5 @@ class DirectoryWatch:
         found = files.peek(f"{self._folder}/{name}")
         if found is None or found.namespace != self._namespace.digest:
             return None
-        return found.name if found.name.right and found.name.key.hex() == name else None
+        right = found.name.right and not found.name.of_state and found.name.key.hex() == name
+        return found.name if right else None

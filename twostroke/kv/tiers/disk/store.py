@@ -87,6 +87,10 @@ class DiskStore:
         page_format = self._page_format(namespace)
         return next((i for i, name in enumerate(names) if not self._is_there(page_format, name)), len(names))
 
+    def find_any(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        page_format = self._page_format(namespace)
+        return next((i for i, name in enumerate(names) if self._is_there(page_format, name)), len(names))
+
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
         page_format, began = self._page_format(namespace), time.perf_counter()
         reads = [self._begin(page_format, name, view) for name, view in zip(names, into, strict=True)]

@@ -91,22 +91,27 @@ class RedisStore:
     # Pages of prompts -----------------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, names: Sequence[PageName]) -> int:
-        page_format, there = self._page_format(namespace), 0
+        return self._leading(namespace, names, there=True)
+
+    def find_any(self, namespace: Namespace, names: Sequence[PageName]) -> int:
+        return self._leading(namespace, names, there=False)
+
+    def _leading(self, namespace: Namespace, names: Sequence[PageName], there: bool) -> int:
+        """How many leading pages are there, or are not. What the server does not say is not there."""
+        page_format, count = self._page_format(namespace), 0
         try:
             with self._pool.connection(CALL_S) as connection:
                 for start in range(0, len(names), BATCH_KEYS):
                     some = names[start : start + BATCH_KEYS]
-                    found = [
-                        bool(reply)
-                        for reply in connection.answers([("EXISTS", *page_format.keys(one)) for one in some])
-                    ]
-                    leading = found.index(False) if False in found else len(found)
-                    there += leading
+                    replies = connection.answers([("EXISTS", *page_format.keys(one)) for one in some])
+                    leading = next((i for i, reply in enumerate(replies) if bool(reply) != there), len(some))
+                    count += leading
                     if leading < len(some):
                         break
         except UNAVAILABLE as trouble:
-            self._skipped(trouble, len(names) - there)
-        return there
+            self._skipped(trouble, len(names) - count)
+            return count if there else len(names)
+        return count
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
         began, own = time.perf_counter(), self._page_format(namespace)

@@ -27,7 +27,8 @@ def test_parameters_are_the_published_ones(model: ModelSpec) -> None:
     published = model.published
     assert published is not None
     # Published are rounded totals of these; all others are exact.
-    rounded = {"gpt-3-175b": 1e8, "qwen3-next-80b-a3b": 1e9, "qwen3.5-4b": 1e7, "qwen3.5-27b": 1e8}
+    rounded = {"gpt-3-175b": 1e8, "qwen3-next-80b-a3b": 1e9, "qwen3.5-0.8b": 1e8, "qwen3.5-4b": 1e7}
+    rounded |= {"qwen3.5-9b": 1e9, "qwen3.5-27b": 1e8, "qwen3.5-35b-a3b": 1e8}
     assert abs(model.parameters - published) <= rounded.get(model.name, 0) / 2
     assert model.source
 

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
-.PHONY: test test-software test-sanitizers test-models test-clients test-cluster test-wheel
+.PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-quality bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
@@ -40,6 +40,9 @@ serve: $(VENV)/installed-serve  ## the HTTP server and its page, until Ctrl-C
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-nightly: $(VENV)/installed-dev  ## every combination of parameters, and ten times as many examples of properties
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not models" --hypothesis-profile=nightly
 
 coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a table, and coverage/index.html
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=twostroke --cov-report=term:skip-covered --cov-report=html:coverage $(COVERED)

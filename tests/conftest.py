@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.kv.counts import check_counts
 from tests.software import kernels
+from tests.thinning import thin
 from tests.tiny import FAMILIES, write_model
 from twostroke.api.llm import LLM
 from twostroke.engine import forecast
@@ -71,6 +72,7 @@ MODULES = itertools.count(1)
 
 # A busy machine must not fail a property.
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("nightly", settings.get_profile("quiet"), max_examples=1000)
 settings.load_profile("quiet")
 
 
@@ -86,9 +88,11 @@ def pytest_configure(config: pytest.Config) -> None:
         kernels.install(config, variants.split(","))
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--device"):
         items[:] = [item for item in items if item.get_closest_marker("reference") is None]
+    thin(items)
     place = {file: i for i, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
@@ -154,6 +158,12 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
         return written[family]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def native_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that kernels can run. A process that opens it does not import PyTorch, which takes two seconds."""
+    return write_model("llama", tmp_path_factory.mktemp("native"), head_dim=64, num_attention_heads=2)
 
 
 @pytest.fixture(params=list(FAMILIES))

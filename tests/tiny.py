@@ -137,7 +137,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "rope_type": "yarn",
                 "rope_theta": 10000.0,
                 "factor": 16.0,
-                "original_max_position_embeddings": 128,
+                "original_max_position_embeddings": 32,
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.3,

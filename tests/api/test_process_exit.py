@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.thinning import examples
 from tests.tiny import write_model
 from twostroke.backends.native.library import unavailable, variants
 
-REPEATS = 2
+REPEATS = examples(1)
 # One of the native variants: how a process ends is the same code for all of them.
 BACKENDS = [*(f"native-{variant}" for variant in (() if unavailable() else variants()[:1])), "reference"]
 
@@ -139,6 +140,7 @@ gc.collect()
 sys.exit(3)
 """,
 }
+ON_BOTH = ("generate", "async-in-daemon", "half-read-decode")  # each time; PyTorch takes seconds to import
 ENDS = {
     "raise": ("raise LookupError('the end')", 1, "LookupError: the end"),
     "ctrl-c": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -2, "KeyboardInterrupt"),
@@ -166,8 +168,14 @@ def run(model: Path) -> Callable[[str, str], tuple[int, str]]:
     return ran
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "way"),
+    [
+        pytest.param(backend, way, marks=[pytest.mark.nightly] if backend == "reference" and way not in ON_BOTH else [])
+        for backend in BACKENDS
+        for way in WAYS
+    ],
+)
 def test_exit_code_is_kept_and_nothing_is_printed(
     run: Callable[[str, str], tuple[int, str]], backend: str, way: str
 ) -> None:

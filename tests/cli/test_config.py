@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shellingham
 import typer
 from typer.testing import Result
 
@@ -202,6 +203,10 @@ def test_help_shows_choices(command: tuple[str, ...], choices: str, run: Callabl
     assert choices in cells
 
 
-def test_shells_complete_commands_options_and_choices(run: Callable[..., Result]) -> None:
-    shown = run("--show-completion", "bash")
+def test_shells_complete_commands_options_and_choices(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else the shell is looked for among the parents of this process, of which some may have ended.
+    monkeypatch.setattr(shellingham, "detect_shell", lambda: ("bash", "/bin/bash"))
+    shown = run("--show-completion")
     assert "_TWOSTROKE_COMPLETE=complete_bash" in shown.stdout

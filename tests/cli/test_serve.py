@@ -28,6 +28,11 @@ class Twice(Method, name="twice"):
 """
 
 
+@pytest.fixture
+def tiny(native_directory: Path) -> str:
+    return str(native_directory)
+
+
 DOUBLED = {"name": "repeat", "keep": "all"}
 
 
@@ -170,6 +175,11 @@ def test_while_it_loads(sig: signal.Signals, tiny: str, tmp_path: Path) -> None:
         process.send_signal(sig)
         _, errors = process.communicate(timeout=10)
         assert (process.returncode, errors) == (128 + sig, "")
+
+
+def test_it_answers_when_it_has_loaded(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(path=str(tmp_path / "go")) + TECHNIQUE)
+    options = ("--method-module", str(tmp_path / "slow.py"), "--itl-ms", "off")
     with serving(tiny, *options) as (process, url):
         wait_for(process, url, 503)
         (tmp_path / "go").touch()

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny import write_model
 from twostroke.api.llm import LLM
-
-
-@pytest.fixture(scope="session")
-def native_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model("llama", tmp_path_factory.mktemp("native"), head_dim=64, num_attention_heads=2)
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ def tokens(llm: LLM, chosen: Method, prompts: Sequence[Sequence[int]], **samplin
 
 
 @needs_native
+@pytest.mark.thinned
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: "-".join(sampling) or "greedy")
 @pytest.mark.parametrize("chosen", METHODS, ids=repr)
 def test_bit_for_bit_the_plain_answer(chosen: Method, sampling: dict[str, Any], native_llm: Native, other: str) -> None:

@@ -13,6 +13,8 @@ import pytest
 from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
 
+PATIENCE_S = 60  # of a busy machine; nothing waits so long that comes true
+
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
@@ -48,7 +50,7 @@ class Screen:
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(1000 * PATIENCE_S)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
         self.page.on("request", self._sent)
@@ -67,12 +69,12 @@ class Screen:
         if wait:
             self.answered()
 
-    def answered(self, patience_s: float = 15) -> None:
+    def answered(self, patience_s: float = PATIENCE_S) -> None:
         done = "document.querySelector('.answer .facts')?.textContent && !document.querySelector('.going')"
         self.until(done, patience_s=patience_s)
         self.page.wait_for_selector("#send:not([hidden])")
 
-    def until(self, script: str, argument: Any = None, patience_s: float = 15) -> None:
+    def until(self, script: str, argument: Any = None, patience_s: float = PATIENCE_S) -> None:
         """Wait until a script's value is true; Playwright's own way of waiting needs what the page's policy forbids."""
         end = time.monotonic() + patience_s
         while not self.page.evaluate(script, argument):

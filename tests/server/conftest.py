@@ -64,8 +64,8 @@ def serving(llm: LLM, port: int = 0, **settings: Any) -> Generator[Serving]:
         assert running.pages_used == 0, "pages were lost"
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
-    """Wait until the condition holds."""
+def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until the condition holds, on a busy machine too."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"

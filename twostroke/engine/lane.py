@@ -35,6 +35,7 @@ class Lane(ABC, Generic[StrokeKind]):
         queries, states: collect the query vectors and hidden states that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
         cached: tokens that it found and need not enter, by tier.
+        parting: where its prompt parts from others, if the state there is to be known (`PrefixIndex.parting`).
         num_indexed: number of pages that its prefix index has been given of it.
         dropout: the dropout that its rows are computed with, or None.
     """
@@ -49,8 +50,13 @@ class Lane(ABC, Generic[StrokeKind]):
         dropout: Dropout | None = None,
         missing: MissingPages | None = None,
         again: int = 0,
+        parting: int = 0,
     ) -> None:
-        """`again`: number of leading entries that belong to the value the stroke extends, and are computed again."""
+        """Open a writer.
+
+        Args: those that are no attributes are
+            again: number of leading entries that belong to the value the stroke extends, and are computed again.
+        """
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
         most = max(max(todo, default=0), int(base.token_array.max(initial=0)))
@@ -58,7 +64,7 @@ class Lane(ABC, Generic[StrokeKind]):
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.slot, self.model, self.stroke = slot, model, stroke
         self.dropout = dropout
-        self.todo, self._again = todo, again
+        self.todo, self._again, self.parting = todo, again, parting
         model.pool.recomputed_tokens += max(0, again - len(base))
         self.missing = missing or missing_in_pool(model, base)
         self.on_close: Callable[[], None] | None = None
@@ -75,7 +81,8 @@ class Lane(ABC, Generic[StrokeKind]):
     def _write_after(self, base: KVCache) -> None:
         # Entries under dropout are canonical only for the same dropout, as for another model.
         name = self.model.id if self.dropout is None else f"{self.model.id}, {self.dropout}"
-        self.writer = KVWriter(base.copy_to(self.model.pool), name, 1 + (self.stroke.queries or 0), self.num_guesses)
+        lookback = 1 + (self.stroke.queries or 0)
+        self.writer = KVWriter(base.copy_to(self.model.pool), name, lookback, self.num_guesses, self.parting)
         self.num_computed = len(self.writer)
 
     def resume_from(self, kv: KVCache, sources: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.lane import Lane, reopen_last
 from twostroke.engine.model import Model
-from twostroke.engine.prefix_match import match_prefix, tokens_by_tier, with_windows
+from twostroke.engine.prefix_match import match_prefix, parting_after, tokens_by_tier, with_windows
 from twostroke.engine.strokes import Prefill, Prefilled
 from twostroke.errors import ContextLengthExceeded
 from twostroke.kv.cache import KVCache
@@ -42,13 +42,14 @@ class PrefillLane(Lane[Prefill]):
             first += again
         # The tokens to score, each by the row before it: the last ones of `todo`.
         self._targets = [] if first is None else todo[max(1, first) :]
-        known, missing = base, None
+        known, missing, parting = base, None, 0
         found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
         if model.index is not None and found_before and todo:
             needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
             known, todo, missing = match_prefix(model, base, todo, needed, salt)
+            parting = parting_after(model, known, todo, needed, salt)
         found = tokens_by_tier(known, len(base))
-        super().__init__(slot, model, stroke, known, todo, stroke.dropout, missing, again)
+        super().__init__(slot, model, stroke, known, todo, stroke.dropout, missing, again, parting)
         self.cached = found
         self._tail = tail
         self._logits: list[np.ndarray] = []

@@ -95,6 +95,21 @@ def match_prefix(
     return known, todo, MissingPages(known, tokens[:end])
 
 
+def parting_after(model: Model, known: KVCache, todo: list[int], last: int, salt: bytes) -> int:
+    """Where a prompt parts from others behind `known`, which ends earlier since no state is known there; 0: nowhere.
+
+    So the second of two prompts with the same beginning leaves the state there, and the third one finds it (as in
+    Marconi, Pan et al. 2025).
+    """
+    if model.index is None or not model.pool.geometry.states or known.pool is not model.pool:
+        return 0
+    if known.next_position != len(known) or known.canonical_length(model.id) != len(known):
+        return 0
+    tokens = np.concatenate([known.token_array, np.fromiter(todo[: max(0, len(todo) - last)], np.int32)])
+    at = model.index.parting(tokens, salt)
+    return at if at > len(known) else 0
+
+
 def _in_pages(kv: KVCache) -> bool:
     """Whether a value of canonical entries consists of whole pages."""
     return len(kv.table) * kv.pool.page_size == len(kv)

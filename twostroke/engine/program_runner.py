@@ -176,7 +176,7 @@ class ProgramRunner:
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
             if lane.kv is not None:
-                self._index(choice, lane, lane.kv)
+                self._index(choice, lane, lane.writer.freeze(whole=True) if lane.parting else lane.kv)
             if lane.kv is not None and choice.index == 0:
                 choice.request.kv_bytes = lane.kv.nbytes
             if (shared := choice.sharing.pop(lane.slot, None)) is not None:
@@ -191,7 +191,7 @@ class ProgramRunner:
         elif model.backing_stores is not None:
             before = stroke.after if isinstance(stroke, Prefill) else stroke.kv  # counted as used by its own stroke
             start = 0 if before is None else before.canonical_length(model.id) // model.pool.page_size
-            model.backing_stores.insert(kv, max(start, lane.num_indexed), again)
+            model.backing_stores.insert(kv, max(start, lane.num_indexed), again, lane.parting)
         elif model.index is not None:
             model.index.insert(kv)
         lane.num_indexed = len(kv) // model.pool.page_size

@@ -3,11 +3,11 @@
 What a store calls a page is a *block*: the pages of all groups of layers that hold K and V of the same tokens, one
 after another. A snapshot of states is cut into *parts* of that size, which lie behind the block at its end.
 
-A snapshot may be as large as K and V of 1,600 tokens, so few are written: the last one of a prompt or of an answer, and
-that only if it spares enough. What it spares is computing from the snapshot before it that the store has. That must
-take longer than to load a snapshot. Then it goes into the remote tier, and into the disk tier if `Tiers.first_touch_s`
-are spared, or when its prompt comes again. So the disk has at most one for each second of computing that came once, and
-a conversation that goes on after a restart computes no more than a second that it had computed before.
+A snapshot may be as large as K and V of 1,600 tokens, so few are written. Prompts leave them at their ends, at those of
+steps and of answers, and where prompts part. A store gets one only if it spares enough, which is what computing takes
+from the snapshot before it that the store has: more than loading it, and `Tiers.first_touch_s`, unless its tokens came
+before. So there is at most one for each second of computing that came once, and a conversation that goes on after a
+restart computes at most a second of it again.
 """
 
 import logging
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 GROUP_BYTES = 8 << 20  # bytes that are read or written at once
 TOUCHES = {"disk": 2, "remote": 1}
+SNAPSHOT_TOUCHES = 2
 MAX_RUNS = 8
 
 
@@ -78,6 +79,7 @@ class BackingStores:
         self._parts = -(-pool.snapshot_pages // len(self._columns))  # of a snapshot
         self.write_back = WriteBack(index)
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
+        self._snapshots = {store.tier: Admission(SNAPSHOT_TOUCHES) for store in tiers.stores}
 
     def probe(self) -> None:
         """Measure each store with one page, so that the first load can be predicted. Failures leave the guesses."""
@@ -98,7 +100,7 @@ class BackingStores:
                 log.info("%s is not measured: %s", store.where, error)
 
     def worth_asking(self, context: int, count: int) -> bool:
-        """Whether loading the least that helps might be quicker than computing `count` tokens after `context` others."""
+        """Whether loading the least that helps might be quicker than computing `count` tokens after `context`."""
         seconds, links = self.computing(context, count), self.tiers.speeds.values()
         least = (1 + self._parts) * self.pool.block_bytes
         worth = any(link.seconds(least) < seconds for link in links if not link.closed)
@@ -165,8 +167,8 @@ class BackingStores:
                     break
                 some = snapshot_names(names[left[first] - 1], self._parts)
                 count = store.find(self.namespace, some)
-                self._admissions[store.tier].found(some[:count])
-                self._admissions[store.tier].missing(some[count:])
+                self._snapshots[store.tier].found(some[:count])
+                self._snapshots[store.tier].missing(some[count:])
                 if count == self._parts:
                     end, parts, where = left[first], some, store
                     break
@@ -212,7 +214,8 @@ class BackingStores:
             if len(wrong):
                 pool.release(wrong)
         if count < len(names):
-            self._admissions[store.tier].missing(names[count:])
+            admissions = self._snapshots if names[0].of_state else self._admissions
+            admissions[store.tier].missing(names[count:])
         found = np.full((count, pool.num_groups), NO_PAGE, np.int64)
         found[:, self._columns] = pages[: count * groups].reshape(-1, groups)
         return found
@@ -231,10 +234,11 @@ class BackingStores:
         for fill, part in zip(fills, parts, strict=True):
             fill[:] = part
 
-    def insert(self, kv: KVCache, start: int, again: bool = False) -> None:
+    def insert(self, kv: KVCache, start: int, again: bool = False, parting: int = 0) -> None:
         """Index a value's canonical pages, count a use of them from page `start` on, and queue those that are admitted.
 
-        `again`: they will soon be asked for again. Returns at once. What waits to be written holds no page.
+        `again`: they will soon be asked for again. `parting`: the entries after which another prompt goes on in another
+        way, so the state there was needed twice. Returns at once. What waits to be written holds no page.
         """
         with self.pool.lock:  # no page may leave the index in between
             blocks, size = self.index.insert(kv), self.pool.page_size
@@ -248,7 +252,7 @@ class BackingStores:
                 if (0 if again else start) < end <= len(blocks)
             }
         tokens = kv.token_array[: len(blocks) * size]
-        self.tiers.note(partial(self._admit, tokens, offered, snapshots, start, again))
+        self.tiers.note(partial(self._admit, tokens, offered, snapshots, start, again, parting // size))
 
     def _admit(
         self,
@@ -257,6 +261,7 @@ class BackingStores:
         snapshots: dict[int, list[WriteBackBlock]],
         start: int,
         again: bool,
+        parting: int,
     ) -> None:
         names, seconds = self.names(tokens), self.computing(0, len(tokens))
         for store in self.tiers.stores:
@@ -266,42 +271,47 @@ class BackingStores:
             first, stop = admission.touch(names, start, at_once)
             store.counters.skipped("second_touch", max(0, len(names) - max(stop, start)))
             if first:
-                known = self._last_snapshot(admission, names[:first])
+                known = self._last_snapshot(self._snapshots[tier], names[:first])
                 parts = snapshot_names(names[known - 1], self._parts) if known else []
                 outbox.run(partial(store.touch, self.namespace, [*names[:first], *parts]))
             for at in range(first, stop, self.group):
                 end = min(at + self.group, stop)
-                self._push(store, names[at:end], offered[at:end])
+                self._push(store, admission, names[at:end], offered[at:end])
             for end, own in snapshots.items():
                 if own:
-                    self._admit_snapshot(store, names[:end], own, at_once)
+                    soon = end == parting or (again and quicker)
+                    self._admit_snapshot(store, names[:end], own, end <= stop, soon)
 
     def _admit_snapshot(
-        self, store: Store, names: list[PageName], offered: list[WriteBackBlock], at_once: bool
+        self, store: Store, names: list[PageName], offered: list[WriteBackBlock], there: bool, soon: bool
     ) -> None:
-        """Queue the snapshot behind some blocks, if they are admitted too, and if it is worth its bytes."""
-        tier, admission, size = store.tier, self._admissions[store.tier], self.pool.page_size
+        """Queue the snapshot behind some blocks if it is worth its bytes.
+
+        `there`: the blocks are in the store, or queued. `soon`: somebody will need it, or did.
+        """
+        tier, admission, size = store.tier, self._snapshots[store.tier], self.pool.page_size
         known = self._last_snapshot(admission, names[:-1])
         spared, parts = self.computing(known * size, (len(names) - known) * size), len(offered)
         if spared <= self._load_seconds(tier, parts):
             store.counters.skipped("near", parts)
             return
-        at_once = at_once and (TOUCHES[tier] == 1 or spared >= self.tiers.first_touch_s)
-        chain = [*names, *snapshot_names(names[-1], parts)]
-        first, stop = admission.touch(chain, len(names), at_once)
-        store.counters.skipped("second_touch", len(chain) - max(stop, len(names)))
-        if stop == len(chain) and first < stop:
-            self._push(store, chain[first:], offered[first - len(names) :])
-
-    def _push(self, store: Store, names: list[PageName], offered: list[WriteBackBlock]) -> None:
-        admission, write_back = self._admissions[store.tier], self.write_back
-        write = QueuedWrite(write_back, self.namespace, store, admission, names, offered, self.group)
-        self.tiers.write_queues[store.tier].push(write)
+        own = snapshot_names(names[-1], parts)
+        first, stop = admission.touch(own, 0, there and (soon or spared >= self.tiers.first_touch_s))
+        if stop < parts:
+            store.counters.skipped("second_touch", parts - stop)
+        elif not there:
+            admission.missing(own[first:])
+        elif first < stop:
+            self._push(store, admission, own[first:], offered[first:])
 
     def _last_snapshot(self, admission: Admission, names: Sequence[PageName]) -> int:
         """After how many of these blocks the last snapshot is that a store has; 0 if it has none."""
         there = (end for end in self._boundaries(names) if admission.holds(snapshot_names(names[end - 1], 1)[0]))
         return next(there, 0)
+
+    def _push(self, store: Store, admission: Admission, names: list[PageName], offered: list[WriteBackBlock]) -> None:
+        write = QueuedWrite(self.write_back, self.namespace, store, admission, names, offered, self.group)
+        self.tiers.write_queues[store.tier].push(write)
 
     def _load_seconds(self, tier: str, pages: int) -> float:
         """Predicted seconds to load pages."""

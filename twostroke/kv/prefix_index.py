@@ -18,6 +18,7 @@ the longest time make room. Without room there, they leave the index.
 """
 
 import hashlib
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -123,6 +124,15 @@ class PrefixIndex(ABC):
                 return kv
             self._touch(blocks)
             return self._value(tokens[: len(blocks) * size], blocks)
+
+    def parting(self, tokens: np.ndarray, salt: bytes = b"") -> int:
+        """After how many tokens the prompt parts from all others: the last boundary in what any of them shares with it.
+
+        A hit may end earlier, if no snapshot is there yet.
+        """
+        keys, step = self._keys(tokens, salt), math.lcm(self.pool.page_size, self.pool.geometry.chunk)
+        with self.pool.lock:
+            return len(self._find(keys)) * self.pool.page_size // step * step
 
     def _value(self, tokens: np.ndarray, blocks: list[int]) -> KVCache:
         state = self.snapshot_pages(blocks[-1]) if blocks and self.pool.geometry.states else []

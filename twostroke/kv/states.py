@@ -34,10 +34,14 @@ def num_snapshots(pool: PagePool) -> int:
 
 
 class OpenStates:
-    """The snapshots of an open writer, and those that its next tokens will make."""
+    """The snapshots of an open writer, and those that its next tokens will make.
 
-    def __init__(self, pool: PagePool, snapshots: Sequence[StateSnapshot], length: int) -> None:
-        self._pool = pool
+    Attributes:
+        parting: a position whose snapshot is kept besides, for others that part there; 0: none.
+    """
+
+    def __init__(self, pool: PagePool, snapshots: Sequence[StateSnapshot], length: int, parting: int) -> None:
+        self._pool, self.parting = pool, parting
         self.snapshots = list(needed_snapshots(snapshots, length))
 
     @property
@@ -52,7 +56,8 @@ class OpenStates:
         """
         chunk = self._pool.geometry.chunk
         first = max(position + 1, kept_from // chunk * chunk)
-        return list(range(-(-first // chunk) * chunk, position + count + 1, chunk))
+        needed = list(range(-(-first // chunk) * chunk, position + count + 1, chunk))
+        return [self.parting, *needed] if position < self.parting < first else needed
 
     def allocate(self, boundaries: Sequence[int]) -> list[int]:
         """Pages for snapshots before these positions. Raises OutOfPages: none is taken."""
@@ -73,7 +78,8 @@ class OpenStates:
 
     def forget_before(self, length: int) -> list[int]:
         """Drop the snapshots that no value of `length` entries or more needs. Returns their pages."""
-        kept = needed_snapshots(self.snapshots, length)
+        needed = needed_snapshots(self.snapshots, length)
+        kept = [one for one in self.snapshots if one in needed or one.at == self.parting]
         gone = [page for one in self.snapshots if one not in kept for page in one.pages.tolist()]
         self.snapshots = list(kept)
         return gone

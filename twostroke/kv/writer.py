@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP, StateStep
-from twostroke.errors import KVError
+from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import EntryTable, StateSnapshot, Tail
@@ -56,7 +56,7 @@ class KVWriter:
     pages that no further entry attends to.
     """
 
-    def __init__(self, base: KVCache, model: str, lookback: int = 1, guesses: int = 0) -> None:
+    def __init__(self, base: KVCache, model: str, lookback: int = 1, guesses: int = 0, parting: int = 0) -> None:
         """Bring the value's pages into the pool if some are not there.
 
         Args:
@@ -65,6 +65,8 @@ class KVWriter:
             lookback: number of last entries whose attention may be computed again, at least 1: a value has what they
                 attend to.
             guesses: number of further entries that may be removed again.
+            parting: a multiple of the chunk after which other values of the same beginning go on; 0: none is known. A
+                snapshot of states there is kept until `close`, as long as there is room.
 
         Raises:
             OutOfPages: no room for its pages. PageLost: its pages are gone or damaged where they were. KVError: it
@@ -88,7 +90,7 @@ class KVWriter:
         self._lookback, self._guesses = lookback, guesses
         self._states: OpenStates | None = None
         if base.pool.geometry.states:
-            self._states = OpenStates(base.pool, base.entry_table.snapshots, len(base) - (lookback - 1))
+            self._states = OpenStates(base.pool, base.entry_table.snapshots, len(base) - (lookback - 1), parting)
         base.pool.pins.add(self)  # first: nothing may spill them in between
         try:
             fetch(base.pool, self.pages)
@@ -155,7 +157,14 @@ class KVWriter:
         claimed = in_place > 0 and pool.claim_all(last, stop, stop + in_place)
         copied = in_place > 0 and not claimed
         try:
-            copies, pages, states = self._allocate(copied, count, in_place)
+            try:
+                copies, pages, states = self._allocate(copied, count, in_place)
+            except OutOfPages:
+                if self._states is None or not self._states.parting:
+                    raise
+                self._states.parting = 0
+                self._release_own(self._states.forget_before(self._first_query))
+                copies, pages, states = self._allocate(copied, count, in_place)
         except Exception:
             if claimed:
                 pool.unclaim(last, stop)
@@ -257,7 +266,7 @@ class KVWriter:
             window.first = passed
             self._release_own(pages)
         if self._states is not None:
-            self._release_own(self._states.forget_before(len(self) - self._lookback - self._guesses))
+            self._release_own(self._states.forget_before(self._first_query))
 
     def _release_own(self, pages: list[int]) -> None:
         """Release those of these pages that are not the base's."""

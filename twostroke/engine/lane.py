@@ -52,11 +52,7 @@ class Lane(ABC, Generic[StrokeKind]):
         again: int = 0,
         parting: int = 0,
     ) -> None:
-        """Open a writer.
-
-        Args: those that are no attributes are
-            again: number of leading entries that belong to the value the stroke extends, and are computed again.
-        """
+        """`again`: number of leading entries that belong to the value the stroke extends, and are computed again."""
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
         most = max(max(todo, default=0), int(base.token_array.max(initial=0)))

@@ -22,7 +22,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.cluster.kv_sources import estimate_local
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.kv.tiers.disk import DiskStore
+from twostroke.kv.tiers.disk import DiskStore, verify
 from twostroke.kv.tiers.names import PageName, snapshot_names
 from twostroke.kv.tiers.tiers import Tiers
 
@@ -157,6 +157,7 @@ def test_the_last_whole_snapshot_behind_stored_blocks(open_model: OpenModel) -> 
 def test_a_snapshot_in_another_tier_than_its_blocks(open_model: OpenModel) -> None:
     pages: Pages = {}
     first = open_model(Tiers(remote=MemoryStore("remote", pages)))
+    found(first, 0, 200)
     found(first, 0)
     snapshot = {(lower(first).namespace.digest, part.key) for part in parts(first, 0, 384)}
     blocks = {key: page for key, page in pages.items() if key not in snapshot}
@@ -235,7 +236,10 @@ def test_a_snapshot_that_spares_less_than_it_takes_is_not_written(open_model: Op
     assert stored(llm, 0) == []
     assert (found(llm, 0), stored(llm, 0)) == ({"pool": 64}, [])
     assert (found(llm, 0), stored(llm, 0)) == ({"pool": 384}, [384])
-    assert llm.tiers.stores[0].counters.read().reasons == {"near": len(parts(llm, 0, 64)), "second_touch": len(parts(llm, 0, 384))}
+    assert llm.tiers.stores[0].counters.read().reasons == {
+        "near": len(parts(llm, 0, 64)),
+        "second_touch": len(parts(llm, 0, 384)),
+    }
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
@@ -262,13 +266,15 @@ def test_a_pool_without_room_for_a_third_snapshot(open_model: OpenModel) -> None
         assert (llm.engine.preemptions, llm.pool.num_used) == (0, llm.engine.cached_pages(llm.pool))
 
 
-def test_routers_are_told_of_blocks_only(open_model: OpenModel, disk: Path) -> None:
+def test_routers_are_told_of_blocks_and_checks_see_all(open_model: OpenModel, disk: Path) -> None:
     llm = open_model(kv_disk=disk)
     found(llm, 0)
     store = llm.tiers.disk
     assert isinstance(store, DiskStore)
     came, _ = store.watch(lower(llm).namespace).changes()
     assert len(came) == 400 // PAGE
+    (usage,) = verify(disk)
+    assert (usage.pages, usage.damaged, usage.unchecked) == (400 // PAGE + len(parts(llm, 0, 384)), 0, 0)
 
 
 def test_the_host_keeps_snapshots(open_model: OpenModel) -> None:

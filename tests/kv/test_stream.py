@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kv.values import GEOMETRY, contents, geometry, make_pool, prefill, same_tail
+from tests.kv.values import GEOMETRY, RECURRENT, contents, geometry, make_pool, prefill, same_tail
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
@@ -84,6 +84,23 @@ def test_equal_values_make_equal_files_wherever_their_pages_are(tmp_path: Path, 
     kv.copy_to(there).save(tmp_path / "two")
     assert len(held) == 1
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_room_in_pages_gives_nothing_away_that_was_there(
+    tmp_path: Path, new_pool: NewPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups and snapshots that do not fill their pages: equal files, without what was there, which may be NaN."""
+    for name, before in (("one", b"\0"), ("two", b"\xff")):
+        pool = new_pool(geometry=RECURRENT)
+        for frame in range(pool.num_pages):
+            pool.memory.write_page(frame, before * pool.page_bytes)
+        kv = prefill(pool, range(16))
+        assert len(kv.entry_table.snapshot_pages)
+        kv.save(tmp_path / name)
+        del kv
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "other"))
+    assert load(tmp_path / "two", new_pool(geometry=RECURRENT)).tokens == list(range(16))
 
 
 def test_the_empty_value_can_be_saved_too(tmp_path: Path, pool: PagePool) -> None:

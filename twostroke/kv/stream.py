@@ -154,12 +154,17 @@ def write(out: BinaryIO, pool: PagePool, contents: EntryTable) -> None:
     header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), said, len(logits))
     out.write(MAGIC)
     digests = [write_section(out, headers.encode(header))]
-    used = spans.used_slots(table)
+    used, sizes = spans.used_slots(table), dict[int, int]()
+    for one in contents.snapshots:
+        sizes |= zip(one.pages.tolist(), pool.geometry.state_pages(pool.page_size).used_bytes, strict=False)
     with reading(pool, pages, stops) as sources:
         for page, source in zip(pages.tolist(), sources, strict=True):
-            data = source.data()
-            if page in used:  # a snapshot has no slots
-                data = masked_page(pool, used[page][0], data, used[page][1])
+            data, size = source.data(), sizes.get(page)
+            if page in used:
+                group, slots = used[page]
+                data, size = masked_page(pool, group, data, slots), pool.geometry.group_bytes[group] * pool.page_size
+            if size != len(data):  # what follows belongs to nobody
+                data = memoryview(bytes(data[:size]).ljust(len(data), b"\0"))
             digests.append(hashlib.sha256(data).digest())
             out.write(data)
             out.write(digests[-1])

@@ -50,7 +50,7 @@ class WriteBack:
     def enqueue(self, blocks: Sequence[int]) -> list[WriteBackBlock]:
         """Let indexed blocks wait. The caller has held the pool's lock since it knows that they are indexed."""
         pages = ([of_block[column] for column in self._columns] for of_block in map(self._index.block_pages, blocks))
-        whole = [self._pool.page_bytes] * len(self._columns)
+        whole = [self._pool.geometry.group_bytes[group] * self._pool.page_size for group in self._columns]
         return [self._wait(own, whole) for own in pages]
 
     def enqueue_snapshot(self, block: int) -> list[WriteBackBlock]:

@@ -111,6 +111,7 @@ def products(x: np.ndarray, raw: RawTensor, variant: str) -> np.ndarray:
     return made
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [0, 1e-6, 0.01, 50])
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_products(name: str, size: float, kernels: native.NativeBackend) -> None:
@@ -129,6 +130,7 @@ def test_products(name: str, size: float, kernels: native.NativeBackend) -> None
     assert np.linalg.norm(mine - expected) <= tolerance * np.linalg.norm(expected)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0xFF])
 @pytest.mark.parametrize("name", [name for name in packed.FORMATS if name != "BF16"])
 def test_the_largest_products_fit(name: str, fill: int, kernels: native.NativeBackend) -> None:

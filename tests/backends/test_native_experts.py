@@ -252,6 +252,7 @@ def same(found: np.ndarray, expected: np.ndarray, variant: str) -> None:
         assert (errors <= 1e-6).mean() > 0.7
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("normalized", [True, False], ids=["normalized", "plain"])
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_values(name: str, normalized: bool, variant: str) -> None:

@@ -107,6 +107,7 @@ def test_any_weights(name: str, kernels: native.NativeBackend) -> None:
         assert not head.sketch_bytes or count > native_pass.SKETCH_ROWS or noisy_slack(head, x).min() > -1e-6
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", packed.FORMATS)
 @pytest.mark.parametrize("vocab", [1, 17, 1025, 2100])
 def test_any_vocabulary(vocab: int, name: str, kernels: native.NativeBackend) -> None:
@@ -225,6 +226,7 @@ def smollm_of_a_variant(request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_an_answer_is_the_same_in_any_company(smollm_of_a_variant: LLM, temperature: float) -> None:
     """A request with log-probabilities or filters makes the whole step compute all logits."""

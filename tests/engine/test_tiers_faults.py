@@ -29,10 +29,13 @@ def tokens_of(number: int, length: int = 100) -> list[int]:
 
 
 @functools.cache
+def plain() -> LLM:
+    return LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=64 * PAGE_BYTES, threads=1)
+
+
+@functools.cache
 def expected(number: int, length: int = 100) -> tuple[int, ...]:
-    llm = LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=64 * PAGE_BYTES, threads=1)
-    with llm:
-        (answer,) = llm.generate([tokens_of(number, length)], PARAMS)
+    (answer,) = plain().generate([tokens_of(number, length)], PARAMS)
     return tuple(token.id for token in answer.tokens)
 
 

@@ -87,8 +87,8 @@ def alone(path: Path, backend: str, directory: Path, long: bool) -> dict[str, An
 @pytest.mark.parametrize(("backend", "family", "size", "threads"), [
     pytest.param("native", "llama", 2, 1, marks=needs_native),
     pytest.param("native", "qwen3moe", 3, 2, marks=needs_native),
-    pytest.param("native", "olmo2", 2, 1, marks=needs_native),
-    pytest.param("native", "qwen2moe", 3, 1, marks=needs_native),
+    pytest.param("native", "olmo2", 2, 1, marks=[needs_native, pytest.mark.nightly]),
+    pytest.param("native", "qwen2moe", 3, 1, marks=[needs_native, pytest.mark.nightly]),
     ("reference", "llama", 2, 1),
 ])  # fmt: skip
 def test_the_bits_of_one(backend: str, family: str, size: int, threads: int, tmp_path: Path) -> None:
@@ -119,6 +119,7 @@ def test_a_rank_that_ends(tmp_path: Path) -> None:
     assert lines == ["a rank of 2 has ended, or has not answered for too long: open the model again"]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "reference"])
 @pytest.mark.parametrize(("sent", "patience_s"), [(signal.SIGKILL, 600), (signal.SIGSTOP, 5)])
 def test_an_idle_server_that_loses_a_rank(sent: int, patience_s: float, backend: str, tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from tests.kv.tiers.pages import prompt
 from tests.kv.tiers.test_disk import find, read, taken, write
+from tests.thinning import examples
 from twostroke.kv.tiers.disk import DiskStore
 from twostroke.kv.tiers.names import private_name
 
-KILLS = 150
+KILLS = examples(50)
 PAGE = 100_000
 
 

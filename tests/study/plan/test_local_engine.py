@@ -157,6 +157,7 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
     run_as_planned(planned("--method", method, "--concurrency", 3, *needs)["engine"])
 
 
+@pytest.mark.thinned
 @NATIVE
 @pytest.mark.parametrize("prompt", [64, 120, 250])
 @pytest.mark.parametrize("method", ["plain", "ptdo", "drop", "refresh", "speculative-student"])

@@ -14,6 +14,8 @@ import setuptools  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before
 # Before PyTorch is loaded: workers share the cores, and OpenMP's threads would spin on them between operators. A test
 # with a real model takes five times as long with that.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# And before NumPy: of two workers, each with a thread for each core, most would spin. What tests expect takes a third.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
 
@@ -36,36 +38,36 @@ from twostroke.models.checkpoints.fetch import fetch
 from twostroke.models.cost import StepPredictor
 from twostroke.study.explain import explanation
 
-# The longest files, about half of the time. With `--no-loadscope-reorder` they begin first, so that at the end no
+# The longest files by CPU time, about half of it. With `--no-loadscope-reorder` they begin first, so that at the end no
 # worker waits long for another; pytest-xdist would begin with the files that have the most tests.
 LONGEST = [
-    "tests/engine/test_engine.py",
-    "tests/cli/test_serve.py",
     "tests/triton/test_backend.py",
-    "tests/triton/test_ranks.py",
-    "tests/api/test_process_exit.py",
-    "tests/study/plan/test_local_engine.py",
     "tests/engine/test_tiers_prefix.py",
-    "tests/backends/test_native.py",
-    "tests/methods/test_speculative.py",
-    "tests/engine/test_tiers_faults.py",
-    "tests/test_threads.py",
-    "tests/study/evaluate/test_evaluation.py",
-    "tests/page/test_look.py",
+    "tests/engine/test_engine.py",
+    "tests/triton/test_ranks.py",
+    "tests/backends/ranks/test_distributed_ranks.py",
+    "tests/cli/test_serve.py",
     "tests/page/test_chat.py",
-    "tests/models/checkpoints/test_fetch.py",
-    "tests/models/test_real_models.py",
-    "tests/engine/test_placement_model.py",
-    "tests/models/test_experts.py",
-    "tests/study/evaluate/test_forced_text.py",
-    "tests/study/explain/test_states.py",
-    "tests/cli/test_app.py",
-    "tests/cli/test_bench_serve.py",
     "tests/chaos/test_chaos.py",
+    "tests/engine/test_long_answers.py",
+    "tests/test_threads.py",
+    "tests/models/test_real_models.py",
     "tests/kv/tiers/test_remote_engine.py",
-    "tests/kv/tiers/test_disk_kills.py",
-    "tests/benchmarks/test_benchmarks.py",
+    "tests/backends/test_native.py",
+    "tests/backends/test_team.py",
     "tests/backends/test_sketch.py",
+    "tests/api/test_process_exit.py",
+    "tests/cli/test_plan_load.py",
+    "tests/engine/test_tiers_soak.py",
+    "tests/backends/test_native_experts.py",
+    "tests/study/plan/test_local_engine.py",
+    "tests/engine/test_tiers_faults.py",
+    "tests/models/test_experts.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/kv/tiers/test_disk_kills.py",
+    "tests/cli/test_bench_serve.py",
+    "tests/cli/test_chat.py",
+    "tests/cli/test_app.py",
 ]
 PASSED = pytest.StashKey[bool]()
 MODULES = itertools.count(1)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thinning import examples
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -60,7 +61,7 @@ def slices(draw: st.DrawFn) -> list[tuple[int, int]]:
     return list(zip(ends[::2], ends[1::2], strict=False))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(cuts=slices(), rows=st.sampled_from([1, 2, 7, 33, 70]), family=st.sampled_from(["llama", "mistral", "gemma3"]))
 def test_any_value(cuts: list[tuple[int, int]], rows: int, family: str, models: Models) -> None:
     found, expected = (logits_after(llm, cuts, rows) for llm in models(family))

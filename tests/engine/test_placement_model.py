@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.study.simulate.chaos import CONFIG, COST, PRICES
+from tests.thinning import examples
 from twostroke.engine.choice_state import ACTIVE, QUEUED, TRANSITIONS, ChoiceState
 from twostroke.engine.request import Choice, Request
 from twostroke.engine.scheduler import SchedulerConfig
@@ -236,7 +237,7 @@ def _copy(future: "Future[None]") -> "Future[None]":
 
 
 PlacementMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_progress = PlacementMachine.TestCase
 

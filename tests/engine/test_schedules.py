@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thinning import examples
 from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -51,7 +52,7 @@ def prompt(length: int) -> list[int]:
     return model("off", 256, 2).tokenizer.encode(TEXT)[:length]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
@@ -68,7 +69,7 @@ def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int
     assert found == [alone(one) for one in asked]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(cuts=st.lists(st.integers(0, 69), max_size=4), chunk=st.sampled_from([1, 9, 64]))
 def test_entries(cuts: list[int], chunk: int) -> None:
     """K, V and the logits after them have the same bits for any pieces in which a text is entered."""

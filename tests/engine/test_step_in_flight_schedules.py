@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.late import late
+from tests.thinning import examples
 from tests.tiny import VOCAB, write_model
 from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
@@ -124,7 +125,7 @@ def known_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(index, "insert", insert)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([1, 7, 50, 512]),

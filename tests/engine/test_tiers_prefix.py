@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
 from tests.kv.tiers.memory_store import MemoryStore, Pages
+from tests.thinning import examples
 from tests.watching import Answer, answers
 from twostroke.api.async_llm import AsyncLLM
 from twostroke.api.llm import LLM
@@ -252,7 +253,7 @@ def test_a_small_pool(opener: Opener, index: str, technique: str, host: int) -> 
 ASKED = st.tuples(st.sampled_from([0, 1]), st.sampled_from(list(TECHNIQUES)))
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([7, 16, 50, 512]),

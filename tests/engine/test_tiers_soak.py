@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.tiered import PAGE_BYTES, Opener, lower
 from tests.kv.tiers.memory_store import MemoryStore
+from tests.thinning import examples
 from tests.watching import Bits
 from twostroke.api.llm import LLM
 from twostroke.backends.interface import PAGE
@@ -18,7 +19,7 @@ from twostroke.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
-ASKED = int(os.environ.get("TWOSTROKE_SOAK", "40"))  # prompts in all
+ASKED = int(os.environ.get("TWOSTROKE_SOAK", examples(24)))  # prompts in all
 SHARED = 16  # tokens of a piece; prompts are made of pieces, so they share prefixes of every length
 PARAMS = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
 

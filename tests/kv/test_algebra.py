@@ -27,6 +27,7 @@ from tests.kv.values import (
     same_tail,
     write_recurrent,
 )
+from tests.thinning import examples
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
@@ -407,5 +408,5 @@ TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
 TestRecurrentValues = RecurrentValues.TestCase
 for case in (TestValues, TestWindowedValues, TestRecurrentValues):
     case.settings = settings(
-        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

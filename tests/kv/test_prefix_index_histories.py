@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.kv.counts import check_counts
 from tests.kv.values import contents, make_pool, prefill
+from tests.thinning import examples
 from twostroke.backends.interface import PAGE
 from twostroke.kv.cache import KVCache
 from twostroke.kv.hash_index import HashIndex
@@ -190,5 +191,5 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(50), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kv.values import GEOMETRY, RECURRENT, contents, geometry, make_pool, prefill, same_tail
+from tests.thinning import examples
 from twostroke.backends.interface import PAGE
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
@@ -115,7 +116,7 @@ def _saved(directory: Path) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_is_noticed(tmp_path: Path, data: st.DataObject) -> None:
     path, good = _saved(tmp_path)
@@ -413,7 +414,7 @@ STRANGE = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.sampled_from(FIELDS), STRANGE, st.sampled_from("rda")), min_size=1, max_size=3))
 def test_a_hostile_header_is_one_clear_error_or_a_value(tmp_path: Path, changes: list[Any]) -> None:
     def change(header: Any) -> Any:
@@ -498,7 +499,7 @@ def test_why_a_header_cannot_be_is_told(tmp_path: Path, change: Callable[[Any], 
     assert pool.num_used == 0
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_put_together_from_pieces_is_an_error_or_a_value(tmp_path: Path, data: st.DataObject) -> None:
     path, good = _saved(tmp_path)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.methods.watching import PROMPT, needs_native
+from tests.thinning import examples
 from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
@@ -77,7 +78,7 @@ def prompt(length: int) -> list[int]:
 
 
 @needs_native
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asked=st.lists(
         st.tuples(st.sampled_from([1, 15, 16, 17, 40, 70]), st.sampled_from(TECHNIQUES), st.sampled_from([*SAMPLINGS])),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.methods.test_schedules import TECHNIQUES, prompt
 from tests.methods.watching import needs_native
+from tests.thinning import examples
 from tests.watching import Answer, answers
 from twostroke.api import llm as llm_module
 from twostroke.api.llm import LLM
@@ -97,7 +98,7 @@ def check(asked: list[Asked], chunk: int, running: int, steps: int, llm: LLM, ex
 
 
 @needs_native
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([7, 16, 50, 512]),

@@ -39,7 +39,7 @@ from twostroke.kv.entries import EntryTable
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
-from twostroke.models.layer_groups import LayerGroup, PageShape
+from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
 
 SHAPES = {  # layers, KV heads, head size
@@ -114,7 +114,7 @@ def pool_of(model: str, page_size: int, pages: int) -> PagePool:
     layers, heads, size = SHAPES[model]
     group = LayerGroup(tuple(range(layers)), None, heads, size, layers)
     geometry = Geometry((group,), (Rope(1e4),) * layers, "bfloat16", "none")
-    memory = HostMemory(pages, PageShape(geometry.groups, page_size), geometry.dtype)
+    memory = HostMemory(pages, geometry.page_shape(page_size))
     return PagePool(geometry, memory, pages, page_size)
 
 

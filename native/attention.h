@@ -7,6 +7,7 @@
 // computes all splits of a row or several members share them.
 #pragma once
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #ifdef __AMX_BF16__
@@ -25,9 +26,18 @@ inline uint32_t visible(const Span& span, int base, const Query& row, int window
   return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
 }
 
+// The scales of the keys and values of a split, where they are stored in fewer bits.
+struct Scales {
+  float keys[KEYS], values[KEYS];
+};
+
 // Caps the scores of a row's keys, masks them, and replaces them by their powers of 2; their maximum and sum go to `out`.
 inline void make_shares(const Span* spans, int num_spans, int before, int window, float cap, bool whole, const Query& query,
-                        float* row, Half* shares, const Partial& out) {
+                        const Scales* scales, float* row, Half* shares, const Partial& out) {
+  for (int i = 0; scales && i < num_spans; i++) {
+    float* scores = row + PAGE_SIZE * i;
+    store(scores, mul(load(scores), load(scales->keys + PAGE_SIZE * i)));
+  }
   for (int i = 0; cap > 0 && i < num_spans; i++) store(row + PAGE_SIZE * i, cap16(load(row + PAGE_SIZE * i), cap));
   F highest = set1(UNSEEN), total = zero();
   const int full = whole ? std::clamp((query.order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
@@ -46,7 +56,7 @@ inline void make_shares(const Span* spans, int num_spans, int before, int window
   const F top = set1(*out.top);
   for (int i = 0; i < num_spans; i++) {
     const F w = power16(sub(load(row + PAGE_SIZE * i), top));
-    store_narrow(shares + PAGE_SIZE * i, w);
+    store_narrow(shares + PAGE_SIZE * i, scales ? mul(w, load(scales->values + PAGE_SIZE * i)) : w);
     total = add(total, w);
   }
   *out.total = sum(total);  // 0 if all keys are masked
@@ -56,6 +66,31 @@ inline void make_shares(const Span* spans, int num_spans, int before, int window
 struct Reads {
   const Span* spans;
   int count, head;
+};
+
+// Keys and values of a split as bfloat16, widened page by page where they are stored in fewer bits.
+class WidenedPages {
+ public:
+  WidenedPages(const Layer& layer, Scratch& scratch)
+      : layer_(layer), pages_(scratch.pages.get<uint16_t>(2 * SPLIT * PAGE_SIZE * layer.dim)) {}
+
+  // Page `i` of one side, from `piece`. Bytes [0, asked) of `ahead` are prefetched.
+  const uint16_t* widen(int side, int i, const uint8_t* piece, const uint8_t* ahead, size_t asked) {
+    const size_t codes = layer_.codes_bytes();
+    uint16_t* to = pages_ + size_t(side * SPLIT + i) * codes;
+    for (size_t at = 0; at < codes; at += LINE) {
+      if (at < asked) fetch(ahead + at);
+      widen_codes(piece + at, to + at), widen_codes(piece + at + 32, to + at + 32);
+    }
+    std::copy_n(layer_.scales(piece), PAGE_SIZE, (side ? scales.values : scales.keys) + PAGE_SIZE * i);
+    return to;
+  }
+
+  alignas(64) Scales scales;
+
+ private:
+  const Layer& layer_;
+  uint16_t* pages_;
 };
 
 // One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries precede
@@ -68,25 +103,45 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
   // Pages are scattered in memory, so the hardware cannot predict the next: values follow keys, then the next keys.
-  const uint16_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
+  const uint8_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
   for (int i = 0; i < num_spans; i++)
     keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
   for (int i = 0; i < AHEAD_PAGES; i++) {
     keys[num_spans + i] = values[std::min(i, num_spans - 1)];
     values[num_spans + i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
-    fetch_bytes(keys[i], 2 * PAGE_SIZE * dim);
+    fetch_bytes(keys[i], layer.piece_bytes());
   }
+  // Where pages are widened, those of a side are read in one go, and so half of the other side's, or of the next keys,
+  // are prefetched while they are widened, and half while they are multiplied.
+  const bool fewer = layer.format != KV_BF16;
+  const size_t bytes = layer.piece_bytes(), half = fewer ? bytes / 2 / LINE * LINE : 0;
+  const uint8_t* following[SPLIT];
+  for (int i = 0; i < num_spans; i++)
+    following[i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
+  std::optional<WidenedPages> widened;
+  if (fewer) widened.emplace(layer, scratch);
+  const uint16_t *wide_keys[SPLIT], *wide_values[SPLIT];
+  const uint16_t* const* key_pages = fewer ? wide_keys : (const uint16_t* const*)keys;
+  const uint16_t* const* value_pages = fewer ? wide_values : (const uint16_t* const*)values;
+  const Scales* scales = fewer ? &widened->scales : nullptr;
   int end = before, reach = 0;  // a row's pages include those of the rows before it: weights of 0 add nothing
+  int read[] = {0, 0};          // pages of keys and of values that are wide
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
     const int some = std::min(ROWS_AT_ONCE, count - first);
     for (; reach < num_spans && end <= rows[first + some - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
       whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
-    const Products products{dim, first == 0};
-    products.score(queries + first * dim, some, keys, reach, weights);
+    const Products products{dim};
+    const uint8_t* const* ahead[] = {fewer ? values : keys + AHEAD_PAGES, fewer ? following : values + AHEAD_PAGES};
+    for (auto& pages : ahead)
+      if (first) pages = nullptr;
+    for (int& i = read[0]; fewer && i < reach; i++) wide_keys[i] = widened->widen(0, i, keys[i], values[i], half);
+    products.score(queries + first * dim, some, key_pages, reach, weights, {ahead[0], half, bytes});
+    for (int& i = read[1]; fewer && i < reach; i++)
+      wide_values[i] = widened->widen(1, i, values[i], following[i], half);
     for (int r = 0; r < some; r++)
-      make_shares(spans, reach, before, window, cap, whole, rows[first + r], weights + r * KEYS, shares + r * KEYS,
+      make_shares(spans, reach, before, window, cap, whole, rows[first + r], scales, weights + r * KEYS, shares + r * KEYS,
                   out[first + r]);
-    products.sum(shares, some, values, reach, out + first);
+    products.sum(shares, some, value_pages, reach, out + first, {ahead[1], half, bytes});
   }
 }
 

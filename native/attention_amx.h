@@ -8,20 +8,19 @@
 
 constexpr int QUERY_ROWS = 64;  // rows of a chunk for which keys and values are loaded into cache once
 
-// The two products of attention with the first `count` pages of a split, in `keys` or `values`, which are followed by
-// AHEAD_PAGES more to prefetch.
+// The two products of attention with the first `count` pages of a split, in `keys` or `values`.
 struct Products {
   int dim;
-  bool asks;
 
   // weights [rows, KEYS] of queries [rows, dim].
-  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights) const {
+  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights,
+             const Ahead& ahead) const {
     in_pairs(rows, [&](int row, bool two) {
       const Half* q = queries + row * dim;
       for (int i = 0; i < count; i += 2) {
         const int second = std::min(i + 1, count - 1);  // with an odd count the last page is scored twice
         const uint16_t *k = keys[i], *l = keys[second];
-        if (asks && row == 0) ask(keys[i + AHEAD_PAGES]), ask(keys[second + AHEAD_PAGES]);
+        if (row == 0) ahead.ask(i), ahead.ask(second);
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int d = 0; d < dim; d += 32) {
           tile_load<4>(q + d, 2 * dim), tile_load<6>(k + d * PAGE_SIZE), tile_dot<0, 4, 6>();
@@ -38,7 +37,8 @@ struct Products {
     });
   }
   // Sums of values weighted by shares [rows, KEYS]. Rows of `out` have a constant stride.
-  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out) const {
+  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out,
+           const Ahead& ahead) const {
     const long stride = rows > 1 ? (out[1].out - out[0].out) * sizeof(float) : long(LINE);
     in_pairs(rows, [&](int row, bool two) {
       for (int d = 0; d < dim; d += 32) {
@@ -46,7 +46,7 @@ struct Products {
         for (int i = 0; i < count; i++) {
           const Half* share = shares + row * KEYS + PAGE_SIZE * i;
           const uint16_t* v = values[i] + 2 * d;
-          if (asks && row == 0 && d == 0) ask(values[i + AHEAD_PAGES]);
+          if (row == 0 && d == 0) ahead.ask(i);
           constexpr int STRIDE = KEYS * sizeof(Half);
           tile_load<5>(share, STRIDE), tile_load<7>(v, 4 * dim), tile_dot<0, 5, 7>();
           tile_load<7>(v + 32, 4 * dim), tile_dot<1, 5, 7>();
@@ -62,7 +62,6 @@ struct Products {
   }
 
  private:
-  void ask(const uint16_t* page) const { fetch_bytes(page, 2 * PAGE_SIZE * dim); }
   // Calls step(row, whether two tiles of rows begin there).
   template <class Step>
   static void in_pairs(int rows, const Step& step) {

@@ -72,27 +72,31 @@ inline void in_row_tiles(int count, int row, const Step& step) {
     if (row < count) in_row_tiles<R - 1>(count, row, step);
 }
 
-// The two products of attention with the first `count` pages of a split, in `keys` or `values`, which are followed by
-// AHEAD_PAGES more to prefetch.
+// The two products of attention with the first `count` pages of a split, in `keys` or `values`. Whole pages ahead are
+// prefetched line by line with the lines of others, and are those that follow in these lists.
 struct Products {
   int dim;
-  bool asks;
 
   // weights [rows, KEYS] of queries [rows, dim].
-  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights) const {
-    for (int i = 0; i < count; i += 2)
+  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights,
+             const Ahead& ahead) const {
+    for (int i = 0; i < count; i += 2) {
+      if (!ahead.whole()) ahead.ask(i), ahead.ask(std::min(i + 1, count - 1));
       in_row_tiles(rows, 0, [&]<int R>(int r) {
         constexpr int P = std::min(2, SUMS<R>);
-        from(keys, asks && r == 0, [&](const auto& pairs) {
+        from(keys, ahead.whole() && r == 0, [&](const auto& pairs) {
           for (int page = i; page < std::min(i + 2, count); page += P)
             score_pages<R, P>(queries + r * dim, pairs, page, count - 1, dim, weights + r * KEYS + PAGE_SIZE * page);
         });
       });
+    }
   }
   // Sums of values weighted by shares [rows, KEYS].
-  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out) const {
+  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out,
+           const Ahead& ahead) const {
+    for (int i = 0; i < count && !ahead.whole(); i++) ahead.ask(i);
     in_row_tiles(rows, 0, [&]<int R>(int r) {
-      from(values, asks && r == 0, [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });
+      from(values, ahead.whole() && r == 0, [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });
     });
   }
 

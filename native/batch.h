@@ -162,7 +162,7 @@ inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch
       for (int side = 0; side < 2; side++)
         for (int k = 0; k < reads.count; k++) {
           if (places.size() == wanted) return places;
-          places.push_back((uint8_t*)kv.page(side, reads.spans[k].page, reads.head) - (uint8_t*)kv.data);
+          places.push_back(kv.page(side, reads.spans[k].page, reads.head) - kv.data);
         }
     }
   return places;

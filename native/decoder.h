@@ -82,6 +82,7 @@ enum Activation { SILU, GELU, SWIGLU_OAI };
 
 struct Config {
   int32_t hidden, intermediate, activation, num_ropes;
+  int32_t kv_format;  // how keys and values are stored, a KvFormat
   int32_t q_width, kv_width, half_dim;  // of the widest attention: heads x dim, KV heads x dim, and dim / 2
   int32_t vocab;             // without the padding of the head's last panel
   int32_t embedding_format;  // format of the caller's embedding rows, if `embed` is null

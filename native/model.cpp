@@ -41,7 +41,7 @@ static const Search& run_search(Model& m, const float* x, int count, const Noise
   return search;
 }
 
-static const Pass& run_pass(Model& m, const Batch& batch, uint16_t* kv, const int64_t* strides, bool by_row) {
+static const Pass& run_pass(Model& m, const Batch& batch, uint8_t* kv, const int64_t* strides, bool by_row) {
   const int run = m.team->vacant(), blocks = int(m.blocks.size());
   Pass& pass = m.passes[run];
   pass.begin(m, batch, kv, strides, m.team->size(), m.common, by_row);
@@ -67,7 +67,7 @@ static void obey(Ranks& ranks, const Order& given) {
   Model& m = *(Model*)ranks.models[order.model];
   if (order.kind == Order::FORWARD) {
     const Ranks::Pool& pool = ranks.pools[order.pool];
-    run_pass(m, order.batch, (uint16_t*)(pool.data + order.kv), pool.strides.empty() ? order.strides : pool.strides.data(),
+    run_pass(m, order.batch, pool.data + order.kv, pool.strides.empty() ? order.strides : pool.strides.data(),
              true);
   } else if (order.kind == Order::LOGITS) {
     run_logits(m, order.x, order.count, nullptr, nullptr);
@@ -349,9 +349,10 @@ void twostroke_add_gate(void* model, void** matrices) {
 }
 
 // Runs all rows through every block, writing K and V to `kv`, which for each group of layers is [depth, 2, pages,
-// kv_heads, ...]; `strides`: [groups, 3], of the first three dimensions. Result: [wanted, hidden]. Members may still read weights and `kv` when this,
-// twostroke_logits or twostroke_search returns: call twostroke_settle before freeing either. Returns as twostroke_logits.
-int twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64_t* strides, float* result) {
+// kv_heads, ...]; `strides`: [groups, 3], of the first three dimensions in bytes. Result: [wanted, hidden]. Members may
+// still read weights and `kv` when this, twostroke_logits or twostroke_search returns: call twostroke_settle before
+// freeing either. Returns as twostroke_logits.
+int twostroke_forward(void* model, const Batch* batch, uint8_t* kv, const int64_t* strides, float* result) {
   Model& m = *(Model*)model;
   const Turn turn(m.team->turn);
   if (!m.ranks) {
@@ -364,7 +365,7 @@ int twostroke_forward(void* model, const Batch* batch, uint16_t* kv, const int64
   Order order{.kind = Order::FORWARD, .strides = strides, .batch = shelved(m, shelf, *batch)};
   shelf.put(order.strides, 3 * m.groups());
   for (const Ranks::Pool& pool : m.ranks->pools) {
-    if (const int64_t at = (uint8_t*)kv - pool.data; pool.data && at >= 0 && at < int64_t(pool.bytes))
+    if (const int64_t at = kv - pool.data; pool.data && at >= 0 && at < int64_t(pool.bytes))
       order.pool = int(&pool - m.ranks->pools.data()), order.kv = at;
   }
   give(m, shelf, order);

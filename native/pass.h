@@ -90,7 +90,7 @@ class Pass {
   }
 
   // `common` is memory of all passes of the model. The batch has angles by position, or `by_row`.
-  void begin(const Decoder& model, const Batch& lent, uint16_t* kv, const int64_t* strides, int members, Buffer& common,
+  void begin(const Decoder& model, const Batch& lent, uint8_t* kv, const int64_t* strides, int members, Buffer& common,
              bool by_row = false) {
     batch = lent, kv_ = kv, config_ = &model.config, blocks_ = &model.blocks;
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->half_dim, groups = model.groups();
@@ -194,20 +194,20 @@ class Pass {
     size_t groups = 0;
     for (size_t some : before) groups += some / reads.size();
     const Layer kv = layer(index);
-    ahead.begin((const uint8_t*)kv.data, reads[member % reads.size()], kv.piece_bytes(), int(groups * 9 / 10));
+    ahead.begin(kv.data, reads[member % reads.size()], kv.piece_bytes(), int(groups * 9 / 10));
   }
   // An entry of a recurrent layer, of `size` numbers.
   uint16_t* entry(int group, int place, int64_t page, int slot, int size) const {
     const int64_t* strides = &strides_[3 * group];
-    return kv_ + place * strides[0] + page * strides[2] + int64_t(slot) * size;
+    return (uint16_t*)(kv_ + place * strides[0] + page * strides[2]) + int64_t(slot) * size;
   }
   // All frames as snapshots use them, and the numbers in each.
   float* state_base() const { return (float*)kv_; }
-  size_t page_floats() const { return size_t(strides_[2]) / 2; }
+  size_t page_floats() const { return size_t(strides_[2]) / sizeof(float); }
   Layer layer(size_t block) const {
     const AttentionShape& shape = shape_of(block);
     const int64_t* strides = &strides_[3 * shape.group];
-    return {kv_ + shape.place * strides[0], strides[1], strides[2], shape.kv_heads, shape.dim};
+    return {kv_ + shape.place * strides[0], strides[1], strides[2], shape.kv_heads, shape.dim, KvFormat(config_->kv_format)};
   }
 
  private:
@@ -241,9 +241,9 @@ class Pass {
   }
 
   const Config* config_;
-  uint16_t* kv_;
+  uint8_t* kv_;
   const std::vector<Block>* blocks_;
-  std::vector<int64_t> strides_;  // [groups, 3]
+  std::vector<int64_t> strides_;  // [groups, 3], in bytes
   std::vector<uint8_t> embeddings_, token_inputs_;
   std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, state_rows_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;

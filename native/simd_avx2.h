@@ -211,6 +211,21 @@ inline void store_bf16(uint16_t* p, F v) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(halves, 0xd8));
 }
 
+inline F load_bf16(const uint16_t* p) {
+  const auto wide = [](const uint16_t* half) {
+    return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)half)), 16);
+  };
+  return {wide(p), wide(p + 8)};
+}
+// 32 integers of 8 bits as bfloat16, which they are exactly.
+inline void widen_codes(const uint8_t* codes, uint16_t* bf16) {
+  for (int i = 0; i < 32; i += 16) {
+    const F v = load_i8(codes + i);
+    const __m256i a = _mm256_srli_epi32((__m256i)v.a, 16), b = _mm256_srli_epi32((__m256i)v.b, 16);
+    _mm256_storeu_si256((__m256i*)(bf16 + i), _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+  }
+}
+
 // The first or the second of each of 16 pairs.
 inline void store_in_pairs(uint16_t* pairs, int which, const uint16_t* halves) {
   for (int i = 0; i < 16; i++) pairs[2 * i + which] = halves[i];

@@ -145,6 +145,19 @@ inline void store_bf16(uint16_t* p, F v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 #endif
+inline F load_bf16(const uint16_t* p) {
+  return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+}
+// 32 integers of 8 bits as bfloat16, which they are exactly.
+inline void widen_codes(const uint8_t* codes, uint16_t* bf16) {
+  const F low = load_i8(codes), high = load_i8(codes + 16);
+#ifdef __AVX512BF16__
+  _mm512_storeu_si512(bf16, (I)_mm512_cvtne2ps_pbh(high, low));
+#else
+  const __m256i a = _mm512_cvtepi32_epi16(right<16>((I)low)), b = _mm512_cvtepi32_epi16(right<16>((I)high));
+  _mm256_storeu_si256((__m256i*)bf16, a), _mm256_storeu_si256((__m256i*)(bf16 + 16), b);
+#endif
+}
 // The first and the second bfloat16 of each pair.
 inline F firsts(I v) { return (F)_mm512_slli_epi32(v, 16); }
 inline F seconds(I v) { return (F)_mm512_and_si512(v, int_set1(int(0xffff0000))); }

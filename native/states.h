@@ -5,19 +5,8 @@
 #include "layers.h"
 #include "pass.h"
 
-constexpr int STATE_CHUNK = 64;      // positions between two snapshots
-constexpr int MAX_CONV = 256;  // most inputs that a convolution sees
-
-inline F load_bf16(const uint16_t* p) {
-#ifdef __AVX512F__
-  return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
-#else
-  auto wide = [](const uint16_t* half) {
-    return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)half)), 16);
-  };
-  return {wide(p), wide(p + 8)};
-#endif
-}
+constexpr int STATE_CHUNK = 64;  // positions between two snapshots
+constexpr int MAX_CONV = 256;    // most inputs that a convolution sees
 
 inline F exp16(F x) { return power16(mul(x, set1(LOG2_E))); }
 inline float exp_of(float x) { return first_lane(exp16(set1(x))); }

@@ -60,7 +60,7 @@ class Stepper:
 
     def pages(self, entries: int) -> int:
         """Pages of one sequence, of all groups of layers."""
-        return len(layer_groups(self.config)) * -(-entries // self.page_size)
+        return len(layer_groups(self.config, self.backend.kv_dtype)) * -(-entries // self.page_size)
 
     def reserve(self, pages: int) -> None:
         """Make the memory that all later sequences share, as an engine has one pool; the one before is dropped."""
@@ -72,7 +72,7 @@ class Stepper:
         pages = self.pages(entries)
         if count * pages > self.num_pages:
             self.reserve(count * pages)
-        groups = len(layer_groups(self.config))
+        groups = len(layer_groups(self.config, self.backend.kv_dtype))
         return list(self.rng.permutation(self.num_pages)[: count * pages].reshape(count, -1, groups))
 
     def batch(self, parts: Sequence[Part]) -> RaggedBatch[np.ndarray]:
@@ -119,7 +119,7 @@ class Stepper:
 
 def new_memory(backend: Backend, config: ModelConfig, pages: int, page_size: int) -> PageMemory:
     """Memory of `pages` pages that holds random entries: attention over zeros would be a special case."""
-    memory = backend.memory(pages, PageShape(layer_groups(config), page_size))
+    memory = backend.memory(pages, PageShape(layer_groups(config, backend.kv_dtype), page_size, backend.kv_dtype))
     storage: Any = memory.storages[0]
     if isinstance(storage, np.ndarray):
         storage[:] = np.random.default_rng(0).standard_normal(storage.shape, np.float32).astype(storage.dtype)

@@ -8,14 +8,13 @@ import pytest
 from tests.kv.values import geometry
 from tests.residence import resident
 from twostroke.backends.page_memory import HostMemory
-from twostroke.models.layer_groups import PageShape
 
-SHAPE, SIZE = PageShape(geometry(2, 4, 128).groups, 64), 16 << 20  # of a page, and bytes of all
+SHAPE, SIZE = geometry(2, 4, 128, "bfloat16").page_shape(64), 16 << 20  # of a page, and bytes of all
 
 
 def test_all_of_it_is_there_and_what_it_held_stays() -> None:
     data = np.frombuffer(mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-    memory = HostMemory(64, SHAPE, np.dtype(np.uint16), data=data)
+    memory = HostMemory(64, SHAPE, data=data)
     page = bytes(range(256)) * (memory.page_bytes // 256)
     memory.write_page(3, page)
     assert resident(data) < SIZE / 2
@@ -27,4 +26,4 @@ def test_all_of_it_is_there_and_what_it_held_stays() -> None:
 
 
 def test_less_than_a_page_of_the_system_is_left_alone() -> None:
-    assert not HostMemory(1, PageShape(geometry(1, 1, 2).groups, 2), np.dtype(np.uint16)).populate()
+    assert not HostMemory(1, geometry(1, 1, 2, "bfloat16").page_shape(2)).populate()

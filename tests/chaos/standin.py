@@ -37,7 +37,6 @@ from twostroke.methods import Method, Prompt
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
-from twostroke.models.layer_groups import PageShape
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
@@ -117,7 +116,7 @@ class Opened:
         self, sizes: Sizes, clock: Clock, pause: Pause, readers: Any = None, roles: Mapping[str, str] = ROLES
     ) -> None:
         """`readers`: what brings pages back from the host; None: threads. `roles`: the weights of each model."""
-        memory = HostMemory(sizes.pages, PageShape(GEOMETRY.groups, sizes.page_size), GEOMETRY.dtype)
+        memory = HostMemory(sizes.pages, GEOMETRY.page_shape(sizes.page_size))
         self.pool = Pool(GEOMETRY, memory, sizes.pages, sizes.page_size)
         self.tokenizer, self.config = cast(Tokenizer, Letters()), CONFIG
         models = {role: self._model(weights, sizes, pause) for role, weights in roles.items()}

@@ -43,7 +43,9 @@ def test_show(
         2,
         32,
     )
-    assert facts["kv_bytes_per_token"] == {"float32": llm.pool.entry_bytes, "bfloat16": llm.pool.entry_bytes // 2}
+    wide, heads = llm.pool.entry_bytes, llm.config.num_layers * 2 * llm.config.num_kv_heads
+    scaled = wide // 4 + 4 * heads  # a scale for each head
+    assert facts["kv_bytes_per_token"] == {"float32": wide, "bfloat16": wide // 2, "int8": scaled}
     assert {one["window"]: one["layers"] for one in facts["windows"]} == {24: 6, None: 1}
     assert facts["parameters"] == sum(t.numel() for t in parameters(directory))
     assert facts["weights"]["F32"]["bytes"] == 4 * facts["parameters"]

@@ -26,6 +26,7 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.config import Attention, Layer, tensor_shapes
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.rope import Rope
 from twostroke.sampling.params import SamplingParams
 
@@ -96,7 +97,7 @@ def test_layers_of_one_shape_and_window_share_pages() -> None:
         ((1, 3), None, 1, 128),
         ((0, 2), 24, 2, 64),
     ]
-    assert {one.layer_values * one.depth for one in groups} == {512}
+    assert {one.layer_bytes(kv_format("bfloat16")) * one.depth for one in groups} == {1024}
 
 
 @needs_native

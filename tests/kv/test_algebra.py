@@ -4,7 +4,7 @@
 
 import gc
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,8 @@ class Values(RuleBasedStateMachine):
 
     def write(self, pool: PagePool, places: SlotMapping, new: list[Entry]) -> None:
         for group, frames in enumerate(places.frames):
-            pool.memory.write(group, frames, places.slots, array([entry.data for entry in new]))
+            entries = pool.geometry.stored.encode(array([entry.data for entry in new]))
+            pool.memory.write(group, frames, places.slots, entries)
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
@@ -323,10 +324,11 @@ class Values(RuleBasedStateMachine):
                 assert kv.canonical_length(model) == expected.canonical_length(model)
 
     def check_contents(self, kv: KVCache, expected: Expected) -> None:
-        expected_bits, found = array([entry.data for entry in expected.entries]), kv.entries()
+        stored, found = self.geometry.stored, kv.entries()
+        expected_bits = stored.decode(stored.encode(array([entry.data for entry in expected.entries])))
         held = [places_held(kv.table, group) for group in range(self.groups)]
         assert held[0].all()
-        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * 4 * 4
+        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * stored.width(4) * stored.dtype.itemsize
         assert found.dtype == np.float32
         for group, there in zip(np.split(found, self.groups), held, strict=True):
             assert np.array_equal(group[:, :, there], expected_bits[:, :, there])
@@ -353,7 +355,7 @@ class Values(RuleBasedStateMachine):
         """Raise AssertionError unless the frames that a step would read have the expected entries."""
         (frames,) = pool.step_tables([table])
         assert (frames[:, :PAGE] == table[:, :PAGE]).all()
-        bits = array([entry.data for entry in expected.entries])
+        bits = self.geometry.stored.encode(array([entry.data for entry in expected.entries]))
         for group in range(pool.num_groups):
             there = places_held(table, group)
             found = pool.memory.read(group, *spans.places(frames, group))
@@ -376,6 +378,12 @@ def places_held(table: np.ndarray, group: int) -> np.ndarray:
 
 class WindowedValues(Values):
     geometry = WINDOWED
+
+
+class ScaledValues(Values):
+    """Codes of 8 bits, with a scale for each entry and head, in windowed layers too."""
+
+    geometry = replace(WINDOWED, kv_dtype="int8")
 
 
 class RecurrentValues(Values):
@@ -405,8 +413,8 @@ class RecurrentValues(Values):
 
 
 TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
-TestRecurrentValues = RecurrentValues.TestCase
-for case in (TestValues, TestWindowedValues, TestRecurrentValues):
+TestScaledValues, TestRecurrentValues = ScaledValues.TestCase, RecurrentValues.TestCase
+for case in (TestValues, TestWindowedValues, TestScaledValues, TestRecurrentValues):
     case.settings = settings(
         max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

@@ -26,7 +26,6 @@ from twostroke.kv.page_contents import read_entries
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
-from twostroke.models.layer_groups import PageShape
 from twostroke.models.rope import NO_ROPE, Rope
 from twostroke.system.user_key import user_key
 
@@ -57,15 +56,16 @@ def test_layers_without_rope_and_with_a_part_of_it(tmp_path: Path, new_pool: New
     assert b"rotated" not in (tmp_path / "plain").read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("tail", [None, LOGITS, Tail("m", pending=5), replace(LOGITS, pending=3)])
 def test_a_round_trip_keeps_everything(tmp_path: Path, new_pool: NewPool, dtype: str, tail: Tail | None) -> None:
     geometry = replace(GEOMETRY, kv_dtype=dtype, ropes=(Rope(1e4), Rope(1e6, (1.0, 0.1))))
     pool, there = new_pool(geometry=geometry), new_pool(geometry=geometry)
     kv = prefill(pool, range(11))
     value = prefill(kv[:2] + kv[5:], [3, 1], model="other", tail=tail)
-    pool.memory.storages[0][:] += pool.memory.storages[0].dtype.type(1 / 3)  # numbers of every bit, and signs
-    pool.memory.storages[0][:, 1] *= -1
+    if not geometry.stored.scale_bytes:
+        pool.memory.storages[0][:] += pool.memory.storages[0].dtype.type(1 / 3)  # numbers of every bit, and signs
+        pool.memory.storages[0][:, 1] *= -1
     value.save(tmp_path / "value")
     loaded = load(tmp_path / "value", there)
     assert np.array_equal(loaded.entries().view(np.int8), value.entries().view(np.int8))
@@ -256,7 +256,7 @@ def test_files_of_either_layout_are_read_into_either(tmp_path: Path, saved: bool
 
 def test_pages_of_a_device_are_saved_and_read(tmp_path: Path) -> None:
     torch_memory = pytest.importorskip("twostroke.backends.reference.memory").DeviceMemory
-    pool = PagePool(GEOMETRY, torch_memory(9, PageShape(GEOMETRY.groups, 4), "float32", "cpu"), 9, page_size=4)
+    pool = PagePool(GEOMETRY, torch_memory(9, GEOMETRY.page_shape(4), "cpu"), 9, page_size=4)
     kv = prefill(pool, range(11), tail=LOGITS)
     for value in (kv, kv[1:].to("host")):
         value.save(tmp_path / "value")

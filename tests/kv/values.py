@@ -16,7 +16,7 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import KVWriter, SlotMapping
 from twostroke.models.config import GatedDeltaNet
-from twostroke.models.layer_groups import LayerGroup, PageShape
+from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
 
 
@@ -40,8 +40,8 @@ SHAPE = (2, 2, 2, 4)  # layers, K and V, heads, head_dim: 32 numbers, as many as
 def make_pool(
     num_pages: int = 60, page_size: int = 4, geometry: Geometry = GEOMETRY, in_pairs: bool = False
 ) -> PagePool:
-    shape, layout = PageShape(geometry.groups, page_size), "pairs" if in_pairs else "plain"
-    return PagePool(geometry, HostMemory(num_pages, shape, geometry.dtype, layout), num_pages, page_size)
+    memory = HostMemory(num_pages, geometry.page_shape(page_size), "pairs" if in_pairs else "plain")
+    return PagePool(geometry, memory, num_pages, page_size)
 
 
 def computed(model: str, context: Sequence[bytes], token: int, position: int) -> bytes:
@@ -100,7 +100,7 @@ def enter(writer: KVWriter, tokens: Sequence[int]) -> None:
         write_recurrent(writer.base.pool, places, context[len(context) - len(tokens) :], known[2])
         return
     places = writer.append(list(tokens))
-    entries = array(context[len(context) - len(tokens) :])
+    entries = writer.base.pool.geometry.stored.encode(array(context[len(context) - len(tokens) :]))
     for group, frames in enumerate(places.frames):
         writer.base.pool.memory.write(group, frames, places.slots, entries)
 

@@ -233,4 +233,5 @@ inline __m512 dpbf16_ps(Lanes acc, __m512bh a, __m512bh b) {
 
 }  // namespace avx512
 
+#define _mm512_cvtne2ps_pbh avx512::cvtne2ps_pbh
 #define _mm_cvtneps_pbh avx512::cvtneps_pbh

@@ -10,6 +10,7 @@ from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.triton import pass_plan
 from twostroke.backends.triton.backend import TritonBackend
+from twostroke.backends.triton.decoder import KV_DTYPE
 from twostroke.backends.triton.linear import DenseMatrix, Linear, UnpackBuffer
 from twostroke.backends.triton.model import TritonModel
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
@@ -81,7 +82,7 @@ def open_model(described: ModelConfig) -> tuple[TritonModel, PageMemory]:
         return RawTensor.from_bytes(name, "F32", shape, values.view(np.uint8).reshape(-1), name)
 
     backend = TritonBackend("cuda")
-    memory = backend.memory(400, PageShape(layer_groups(described), PAGE))
+    memory = backend.memory(400, PageShape(layer_groups(described, KV_DTYPE), PAGE, KV_DTYPE))
     return backend.compile(described, weights), memory
 
 

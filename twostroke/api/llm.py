@@ -77,6 +77,7 @@ class LLM:
         backend: str = "auto",
         device: str = "cpu",
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         weights: str = "stored",
         student: str | Checkpoint | None = None,
         draft: str | Checkpoint | None = None,
@@ -104,7 +105,9 @@ class LLM:
             backend: "native" (CPU, quantized or bfloat16 weights), one of its variants ("native-amx",
                 "native-avx512", ...), "reference" (PyTorch), or "auto" (native if it can run the model).
             device: any torch device.
-            dtype: dtype of activations and KV (and of the reference's weights): "float32", "bfloat16", or "auto".
+            dtype: dtype of activations (and of the reference's weights): "float32", "bfloat16", or "auto".
+            kv_dtype: how K and V are stored: "float32" (reference), "bfloat16", or "int8" with a scale for each entry
+                and head, in half the memory (docs/kv-bits.md); "auto" is the backend's own, bfloat16 on CPUs.
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
                 "int3" or "int2").
             student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's weights,
@@ -154,7 +157,7 @@ class LLM:
                 self.verified.require()
             checkpoint = quantize(stored, weights, threads)
             chosen = create_backend(
-                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size, tp
+                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size, tp, kv_dtype
             )
             self.generation = dict(checkpoint.generation)
             self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]

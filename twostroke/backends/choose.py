@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the best variant, or a given one
 BACKENDS = ("auto", *NATIVE, "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = (*DTYPES, "int8")
 
 
 def require_device(backend: str, device: str, tp: int = 1) -> None:
@@ -65,6 +66,7 @@ class BackendRequest:
     matrices: Mapping[str, RawTensor]
     page_size: int
     tp: int
+    kv_dtype: str
 
     @property
     def kind(self) -> str:
@@ -88,22 +90,26 @@ def create_backend(
     matrices: Mapping[str, RawTensor],
     page_size: int,
     tp: int = 1,
+    kv_dtype: str = "auto",
 ) -> Backend:
     """The backend for a device and a model; of `matrices`, the weights, only formats and shapes are read.
 
     "auto" is the first of `CANDIDATES` that can run the model, with a warning in the log if it is not the first for
     the device. "native" is the variant with the fastest prefill that the processor can run. `tp` is the number of
-    ranks, each of which has a GPU of its own on "cuda".
+    ranks, each of which has a GPU of its own on "cuda". `kv_dtype` is how K and V are stored; "auto" is the backend's
+    own.
 
     Raises:
         InvalidRequest: an argument is not one of the choices (the message lists them), or the requested backend or
             device cannot be used (the message says why).
     """
-    wanted = BackendRequest(backend, str(device), dtype, threads, config, matrices, page_size, tp)
+    wanted = BackendRequest(backend, str(device), dtype, threads, config, matrices, page_size, tp, kv_dtype)
     if backend not in BACKENDS:
         raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if kv_dtype not in KV_DTYPES:
+        raise InvalidRequest(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
     if tp > 1:
         if wanted.kind != "cpu":
             _require_gpus(wanted.device, tp)
@@ -156,16 +162,21 @@ def _create_native(wanted: BackendRequest) -> Backend | str:
     if wanted.kind != "cpu" or wanted.dtype == "bfloat16":
         asked = f"on {wanted.device}" if wanted.dtype == "auto" else f"in {wanted.dtype} on {wanted.device}"
         return f"it computes in float32 on a CPU, not {asked}"
+    kv_dtype = native.KV_DTYPES[0] if wanted.kv_dtype == "auto" else wanted.kv_dtype
+    if kv_dtype not in native.KV_DTYPES:
+        return f"it stores K and V in {' or '.join(native.KV_DTYPES)}, not in {kv_dtype}"
     variant = wanted.backend.partition("-")[2] or None
     reason = library.unavailable(variant) or native.unsupported(
         wanted.config, wanted.matrices, wanted.page_size, wanted.tp
     )
-    return reason or native.NativeBackend(wanted.threads, variant, wanted.tp)
+    return reason or native.NativeBackend(wanted.threads, variant, wanted.tp, kv_dtype)
 
 
 def _create_triton(wanted: BackendRequest) -> Backend | str:
     if wanted.dtype == "float32":
         return "it computes in bfloat16"
+    if wanted.kv_dtype not in ("auto", "bfloat16"):
+        return f"it stores K and V in bfloat16, not in {wanted.kv_dtype}"
     try:
         from twostroke.backends.triton import backend as gpu
     except ModuleNotFoundError as error:
@@ -187,7 +198,8 @@ def _create_reference(wanted: BackendRequest) -> Backend | str:
     if dtype == "auto":
         dtype = "float32" if wanted.kind == "cpu" else "bfloat16"
     try:
-        return ReferenceBackend(wanted.device, dtype, wanted.threads, wanted.tp)
+        kv_dtype = None if wanted.kv_dtype == "auto" else wanted.kv_dtype
+        return ReferenceBackend(wanted.device, dtype, wanted.threads, wanted.tp, kv_dtype)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"device {wanted.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 

@@ -32,13 +32,14 @@ class PageMemory(Protocol):
 
     Attributes:
         storages: for each group, all frames as kernels see them, if they hold pages of the group: an array
-            [depth, parts, frames, Hkv, page_size, D]. In memory the frame comes first. K and V are two parts, other
-            entries one.
+            [depth, parts, frames, Hkv, page_size, width]. In memory the frame comes first. K and V are two parts, other
+            entries one. `width` is D, or bytes of codes and their scale (`models.kv_formats`).
         state_storage: all frames as snapshots of states: an array [frames, page_bytes // 4] of float32; of no columns
             if pages are no whole number of them.
-        layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, D]. "pairs", for instructions that
+        layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, width]. "pairs", for instructions that
             multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
-            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent); other entries stay plain.
+            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent), each head followed by its scales,
+            [page_size], if there are any; other entries stay plain.
         page_bytes: bytes of a page.
     """
 
@@ -64,11 +65,11 @@ class PageMemory(Protocol):
         ...
 
     def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather n entries of a group by frame and slot: [depth, parts, n, Hkv, D], a numpy copy."""
+        """Gather n entries of a group by frame and slot: [depth, parts, n, Hkv, width], a numpy copy."""
         ...
 
     def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather the keys of the group's i-th layer: [n, Hkv, D], a numpy copy."""
+        """Gather the keys of the group's i-th layer: [n, Hkv, width], a numpy copy."""
         ...
 
     def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
@@ -80,19 +81,13 @@ class HostMemory:
     """A `PageMemory` in zeroed virtual memory. A page takes no physical memory until it is written."""
 
     def __init__(
-        self,
-        num_pages: int,
-        shape: PageShape,
-        dtype: np.dtype,
-        layout: Layout = "plain",
-        data: np.ndarray | None = None,
+        self, num_pages: int, shape: PageShape, layout: Layout = "plain", data: np.ndarray | None = None
     ) -> None:
         """Allocate pages, or use the given bytes.
 
         Args:
             num_pages: number of frames.
             shape: what a page holds.
-            dtype: dtype of K and V.
             layout: see `PageMemory`.
             data: uint8, the bytes of all pages one after another, used in place.
 
@@ -100,25 +95,26 @@ class HostMemory:
             OutOfPages: there is not enough memory.
         """
         self.layout: Layout = layout
-        self.page_bytes = shape.values * dtype.itemsize
+        self.page_bytes = shape.page_bytes
         data = _zeros(num_pages, self.page_bytes) if data is None else data
         self._pages = data.reshape(num_pages, self.page_bytes)
-        views = {one: self._view(one, dtype) for one in shape.shapes}
-        sides = {one: self._sides(view) for one, view in views.items()}
-        self.storages: Sequence[Any] = [views[one] for one in shape.shapes]
-        self._sides_of = [sides[one] for one in shape.shapes]
+        kinds = [(shape.of(g), shape.dtype_of(g)) for g in range(len(shape.groups))]
+        views = {kind: self._view(*kind) for kind in kinds}
+        sides = {kind: self._sides(view, shape.stored.scale_bytes) for kind, view in views.items()}
+        self.storages: Sequence[Any] = [views[kind] for kind in kinds]
+        self._sides_of = [sides[kind] for kind in kinds]
         # A rank without heads has pages of no bytes; no model with states is shared among ranks.
         whole = self.page_bytes > 0 and self.page_bytes % 4 == 0
         self.state_storage: Any = self._pages.view(np.float32) if whole else np.empty((num_pages, 0), np.float32)
 
     def _view(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """All frames as pages of this shape, [depth, parts, frames, Hkv, page_size, D]."""
+        """All frames as pages of this shape, [depth, parts, frames, Hkv, page_size, width]."""
         used = self._pages[:, : math.prod(shape) * dtype.itemsize].view(dtype)
         return used.reshape(len(self._pages), *shape).transpose(1, 2, 0, 3, 4, 5)
 
-    def _sides(self, view: np.ndarray) -> list[_EntryPart]:
+    def _sides(self, view: np.ndarray, scale_bytes: int) -> list[_EntryPart]:
         orders = ("columns", "slots") if self.layout == "pairs" and view.shape[1] == 2 else (None, None)
-        return [_EntryPart(view[:, part], orders[part]) for part in range(view.shape[1])]
+        return [_EntryPart(view[:, part], orders[part], scale_bytes) for part in range(view.shape[1])]
 
     @property
     def nbytes(self) -> int:
@@ -167,13 +163,18 @@ class HostMemory:
 
 
 class _EntryPart:
-    """K, V or other entries of all pages, by frame and slot: [layers, n, Hkv, D], for any layout of pages."""
+    """K, V or other entries of all pages, by frame and slot: [layers, n, Hkv, width], for any layout of pages."""
 
-    def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None) -> None:
-        """`storage`: [layers, frames, Hkv, page_size, D]; with `pairs`, pages hold pairs of columns or slots."""
-        self.pairs, self.dtype = pairs, storage.dtype
+    def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None, scale_bytes: int) -> None:
+        """`storage`: [layers, frames, Hkv, page_size, width]; with `pairs`, pages hold pairs of columns or slots."""
+        self.pairs, self.dtype, self.scales = pairs, storage.dtype, None
         bits = storage.view(f"u{storage.itemsize}")  # numpy copies unknown dtypes (bfloat16) one element at a time
         layers, frames, heads, size, dim = storage.shape
+        if pairs is not None and scale_bytes:  # behind a head's codes
+            dim -= scale_bytes
+            flat = bits.reshape(layers, frames, heads, -1)
+            bits = flat[..., : size * dim]
+            self.scales = flat[..., size * dim :].reshape(layers, frames, heads, size, scale_bytes).swapaxes(2, 3)
         if pairs == "columns":
             self.view = bits.reshape(layers, frames, heads, dim // 2, size, 2).transpose(0, 1, 4, 2, 3, 5)
         elif pairs == "slots":
@@ -182,14 +183,18 @@ class _EntryPart:
             self.view = bits.swapaxes(2, 3)
 
     def take(self, frames: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:
-        """A copy, [layers, n, Hkv, D]; for one layer [n, Hkv, D]."""
+        """A copy, [layers, n, Hkv, width]; for one layer [n, Hkv, width]."""
         taken = self.view[(layers, *self._places(frames, slots))]
         if self.pairs == "columns":
             taken = taken.reshape(*taken.shape[:-2], 2 * taken.shape[-2])
+        if self.scales is not None:
+            taken = np.concatenate([taken, self.scales[layers, frames, slots]], -1)
         return np.ascontiguousarray(taken).view(self.dtype)
 
     def put(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         bits = np.ascontiguousarray(entries, self.dtype).view(self.view.dtype)
+        if self.scales is not None:
+            bits, self.scales[:, frames, slots] = np.split(bits, [bits.shape[-1] - self.scales.shape[-1]], -1)
         if self.pairs == "columns":
             bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // 2, 2)
         self.view[(ALL, *self._places(frames, slots))] = bits

@@ -12,7 +12,6 @@ import numpy as np
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
 from twostroke.backends.ranks.sharding import Shard
 from twostroke.errors import InvalidRequest
-from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.layer_groups import PageShape
 
 
@@ -31,28 +30,30 @@ class PageShards:
         heads: the KV heads of each rank.
     """
 
-    def __init__(self, num_pages: int, shape: PageShape, dtype: str, size: int, layout: Layout = "plain") -> None:
+    def __init__(self, num_pages: int, shape: PageShape, size: int, layout: Layout = "plain") -> None:
         """`size` ranks share the heads. Raises InvalidRequest: groups of layers differ in their heads."""
         if len(set(shape.shapes)) > 1:
             raise InvalidRequest("ranks without common memory need the same KV heads in all layers: use one host")
-        self.num_pages, self.shape, self.dtype = num_pages, shape, numpy_dtype(dtype)
+        self.num_pages, self.shape = num_pages, shape
         self.layout: Layout = layout
         self.heads = [Shard(rank, size).of(shape.groups[0].num_kv_heads) for rank in range(size)]
 
     def of(self, rank: int) -> PageShape:
         """The shape of a rank's pages."""
         groups = (replace(group, num_kv_heads=len(self.heads[rank])) for group in self.shape.groups)
-        return PageShape(tuple(groups), self.shape.page_size)
+        return replace(self.shape, groups=tuple(groups))
 
     def memory(self, rank: int) -> HostMemory:
         """Allocate a rank's pages in ordinary memory. Raises OutOfPages."""
-        return HostMemory(self.num_pages, self.of(rank), self.dtype, self.layout)
+        return HostMemory(self.num_pages, self.of(rank), self.layout)
 
     def joined(self, parts: Sequence[bytes | memoryview]) -> memoryview:
         """A page's bytes, from those of all ranks. In every layout a head's are in one piece."""
         layers, sides, _, size, dim = self.shape.of(0)
         arrays = [
-            np.frombuffer(part, np.uint8).reshape(layers, sides, len(heads), size, dim * self.dtype.itemsize)
+            np.frombuffer(part, np.uint8).reshape(
+                layers, sides, len(heads), size, dim * self.shape.dtype_of(0).itemsize
+            )
             for part, heads in zip(parts, self.heads, strict=True)
         ]
         return np.concatenate(arrays, 2).reshape(-1).data.toreadonly()
@@ -60,7 +61,7 @@ class PageShards:
     def part(self, data: bytes | memoryview, rank: int) -> memoryview:
         """A rank's bytes of a page."""
         layers, sides, count, size, dim = self.shape.of(0)
-        page = np.frombuffer(data, np.uint8).reshape(layers, sides, count, size, dim * self.dtype.itemsize)
+        page = np.frombuffer(data, np.uint8).reshape(layers, sides, count, size, dim * self.shape.dtype_of(0).itemsize)
         heads = self.heads[rank]
         return np.ascontiguousarray(page[:, :, heads.start : heads.stop]).reshape(-1).data
 
@@ -77,7 +78,7 @@ class ShardedMemory:
         self.storages: Sequence[Any] = self.own.storages
         self.state_storage: Any = self.own.state_storage
         self.layout: Layout = shapes.layout
-        self.page_bytes = shapes.shape.values * shapes.dtype.itemsize
+        self.page_bytes = shapes.shape.page_bytes
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         frames = [int(frame) for frame in frames]

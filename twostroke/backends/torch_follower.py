@@ -55,12 +55,11 @@ class Follower:
     def __init__(
         self,
         links: Collectives,
-        dtype: str,
         new_memory: NewMemory,
         compile: Callable[[ModelConfig, Weights], FollowerModel],
     ) -> None:
-        """`dtype`: of keys and values. `compile` makes this rank's part of a model."""
-        self.links, self.group, self.dtype = links, links.group, dtype
+        """`compile` makes this rank's part of a model."""
+        self.links, self.group = links, links.group
         self._new_memory, self._compile = new_memory, compile
         self._models: list[FollowerModel] = []
         self._pools: dict[int, PageMemory] = {}
@@ -92,9 +91,9 @@ class Follower:
         return self.group.receive(limit=ANY_TIME)  # rank 0 may have to encode it first
 
     def _memory(self, number: int, num_pages: int, shape: PageShape) -> Exception | None:
-        own = PageShards(num_pages, shape, self.dtype, self.group.size).of(self.group.rank)
+        own = PageShards(num_pages, shape, self.group.size).of(self.group.rank)
         try:
-            self._pools[number] = self._new_memory(num_pages, own, self.dtype, self.links.device)
+            self._pools[number] = self._new_memory(num_pages, own, self.links.device)
         except OutOfPages as error:
             return error
         return None

@@ -32,7 +32,7 @@ from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape
 
 FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
-NewMemory = Callable[[int, PageShape, str, str], PageMemory]  # of a number of pages, a shape, a dtype, a device
+NewMemory = Callable[[int, PageShape, str], PageMemory]  # of a number of pages, a shape, a device
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,17 +88,16 @@ class TorchRanks:
     """
 
     def __init__(
-        self, backend: str, size: int, device: str, dtype: str, new_memory: NewMemory, options: Sequence[object] = ()
+        self, backend: str, size: int, device: str, new_memory: NewMemory, options: Sequence[object] = ()
     ) -> None:
         """Meet the ranks that `torchrun` has started, or start them on this host. Raises InvalidRequest, RankLost.
 
         Args:
             backend: "reference", "triton".
             device: of all ranks: "cpu", or "cuda" for a GPU each.
-            dtype: of keys and values.
             options: what else `follow` wants.
         """
-        self.dtype, self._new_memory = dtype, new_memory
+        self._new_memory = new_memory
         self._module = FOLLOWER.format(backend)
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self._models = 0
@@ -189,12 +188,12 @@ class TorchRanks:
         """Zeroed pages. Raises OutOfPages."""
         with self.group.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
-            shapes = PageShards(num_pages, shape, self.dtype, self.group.size)
+            shapes = PageShards(num_pages, shape, self.group.size)
             for answer in self.ask("memory", number, num_pages, shape):
                 if isinstance(answer, Exception):
                     raise answer
             self._pools[number] = True
-            own = self._new_memory(num_pages, shapes.of(0), self.dtype, self.links.device)
+            own = self._new_memory(num_pages, shapes.of(0), self.links.device)
             made = ShardedMemory(self, number, shapes, own)
         weakref.finalize(made, self._pools.__setitem__, number, False)
         return made

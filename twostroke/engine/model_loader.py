@@ -35,7 +35,6 @@ from twostroke.models.checkpoints.verify import verify
 from twostroke.models.cost import CostModel
 from twostroke.models.formats.encode import ENCODING
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.layer_groups import PageShape
 from twostroke.models.rope import frequencies
 
 log = logging.getLogger(__name__)
@@ -202,7 +201,7 @@ def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> C
 
 def new_pool(geometry: Geometry, num_pages: int, page_size: int, backend: Backend) -> PagePool:
     """A pool over a backend's memory."""
-    memory = backend.memory(num_pages, PageShape(geometry.groups, page_size))
+    memory = backend.memory(num_pages, geometry.page_shape(page_size))
     return PagePool(geometry, memory, num_pages, page_size)
 
 

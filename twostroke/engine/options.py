@@ -16,6 +16,7 @@ from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
 
 BACKENDS = ("auto", "native", *(f"native-{variant}" for variant in VARIANTS), "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = (*DTYPES, "int8")
 WEIGHTS = ("stored", "bf16", "int8", "int4", "int3", "int2")
 PREFIX_INDEXES = ("radix", "hash", "off")
 MAX_RANKS = 64
@@ -39,7 +40,8 @@ class LLMOptions:
             words=f"from 1 to {MAX_RANKS} ranks",
         ),
     )
-    dtype: str = text("auto", choices=DTYPES, help="Data type of activations and KV.")
+    dtype: str = text("auto", choices=DTYPES, help="Data type of activations.")
+    kv_dtype: str = text("auto", choices=KV_DTYPES, help="Data type of K and V; int8 takes half of bfloat16's memory.")
     weights: str = text(
         "stored",
         choices=WEIGHTS,

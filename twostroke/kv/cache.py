@@ -104,7 +104,7 @@ class KVCache:
     def nbytes(self) -> int:
         """Exact bytes of K and V of the entries, without those that windowed layers have given back, and of states.
 
-        An entry in a layer has 2 x KV heads x head_dim x element size bytes.
+        An entry in a layer has 2 x KV heads x (head_dim x element size + bytes of a scale) bytes.
         """
         geometry, snapshots = self.pool.geometry, self.entry_table.snapshots
         return geometry.table_bytes(self.table) + geometry.state_bytes * sum(len(one.pages) > 0 for one in snapshots)
@@ -151,21 +151,23 @@ class KVCache:
     def entries(self, layer: int | None = None) -> np.ndarray:
         """A copy of K and V: [layers, 2, len, Hkv, D], or [2, len, Hkv, D] of one layer, for inspection and tests.
 
-        A numpy array in the pool's dtype. bfloat16 is `ml_dtypes.bfloat16`; use `.astype(np.float32)` to compute.
+        A numpy array in the pool's dtype, or float32 if that has codes and scales. bfloat16 is `ml_dtypes.bfloat16`;
+        use `.astype(np.float32)` to compute.
         NaN stands for entries that windowed layers have given back. A layer that reads another's entries has none.
 
         Raises:
             PageLost: its pages are gone or damaged where they were.
             KVError: the layers differ in shape, and none was named, or this one has no entries of its own.
         """
+        decode = self.pool.geometry.stored.decode
         if layer is not None:
             group, place = self._place_of(layer)
-            return read_entries(self.pool, group, *spans.places(self.table, group))[place]
+            return decode(read_entries(self.pool, group, *spans.places(self.table, group))[place])
         groups = self.pool.geometry.kv_groups
         if len({(group.num_kv_heads, group.head_dim) for _, group in groups}) > 1:
             raise KVError("the layers of this value differ in shape: name one, as in kv.entries(layer)")
         layers = [layer for _, group in groups for layer in group.layers]
-        parts = [read_entries(self.pool, g, *spans.places(self.table, g)) for g, _ in groups]
+        parts = [decode(read_entries(self.pool, g, *spans.places(self.table, g))) for g, _ in groups]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)[np.argsort(layers)]
 
     def keys(self, layer: int) -> np.ndarray:
@@ -174,7 +176,7 @@ class KVCache:
         Raises PageLost, and KVError if the layer has no entries of its own.
         """
         group, place = self._place_of(layer)
-        return read_keys(self.pool, group, place, *spans.places(self.table, group))
+        return self.pool.geometry.stored.decode(read_keys(self.pool, group, place, *spans.places(self.table, group)))
 
     def states(self) -> dict[int, np.ndarray] | None:
         """A copy of the state behind the last entry in each recurrent layer, by index, for inspection and tests.

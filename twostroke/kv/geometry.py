@@ -14,7 +14,7 @@ from twostroke.errors import GeometryMismatch
 from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable
 from twostroke.models.config import GatedDeltaNet, ModelConfig
-from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.kv_formats import KVFormat, kv_format
 from twostroke.models.layer_groups import LayerGroup, PageShape, StatePages, layer_groups
 from twostroke.models.rope import Rope
 from twostroke.models.stable_repr import LATER, StableRepr
@@ -27,7 +27,7 @@ class Geometry(StableRepr):
     Attributes:
         groups: the layers whose entries share pages.
         ropes: the RoPE of each layer with attention.
-        kv_dtype: "float32", "bfloat16", ...
+        kv_dtype: how K and V are stored, one of `models.kv_formats.KV_FORMATS`.
         tokenizer: the tokenizer's fingerprint.
         states: (layer, its state) of each layer that has one.
     """
@@ -40,7 +40,9 @@ class Geometry(StableRepr):
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: str, tokenizer: str) -> "Geometry":
-        return cls(layer_groups(config), config.ropes, kv_dtype, tokenizer, tuple(config.state_layers.items()))
+        return cls(
+            layer_groups(config, kv_dtype), config.ropes, kv_dtype, tokenizer, tuple(config.state_layers.items())
+        )
 
     @cached_property
     def kv_groups(self) -> tuple[tuple[int, LayerGroup], ...]:
@@ -59,17 +61,21 @@ class Geometry(StableRepr):
 
     @cached_property
     def group_bytes(self) -> tuple[int, ...]:
-        """Bytes of one entry in each group: for K and V its layers x 2 x KV heads x head_dim x element size."""
-        return tuple(group.entry_values * self.dtype.itemsize for group in self.groups)
+        """Bytes of one entry in each group: for K and V its layers x 2 x KV heads x width x element size."""
+        return tuple(group.entry_bytes(self.stored) for group in self.groups)
 
     @property
     def entry_bytes(self) -> int:
         """Bytes of K and V of one entry in all layers."""
         return sum(self.group_bytes[group] for group, _ in self.kv_groups)
 
+    def page_shape(self, page_size: int) -> PageShape:
+        """What a page holds."""
+        return PageShape(self.groups, page_size, self.kv_dtype)
+
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page, as many for every group."""
-        return PageShape(self.groups, page_size).values * self.dtype.itemsize
+        return self.page_shape(page_size).page_bytes
 
     def num_pages(self, entries: int, page_size: int, at_once: int = 1) -> int:
         """Pages that a value of so many entries holds at most, in all groups, if `at_once` entries are added together.
@@ -172,9 +178,9 @@ class Geometry(StableRepr):
         return int(held @ np.array(self.group_bytes))
 
     @property
-    def dtype(self) -> np.dtype:
-        """numpy dtype of K and V."""
-        return numpy_dtype(self.kv_dtype)
+    def stored(self) -> KVFormat:
+        """How K and V are stored."""
+        return kv_format(self.kv_dtype)
 
     @property
     def fingerprint(self) -> str:

@@ -12,7 +12,6 @@ from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pins import Pin
 from twostroke.kv.pool import PagePool
 from twostroke.kv.spans import NO_PAGE
-from twostroke.models.layer_groups import PageShape
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,22 @@ def _source(pool: PagePool, page: int, stop: int) -> PageSource:
 
 
 def read_entries(pool: PagePool, group: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Gather entries of a group: [layers, 2, n, Hkv, D], a copy; NaN where there is no page. Raises PageLost."""
+    """Gather entries of a group as they are stored: [layers, parts, n, Hkv, width], a copy. Raises PageLost.
+
+    All bits are set where there is no page, which are NaN.
+    """
     depth = len(pool.geometry.groups[group].layers)
     return _gather(pool, pages, slots, lambda memory, *at: memory.read(group, *at)[:depth], 2)
 
 
 def read_keys(pool: PagePool, group: int, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Gather the keys of a group's i-th layer: [n, Hkv, D], a copy; NaN where there is no page. Raises PageLost."""
+    """Gather the keys of a group's i-th layer like `read_entries`: [n, Hkv, width]. Raises PageLost."""
     return _gather(pool, pages, slots, lambda memory, *at: memory.read_keys(group, layer, *at), 0)
 
 
 def one_page_memory(pool: PagePool, data: np.ndarray, layout: Layout | None = None) -> HostMemory:
     """The bytes of one page as memory of one frame, in the pool's layout unless a layout is given."""
-    shape = PageShape(pool.geometry.groups, pool.page_size)
-    return HostMemory(1, shape, pool.geometry.dtype, layout or pool.memory.layout, data)
+    return HostMemory(1, pool.geometry.page_shape(pool.page_size), layout or pool.memory.layout, data)
 
 
 def in_layout(
@@ -123,9 +124,9 @@ def _gather(
         kept = np.flatnonzero(pages != NO_PAGE)
         there = _gather(pool, pages[kept], slots[kept], read, axis)
         shape = [*there.shape[:axis], len(pages), *there.shape[axis + 1 :]]
-        all_entries = np.moveaxis(np.empty(shape, there.dtype), axis, 0)
-        all_entries[kept], all_entries[gone] = np.moveaxis(there, axis, 0), np.nan
-        return np.moveaxis(all_entries, 0, axis)
+        bits = np.moveaxis(np.empty(shape, f"u{there.itemsize}"), axis, 0)
+        bits[kept], bits[gone] = np.moveaxis(there.view(bits.dtype), axis, 0), np.iinfo(bits.dtype).max
+        return np.moveaxis(bits, 0, axis).view(there.dtype)
     unique, owners = np.unique(pages, return_inverse=True)
     stops = np.zeros(len(unique), np.int64)
     np.maximum.at(stops, owners, slots + 1)

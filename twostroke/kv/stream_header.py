@@ -22,11 +22,11 @@ from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.spans import NO_PAGE
 from twostroke.models.config import GatedDeltaNet
+from twostroke.models.kv_formats import KV_FORMATS
 from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import Rope
 
 MAX_INTEGER = 2**31 - 1  # largest integer in a header
-DTYPES = ("float32", "bfloat16", "float16")
 MAX_NAME_LENGTH = 1000
 MAX_GROUPS = 1000
 ENTRY_KINDS = ("kv", "rows", "inputs")
@@ -159,7 +159,8 @@ def _geometry(value: Any) -> Geometry:
     if isinstance(value, dict):
         value = {"states": []} | value  # most models have none
     fields = _object(value, "geometry", *(field.name for field in dataclasses.fields(Geometry)))
-    require(fields["kv_dtype"] in DTYPES, f"kv_dtype is not one of {', '.join(DTYPES)}")
+    named = isinstance(fields["kv_dtype"], str) and fields["kv_dtype"] in KV_FORMATS
+    require(named, f"kv_dtype is not one of {', '.join(KV_FORMATS)}")
     require(isinstance(fields["ropes"], list), "ropes are not a list")
     return Geometry(
         groups=_groups(fields["groups"]),

@@ -12,7 +12,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from twostroke.models.config import GatedDeltaNet, ModelConfig
+from twostroke.models.kv_formats import KVFormat, kv_format
 from twostroke.models.stable_repr import LATER, StableRepr
 
 TYPICAL_LENGTH = 8192  # entries of a value for which the layers are divided well
@@ -29,11 +32,6 @@ class _Kind(NamedTuple):
     num_kv_heads: int
     head_dim: int
     kind: EntryKind
-
-    @property
-    def values(self) -> int:
-        """Numbers of an entry in one layer."""
-        return (2 if self.kind == "kv" else 1) * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,23 +59,29 @@ class LayerGroup(StableRepr):
         """2 for K and V; 1 for other entries."""
         return 2 if self.kind == "kv" else 1
 
-    @property
-    def layer_values(self) -> int:
-        """Numbers of an entry in one layer."""
-        return self.parts * self.num_kv_heads * self.head_dim
+    def dtype(self, stored: KVFormat) -> np.dtype:
+        """numpy dtype of the elements of an entry."""
+        return stored.dtype if self.kind == "kv" else stored.other
 
-    @property
-    def entry_values(self) -> int:
-        """Numbers of an entry in all layers of the group."""
-        return self.layer_values * len(self.layers)
+    def width(self, stored: KVFormat) -> int:
+        """Elements of an entry in one layer, for one head and part."""
+        return stored.width(self.head_dim) if self.kind == "kv" else self.head_dim
+
+    def layer_bytes(self, stored: KVFormat) -> int:
+        """Bytes of an entry in one layer."""
+        return self.parts * self.num_kv_heads * self.width(stored) * self.dtype(stored).itemsize
+
+    def entry_bytes(self, stored: KVFormat) -> int:
+        """Bytes of an entry in all layers of the group."""
+        return self.layer_bytes(stored) * len(self.layers)
 
     def blocks_in_window(self, page_size: int) -> int | None:
         """Pages that a token at the start of a page attends to, besides its own; None for all before it."""
         return None if self.window is None else -(-(self.window - 1) // page_size)
 
 
-def layer_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
-    """The groups of a model. Those without a window come first."""
+def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
+    """The groups of a model whose K and V are stored as `kv_dtype` says. Those without a window come first."""
     kinds: dict[_Kind, list[int]] = {}
     for index, one in config.attention_layers.items():
         if one.source is None:
@@ -85,10 +89,12 @@ def layer_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
     for index, state in config.state_layers.items():
         kinds.setdefault(_Kind(state.chunk, 1, state.row_values, "rows"), []).append(index)
         kinds.setdefault(_Kind(state.conv_width, 1, state.conv_size, "inputs"), []).append(index)
-    room = _page_room(kinds) if kinds else 0  # a head alone, in tests, has no layers
+    stored = kv_format(kv_dtype)
+    sizes = {kind: LayerGroup((), *kind[:3], 1, kind.kind).layer_bytes(stored) for kind in kinds}
+    room = _page_room(kinds, sizes) if kinds else 0  # a head alone, in tests, has no layers
     groups: list[LayerGroup] = []
     for kind, layers in sorted(kinds.items(), key=lambda one: one[0].window is not None):
-        depth = room // kind.values
+        depth = room // sizes[kind]
         count = -(-len(layers) // depth)
         starts = [i * len(layers) // count for i in range(count + 1)]
         groups += [
@@ -100,15 +106,28 @@ def layer_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
 
 @dataclass(frozen=True)
 class PageShape:
-    """The pages of a model: for each group [depth, parts, KV heads, page_size, head_dim], all of `values` numbers."""
+    """The pages of a model: for each group [depth, parts, KV heads, page_size, width], all of as many bytes.
+
+    `width` is head_dim, or elements of codes and scales (`models.kv_formats`).
+    """
 
     groups: tuple[LayerGroup, ...]
     page_size: int
+    kv_dtype: str
+
+    @property
+    def stored(self) -> KVFormat:
+        """How K and V are stored."""
+        return kv_format(self.kv_dtype)
 
     def of(self, group: int) -> tuple[int, int, int, int, int]:
         """The shape of a page of a group."""
         one = self.groups[group]
-        return one.depth, one.parts, one.num_kv_heads, self.page_size, one.head_dim
+        return one.depth, one.parts, one.num_kv_heads, self.page_size, one.width(self.stored)
+
+    def dtype_of(self, group: int) -> np.dtype:
+        """numpy dtype of the elements of a page of a group."""
+        return self.groups[group].dtype(self.stored)
 
     @property
     def shapes(self) -> list[tuple[int, int, int, int, int]]:
@@ -116,14 +135,14 @@ class PageShape:
         return [self.of(group) for group in range(len(self.groups))]
 
     @property
-    def values(self) -> int:
-        """Numbers in a page: those of the group that needs most."""
-        return self.page_size * max(group.layer_values * group.depth for group in self.groups)
+    def page_bytes(self) -> int:
+        """Bytes of a page: those of the group that needs most."""
+        return self.page_size * max(group.layer_bytes(self.stored) * group.depth for group in self.groups)
 
 
-def entry_places(config: ModelConfig, kind: EntryKind = "kv") -> dict[int, tuple[int, int]]:
+def entry_places(config: ModelConfig, kv_dtype: str, kind: EntryKind = "kv") -> dict[int, tuple[int, int]]:
     """Where the entries of one kind of each layer are: the group, and the place in the group's pages."""
-    groups = [(g, group) for g, group in enumerate(layer_groups(config)) if group.kind == kind]
+    groups = [(g, group) for g, group in enumerate(layer_groups(config, kv_dtype)) if group.kind == kind]
     places = {layer: (g, i) for g, group in groups for i, layer in enumerate(group.layers)}
     borrowed = {index: one.source for index, one in config.attention_layers.items() if one.source is not None}
     return places | {index: places[source] for index, source in borrowed.items() if kind == "kv"}
@@ -178,23 +197,22 @@ class StatePages:
         return len(self.used_bytes)
 
 
-def _page_room(kinds: Mapping[_Kind, list[int]]) -> int:
-    """Numbers of one token for which a page has room, in whole layers of one kind.
+def _page_room(kinds: Mapping[_Kind, list[int]], sizes: Mapping[_Kind, int]) -> int:
+    """Bytes of one token for which a page has room, in whole layers of one kind; `sizes` are those of one layer.
 
     More room means fewer groups, and more of it unused where the layers of a kind are no multiple of what fits.
     """
-    values = {kind: kind.values for kind in kinds}
 
     def cost(room: int) -> tuple[float, int]:
         held = needed = 0.0
         count = 0
         for kind, layers in kinds.items():
             share = 1.0 if kind.window is None else min(1.0, kind.window / TYPICAL_LENGTH)
-            pages = -(-len(layers) // (room // values[kind]))
+            pages = -(-len(layers) // (room // sizes[kind]))
             held += share * pages * room
-            needed += share * len(layers) * values[kind]
+            needed += share * len(layers) * sizes[kind]
             count += pages
         return held / needed + GROUP_COST * count, room
 
-    rooms = {k * values[kind] for kind, layers in kinds.items() for k in range(1, len(layers) + 1)}
-    return min((room for room in rooms if room >= max(values.values())), key=cost)
+    rooms = {k * sizes[kind] for kind, layers in kinds.items() for k in range(1, len(layers) + 1)}
+    return min((room for room in rooms if room >= max(sizes.values())), key=cost)

@@ -132,7 +132,7 @@ class WindowModel:
         kv = torch.zeros(c.num_layers, 2, 0, c.num_kv_heads, c.head_dim) if before is None else before
         start, nowhere, rows = kv.shape[2], torch.zeros(0, dtype=torch.int64), torch.arange(len(tokens))
         batch: RaggedBatch[Any] = RaggedBatch(tokens, start + rows, nowhere, nowhere, [0, len(rows)], [], rows)
-        groups = [kv[list(group.layers)] for group in layer_groups(c)]
+        groups = [kv[list(group.layers)] for group in layer_groups(c, "float32")]
         logits = self.decoder.logits(self.decoder.forward(batch, groups, nowhere)[0])
         return logits, torch.stack(batch.scratch["entries"])
 

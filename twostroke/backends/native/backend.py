@@ -1,8 +1,8 @@
 """The native CPU backend (native/*): a whole forward pass in one call, over weights in their GGUF formats.
 
 Activations are quantized to int8 per token and group of 32, and multiplied by 4- to 8-bit weights with VNNI. For
-bfloat16 weights, and always with AMX, they are rounded to bfloat16. KV is bfloat16 in the "pairs" layout. A row's
-result has the same bits for any batch, chunk and thread count.
+bfloat16 weights, and always with AMX, they are rounded to bfloat16. KV is bfloat16 or int8 in the "pairs" layout. A
+row's result has the same bits for any batch, chunk and thread count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.backends.interface import ONE_RANK, Weights
 from twostroke.backends.native import library
-from twostroke.backends.native.model import NativeModel
+from twostroke.backends.native.model import KV_DTYPES, NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
 from twostroke.backends.native.statistics import NativeStatistics
 from twostroke.backends.native.weight_sources import WholeWeights
@@ -21,7 +21,6 @@ from twostroke.backends.page_memory import HostMemory, PageMemory, host_kv_room
 from twostroke.backends.ranks.processes import under_torchrun
 from twostroke.errors import RankLost
 from twostroke.models.config import Experts, GatedDeltaNet, ModelConfig
-from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import SUBSTITUTES
 from twostroke.models.layer_groups import PageShape
@@ -43,15 +42,16 @@ class NativeBackend:
     asynchronous = False
     formats: Collection[str] | None = FORMATS
 
-    def __init__(self, threads: int, variant: str | None = None, tp: int = 1) -> None:
+    def __init__(self, threads: int, variant: str | None = None, tp: int = 1, kv_dtype: str = KV_DTYPES[0]) -> None:
         """Start threads, and other processes if there are to be several ranks.
 
         Args:
             threads: of each rank.
             variant: one of `library.variants()`; None is the one with the fastest prefill.
             tp: number of ranks.
+            kv_dtype: one of `KV_DTYPES`.
         """
-        self.device, self.dtype, self.kv_dtype = "cpu", "float32", "bfloat16"
+        self.device, self.dtype, self.kv_dtype = "cpu", "float32", kv_dtype
         self.variant, self.threads, self.tp = variant or library.variants()[0], threads, tp
         self.label = f"native-{self.variant}" + (f" in {tp} ranks" if tp > 1 else "")
         self.ranks = _ranks(self.variant, threads, tp) if tp > 1 else None
@@ -78,14 +78,14 @@ class NativeBackend:
 
     def memory(self, num_pages: int, shape: PageShape) -> PageMemory:
         if self.ranks is None:
-            return HostMemory(num_pages, shape, numpy_dtype(self.kv_dtype), "pairs")
-        return self.ranks.memory(num_pages, shape, self.kv_dtype)
+            return HostMemory(num_pages, shape, "pairs")
+        return self.ranks.memory(num_pages, shape)
 
     def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
         if self.ranks is None:
-            return NativeModel(self.team, self.statistics, config, WholeWeights(config, weights))
-        with self.ranks.compiling(config, weights) as parts:
-            return NativeModel(self.team, self.statistics, config, parts, self.ranks.call)
+            return NativeModel(self.team, self.statistics, config, self.kv_dtype, WholeWeights(config, weights))
+        with self.ranks.compiling(config, self.kv_dtype, weights) as parts:
+            return NativeModel(self.team, self.statistics, config, self.kv_dtype, parts, self.ranks.call)
 
 
 def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | DistributedRanks:

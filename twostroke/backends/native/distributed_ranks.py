@@ -157,18 +157,18 @@ class DistributedRanks:
             raise self.failure or self.group.lose(f"a rank of {self.size} is lost")
 
     @contextmanager
-    def compiling(self, config: ModelConfig, weights: Weights) -> Generator[ShardSender]:
+    def compiling(self, config: ModelConfig, kv_dtype: str, weights: Weights) -> Generator[ShardSender]:
         """Let the other ranks compile a model, while the caller compiles it from the weights that are given."""
         with self.turn:
-            self.send_all("model", config)
+            self.send_all("model", config, kv_dtype)
             yield ShardSender(self, Shard(0, self.size), config, weights, self.handle)
 
-    def memory(self, num_pages: int, shape: PageShape, dtype: str) -> ShardedMemory:
+    def memory(self, num_pages: int, shape: PageShape) -> ShardedMemory:
         """Zeroed pages. Raises OutOfPages."""
-        shapes = PageShards(num_pages, shape, dtype, self.size, "pairs")
+        shapes = PageShards(num_pages, shape, self.size, "pairs")
         with self.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
-            self.ask("memory", number, num_pages, shape, dtype)
+            self.ask("memory", number, num_pages, shape)
             self._pools[number] = True
             made = ShardedMemory(self, number, shapes, own := shapes.memory(0))
         _lend(self._link, number, own, 0)
@@ -209,11 +209,11 @@ def follow(group: RankGroup, variant: str, digest: str, threads: int) -> None:
         match message:
             case ("order", command, data):
                 link.library.twostroke_obey(link.handle, command, data, len(data))
-            case ("model", config):
+            case ("model", config, kv_dtype):
                 parts = ShardReceiver(line, link.handle, Shard(group.rank, group.size))
-                models.append(NativeModel(team, NativeStatistics(team), config, parts))
-            case ("memory", number, num_pages, shape, dtype):
-                shapes = PageShards(num_pages, shape, dtype, group.size, "pairs")
+                models.append(NativeModel(team, NativeStatistics(team), config, kv_dtype, parts))
+            case ("memory", number, num_pages, shape):
+                shapes = PageShards(num_pages, shape, group.size, "pairs")
                 try:
                     pools[number] = shapes.memory(group.rank)
                 except OutOfPages as error:

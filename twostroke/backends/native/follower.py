@@ -45,9 +45,10 @@ def _follow(peer: PipeChannel, facts: NativeRankSetup) -> None:
     peer.send(None)
     while not (lost := library.twostroke_follow(handle)):
         match peer.wait():
-            case ("model", config):
+            case ("model", config, kv_dtype):
                 try:
-                    models.append(NativeModel(team, NativeStatistics(team), config, ShardReceiver(peer, handle, share)))
+                    parts = ShardReceiver(peer, handle, share)
+                    models.append(NativeModel(team, NativeStatistics(team), config, kv_dtype, parts))
                 except MemoryError as error:
                     peer.send(error)
                     os._exit(1)

@@ -82,7 +82,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 class NativeConfig(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "activation", "num_ropes")),
+        *((name, ctypes.c_int32) for name in ("hidden", "intermediate", "activation", "num_ropes", "kv_format")),
         *((name, ctypes.c_int32) for name in ("q_width", "kv_width", "half_dim", "vocab", "embedding_format")),
         *((name, ctypes.c_float) for name in ("eps", "embedding_scale", "residual_scale")),
         *((name, ctypes.c_float) for name in ("score_cap", "logit_cap")),
@@ -128,8 +128,8 @@ class NativeBatch(ctypes.Structure):
 
 
 def array_strides(storages: Sequence[Any]) -> ctypes.Array[ctypes.c_int64]:
-    """The strides of the first three dimensions of each group's pages, which are numpy arrays, in elements."""
-    strides = [stride // one.itemsize for one in storages for stride in one.strides[:3]]
+    """The strides of the first three dimensions of each group's pages, which are numpy arrays, in bytes."""
+    strides = [stride for one in storages for stride in one.strides[:3]]
     return (ctypes.c_int64 * len(strides))(*strides)
 
 

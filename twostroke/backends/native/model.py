@@ -42,6 +42,7 @@ from twostroke.sampling.statistics import RowStatistics, combine, new_summaries,
 from twostroke.system.scratch import ScratchMemory, address
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # in the order of native/decoder.h
+KV_DTYPES = ("bfloat16", "int8")  # in the order of native/attention_pages.h; the first unless another is asked for
 STATE_ATTENTION = Attention(1, 1, 32, 1.0, NO_ROPE)  # what a block with a state has in its place
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
@@ -54,20 +55,21 @@ class NativeModel:
         team: ThreadTeam,
         statistics: NativeStatistics,
         config: ModelConfig,
+        kv_dtype: str,
         weights: WeightSource,
         call: Callable[..., None] | None = None,
     ) -> None:
-        """`call` is `SharedMemoryRanks.call` if there are other ranks."""
+        """`kv_dtype`: one of `KV_DTYPES`. `call` is `SharedMemoryRanks.call` if there are other ranks."""
         self.config, self.team, self.library = config, team, team.library
         self.statistics, self._call = statistics, call or _alone
         self.turned = list(dict.fromkeys(one for attention in config.attentions for one in _turned(attention)))
         self.half_dim = max((one.head_dim for one in config.attentions), default=0) // 2
         self.q_width = max((one.num_heads * one.head_dim for one in config.attentions), default=0)
-        self.places = entry_places(config)
+        self.places = entry_places(config, kv_dtype)
         kinds: tuple[EntryKind, ...] = ("rows", "inputs")
-        self.state_places = {kind: entry_places(config, kind) for kind in kinds}
-        values = PageShape(layer_groups(config), PAGE_SIZE).values if config.state_layers else 0
-        self.state_pages = StatePages(config.state_layers, 2 * values)
+        self.state_places = {kind: entry_places(config, kv_dtype, kind) for kind in kinds}
+        shape = PageShape(layer_groups(config, kv_dtype), PAGE_SIZE, kv_dtype)
+        self.state_pages = StatePages(config.state_layers, shape.page_bytes if config.state_layers else 0)
         self.turns = np.empty((0, 0)), np.empty((0, 0))
         self.scratch, self._lock = ScratchMemory(), threading.Lock()
         # What a pass reads has to outlive it, and members of the team may be late.
@@ -83,6 +85,7 @@ class NativeModel:
             intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
             activation=max((ACTIVATIONS.index(mlp.activation) for mlp in mlps), default=0),  # all have the same
             num_ropes=len(self.turned),
+            kv_format=KV_DTYPES.index(kv_dtype),
             q_width=self.q_width,
             kv_width=max((one.num_kv_heads * one.head_dim for one in config.attentions), default=0),
             half_dim=self.half_dim,

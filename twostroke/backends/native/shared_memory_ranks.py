@@ -31,7 +31,6 @@ from twostroke.backends.ranks.sharding import Shard
 from twostroke.backends.ranks.shared_memory import SharedMemory
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
-from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.layer_groups import PageShape
 from twostroke.system.process_exit import free_with
 from twostroke.system.scratch import address
@@ -119,18 +118,17 @@ class SharedMemoryRanks:
         return self._lost
 
     @contextmanager
-    def compiling(self, config: ModelConfig, weights: Weights) -> Generator[ShardSender]:
+    def compiling(self, config: ModelConfig, kv_dtype: str, weights: Weights) -> Generator[ShardSender]:
         """Let the other ranks compile a model, while the caller compiles it from the weights that are given."""
         with self.turn:
-            self._message("model", config)
+            self._message("model", config, kv_dtype)
             yield ShardSender(
                 self.followers, Shard(0, self.followers.size, together=True), config, weights, self.handle
             )
 
-    def memory(self, num_pages: int, shape: PageShape, dtype: str) -> HostMemory:
+    def memory(self, num_pages: int, shape: PageShape) -> HostMemory:
         """Zeroed pages that all ranks have. Raises OutOfPages."""
-        bits = numpy_dtype(dtype)
-        return HostMemory(num_pages, shape, bits, "pairs", self._pool(num_pages * shape.values * bits.itemsize))
+        return HostMemory(num_pages, shape, "pairs", self._pool(num_pages * shape.page_bytes))
 
     def _pool(self, size: int) -> np.ndarray:
         try:

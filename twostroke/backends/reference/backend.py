@@ -40,18 +40,26 @@ class ReferenceBackend:
     asynchronous = False
     formats: Collection[str] | None = None
 
-    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None, tp: int = 1) -> None:
+    def __init__(
+        self,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int | None = None,
+        tp: int = 1,
+        kv_dtype: str | None = None,
+    ) -> None:
         """Start other processes if there are to be several ranks.
 
-        `device`: any PyTorch device; "cpu" or "cuda" with ranks. Raises RuntimeError or AssertionError if it is not
-        available.
+        `device`: any PyTorch device; "cpu" or "cuda" with ranks. `kv_dtype`: None is that of activations. Raises
+        RuntimeError or AssertionError if the device is not available.
         """
-        options = dtype, threads or 1
-        self.ranks = TorchRanks("reference", tp, device, dtype, new_memory, options) if tp > 1 else None
+        kv_dtype = kv_dtype or dtype
+        options = dtype, threads or 1, kv_dtype
+        self.ranks = TorchRanks("reference", tp, device, new_memory, options) if tp > 1 else None
         ranked = self.ranks and ShardedOperations(self.ranks.links, *options)
-        self.operations = ranked or Operations(device, dtype, threads)
+        self.operations = ranked or Operations(device, dtype, threads, kv_dtype)
         self.device, self.threads = self.operations.device, self.operations.threads
-        self.dtype = self.kv_dtype = dtype
+        self.dtype, self.kv_dtype = dtype, kv_dtype
         self.arithmetic = self.operations.arithmetic
 
     @property
@@ -71,7 +79,7 @@ class ReferenceBackend:
     def memory(self, num_pages: int, shape: PageShape) -> PageMemory:
         if self.ranks is not None:
             return self.ranks.memory(num_pages, shape)
-        return new_memory(num_pages, shape, self.kv_dtype, self.device)
+        return new_memory(num_pages, shape, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
         if self.ranks is None:

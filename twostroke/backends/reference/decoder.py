@@ -26,7 +26,7 @@ class AttentionLayer:
     ) -> None:
         made = list(dict.fromkeys(attention.projections))
         self.attention, self.operations, self.eps = attention, operations, config.norm_eps
-        self.place, self.score_cap = entry_places(config)[index], config.score_cap
+        self.place, self.score_cap = entry_places(config, operations.stored.name)[index], config.score_cap
         self.qkv = pack(*made, bias=[f"{name}_bias" for name in made] if attention.bias else ())
         self.gate = pack("q_gate") if attention.output_gate else None
         self.heads = operations.heads(config, index)
@@ -173,7 +173,7 @@ class ReferenceDecoder:
         """Run the rows through every layer, writing their K and V.
 
         Args:
-            kv: for each group of layers, [depth, parts, pages, Hkv, page_size, D].
+            kv: for each group of layers, [depth, parts, pages, Hkv, page_size, width].
             snapshots: all pages as `PageMemory.state_storage` has them.
 
         Returns:

@@ -18,13 +18,13 @@ def main(file: int, parent: int) -> None:
     started(file, parent, follow)
 
 
-def follow(group: RankGroup, device: str, staged: bool, dtype: str, threads: int) -> None:
+def follow(group: RankGroup, device: str, staged: bool, dtype: str, threads: int, kv_dtype: str) -> None:
     """Do what rank 0 says until the end. Raises RankLost."""
     group.send(None, 0)  # it is there
     links = Collectives(group, device_of(group.rank, device, staged), staged)
-    operations = ShardedOperations(links, dtype, threads)
+    operations = ShardedOperations(links, dtype, threads, kv_dtype)
 
     def compile(config: ModelConfig, weights: Weights) -> ShardedReferenceModel:
         return ShardedReferenceModel(ReferenceDecoder(config, operations, weights), links)
 
-    Follower(links, dtype, new_memory, compile).run()
+    Follower(links, new_memory, compile).run()

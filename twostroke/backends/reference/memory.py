@@ -11,7 +11,6 @@ import torch
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory, host_kv_room
 from twostroke.backends.reference.operations import as_array, as_tensor
 from twostroke.errors import OutOfPages
-from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.layer_groups import PageShape
 
 
@@ -28,21 +27,24 @@ class DeviceMemory:
 
     layout: Layout = "plain"
 
-    def __init__(self, num_pages: int, shape: PageShape, dtype: str, device: str) -> None:
+    def __init__(self, num_pages: int, shape: PageShape, device: str) -> None:
         """Arguments as of `HostMemory`. Raises OutOfPages if there is no room."""
         try:
-            pages = torch.zeros((num_pages, shape.values), dtype=getattr(torch, dtype), device=device)
+            self._pages = torch.zeros((num_pages, shape.page_bytes), dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError:
             raise OutOfPages(f"{device} has no room for {num_pages:,} KV pages: give it less (kv_bytes)") from None
-        self._pages = pages.view(torch.uint8)
-        self.page_bytes = self._pages.shape[1]
-        self.storages: Sequence[Any] = [
-            pages[:, : math.prod(one)].unflatten(1, one).permute(1, 2, 0, 3, 4, 5) for one in shape.shapes
-        ]
+        self.page_bytes = shape.page_bytes
+        self.storages: Sequence[Any] = [self._view(shape, group) for group in range(len(shape.groups))]
         # A rank without heads has pages of no bytes; no model with states is shared among ranks.
         none = torch.empty((num_pages, 0), device=device)
         whole = self.page_bytes > 0 and self.page_bytes % 4 == 0
         self.state_storage: Any = self._pages.view(torch.float32) if whole else none
+
+    def _view(self, shape: PageShape, group: int) -> torch.Tensor:
+        """All frames as pages of a group, [depth, parts, frames, Hkv, page_size, width]."""
+        one, dtype = shape.of(group), shape.dtype_of(group)
+        used = self._pages[:, : math.prod(one) * dtype.itemsize].view(getattr(torch, dtype.name))
+        return used.unflatten(1, one).permute(1, 2, 0, 3, 4, 5)
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         taken = self._pages[self._index(np.array(frames, np.int64))]
@@ -82,15 +84,13 @@ class DeviceMemory:
         there[:, :, self._index(frames), self._index(slots)] = as_tensor(entries.copy()).to(there)
 
     def _entries(self, group: int) -> torch.Tensor:
-        """[depth, parts, frames, page_size, Hkv, D]"""
+        """[depth, parts, frames, page_size, Hkv, width]"""
         return self.storages[group].transpose(3, 4)
 
     def _index(self, places: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(places.astype(np.int64)).to(self._pages.device)
 
 
-def new_memory(num_pages: int, shape: PageShape, dtype: str, device: str) -> PageMemory:
+def new_memory(num_pages: int, shape: PageShape, device: str) -> PageMemory:
     """Zeroed pages in ordinary memory or on a device. Raises OutOfPages."""
-    if device == "cpu":
-        return HostMemory(num_pages, shape, numpy_dtype(dtype))
-    return DeviceMemory(num_pages, shape, dtype, device)
+    return HostMemory(num_pages, shape) if device == "cpu" else DeviceMemory(num_pages, shape, device)

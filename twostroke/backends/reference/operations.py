@@ -23,6 +23,7 @@ from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
 from twostroke.models.config import Activation, Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.kv_formats import MAX_CODE, kv_format
 from twostroke.models.rope import Rope, amplitudes, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
@@ -52,8 +53,18 @@ class DenseWeight:
 class Operations:
     """The operations of a forward pass, on PyTorch tensors."""
 
-    def __init__(self, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> None:
-        """`device`: any PyTorch device. Raises RuntimeError or AssertionError if it is not available."""
+    def __init__(
+        self,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int | None = None,
+        kv_dtype: str | None = None,
+    ) -> None:
+        """`device`: any PyTorch device. `kv_dtype`: None is `dtype`.
+
+        Raises RuntimeError or AssertionError if the device is not available.
+        """
+        self.stored = kv_format(kv_dtype or dtype)
         on_cpu = torch.empty(1, device=device).device.type == "cpu"
         if threads is not None and on_cpu:
             torch.set_num_threads(1 if _forked else threads)
@@ -137,13 +148,30 @@ class Operations:
         """Norm q and k if `norms` are given, apply RoPE, write K and V to their pages unless they are another layer's.
 
         `qkv` is [N, (Hq + 2 Hkv) * D], without own K and V [N, Hq * D], where V is K [N, (Hq + Hkv) * D]. `kv` is one
-        layer of the pool, [2, pages, Hkv, page_size, D], of a group of layers. Returns q, [N, Hq, D].
+        layer of the pool, [2, pages, Hkv, page_size, width], of a group of layers. Returns q, [N, Hq, D].
         """
         q, k, v = self.turned(qkv, kv.shape[2], batch, attention, norms, eps)
         if k is not None and v is not None:
-            kv[0][batch.pages[group], :, batch.slots] = k.to(kv.dtype)
-            kv[1][batch.pages[group], :, batch.slots] = v.to(kv.dtype)
+            kv[0][batch.pages[group], :, batch.slots] = self._encoded(k)
+            kv[1][batch.pages[group], :, batch.slots] = self._encoded(v)
         return q
+
+    def _encoded(self, entries: torch.Tensor) -> torch.Tensor:
+        """K or V as pages hold them, [N, Hkv, width]: the same bits as `KVFormat.encode` makes."""
+        if not self.stored.scale_bytes:
+            return entries.to(getattr(torch, self.stored.name))
+        entries = entries.to(getattr(torch, self.stored.other.name)).float()
+        top = entries.abs().amax(-1, keepdim=True)
+        most = torch.full_like(top, MAX_CODE)  # PyTorch divides by a number in another way
+        codes = (entries * torch.where(top == 0, 0.0, most / top)).round().to(torch.int8)
+        return torch.cat([codes.view(torch.uint8), (top / most).view(torch.uint8)], -1)
+
+    def _decoded(self, stored: torch.Tensor) -> torch.Tensor:
+        """[..., width] -> [..., D] float32."""
+        if not self.stored.scale_bytes:
+            return stored.float()
+        codes, scales = stored.split([stored.shape[-1] - self.stored.scale_bytes, self.stored.scale_bytes], -1)
+        return codes.view(torch.int8).float() * scales.contiguous().view(torch.float32)
 
     def turned(
         self,
@@ -226,7 +254,7 @@ class Operations:
         sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of some sequences over their tiles, computed in float32: [G * T, Hq, D]."""
-        num_kv_heads, page_size, head_dim = kv.shape[2:]
+        (num_kv_heads, page_size), head_dim = kv.shape[2:4], q.shape[2]
         count, rows = len(sequences.tables), sequences.num_rows
         repeat = q.shape[1] // num_kv_heads
         # Rows of query heads that share a KV head are adjacent: one product per sequence and KV head.
@@ -241,7 +269,7 @@ class Operations:
         for tile in sequences.tiles(page_size, group, attention.window):
             n = tile.count
             pages = tile.pages[:, None, :]
-            k, v = (side[pages, head].view(n, num_kv_heads, -1, head_dim).float() for side in kv)
+            k, v = (self._decoded(side[pages, head].view(n, num_kv_heads, -1, kv.shape[-1])) for side in kv)
             scores = q[:n] @ k.transpose(-1, -2)
             if cap is not None:
                 scores = capped(scores, cap)

@@ -22,8 +22,8 @@ from twostroke.models.formats.tensor import RawTensor
 class ShardedOperations(Operations):
     """The operations of one rank. Only what is named `whole`, and the two ends of the model, wait for the others."""
 
-    def __init__(self, links: Collectives, dtype: str, threads: int) -> None:
-        super().__init__(links.device, dtype, threads)
+    def __init__(self, links: Collectives, dtype: str, threads: int, kv_dtype: str) -> None:
+        super().__init__(links.device, dtype, threads, kv_dtype)
         self.links, self.group = links, links.group
 
     def pack(self, parts: Sequence[RawTensor], bias: Sequence[RawTensor] = ()) -> DenseWeight:

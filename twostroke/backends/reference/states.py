@@ -34,7 +34,9 @@ class StateLayer:
     def __init__(self, config: ModelConfig, index: int, operations: Operations, weights: StateWeights) -> None:
         self.shape, self.eps = config.state_layers[index], config.norm_eps
         self.operations, self.weights, self.index, self.layers = operations, weights, index, config.state_layers
-        self.rows, self.inputs = (entry_places(config, kind)[index] for kind in ("rows", "inputs"))
+        self.rows, self.inputs = (
+            entry_places(config, operations.stored.name, kind)[index] for kind in ("rows", "inputs")
+        )
 
     def __call__(
         self, h: torch.Tensor, kv: Sequence[torch.Tensor], snapshots: torch.Tensor, batch: TensorBatch

@@ -20,11 +20,12 @@ from twostroke.backends.ranks import collectives
 from twostroke.backends.ranks.collectives import device_of
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.torch_ranks import TorchRanks
+from twostroke.backends.triton.decoder import KV_DTYPE
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.model import TritonModel
 from twostroke.backends.triton.packed import PACKED_FORMATS
 from twostroke.backends.triton.pass_plan import tall_of
-from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
+from twostroke.backends.triton.sharded import ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
@@ -51,7 +52,7 @@ class TritonBackend:
         """
         if reason := unavailable(device, tp):
             raise RuntimeError(reason)
-        self.ranks = TorchRanks("triton", tp, device, KV_DTYPE, DeviceMemory) if tp > 1 else None
+        self.ranks = TorchRanks("triton", tp, device, DeviceMemory) if tp > 1 else None
         self.device = device = device if self.ranks is None else self.ranks.links.device
         self.label = self.name + (f" in {tp} ranks" if tp > 1 else "")
         # The interpreter multiplies by numpy, whose sums depend on shapes.
@@ -77,7 +78,7 @@ class TritonBackend:
             raise OutOfPages(f"a pool on a GPU has at most {MAX_SLOTS:,} slots: give it less (kv_bytes)")
         if self.ranks is not None:
             return self.ranks.memory(num_pages, shape)
-        return DeviceMemory(num_pages, shape, KV_DTYPE, self.device)
+        return DeviceMemory(num_pages, shape, self.device)
 
     def compile(self, config: ModelConfig, weights: Weights) -> TritonModel:
         if self.ranks is None:

@@ -112,6 +112,9 @@ class TritonLayer:
             self.down_bias = decoder.whole_bias(vector("down_bias")) if biased else None
 
 
+KV_DTYPE = "bfloat16"
+
+
 class TritonDecoder:
     """A model's weights on a device, and its pass over a ragged batch.
 
@@ -126,7 +129,7 @@ class TritonDecoder:
         self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
         self.own = config if own is None else own
         self.windows: list[int | None] = list(dict.fromkeys(config.windows))
-        self.places, self.groups = entry_places(config), len(layer_groups(config))
+        self.places, self.groups = entry_places(config, KV_DTYPE), len(layer_groups(config, KV_DTYPE))
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
         head = self.head.pieces[0] if self.head.pieces else None  # a rank may have no part of it

@@ -8,7 +8,7 @@ from twostroke.backends.ranks.rank_group import RankGroup
 from twostroke.backends.reference.memory import DeviceMemory
 from twostroke.backends.torch_follower import Follower, started
 from twostroke.backends.triton.backend import unavailable
-from twostroke.backends.triton.sharded import KV_DTYPE, ShardedTritonModel
+from twostroke.backends.triton.sharded import ShardedTritonModel
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 
@@ -30,4 +30,4 @@ def follow(group: RankGroup, device: str, staged: bool) -> None:
     def compile(config: ModelConfig, weights: Weights) -> ShardedTritonModel:
         return ShardedTritonModel(config, links, weights)
 
-    Follower(links, KV_DTYPE, DeviceMemory, compile).run()
+    Follower(links, DeviceMemory, compile).run()

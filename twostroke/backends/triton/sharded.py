@@ -28,8 +28,6 @@ from twostroke.backends.triton.pass_plan import PassShape
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Sampled
 
-KV_DTYPE = "bfloat16"
-
 
 @dataclass(frozen=True)
 class BroadcastTokens:

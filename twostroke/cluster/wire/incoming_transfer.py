@@ -259,8 +259,11 @@ class IncomingTransfer:
         data = np.empty(len(where) * geometry.group_bytes[group], np.uint8)
         self._open.fill([data.data], self._left())
         self._check(data.data, message["digest"])
-        shape = len(one.layers), one.parts, len(where), one.num_kv_heads, one.head_dim
-        entries = data.view(geometry.dtype).reshape(shape).astype(pool.geometry.dtype, copy=False)
+        theirs, own = geometry.stored, pool.geometry.stored
+        shape = len(one.layers), one.parts, len(where), one.num_kv_heads, one.width(theirs)
+        entries = data.view(one.dtype(theirs)).reshape(shape)
+        if theirs != own:
+            entries = own.encode(theirs.decode(entries))
         reservation = self._reservation
         assert reservation is not None
         if self._pages:

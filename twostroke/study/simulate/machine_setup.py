@@ -120,4 +120,4 @@ def _page_bytes(model: ModelSpec, page_size: int) -> int:
     """
     geometry = kv_geometry(model)
     size = geometry.page_bytes(page_size)
-    return size if model.states else ceil(size / geometry.dtype.itemsize * model.kv_value_bytes)
+    return size if model.states else ceil(size / geometry.stored.dtype.itemsize * model.kv_value_bytes)

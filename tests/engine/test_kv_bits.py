@@ -1,0 +1,158 @@
+"""K and V of 8 bits: half the bytes, the same promises. No schedule, cut, fork, file, tier or rank changes a bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.any_schedule import ENDS, INDEXES, PROMPT, AnySchedule, Asked, asked_lists
+from tests.engine.test_windows import write as write_windowed
+from tests.engine.tiered import make_eager
+from tests.tiny import write_model
+from twostroke.api.completion import Completion
+from twostroke.api.llm import LLM
+from twostroke.backends.native import library
+from twostroke.errors import GeometryMismatch, InvalidRequest
+from twostroke.kv.cache import KVCache
+from twostroke.models.kv_formats import kv_format
+
+needs_native = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "plain": lambda directory: write_model("qwen2", directory, head_dim=64),
+    "windowed": write_windowed,
+    "recurrent": lambda directory: write_model("qwen3_5", directory),
+}
+ANY = {kind: AnySchedule(write, "int8") for kind, write in KINDS.items()}
+ASKED: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "logprobs": 2}
+INT8 = kv_format("int8")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(KINDS["plain"](tmp_path_factory.mktemp("plain")))
+
+
+def test_codes_and_scales() -> None:
+    numbers = np.random.default_rng(0).standard_normal((3, 5, 64)).astype(np.float32)
+    numbers[0, 0], numbers[1, 1, 7], numbers[2, 2] = 0, 1000, np.nan
+    stored = INT8.encode(numbers)
+    assert (stored.dtype, stored.shape) == (np.uint8, (3, 5, 68))
+    found = INT8.decode(stored)
+    assert np.isnan(found[2, 2]).all()
+    numbers[2, 2] = found[2, 2] = 0
+    assert (found[0, 0] == 0).all()
+    top = np.abs(numbers).max(-1, keepdims=True)
+    assert (np.abs(found - numbers) <= top / 127 * 0.501).all()
+    assert np.array_equal(np.abs(found).max(-1, keepdims=True), top)  # the largest is exact
+    assert np.array_equal(INT8.encode(numbers[1:2, 1:2]), INT8.encode(numbers)[1:2, 1:2])  # whatever is beside it
+
+
+@needs_native
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10, deadline=None)
+@given(
+    asked=asked_lists([1, 24, 63, 64, 90, 150]),
+    chunk=st.sampled_from([1, 7, 16, 64, 512]),
+    place=st.sampled_from([("off", 110, 2), ("radix", 110, 2), ("radix", 1000, 1), ("hash", 110, 1)]),
+)
+def test_any_schedule(kind: str, asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
+    ANY[kind].check(asked, chunk, place)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["plain", "recurrent"])
+@settings(max_examples=10, deadline=None)
+@given(ends=ENDS, more=st.integers(0, 60), index=INDEXES)
+def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(kind: str, ends: list[int], more: int, index: str) -> None:
+    ANY[kind].check_cuts(ends, more, index, lambda kv, other: kv.entries().tobytes() == other.entries().tobytes())
+
+
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "reference"])
+def test_what_is_stored_of_a_layer(plain: str, backend: str) -> None:
+    """The first layer's entries depend on no attention: they are those in 16 bits, as `KVFormat.encode` has them."""
+    options: dict[str, Any] = {"backend": backend, "weights": "int8", "kv_bytes": 8 << 20}
+    with LLM(plain, **options) as wide, LLM(plain, kv_dtype="int8", **options) as llm:
+        kv, whole = llm.prefill(PROMPT), wide.prefill(PROMPT)
+        halves = whole.entries(0).astype(ml_dtypes.bfloat16)
+        assert np.array_equal(kv.entries(0), INT8.decode(INT8.encode(halves)))
+        for layer in range(1, llm.config.num_layers):
+            exact = whole.entries(layer).astype(np.float32)
+            assert np.linalg.norm(kv.entries(layer) - exact) < 0.05 * np.linalg.norm(exact)
+        sizes = llm.config.num_layers * 2 * llm.config.num_kv_heads * np.array([64 + 4, 64 * (2 if kv else 0)])
+        assert kv.nbytes == len(PROMPT) * sizes[0]
+        assert llm.model.id != wide.model.id
+        with pytest.raises(GeometryMismatch, match="kv_dtype"):
+            whole.copy_to(llm.pool)
+
+
+@needs_native
+def test_the_kernels_compute_what_the_reference_does(plain: str) -> None:
+    with (
+        LLM(plain, backend="native", kv_dtype="int8", weights="bf16", kv_bytes=8 << 20) as llm,
+        LLM(plain, backend="reference", kv_dtype="int8", weights="bf16", kv_bytes=8 << 20) as reference,
+    ):
+        for count in (1, 15, 17, 200):
+            mine, theirs = (one.prefill(PROMPT[:count]).tail for one in (llm, reference))
+            assert mine is not None
+            assert theirs is not None
+            assert mine.logits is not None
+            assert theirs.logits is not None
+            difference = np.linalg.norm(mine.logits - theirs.logits)
+            assert difference < 0.04 * np.linalg.norm(theirs.logits)
+
+
+@needs_native
+def test_a_value_goes_through_files_and_tiers(plain: str, tmp_path: Path) -> None:
+    with LLM(plain, backend="native", kv_dtype="int8", kv_bytes=8 << 20) as llm:
+        kv = llm.prefill(PROMPT)
+        expected = list(llm.decode(kv, **ASKED))
+        kv.save(tmp_path / "value")
+        host = kv.to("host")
+        for value in (
+            KVCache.load(tmp_path / "value", llm),
+            host,
+            host.to("pool"),
+            kv[:30] + kv[30:],
+            kv[:16] + kv[16:],
+        ):
+            assert (value.nbytes, value.entries().tobytes()) == (kv.nbytes, kv.entries().tobytes())
+            assert list(llm.decode(value, **ASKED)) == expected
+
+
+@needs_native
+def test_a_prompt_comes_from_disk(plain: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"backend": "native", "kv_bytes": 8 << 20, "kv_disk": tmp_path}
+
+    def answer(kv_dtype: str) -> Completion:
+        with LLM(plain, kv_dtype=kv_dtype, **options) as llm:
+            make_eager(llm)
+            answer = llm.generate([PROMPT], **ASKED)[0]
+            llm.tiers.flush()
+            return answer
+
+    cold, hit = answer("int8"), answer("int8")
+    assert hit.cached_tokens > 100
+    assert list(hit.tokens) == list(cold.tokens)
+    assert answer("bfloat16").cached_tokens == 0  # another model, to the tier
+
+
+@needs_native
+def test_ranks(plain: str) -> None:
+    with LLM(plain, backend="native", kv_dtype="int8", threads=1, kv_bytes=8 << 20) as one:
+        expected, kv = one.generate([PROMPT], **ASKED)[0], one.prefill(PROMPT)
+        with LLM(plain, backend="native", kv_dtype="int8", threads=1, kv_bytes=8 << 20, tp=2) as two:
+            assert list(two.generate([PROMPT], **ASKED)[0].tokens) == list(expected.tokens)
+            assert two.prefill(PROMPT).entries().tobytes() == kv.entries().tobytes()
+
+
+def test_what_cannot_be_is_one_line(plain: str) -> None:
+    with pytest.raises(InvalidRequest, match="kv_dtype must be one of auto, float32, bfloat16, int8, not 'int5'"):
+        LLM(plain, kv_dtype="int5")
+    if library.unavailable() is None:
+        with pytest.raises(InvalidRequest, match="it stores K and V in bfloat16 or int8, not in float32"):
+            LLM(plain, backend="native", kv_dtype="float32")

@@ -32,9 +32,10 @@ struct Scales {
 };
 
 // Caps the scores of a row's keys, masks them, and replaces them by their powers of 2; their maximum and sum go to `out`.
+template <bool SCALED>
 inline void make_shares(const Span* spans, int num_spans, int before, int window, float cap, bool whole, const Query& query,
                         const Scales* scales, float* row, Half* shares, const Partial& out) {
-  for (int i = 0; scales && i < num_spans; i++) {
+  for (int i = 0; SCALED && i < num_spans; i++) {
     float* scores = row + PAGE_SIZE * i;
     store(scores, mul(load(scores), load(scales->keys + PAGE_SIZE * i)));
   }
@@ -56,7 +57,7 @@ inline void make_shares(const Span* spans, int num_spans, int before, int window
   const F top = set1(*out.top);
   for (int i = 0; i < num_spans; i++) {
     const F w = power16(sub(load(row + PAGE_SIZE * i), top));
-    store_narrow(shares + PAGE_SIZE * i, scales ? mul(w, load(scales->values + PAGE_SIZE * i)) : w);
+    store_narrow(shares + PAGE_SIZE * i, SCALED ? mul(w, load(scales->values + PAGE_SIZE * i)) : w);
     total = add(total, w);
   }
   *out.total = sum(total);  // 0 if all keys are masked
@@ -94,9 +95,10 @@ class WidenedPages {
 };
 
 // One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries precede
-// these pages. The pages `next` are likely to be read after them.
-inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
-                         const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
+// these pages. The pages `next` are likely to be read after them. FEWER: they are stored in fewer bits than bfloat16.
+template <bool FEWER>
+void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
+                  const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
   const auto [spans, num_spans, head] = pages;
   const int dim = layer.dim;
   bool whole = window == 0;  // all pages are full, and rows attend to all entries before them
@@ -113,17 +115,16 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
   }
   // Where pages are widened, those of a side are read in one go, and so half of the other side's, or of the next keys,
   // are prefetched while they are widened, and half while they are multiplied.
-  const bool fewer = layer.format != KV_BF16;
-  const size_t bytes = layer.piece_bytes(), half = fewer ? bytes / 2 / LINE * LINE : 0;
+  const size_t bytes = layer.piece_bytes(), half = FEWER ? bytes / 2 / LINE * LINE : 0;
   const uint8_t* following[SPLIT];
-  for (int i = 0; i < num_spans; i++)
+  for (int i = 0; FEWER && i < num_spans; i++)
     following[i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
   std::optional<WidenedPages> widened;
-  if (fewer) widened.emplace(layer, scratch);
+  if (FEWER) widened.emplace(layer, scratch);
   const uint16_t *wide_keys[SPLIT], *wide_values[SPLIT];
-  const uint16_t* const* key_pages = fewer ? wide_keys : (const uint16_t* const*)keys;
-  const uint16_t* const* value_pages = fewer ? wide_values : (const uint16_t* const*)values;
-  const Scales* scales = fewer ? &widened->scales : nullptr;
+  const uint16_t* const* key_pages = FEWER ? wide_keys : (const uint16_t* const*)keys;
+  const uint16_t* const* value_pages = FEWER ? wide_values : (const uint16_t* const*)values;
+  const Scales* scales = FEWER ? &widened->scales : nullptr;
   int end = before, reach = 0;  // a row's pages include those of the rows before it: weights of 0 add nothing
   int read[] = {0, 0};          // pages of keys and of values that are wide
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
@@ -131,16 +132,15 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
     for (; reach < num_spans && end <= rows[first + some - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
       whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
     const Products products{dim};
-    const uint8_t* const* ahead[] = {fewer ? values : keys + AHEAD_PAGES, fewer ? following : values + AHEAD_PAGES};
+    const uint8_t* const* ahead[] = {FEWER ? values : keys + AHEAD_PAGES, FEWER ? following : values + AHEAD_PAGES};
     for (auto& pages : ahead)
       if (first) pages = nullptr;
-    for (int& i = read[0]; fewer && i < reach; i++) wide_keys[i] = widened->widen(0, i, keys[i], values[i], half);
+    for (int& i = read[0]; FEWER && i < reach; i++) wide_keys[i] = widened->widen(0, i, keys[i], values[i], half);
     products.score(queries + first * dim, some, key_pages, reach, weights, {ahead[0], half, bytes});
-    for (int& i = read[1]; fewer && i < reach; i++)
-      wide_values[i] = widened->widen(1, i, values[i], following[i], half);
+    for (int& i = read[1]; FEWER && i < reach; i++) wide_values[i] = widened->widen(1, i, values[i], following[i], half);
     for (int r = 0; r < some; r++)
-      make_shares(spans, reach, before, window, cap, whole, rows[first + r], scales, weights + r * KEYS, shares + r * KEYS,
-                  out[first + r]);
+      make_shares<FEWER>(spans, reach, before, window, cap, whole, rows[first + r], scales, weights + r * KEYS,
+                         shares + r * KEYS, out[first + r]);
     products.sum(shares, some, value_pages, reach, out + first, {ahead[1], half, bytes});
   }
 }

@@ -96,7 +96,8 @@ struct Products {
            const Ahead& ahead) const {
     for (int i = 0; i < count && !ahead.whole(); i++) ahead.ask(i);
     in_row_tiles(rows, 0, [&]<int R>(int r) {
-      from(values, ahead.whole() && r == 0, [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });
+      from(values, ahead.whole() && r == 0,
+           [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });
     });
   }
 

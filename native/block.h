@@ -55,8 +55,9 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
       const Reads next = index + 1 < splits.size() ? reads(unit, splits[index + 1]) : reads(after, splits_of(plan, after)[0]);
-      attend_split(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head),
-                   queries, own.outs.data(), own.scratch);
+      const auto attend = kv.format == KV_BF16 ? attend_split<false> : attend_split<true>;
+      attend(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head),
+             queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(0, memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;

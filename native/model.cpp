@@ -67,8 +67,7 @@ static void obey(Ranks& ranks, const Order& given) {
   Model& m = *(Model*)ranks.models[order.model];
   if (order.kind == Order::FORWARD) {
     const Ranks::Pool& pool = ranks.pools[order.pool];
-    run_pass(m, order.batch, pool.data + order.kv, pool.strides.empty() ? order.strides : pool.strides.data(),
-             true);
+    run_pass(m, order.batch, pool.data + order.kv, pool.strides.empty() ? order.strides : pool.strides.data(), true);
   } else if (order.kind == Order::LOGITS) {
     run_logits(m, order.x, order.count, nullptr, nullptr);
   } else {

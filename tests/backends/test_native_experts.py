@@ -166,7 +166,7 @@ class Native:
         self.matrices: list[packed.PackedMatrix] = []
         kept: list[object] = [self.matrices]
         embed = self._handle(model.embed)
-        sizes = model.hidden, 64, 0, 1, HEADS * DIM, KV_HEADS * DIM, DIM // 2, TOKENS, 0
+        sizes = model.hidden, 64, 0, 1, 0, HEADS * DIM, KV_HEADS * DIM, DIM // 2, TOKENS, 0
         fields = library.NativeConfig(*sizes, EPS, 1.0, 1.0, 0.0, 0.0)
         norm = np.ones(model.hidden, np.float32)
         kept += [norm, model]
@@ -216,7 +216,7 @@ class Native:
         rows = pages if wanted is None else wanted.astype(np.int64)
         cos, sin = np.ones((1, 1, DIM // 2), np.float32), np.zeros((1, 1, DIM // 2), np.float32)
         kv = np.zeros((blocks, 2, n, KV_HEADS, PAGE_SIZE * DIM), np.uint16)
-        strides = (ctypes.c_int64 * 3)(*(stride // 2 for stride in kv.strides[:3]))
+        strides = library.array_strides([kv])
         fields = library.NativeBatch(
             n,
             n,

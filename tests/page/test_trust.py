@@ -59,7 +59,7 @@ def test_two_tabs_that_answer_at_once(screen: Screen) -> None:
     screen.answered()
     other.answered()
     eventually(lambda: len(stored(screen)[0]["turns"]) == 6)
-    assert {turn.get("state") for turn in stored(screen)[0]["turns"].values()} == {None, "done"}
+    eventually(lambda: {turn.get("state") for turn in stored(screen)[0]["turns"].values()} == {None, "done"})
     other.page.close()
 
 

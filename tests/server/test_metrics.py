@@ -59,7 +59,8 @@ def test_every_metric(running: Serving) -> None:
 
 
 def test_snapshots_of_states(tiny_llm: Callable[..., LLM]) -> None:
-    """Two prompts that part where no snapshot is: the second one finds 96 tokens of K and V, and computes all."""
+    """Two prompts that part where no snapshot is: the second one finds 96 tokens of K and V, computes all, and leaves
+    a snapshot there beside those of both ends."""
     with serving(tiny_llm("qwen3_5")) as running:
         for last in (7, 8):
             running.client.completions.create(model="tiny", prompt=[7] * 100 + [last] * 40, max_tokens=2)
@@ -67,12 +68,12 @@ def test_snapshots_of_states(tiny_llm: Callable[..., LLM]) -> None:
         assert index is not None
         assert seen["prefix_tokens_hit_total"] == 0
         assert seen["prefix_tokens_unusable_total"] == 96
-        assert seen["kv_snapshots"] == 2
-        assert seen["kv_snapshot_bytes"] == 2 * pool.snapshot_pages * pool.page_bytes >= 2 * pool.geometry.state_bytes
+        assert seen["kv_snapshots"] == 3
+        assert seen["kv_snapshot_bytes"] == 3 * pool.snapshot_pages * pool.page_bytes >= 3 * pool.geometry.state_bytes
         assert seen["kv_snapshots_evicted_total"] == 0
         index.evict(pool.num_pages)
         seen = read(running)
-        assert (seen["kv_snapshots"], seen["kv_snapshots_evicted_total"]) == (0, 2)
+        assert (seen["kv_snapshots"], seen["kv_snapshots_evicted_total"]) == (0, 3)
 
 
 def test_aborted_and_failed_requests(running: Serving) -> None:

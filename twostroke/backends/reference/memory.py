@@ -43,7 +43,8 @@ class DeviceMemory:
     def _view(self, shape: PageShape, group: int) -> torch.Tensor:
         """All frames as pages of a group, [depth, parts, frames, Hkv, page_size, width]."""
         one, dtype = shape.of(group), shape.dtype_of(group)
-        used = self._pages[:, : math.prod(one) * dtype.itemsize].view(getattr(torch, dtype.name))
+        used, wanted = self._pages[:, : math.prod(one) * dtype.itemsize], getattr(torch, dtype.name)
+        used = used.view(wanted) if self.page_bytes else used.to(wanted)  # a rank may have no heads
         return used.unflatten(1, one).permute(1, 2, 0, 3, 4, 5)
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:

@@ -1,0 +1,125 @@
+"""K and V in fewer bits: the distance to bfloat16 by length of the text, and the time of a decode step behind it.
+
+    python -m benchmarks.kv_bits --model qwen2.5-coder-0.5b
+
+Both settings have the same weights, kernels and texts: Wikipedia's articles one after another, each text another piece.
+Distances are of the last tokens of a text, where the most entries are read. Steps are timed in turn, warm, and their
+medians compared. What this cannot see: retrieval (a needle among many entries), and answers that drift apart later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.results_file import save
+from twostroke.api.llm import LLM
+from twostroke.engine.request import Request
+from twostroke.engine.strokes import Prefill, Program
+from twostroke.kv.cache import KVCache
+from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.params import SamplingParams
+from twostroke.study.evaluate.logit_distance import compare
+from twostroke.study.evaluate.statistics import bootstrap
+from twostroke.study.evaluate.wikipedia import articles
+
+BASELINE, SETTINGS = "bfloat16", ("int8",)
+LENGTHS = (500, 2000, 8000)
+LAST = 64  # tokens of a text whose distance is measured
+STEPS = 16  # timed together
+KV_BYTES = 1 << 30
+DEFINITIONS = {
+    "kl": f"mean over the last {LAST} tokens of each text of KL(bfloat16 || setting) of the next token, in nats",
+    "kl_interval": "95%, bootstrap over texts",
+    "top1": "share of these tokens after which both have the same likeliest next token",
+    "step_ms": f"median over rounds of {STEPS} steps of one sequence behind so many tokens; settings in turn",
+    "bytes": "of the value",
+}
+
+
+def texts(tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
+    """Pieces of `length` + 1 tokens, of articles one after another."""
+    held: list[int] = []
+    for article in articles():
+        held += tokenizer.encode(article)
+        while len(held) > length:
+            yield held[: length + 1]
+            held = held[length + 1 :]
+
+
+def last_logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
+    """[LAST, vocab] float32, behind each of the last tokens of `ids`."""
+
+    def program() -> Program:
+        kv = yield Prefill(ids[:-LAST], logits="none")
+        return (yield Prefill(ids[-LAST:], kv, logits="all"))
+
+    request = Request(program, SamplingParams(), llm.tokenizer)
+    llm.engine.finish([llm.engine.submit(request)])
+    return request.result.logits
+
+
+def distances(llms: dict[str, LLM], length: int, count: int) -> Iterator[dict[str, Any]]:
+    """For each setting, KL of the next token to the baseline's, with its interval over texts."""
+    pieces = list(islice(texts(llms[BASELINE].tokenizer, length), count))
+    found: dict[str, list[np.ndarray]] = {name: [] for name in SETTINGS}
+    for ids in pieces:
+        exact = last_logits(llms[BASELINE], ids[:-1])
+        for name in SETTINGS:
+            found[name].append(compare(exact, last_logits(llms[name], ids[:-1]), ids[-LAST:]))
+    for name, each in found.items():
+        _, kl, same = np.stack(each, 1)
+        mean = bootstrap(kl.mean(-1))
+        yield {"kv_dtype": name, "length": length, "texts": len(pieces), "kl": mean.value,
+               "kl_interval": [mean.low, mean.high], "top1": float(same.mean())}  # fmt: skip
+
+
+def step_ms(llm: LLM, kv: KVCache) -> float:
+    """Milliseconds of a decode step behind a value; the first token's logits are there already."""
+    began = time.perf_counter()
+    tokens = list(llm.decode(kv, max_tokens=STEPS + 1, ignore_eos=True))
+    return (time.perf_counter() - began) * 1e3 / (len(tokens) - 1)
+
+
+def steps(llms: dict[str, LLM], length: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Median time of a step, and the bytes of a value of that length, by setting."""
+    ids = next(texts(llms[BASELINE].tokenizer, length))[:length]
+    values = {name: llm.prefill(ids) for name, llm in llms.items()}
+    times: dict[str, list[float]] = {name: [] for name in llms}
+    for _ in range(rounds + 1):
+        for name, llm in llms.items():
+            times[name].append(step_ms(llm, values[name]))
+    for name in llms:
+        yield {"kv_dtype": name, "length": length, "step_ms": median(times[name][1:]), "bytes": values[name].nbytes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Distance to bfloat16 and time of a step, by bits of K and V.")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b")
+    parser.add_argument("--length", type=int, action="append", help=f"tokens; may be repeated (default {LENGTHS})")
+    parser.add_argument("--texts", type=int, default=16, help="of each length (default 16)")
+    parser.add_argument("--rounds", type=int, default=5, help="of timed steps (default 5)")
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    names = (BASELINE, *SETTINGS)
+    llms = {
+        name: LLM(options.model, kv_dtype=name, kv_bytes=KV_BYTES, prefix_index="off", threads=options.threads)
+        for name in names
+    }
+    rows: list[dict[str, Any]] = []
+    for length in options.length or LENGTHS:
+        rows += [*distances(llms, length, options.texts), *steps(llms, length, options.rounds)]
+        for row in rows[-len(SETTINGS) - len(names) :]:
+            print(row, flush=True)
+    print(save("kv-bits", DEFINITIONS, options.model, {"threads": options.threads, "rows": rows}), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -126,7 +126,7 @@ void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int
   const uint16_t* const* value_pages = FEWER ? wide_values : (const uint16_t* const*)values;
   const Scales* scales = FEWER ? &widened->scales : nullptr;
   int end = before, reach = 0;  // a row's pages include those of the rows before it: weights of 0 add nothing
-  int read[] = {0, 0};          // pages of keys and of values that are wide
+  int wide = 0;                 // pages whose keys and values are wide already
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
     const int some = std::min(ROWS_AT_ONCE, count - first);
     for (; reach < num_spans && end <= rows[first + some - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
@@ -135,9 +135,10 @@ void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int
     const uint8_t* const* ahead[] = {FEWER ? values : keys + AHEAD_PAGES, FEWER ? following : values + AHEAD_PAGES};
     for (auto& pages : ahead)
       if (first) pages = nullptr;
-    for (int& i = read[0]; FEWER && i < reach; i++) wide_keys[i] = widened->widen(0, i, keys[i], values[i], half);
+    for (int i = wide; FEWER && i < reach; i++) wide_keys[i] = widened->widen(0, i, keys[i], values[i], half);
     products.score(queries + first * dim, some, key_pages, reach, weights, {ahead[0], half, bytes});
-    for (int& i = read[1]; FEWER && i < reach; i++) wide_values[i] = widened->widen(1, i, values[i], following[i], half);
+    for (int i = wide; FEWER && i < reach; i++) wide_values[i] = widened->widen(1, i, values[i], following[i], half);
+    wide = reach;
     for (int r = 0; r < some; r++)
       make_shares<FEWER>(spans, reach, before, window, cap, whole, rows[first + r], scales, weights + r * KEYS,
                          shares + r * KEYS, out[first + r]);

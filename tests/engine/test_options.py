@@ -10,7 +10,15 @@ from twostroke.api import llm
 from twostroke.api.llm import LLM
 from twostroke.backends import choose
 from twostroke.engine.model_loader import INDEXES
-from twostroke.engine.options import BACKENDS, DTYPES, PREFIX_INDEXES, WEIGHTS, LLMOptions, companion_parts
+from twostroke.engine.options import (
+    BACKENDS,
+    DTYPES,
+    KV_DTYPES,
+    PREFIX_INDEXES,
+    WEIGHTS,
+    LLMOptions,
+    companion_parts,
+)
 from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.models.checkpoints.quantize import FORMAT
@@ -26,7 +34,7 @@ def test_the_signature_of_llm_is_the_declaration() -> None:
 
 
 def test_choices_are_what_there_is() -> None:
-    assert (BACKENDS, DTYPES) == (choose.BACKENDS, choose.DTYPES)
+    assert (BACKENDS, DTYPES, KV_DTYPES) == (choose.BACKENDS, choose.DTYPES, choose.KV_DTYPES)
     assert ("stored", *FORMAT) == WEIGHTS
     assert tuple(INDEXES) == PREFIX_INDEXES
 

@@ -302,6 +302,7 @@ def test_calls_while_the_model_is_loaded() -> None:
             assert method == "HEAD" or answer.json()["error"]["code"] == "loading"
         half = socket.create_connection(sockets[0].getsockname())
         half.sendall(b"GET / HT")
+        httpx.get(url + "/health")  # accepted after the half one, so that one is not left to the server
     with half, socket.create_connection(sockets[0].getsockname()) as waiting:
         connection, _ = sockets[0].accept()
         with connection:

@@ -158,6 +158,14 @@ def test_what_is_no_receipt(llm: LLM, tmp_path: Path, text: str) -> None:
         Receipt.load(tmp_path / "file")
 
 
+def test_the_response_that_it_came_in(llm: LLM, tmp_path: Path) -> None:
+    made = receipt_of(llm, max_tokens=2)
+    file, value = tmp_path / "file", made.as_json()
+    for around in ({"receipt": value}, {"receipts": [value, value]}, {"response": {"receipt": value}}):
+        file.write_text(json.dumps(around))
+        assert Receipt.load(file) == made
+
+
 def test_an_answer_without_a_receipt(llm: LLM) -> None:
     request = llm.request(PROMPT, SamplingParams(max_tokens=3))
     llm.engine.run([request])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_export_and_import(screen: Screen, open_page: Callable[..., Screen], ser
     other.find("#list .title").click()
     assert other.find(".markdown").all_text_contents() == ["an answer"]
     assert other.find(".assistant .others").inner_text().split()[1] == "2/2"
+    other.page.set_input_files("#import-file", tmp_path / "this.md")
+    other.until("document.querySelectorAll('#list .title').length === 2")
+    other.find("#list .title").first.click()
+    assert other.find(".assistant .others").count() == 0
+    other.say("more")
+    other.ask("go on")
+    assert [one["content"] for one in other.bodies[-1]["messages"]] == ["a question", "an answer", "go on"]
+    other.page.once("dialog", lambda dialog: dialog.accept())
+    other.find("[aria-label='Delete a question']").first.click()
     kept = json.loads((tmp_path / "all.json").read_text())[0]
     turns = list(kept["turns"].values())
     circle = {turn["id"]: turn | {"parent": turns[-1]["id"]} for turn in turns}
@@ -63,12 +73,43 @@ def test_export_and_import(screen: Screen, open_page: Callable[..., Screen], ser
         assert other.find("#list .title").count() == 1, "also if it is stored, nothing fails"
 
 
+def test_markdown_leads_there_and_back(screen: Screen) -> None:
+    """Turns with headings like its own, calls and their results; another text is none."""
+    read = """async (turns) => {
+      const { asMarkdown, fromMarkdown } = await import("/page/transcript.js");
+      const { fresh } = await import("/page/conversations.js");
+      const { add, messages } = await import("/page/tree.js");
+      const one = { ...fresh(), title: "two\\nlines" };
+      for (const turn of turns) add(one, { ...turn });
+      const other = fromMarkdown(asMarkdown(one), fresh());
+      const plain = (all) => messages(all).map(({ tool_calls: calls, tool_call_id, ...rest }) => [
+        rest, (calls ?? []).map((call) => call.function)]);
+      const ids = messages(other).flatMap(({ tool_calls: calls }) => (calls ?? []).map(({ id }) => id));
+      const used = messages(other).map(({ tool_call_id: id }) => id).filter(Boolean);
+      return [plain(one), plain(other), ids, used, other.title, fromMarkdown("# a\\n\\ntext", fresh())];
+    }"""
+    calls = [{"id": f"c{i}", "name": "look", "arguments": f'{{"at": "{i})"}}'} for i in range(2)]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "## Question\n\\## Answer\n## Other"},
+        {"role": "assistant", "content": "so\n\n```json\n{}\n```", "calls": calls, "state": "done"},
+        {"role": "tool", "call": "c0", "content": "first"},
+        {"role": "tool", "call": "c1", "content": "second"},
+        {"role": "assistant", "content": "done", "calls": [], "state": "done"},
+    ]
+    before, after, ids, used, title, nothing = screen.page.evaluate(read, turns)
+    assert after == before
+    assert (used, title, nothing) == (ids, "two lines", None)
+
+
 DROP = """([target, files]) => {
   const data = new DataTransfer();
   for (const [name, bytes] of files) data.items.add(new File([new Uint8Array(bytes)], name));
   const event = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
   document.querySelector(target).dispatchEvent(event);
 }"""
+
+
+PASTE = DROP.replace('new DragEvent("drop", { dataTransfer:', 'new ClipboardEvent("paste", { clipboardData:')
 
 
 def test_files_go_with_a_question(screen: Screen, server: Serving) -> None:
@@ -84,6 +125,9 @@ def test_files_go_with_a_question(screen: Screen, server: Serving) -> None:
     assert screen.find("#files li").count() == 0
     screen.page.set_input_files("#file", files=[{"name": "a", "mimeType": "text/plain", "buffer": b"x"}])
     screen.page.click("[aria-label='Leave out a']")
+    screen.page.evaluate(PASTE, ["#ask", [["pasted.txt", list(b"x y")]]])
+    screen.page.wait_for_selector("#files span:text('pasted.txt:')")
+    screen.page.click("[aria-label='Leave out pasted.txt']")
     assert screen.find("#files li").count() == 0
 
 
@@ -124,6 +168,29 @@ def thoughts_are_folded(screen: Screen) -> None:
     screen.ask("And now?")
     told = {"role": "assistant", "content": "So it is.", "reasoning_content": "first this, then that"}
     assert screen.bodies[1]["messages"][1] == told
+    go_on_behind_a_thought(screen, told)
+
+
+def go_on_behind_a_thought(screen: Screen, told: dict[str, str]) -> None:
+    """From a token of the answer; the thought is before it in the prompt, and the walk through both is shown."""
+    screen.find("button:text('Tokens')").last.click()
+    tokens = screen.find(".token")
+    texts = tokens.all_text_contents()
+    first = next(i for i in range(len(texts)) if "".join(texts[: i + 1]).endswith("</think>S"))
+    tokens.nth(first - 1).click()
+    assert "a token of the thought" in screen.find(".answer > div > .actions").last.inner_text()
+    tokens.nth(first + 3).click()
+    screen.find("button:has-text('the same')").click()
+    screen.answered()
+    assert screen.bodies[-1]["messages"][-1] == told | {"content": "So i"}
+    assert screen.bodies[-1]["continue_final_message"] is True
+    assert screen.find(".assistant .others").last.inner_text().split()[1] == "2/2"
+    assert screen.find(".thought pre").last.text_content() == told["reasoning_content"]
+    assert screen.find(".markdown").last.text_content().startswith("So i")
+    with screen.page.expect_download():
+        screen.find("button:text('Explain')").last.click()
+    screen.page.wait_for_selector("button:text('Explain'):not([disabled])")
+    assert screen.find(".error:visible").count() == 0
 
 
 def test_why_an_answer_waits(screen: Screen, server: Serving) -> None:

@@ -97,6 +97,7 @@ MARKDOWN = {
     "[a][b]\n\ntext\n\n[b]: https://b.example": ['<a href="https://b.example/"'],
     "$5 and 6$, $5-$10, \\$x$, `$x$`, $ x$, $x $": ["$5 and 6$, $5-$10, $x$, <code", "$ x$, $x $"],
     "- \u0645\u0631\u062d\u0628\u0627\n- b": ['<ul dir="auto"><li>'],
+    "| \u0645\u0631\u062d\u0628\u0627 | b |\n|---|--:|\n| 1 | 2 |": ['dir="auto"><table'],
 }
 
 
@@ -107,6 +108,30 @@ def test_markdown(screen: Screen) -> None:
         assert stream == whole, text
         for piece in pieces:
             assert any(one in whole for one in piece.split("|")) or piece in whole, (text, piece, whole)
+
+
+def test_headings_and_tables_look_as_they_are_read(screen: Screen) -> None:
+    """A heading is larger than those below it and the text; a table in Arabic begins on the right."""
+    made = (
+        "".join(f"{'#' * level} h{level}\n\n" for level in range(1, 7))
+        + "text\n\n| \u0645\u0631 | b |\n|---|---|\n| 1 | 2 |"
+    )
+    looks = screen.page.evaluate(
+        """async (text) => {
+          const { markdown } = await import("/page/markdown.js");
+          const node = document.createElement("div");
+          node.className = "markdown";
+          node.append(...markdown(text));
+          document.getElementById("log").append(node);
+          const [first, second] = [...node.querySelectorAll("th")].map((one) => one.getBoundingClientRect().x);
+          const size = (one) => parseFloat(getComputedStyle(one).fontSize);
+          return [[...node.querySelectorAll("h3, h4, h5, h6, p")].map(size), first > second];
+        }""",
+        made,
+    )
+    assert looks[0] == sorted(looks[0], reverse=True)
+    assert looks[0][0] > looks[0][1] > looks[0][2] > looks[0][-1]
+    assert looks[1]
 
 
 def test_formulas(screen: Screen) -> None:

@@ -156,7 +156,19 @@ def test_the_numbers_are_those_of_metrics(screen: Screen, server: Serving) -> No
     def rate(of: Screen) -> float:
         return float(of.find("#rate-value").text_content().replace("\u2013", "nan"))
 
+    def summed(name: str) -> float:
+        with server.http() as http:
+            return float(re.findall(rf"^twostroke_{name}_seconds_sum\S* (\S+)", http.get("/metrics").text, re.M)[0])
+
     eventually(lambda: told() == counted())
+    times = {"ttft": "time_to_first_token", "itl": "inter_token_latency"}
+    sums = {name: summed(name) for name in times.values()}
+    screen.extra({"max_tokens": 2, "ignore_eos": True})
+    screen.ask("one gap")
+    for shown, name in times.items():
+        passed = 1e3 * (summed(name) - sums[name])
+        text = f"{passed:.{1 if passed < 10 else 0}f} ms"
+        eventually(lambda shown=shown, text=text: screen.find(f"#{shown}-value").text_content() == text)
     screen.extra(LONG)
     screen.ask("go on", wait=False)
     body = {"prompt": [7] * 30, "max_tokens": 1900, "ignore_eos": True, "stream": True}

@@ -1,6 +1,7 @@
 """Kept answers and forks: trees of contexts that share pages, and whose answers are those of whole prompts."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ def test_a_tree_outlives_the_server(tiny_directory: Callable[[str], Path], tmp_p
         ("/v1/completions", {"prompt": "a", "keep": True}, "keep is not supported here"),
         ("/v1/completions", {"prompt": "a", "receipt": True, "max_tokens": 0}, "a receipt without an answer is not"),
         ("/v1/completions", {"prompt": "a", "receipt": True, "method": "repeat"}, "a receipt is made for plain"),
-        ("/v1/responses", {"input": "a", "receipt": True}, "receipt is not supported here"),
+        ("/v1/responses", {"input": "a", "receipt": True, "method": "repeat"}, "a receipt is made for plain"),
     ],
 )
 def test_what_cannot_be_kept(running: Serving, path: str, body: dict[str, Any], message: str) -> None:
@@ -205,7 +206,10 @@ def test_what_cannot_be_kept(running: Serving, path: str, body: dict[str, Any], 
 
 
 def test_files_that_cannot_be_written_or_have_expired(
-    tiny_directory: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_directory: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A context lives without its file, and an expired one does not come back."""
 
@@ -214,15 +218,64 @@ def test_files_that_cannot_be_written_or_have_expired(
 
     with serving(opened()) as one:
         post(one, "/v1/contexts", prompt=[7, 8, 9, 10] * 20, name="short", ttl=500)
+        post(one, "/v1/contexts", prompt=[7, 8, 9, 10] * 20, name="later", pinned=True)
         [directory] = (tmp_path / "disk" / "contexts").iterdir()
-        described = json.loads((directory / "short.json").read_text())
         (directory / "full.json").mkdir()
         assert post(one, "/v1/contexts", prompt=[7, 8, 9] * 20, name="full")["name"] == "full"
         assert "context full will not outlive this server" in caplog.text
         with one.http() as http:
             assert http.delete("/v1/contexts/full").status_code == 200
-    (directory / "short.json").write_text(json.dumps(described | {"expires": 5.0}))
-    (directory / "later.json").write_text(json.dumps(described | {"name": "later", "expires": None}))
+    passed = time.time() + 600
+    monkeypatch.setattr("twostroke.server.contexts.context.time.time", lambda: passed)
     with serving(opened()) as two, two.http() as http:
         assert [one["name"] for one in http.get("/v1/contexts").json()["data"]] == ["later"]
         assert not (directory / "short.json").exists()
+
+
+def with_disk(tiny_directory: Callable[[str], Path], disk: Path) -> LLM:
+    """A model whose pages are quicker to load than to compute, but not so slow that each goes to the disk at once."""
+    llm = LLM(str(tiny_directory("qwen3")), kv_bytes=16 << 20, threads=1, kv_disk=disk)
+    assert llm.model.backing_stores is not None
+    llm.model.backing_stores.computing = lambda context, count: 0.002 * count
+    return llm
+
+
+DAMAGES = ["nothing", "some pages are gone", "pages", "all pages are gone", "the description"]
+
+
+@needs_native
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_computed_again(
+    tiny_directory: Callable[[str], Path], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A context's pages are on the disk as soon as it has its name. Whatever is wrong with them, no answer is."""
+    asked: Any = {"context": "root", "messages": NEXT, **FREE}
+    with serving(with_disk(tiny_directory, tmp_path / "disk")) as one:
+        made = post(one, "/v1/contexts", messages=QUESTION, name="root")
+    pages = [path for path in sorted((tmp_path / "disk" / "pages").rglob("*")) if path.is_file() and not path.suffix]
+    assert len(pages) == made["tokens"] // 16
+    for number, path in enumerate(pages):
+        if damage == "pages":
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        elif damage == "all pages are gone" or (damage == "some pages are gone" and number % 3 == 1):
+            path.unlink()
+    [description] = (tmp_path / "disk" / "contexts").rglob("root.json")
+    if damage == "the description":
+        description.write_text(description.read_text().replace("quick", "thick", 1))
+    with serving(with_disk(tiny_directory, tmp_path / "disk")) as two:
+        if damage == "the description":
+            assert "there is no context" in post(two, CHAT, 404, **asked)["error"]["message"]
+            assert "root.json is no saved context, and is left alone: it is damaged" in caplog.text
+            return
+        with two.http() as http:
+            [listed] = http.get("/v1/contexts").json()["data"]
+        assert (listed["name"], listed["tier"]) == ("root", "disk")
+        found = post(two, CHAT, **asked)
+        assert two.llm.tiers.disk is not None
+        read = two.llm.tiers.disk.counters.read()
+        assert (read.pages_in >= len(pages)) == (damage == "nothing")
+        cold(two)
+        whole: Any = [*QUESTION, *NEXT]
+        assert said(found) == said(post(two, CHAT, messages=whole, **FREE))

@@ -156,6 +156,7 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
     assert twice != texts(reference, [prompt], max_tokens=12)[0][0]
     several: Any = (
         {"name": "snap", "window": 2, "budget": 4},
+        {"name": "keydiff", "budget": 4},
         {"name": "drop", "by": "attention", "window": 2, "every": 2},
     )
     for chosen in several:

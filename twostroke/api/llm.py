@@ -22,9 +22,10 @@ from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.errors import EngineStopped, InvalidRequest
+from twostroke.errors import EngineStopped, InvalidRequest, KVError
 from twostroke.fields import check_arguments
 from twostroke.kv.cache import KVCache
+from twostroke.kv.entries_by_head import require_heads
 from twostroke.kv.tiers.tiers import open_tiers
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
@@ -388,18 +389,23 @@ class LLM:
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
         self.model.require_room(len(tokens))
-        self.require_companions(chosen)
+        self.require_method(chosen)
         params.check_vocabulary(self.config.vocab_size)
         if params.prompt_logprobs is not None or params.max_tokens == 0:
             return scored_request(tokens, params, chosen, self.tokenizer)
         asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
         return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
 
-    def require_companions(self, method: Method) -> None:
-        """Raise InvalidRequest if the model was opened without a companion that the method needs."""
+    def require_method(self, method: Method) -> None:
+        """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""
         for role in method.companions:
             if role not in self.engine.models:
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
+        if method.by_head:
+            try:
+                require_heads(self.pool.geometry)
+            except KVError as error:
+                raise InvalidRequest(f"method {method.name} cannot run with model {self.name}: {error}") from None
 
     def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
         """Token ids of a prompt; ids are not changed. Raises InvalidRequest if the model cannot take the prompt."""

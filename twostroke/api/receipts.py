@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import hmac
 import json
 import struct
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.api.llm import LLM
+from twostroke.api.reasoning.constraint import ReasoningConstraintFactory
+from twostroke.api.reasoning.reasoning import ReasoningReaderFactory, applied_again, described
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
@@ -30,9 +31,10 @@ from twostroke.errors import InvalidRequest
 from twostroke.sampling.constraint import ConstraintFactory, DescribedConstraint
 from twostroke.sampling.params import SamplingParams
 from twostroke.system.atomic_files import atomic_replace
-from twostroke.system.user_key import user_key, user_keys
+from twostroke.system.user_key import seal, sealed
 
 FORMAT = "twostroke-receipt-1"
+PURPOSE = b"twostroke-recpt"  # of its seal
 STRETCH = 32  # tokens whose log-probabilities have a digest together
 GUESSES = 64  # tokens that a pass of a check enters
 MAX_BYTES = 64 << 20  # of a file
@@ -48,7 +50,9 @@ class Receipt:
         identity: of weights and arithmetic: equal identities give equal bits.
         prompt: its token ids, chat template and all; prompt_digest: theirs.
         options: the sampling parameters that differ from the defaults, and the seed; "grammar": what the grammar of the
-            answer is made of; "choice": which of several answers it is, if not the first. options_digest: theirs.
+            answer is made of; "thought": where a grammar, a budget or stop strings begin, and how a thought is marked;
+            "choice": which of several answers it is, if not the first; "max_tokens": of an answer that was cut, where.
+            options_digest: theirs.
         tokens: the answer's ids, the one that ended it included.
         finish_reason: "stop" or "length".
         logprobs: a digest of the log-probabilities of each `STRETCH` tokens.
@@ -83,16 +87,19 @@ class Receipt:
             InvalidRequest: an answer that a receipt cannot describe.
         """
         params = request.params
-        require_describable(params)
+        follow = describable(params)
         reason, logprobs = tokens[-1].finish_reason if tokens else None, [token.logprob for token in tokens]
         if reason is None or None in logprobs:
             raise InvalidRequest("a receipt is for an answer that is complete and has log-probabilities")
         options = {name: getattr(params, name) for name in sorted(params.changed - set(LEFT_OUT))}
-        options |= {"seed": request.seed, "max_tokens": params.max_tokens}
+        # Also the end of a context or of memory cuts an answer, which may be larger where it is checked.
+        options |= {"seed": request.seed, "max_tokens": len(tokens) if reason == "length" else params.max_tokens}
         if tokens[0].choice:
             options["choice"] = tokens[0].choice
-        if isinstance(params.constraint, DescribedConstraint):
-            options["grammar"] = dict(params.constraint.description)
+        if follow is not None:
+            options["grammar"] = dict(follow.description)
+        if (thought := described(params)) is not None:
+            options["thought"] = thought
         options = json.loads(json.dumps(options))
         made = cls(
             llm.name,
@@ -107,13 +114,12 @@ class Receipt:
             stretches([float(value) for value in logprobs if value is not None]),
             int(time.time()),
         )
-        key = user_key(make=True)
-        return made if key is None else dataclasses.replace(made, seal=made.sealed_with(key))
+        return dataclasses.replace(made, seal=seal(made.content, PURPOSE))
 
-    def sealed_with(self, key: bytes) -> str:
-        """The seal that a key makes of it."""
-        content = json.dumps(self.as_json() | {"seal": None}, sort_keys=True).encode()
-        return hashlib.blake2b(content, key=key, digest_size=32, person=b"twostroke-recpt").hexdigest()
+    @property
+    def content(self) -> bytes:
+        """What is sealed: all of it but the seal."""
+        return json.dumps(self.as_json() | {"seal": None}, sort_keys=True).encode()
 
     @property
     def name(self) -> str:
@@ -160,6 +166,8 @@ class Receipt:
             value = json.loads(data) if len(data) <= MAX_BYTES else None
         except (ValueError, RecursionError):
             value = None
+        if isinstance(value, dict) and isinstance(response := value.get("response"), dict):
+            value = response  # of the last event of a stream of /v1/responses
         if isinstance(value, dict) and isinstance(several := value.get("receipts"), list) and several:
             return [cls.from_json(one) for one in several]
         return [cls.from_json(value["receipt"] if isinstance(value, dict) and "receipt" in value else value)]
@@ -183,12 +191,17 @@ class ReceiptCheck:
 Remake = Callable[[Mapping[str, Any]], ConstraintFactory]
 
 
-def require_describable(params: SamplingParams) -> None:
-    """Raises InvalidRequest for parameters that a receipt cannot describe."""
-    if params.reader is not None and params.stop:
+def describable(params: SamplingParams) -> DescribedConstraint | None:
+    """The grammar of the answer, if it has one. Raises InvalidRequest for parameters that a receipt cannot describe."""
+    reader, follow = params.reader, params.constraint
+    tools = reader.answer if isinstance(reader, ReasoningReaderFactory) else reader
+    if tools is not None and params.stop:
         raise InvalidRequest("a receipt has no stop strings beside tools: leave out stop")
-    if params.constraint is not None and not isinstance(params.constraint, DescribedConstraint):
+    if isinstance(follow, ReasoningConstraintFactory):
+        follow = follow.answer
+    if follow is not None and not isinstance(follow, DescribedConstraint):
         raise InvalidRequest("a receipt needs a grammar that can be made again from its description")
+    return follow
 
 
 def verify(llm: LLM, receipt: Receipt, remake: Remake | None = None) -> ReceiptCheck:
@@ -202,14 +215,12 @@ def verify(llm: LLM, receipt: Receipt, remake: Remake | None = None) -> ReceiptC
     Raises:
         InvalidRequest: options that no request can have, or a grammar without `remake`.
     """
-    sealed = None
-    if receipt.seal is not None:
-        sealed = any(hmac.compare_digest(receipt.sealed_with(key), receipt.seal) for key in user_keys(make=False))
+    own = None if receipt.seal is None else sealed(receipt.content, PURPOSE, receipt.seal)
     if wrong := _inconsistency(receipt) or _other_model(llm, receipt):
-        return ReceiptCheck(wrong, sealed)
+        return ReceiptCheck(wrong, own)
     began = time.perf_counter()
     wrong = _recomputed(llm, receipt, remake)
-    return ReceiptCheck(wrong, sealed, time.perf_counter() - began)
+    return ReceiptCheck(wrong, own, time.perf_counter() - began)
 
 
 def _inconsistency(receipt: Receipt) -> str | None:
@@ -235,7 +246,7 @@ def _other_model(llm: LLM, receipt: Receipt) -> str | None:
 def _recomputed(llm: LLM, receipt: Receipt, remake: Remake | None) -> str | None:
     """What is wrong with the answer; None if all of it comes out again."""
     options: dict[str, Any] = dict(receipt.options)
-    choice, grammar = options.pop("choice", 0), options.pop("grammar", None)
+    choice, grammar, thought = (options.pop(name, None) for name in ("choice", "grammar", "thought"))
     if grammar is not None:
         if remake is None or not isinstance(grammar, dict):
             raise InvalidRequest("the receipt's answer follows a grammar: say how to make it, or use twostroke verify")
@@ -245,6 +256,8 @@ def _recomputed(llm: LLM, receipt: Receipt, remake: Remake | None) -> str | None
             options[name] = tuple(options.get(name, ()))
         options["logit_bias"] = {int(id): bias for id, bias in options.get("logit_bias", {}).items()}
         params = SamplingParams(**options, logprobs=0)
+        if thought is not None:
+            params = applied_again(thought, params, llm.tokenizer, llm.config.vocab_size)
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(f"the receipt's options are none of a request: {error}") from None
     claimed = receipt.tokens
@@ -258,9 +271,9 @@ def _recomputed(llm: LLM, receipt: Receipt, remake: Remake | None) -> str | None
             made += run.tokens
 
     request = Request(program, params, llm.tokenizer, len(receipt.prompt))
-    if type(choice) is not int or choice < 0:
+    if choice is not None and (type(choice) is not int or choice < 0):
         raise InvalidRequest(f"the receipt's options are none of a request: choice {choice!r:.40}")
-    request.first_choice = choice
+    request.first_choice = choice or 0
     llm.engine.run([request])
     made = list(request.events)
     text = llm.tokenizer.token_text

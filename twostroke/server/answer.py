@@ -3,7 +3,7 @@
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from pydantic_core import to_json
@@ -23,8 +23,12 @@ MIN_LOGPROB = -9999.0  # instead of minus infinity, which JSON lacks; OpenAI wri
 class Answer(ABC):
     """Takes tokens as they come and writes them as an API does.
 
-    As a stream it is `opening`, then `events` of every token, then `closing`. Otherwise `keep` takes every token, and
-    `whole` is the body.
+    As a stream it is `opening`, then `events` of every token, then `closing`. Otherwise `add_token` takes every token,
+    and `body` is the response's. Each token is counted once (`count`).
+
+    Attributes:
+        on_finish: called when the answer is complete; their results are fields of the response, which are in `more`.
+        tokens: by prompt and choice, if anything is called then.
     """
 
     operation = "chat"  # as OpenTelemetry's conventions call it
@@ -37,6 +41,8 @@ class Answer(ABC):
         self.created = int(time.time())
         self.model, self.active_call, self.n = model, active_call, n
         self.output_tokens = 0
+        self.on_finish = list[Callable[[], Awaitable[dict[str, Any]]]]()
+        self.tokens, self.more = dict[tuple[int, int], list[Token]](), dict[str, Any]()
         self.parsers = list[ChoiceParser]()  # of an API that sets thoughts apart, one for each choice
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -49,7 +55,14 @@ class Answer(ABC):
 
     async def finish(self) -> None:
         """Called after the last token, before `closing` or `body`."""
-        return
+        for fields in self.on_finish:
+            self.more |= await fields()
+
+    def count(self, prompt: int, token: Token) -> None:
+        """Count a token."""
+        self.output_tokens += 1
+        if self.on_finish:
+            self.tokens.setdefault((prompt, token.choice), []).append(token)
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The last events of a stream."""

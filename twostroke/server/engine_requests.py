@@ -11,7 +11,7 @@ from twostroke.api.conversation.fitting import LeftOut
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
-from twostroke.methods import METHODS, Method, method
+from twostroke.methods import METHODS, Method, Plain, method
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
@@ -27,13 +27,17 @@ class Prepared:
 
     Attributes:
         requests: one for each prompt.
+        prompts: their token ids.
         warnings: what will not be done as the body asks, a sentence each.
         left_out: what the prompt is without.
+        receipt: whether the answers get receipts.
     """
 
     requests: list[Request]
+    prompts: Sequence[Sequence[int]]
     warnings: list[str] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
+    receipt: bool = False
 
 
 def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:
@@ -60,6 +64,12 @@ def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] |
         raise invalid(error, "method") from None
 
 
+def require_plain(technique: Method, what: str, param: str) -> None:
+    """A window is a program of its own, and a receipt describes no other. Raises ApiError."""
+    if technique != Plain():
+        raise ApiError(400, f"{what} for plain generation: leave out method", param=param)
+
+
 def check_length(llm: LLM, tokens: int) -> None:
     """Raise ApiError for a prompt that leaves no room for a token of the answer."""
     try:
@@ -78,7 +88,7 @@ def check_size(llm: LLM, text: str) -> None:
 
 def engine_requests(
     llm: LLM,
-    prompts: Iterable[str | Sequence[int]],
+    prompts: Iterable[Sequence[int]],
     params: SamplingParams,
     technique: Method,
     context: Context | None = None,
@@ -89,10 +99,7 @@ def engine_requests(
     With a salt they share KV with requests of the same salt alone.
     """
     made: list[Request] = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            check_size(llm, prompt)
-        tokens = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    for tokens in prompts:
         check_length(llm, len(tokens))
         request = llm.request(tokens, params, technique)
         request.cache_salt = salt

@@ -20,6 +20,7 @@ from twostroke.server.http.responses import (
     cancel_on_disconnect,
     json_response,
 )
+from twostroke.server.receipts import receipts_of
 
 P = TypeVar("P", bound=Prepared)
 
@@ -54,6 +55,8 @@ async def generate(
             request.timings.arrival, request.priority, request.name = arrival, options.priority, name
         engine.submit(active_call, prepared.requests, options.timeout_s)
         answer, updates = answer_for(prepared, active_call), active_call.updates()
+        if prepared.receipt:
+            answer.on_finish.append(lambda: receipts_of(engine, prepared, answer.tokens))
         log.model = answer.model
         active_call.trace.operation, active_call.trace.response_id = answer.operation, answer.id or None
         if not options.stream:

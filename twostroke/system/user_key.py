@@ -11,6 +11,7 @@ A file holds 32 bytes for each key, one after another.
 """
 
 import hashlib
+import hmac
 import logging
 import os
 import secrets
@@ -58,6 +59,25 @@ def user_keys(make: bool) -> tuple[bytes, ...]:
         log.warning("%s: this is not a key, so saved values are not trusted: delete it, and a new one is made", path)
         return ()
     return tuple(data[i : i + KEY_BYTES] for i in range(0, len(data), KEY_BYTES))
+
+
+def seal(text: bytes, purpose: bytes) -> str | None:
+    """A keyed hash of a text, which whoever has one of the keys can verify; None if there is no key.
+
+    `purpose`: what the text is, at most 16 bytes: a seal of another purpose is none.
+    """
+    key = user_key(make=True)
+    return None if key is None else _keyed(text, purpose, key)
+
+
+def sealed(text: bytes, purpose: bytes, seal: str) -> bool:
+    """Whether one of the user's keys has made this seal of the text."""
+    made = [_keyed(text, purpose, key).encode() for key in user_keys(make=False)]
+    return any(hmac.compare_digest(one, seal.encode(errors="surrogatepass")) for one in made)
+
+
+def _keyed(text: bytes, purpose: bytes, key: bytes) -> str:
+    return hashlib.blake2b(text, key=key, digest_size=32, person=purpose).hexdigest()
 
 
 def _of_secrets(stated: str) -> tuple[bytes, ...]:

@@ -1,7 +1,8 @@
 """How one model thinks: whether its answers have thoughts, where they begin, and what a request makes of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from twostroke.api.reasoning.constraint import ReasoningConstraintFactory, ReasoningTokens
 from twostroke.api.reasoning.forms import FORMS, form_name
@@ -92,6 +93,29 @@ class Reasoning:
             follow = ReasoningConstraintFactory(self._tokens, phase, params.constraint, budget, lead)
             params = replace(params, constraint=follow)
         return replace(params, reader=ReasoningReaderFactory(self._tokens, phase, params.reader))
+
+
+def described(params: SamplingParams) -> dict[str, Any] | None:
+    """What `Reasoning.applied` was told, where it decides which tokens are sampled: a grammar, a budget or stop strings
+    apply to a part of the answer. None where it does not."""
+    reader, follow = params.reader, params.constraint
+    if not isinstance(reader, ReasoningReaderFactory) or not (
+        params.stop or isinstance(follow, ReasoningConstraintFactory)
+    ):
+        return None
+    name = next(name for name, form in FORMS.items() if form == reader.tokens.form)
+    limits = (follow.budget, follow.lead) if isinstance(follow, ReasoningConstraintFactory) else (None, True)
+    return {"form": name, "phase": reader.phase.value, "budget": limits[0], "lead": limits[1]}
+
+
+def applied_again(
+    told: Mapping[str, Any], params: SamplingParams, tokenizer: Tokenizer, vocab_size: int
+) -> SamplingParams:
+    """The parameters that `described` has told of, where `params` are those of the answer. Raises ValueError."""
+    form, phase, budget, lead = (told.get(name) for name in ("form", "phase", "budget", "lead"))
+    if len(told) != 4 or form not in FORMS or type(budget) not in (int, type(None)) or type(lead) is not bool:
+        raise ValueError("a thought is described by form, phase, budget and lead")
+    return Reasoning(form, tokenizer, vocab_size).applied(params, Phase(phase), budget=budget, lead=lead)
 
 
 def parts_reader(params: SamplingParams) -> Callable[[str, bool], tuple[str, str]]:

@@ -20,7 +20,7 @@ VARIABLE = "TWOSTROKE_WIRE_SECRET"
 MIN_CHARACTERS = 16  # characters: whoever sees a handshake can try guesses
 NONCE_BYTES = 32
 MAC_BYTES = 32
-VERSION = 4  # of all that goes over the wire, and of handles: both sides must have the same
+VERSION = 5  # of all that goes over the wire, and of handles: both sides must have the same
 MAGIC = b"2SWIRE%d\n"
 
 Secrets = list[bytes]

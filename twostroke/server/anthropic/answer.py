@@ -33,7 +33,7 @@ class MessageAnswer(Answer):
         yield {"type": "ping"}
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
-        for piece in self._read(token):
+        for piece in self._read(prompt, token):
             begins = self._add(piece)
             index = len(self._blocks) - 1
             if begins:
@@ -49,17 +49,17 @@ class MessageAnswer(Answer):
             yield self._start(0)
         yield from self._stop_block(len(self._blocks) - 1)
         ended = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        yield {"type": "message_delta", "delta": ended, "usage": self.usage()}
+        yield {"type": "message_delta", "delta": ended, "usage": self.usage(), **self.more}
         yield {"type": "message_stop"}
 
     def add_token(self, prompt: int, token: Token) -> None:
-        for piece in self._read(token):
+        for piece in self._read(prompt, token):
             self._add(piece)
 
     def body(self) -> dict[str, Any]:
         if not self._blocks:
             self._add(PlainText(""))
-        return self._message([made for block in self._blocks if (made := _whole(block))], self._reason)
+        return self._message([made for block in self._blocks if (made := _whole(block))], self._reason) | self.more
 
     def encode(self, event: dict[str, Any]) -> bytes:
         return f"event: {event['type']}\n".encode() + super().encode(event)
@@ -80,8 +80,8 @@ class MessageAnswer(Answer):
             "cached_tokens_by_tier": details["cached_tokens_by_tier"],
         }
 
-    def _read(self, token: Token) -> list[Piece]:
-        self.output_tokens += 1
+    def _read(self, prompt: int, token: Token) -> list[Piece]:
+        self.count(prompt, token)
         pieces, reason = self.parsers[0].read(token), self.parsers[0].reason(token)
         if reason is not None:
             self._stop = token.stop if reason == "stop" else None

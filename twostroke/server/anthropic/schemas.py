@@ -100,7 +100,7 @@ class PromptBody(LenientModel):
 class MessagesBody(PromptBody):
     """Answer a conversation.
 
-    Beyond Anthropic's: min_p, seed, method, priority, timeout, cache_salt, as in chat completions.
+    Beyond Anthropic's: min_p, seed, method, priority, timeout, cache_salt, receipt, as in chat completions.
     """
 
     max_tokens: Annotated[Whole, Field(ge=1)]
@@ -115,3 +115,4 @@ class MessagesBody(PromptBody):
     priority: Annotated[Whole, Field(ge=-100, le=100)] = 0
     timeout: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     cache_salt: CacheSalt = None
+    receipt: bool = False

@@ -17,7 +17,7 @@ from twostroke.server.openai.schemas.chat import ChatBody
 
 # Blocks of earlier turns that a model here cannot have made: what others thought, and what Anthropic's own tools did.
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking", "server_tool_use", "container_upload", "compaction", "fallback")
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "method", "priority", "timeout", "cache_salt")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "method", "priority", "timeout", "cache_salt", "receipt")
 
 
 def chat_from_anthropic(body: PromptBody, served: str) -> tuple[ChatBody, list[str]]:

@@ -108,16 +108,18 @@ def request_of(llm: LLM, body: ContextBody, parent: Context | None = None) -> Re
     if not tokens:
         raise ApiError(400, "prompt: it is empty: give at least one token", param="prompt")
     check_length(llm, len(tokens))
-    ids, size = llm.encode(tokens), llm.pool.page_size
+    ids, size, salt = llm.encode(tokens), llm.pool.page_size, salt_bytes(body.cache_salt)
+    index, stores = llm.model.index, llm.model.backing_stores
 
     def program() -> Program:
         kv = yield Prefill(ids, logits="none")
+        if stores is not None and not salt:  # its name says that it will be asked for, also by a server after this one
+            stores.insert(kv, 0, again=True)
         try:  # here, since no other thread may hold pages of the pool that a running request needs
             return kv[: len(kv) // size * size].to(HOST)
         except OutOfPages:
             return None
 
-    salt, index = salt_bytes(body.cache_salt), llm.model.index
     whole = program if parent is None or index is None else parent.with_context(index, ids, program, salt)
     request = Request(whole, SamplingParams(), llm.tokenizer, len(ids))
     request.cache_salt = salt

@@ -1,7 +1,8 @@
 """Descriptions of contexts in files beside the disk tier, one file each: what they are outlives the server.
 
 The KV is not in them: its pages are in the disk tier, as far as that has kept them, and the rest is computed again from
-the description. Servers of one model that share a directory write files of their own contexts alone.
+the description. Servers of one model that share a directory write files of their own contexts alone. A seal with the
+user's key tells a file that was damaged or that somebody else has written.
 """
 
 import json
@@ -17,10 +18,12 @@ from twostroke.api.llm import LLM
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.schemas import MAX_TTL_S, ContextBody, ContextName
 from twostroke.system.atomic_files import atomic_replace
+from twostroke.system.user_key import seal, sealed
 
 log = logging.getLogger(__name__)
 
-FORMAT = "twostroke-context-1"
+FORMAT = "twostroke-context-2"
+PURPOSE = b"twostroke-contxt"  # of its seal
 
 
 class _Description(BaseModel):
@@ -35,6 +38,7 @@ class _Description(BaseModel):
     expires: float | None
     parent: str | None
     answer: list[int]
+    seal: str | None = None
 
 
 class SavedContexts:
@@ -59,6 +63,11 @@ class SavedContexts:
             expires=None if context.expires == math.inf else context.expires,
             parent=context.parent, answer=list(context.answer),
         )  # fmt: skip
+        own = seal(self._content(described), PURPOSE)
+        if own is None:
+            log.warning("context %s will not outlive this server: there is no key to seal it", context.name)
+            return
+        described = described.model_copy(update={"seal": own})
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with atomic_replace(self._path(context.name)) as out:
@@ -91,6 +100,8 @@ class SavedContexts:
             body = ContextBody.model_validate_json(json.dumps(one.body))
             if one.format != FORMAT or path != self._path(one.name):
                 raise ValueError("another form")
+            if one.seal is None or not sealed(self._content(one), PURPOSE, one.seal):
+                raise ValueError("it is damaged, or sealed by another key")
         except (OSError, ValueError, ValidationError) as error:
             log.warning("%s is no saved context, and is left alone: %s", path, str(error).splitlines()[0])
             return None
@@ -99,6 +110,11 @@ class SavedContexts:
         return Context(
             one.name, body, one.tokens, None, size, one.created, expires, one.parent, tuple(one.answer)
         )  # fmt: skip
+
+    def _content(self, one: _Description) -> bytes:
+        """What is sealed: the model, and all that the file has but its seal."""
+        assert self._directory is not None
+        return self._directory.name.encode() + one.model_dump_json(exclude={"seal"}).encode()
 
     def _path(self, name: str) -> Path:
         assert self._directory is not None

@@ -58,7 +58,7 @@ class OllamaAnswer(Answer):
         yield self._object("", "", [], []) | self._end()
 
     def add_token(self, prompt: int, token: Token) -> None:
-        self.output_tokens += 1
+        self.count(prompt, token)
         for piece in self.parsers[0].read(token):
             match piece:
                 case ThoughtText(text):
@@ -122,6 +122,7 @@ class OllamaAnswer(Answer):
             "done": True,
             "done_reason": self._reason,
             **({} if self._context is None else {"context": self._context}),
+            **self.more,
             "total_duration": _ns(last - times.arrival),
             "load_duration": 0,
             "prompt_eval_count": request.prompt_tokens,

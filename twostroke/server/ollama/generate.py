@@ -1,7 +1,6 @@
 """/api/chat and /api/generate."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,8 +52,7 @@ async def generate_text(body: OllamaGenerateBody, http: HttpRequest) -> Response
         if not body.context:
             return prepare_chat(engine, asked)
         ids, bos = prompt_ids(engine, asked), engine.llm.tokenizer.bos_id
-        tokens = [*body.context, *(ids[1:] if ids[:1] == [bos] else ids)]
-        return replace(prepare_chat(engine, asked, prompt=tokens), tokens=tokens)
+        return prepare_chat(engine, asked, prompt=[*body.context, *(ids[1:] if ids[:1] == [bos] else ids)])
 
     return await _answer(http, body, asked, prepare)
 
@@ -66,14 +64,14 @@ async def _answer(
     call_log(http.scope).warn(unused_variables(engine, asked, dict.fromkeys(("thinking", "reasoning_effort"), "think")))
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
-        context = None if isinstance(body, OllamaChatBody) or not prepared.tokens else prepared.tokens
+        continuable = isinstance(body, OllamaGenerateBody) and not body.raw
         return OllamaAnswer(
             body.model,
             active_call,
             engine.llm.tokenizer,
             chat=isinstance(body, OllamaChatBody),
             logprobs=body.logprobs,
-            prompt=context,
+            prompt=prepared.prompts[0] if continuable else None,
         )
 
     return await generate(http, asked.call_options(), prepare, answer)

@@ -68,6 +68,7 @@ class OllamaBody(LenientModel):
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] = 0
     method: str | dict[str, Any] | None = None
     cache_salt: CacheSalt = None
+    receipt: bool = False
 
 
 class OllamaCalledFunction(LenientModel):

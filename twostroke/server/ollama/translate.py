@@ -50,6 +50,7 @@ def _common(body: OllamaBody, generation: dict[str, float]) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs if body.logprobs else 0,
         "method": body.method,
         "cache_salt": body.cache_salt,
+        "receipt": body.receipt,
     }
     if isinstance(body.think, bool):
         fields["thinking"] = {"type": "enabled" if body.think else "disabled"}

@@ -14,18 +14,26 @@ from pydantic import ValidationError
 from twostroke.api.conversation.fitting import SYSTEM_ROLES, LeftOut, cut_passages, drop_oldest
 from twostroke.api.conversation.window import ContextRoom, WindowPlan, plan_window
 from twostroke.api.llm import LLM
-from twostroke.api.receipts import require_describable
 from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.methods import Method, Plain
+from twostroke.methods import Method
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
-from twostroke.server.engine_requests import Prepared, chat_tokens, choose_method, engine_requests, truncated
+from twostroke.server.engine_requests import (
+    Prepared,
+    chat_tokens,
+    check_size,
+    choose_method,
+    engine_requests,
+    require_plain,
+    truncated,
+)
 from twostroke.server.errors import ApiError, from_validation
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
 from twostroke.server.openai.schemas.common import salt_bytes
+from twostroke.server.receipts import with_receipt
 from twostroke.server.tools.parser import parser_factory
 
 NO_ROOM = "the last message and the system message leave no room for an answer: shorten them"
@@ -39,11 +47,9 @@ class PreparedChat(Prepared):
 
     Attributes:
         body: what is answered: with the model's defaults, and without what was left out.
-        tokens: the prompt that its messages have become.
     """
 
     body: ChatBody
-    tokens: Sequence[int] = ()
 
 
 def prepare_chat(
@@ -69,21 +75,15 @@ def prepare_chat(
     follow = constraint(engine.grammars, body, warnings, reader)
     params = body.sampling(body.max_answer_tokens, body.top_logprobs if body.logprobs else None, follow)
     params = replace(params, reader=reader)
-    if body.receipt:
-        require_plain(technique, "a receipt is made", "receipt")
-        params = replace(params, logprobs=params.logprobs or 0)
-        require_describable(params)
-    if prompt is not None:
-        params = _thinking(engine, body, params, prompt)
-        requests = engine_requests(llm, [prompt], params, technique, context, salt)
-        return PreparedChat(requests, warnings, body=body)
-    fitted = _fit(engine, body)
+    fitted = _fit(engine, body) if prompt is None else _Fitted(body.messages)
     if fitted.left_out:
         body = body.model_copy(update={"messages": list(fitted.messages)})
         warnings.append(f"not all of the conversation is in the prompt: {fitted.left_out.text}")
     if fitted.window is None:
-        tokens = _prompt(llm, body)
+        tokens = _prompt(llm, body) if prompt is None else _encoded(llm, prompt)
         params = _thinking(engine, body, params, tokens)
+        if body.receipt:
+            params = with_receipt(params, technique)
         requests = engine_requests(llm, [tokens], params, technique, context, salt)
     else:
         require_plain(technique, "a window of KV is kept", "truncation")
@@ -94,7 +94,7 @@ def prepare_chat(
             raise ApiError(400, "a prompt in a window of KV has no receipt: leave one out", param="receipt")
         requests = [fitted.window.request(llm, _thinking(engine, body, params, tokens))]
         requests[0].cache_salt = salt
-    return PreparedChat(requests, warnings, fitted.left_out, body=body, tokens=tokens)
+    return PreparedChat(requests, [tokens], warnings, fitted.left_out, body.receipt, body=body)
 
 
 def prompt_ids(engine: AsyncEngine, body: ChatBody, context: Context | None = None) -> list[int]:
@@ -158,9 +158,7 @@ def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tu
     return body.with_defaults(engine.llm.generation), technique
 
 
-def _thinking(
-    engine: AsyncEngine, body: ChatBody, params: SamplingParams, prompt: str | Sequence[int]
-) -> SamplingParams:
+def _thinking(engine: AsyncEngine, body: ChatBody, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
     """The parameters of an answer that may begin with a thought. Grammars and stop strings apply behind it."""
     if engine.reasoning is None:
         return params
@@ -172,10 +170,10 @@ def _thinking(
     return engine.reasoning.applied(params, phase, budget=budget, lead=not free)
 
 
-def require_plain(technique: Method, what: str, param: str) -> None:
-    """A window is a program of its own, and a receipt describes no other. Raises ApiError."""
-    if technique != Plain():
-        raise ApiError(400, f"{what} for plain generation: leave out method", param=param)
+def _encoded(llm: LLM, prompt: str | Sequence[int]) -> Sequence[int]:
+    if isinstance(prompt, str):
+        check_size(llm, prompt)
+    return llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
 def _prompt(llm: LLM, body: ChatBody) -> list[int]:

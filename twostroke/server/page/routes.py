@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.errors import InvalidRequest
 from twostroke.fields import Rule, rules
 from twostroke.methods import METHODS
 from twostroke.methods.method import Method
@@ -103,9 +104,7 @@ async def file(name: str, http: HttpRequest) -> Response:
 async def methods(http: HttpRequest) -> Response:
     """The techniques that this server can serve, with their parameters."""
     engine: AsyncEngine = http.app.state.engine
-    there = engine.llm.engine.models.keys()
-    offered = [METHODS[name] for name in sorted(METHODS)]
-    listed = [_described(one) for one in offered if there >= set(one().companions)]
+    listed = [_described(METHODS[name]) for name in sorted(METHODS) if _runs(engine, METHODS[name]())]
     return json_response({"model": engine.name, "max_model_len": engine.llm.max_model_len, "methods": listed})
 
 
@@ -127,6 +126,14 @@ class FeedResponse(StreamedResponse):
 
     def chunks(self) -> AsyncGenerator[bytes]:
         return self._feed.messages()
+
+
+def _runs(engine: AsyncEngine, technique: Method) -> bool:
+    try:
+        engine.llm.require_method(technique)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _described(technique: type[Method]) -> dict[str, Any]:

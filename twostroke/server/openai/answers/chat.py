@@ -1,6 +1,6 @@
 """OpenAI's chat completions, with tool calls."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from twostroke.engine.output import Token
@@ -14,23 +14,13 @@ from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
 _THOUGHT = ("reasoning_content", "reasoning")  # its names: DeepSeek's and vLLM's, and OpenRouter's
-OnFinish = Callable[[dict[str, Any], Sequence[Token]], Awaitable[dict[str, Any]]]
 
 
 class ChatAnswer(Answer):
     """`n` messages."""
 
-    def __init__(
-        self,
-        model: str,
-        active_call: ActiveCall,
-        body: ChatBody,
-        tokenizer: Tokenizer,
-        on_finish: OnFinish | None = None,
-    ) -> None:
-        """`on_finish` is called with the first message and the tokens of all, and returns fields of the response."""
+    def __init__(self, model: str, active_call: ActiveCall, body: ChatBody, tokenizer: Tokenizer) -> None:
         super().__init__("chatcmpl-", model, active_call, body.n)
-        self._on_finish, self._tokens, self._more = on_finish, list[Token](), dict[str, Any]()
         self._tokenizer, self._logprobs, self._options = tokenizer, body.logprobs, body.stream_options
         self._asked = body
         self.parsers = [ChoiceParser(active_call.requests[0]) for _ in range(body.n)]
@@ -43,11 +33,15 @@ class ChatAnswer(Answer):
         for index in range(self.n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """The first message, of a stream if anything is called when it is complete."""
+        return self._messages[0]
+
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
-        self.output_tokens += 1
+        self.count(prompt, token)
         pieces = list(self.parsers[token.choice].read(token))
-        if self._on_finish is not None:
-            self._tokens.append(token)
+        if self.on_finish:
             for piece in pieces:
                 _add(self._messages[token.choice], piece)
         deltas = [_delta(piece) for piece in pieces]
@@ -62,24 +56,18 @@ class ChatAnswer(Answer):
                 chunk["choices"][0]["token_ids"] = [token.id]
             yield chunk
 
-    async def finish(self) -> None:
-        if self._on_finish is not None:
-            self._more = await self._on_finish(self._messages[0], self._tokens)
-
     def closing(self) -> Iterator[dict[str, Any]]:
-        if self._more:
-            yield {**self._object("chat.completion.chunk", []), **self._more}
+        if self.more:
+            yield {**self._object("chat.completion.chunk", []), **self.more}
         if self._options.include_usage:
             yield {**self._object("chat.completion.chunk", []), "usage": self.usage()}
 
     def add_token(self, prompt: int, token: Token) -> None:
-        self.output_tokens += 1
+        self.count(prompt, token)
         message = self._messages[token.choice]
         for piece in self.parsers[token.choice].read(token):
             _add(message, piece)
         self._ids[token.choice].append(token.id)
-        if self._on_finish is not None:
-            self._tokens.append(token)
         if self._logprobs:
             self._entries[token.choice].append(entry(self._tokenizer, token))
         self._reasons[token.choice] = self.parsers[token.choice].reason(token)
@@ -95,7 +83,7 @@ class ChatAnswer(Answer):
                 choice["token_ids"] = self._ids[index]
             choices.append({**choice, "finish_reason": self._reasons[index], **self._figures(index)})
         scores = prompt_logprobs(self.active_call.requests[0], self._tokenizer, self._asked.prompt_logprobs)
-        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores, **self._more}
+        return {**self._object("chat.completion", choices), "usage": self.usage(), **scores, **self.more}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, reason: str | None = None

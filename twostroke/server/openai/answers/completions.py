@@ -1,6 +1,6 @@
 """OpenAI's text completions, with the prompt in front of them where `echo` asks for it."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from twostroke.server.openai.answers.scores import prompt_logprobs
 from twostroke.server.openai.schemas.completions import CompletionBody
 
 Alternatives = Iterable[tuple[int, float]]
-Told = Callable[[Mapping[tuple[int, int], Sequence[Token]]], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -36,31 +35,22 @@ class CompletionAnswer(Answer):
         body: CompletionBody,
         tokenizer: Tokenizer,
         echoes: Sequence[Echo],
-        on_finish: Told | None = None,
     ) -> None:
-        """`echoes`: the prompts, if they are to be sent back; otherwise empty. `on_finish` is called with the tokens by
-        prompt and choice, and returns fields of the response."""
+        """`echoes`: the prompts, if they are to be sent back; otherwise empty."""
         super().__init__("cmpl-", model, active_call, body.n)
         self._asked, self._logprobs, self._tokenizer = body, body.logprobs, tokenizer
         self._options, self._echoes = body.stream_options, echoes
-        self._on_finish, self._more = on_finish, dict[str, Any]()
         self._kept: dict[tuple[int, int], list[Token]] = {}
         self._begun: set[tuple[int, int]] = set()  # choices of a stream whose prompt has been sent
         self._offsets: dict[tuple[int, int], Offsets] = {}
 
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         yield from self._opened(prompt, token.choice)
-        self.output_tokens += 1
-        if self._on_finish is not None:
-            self._kept.setdefault((prompt, token.choice), []).append(token)
+        self.count(prompt, token)
         # A token without text is part of a character. It is sent only where clients count tokens.
         every_token = self._logprobs is not None or self._options.continuous_usage_stats
         if token.text or token.finish_reason is not None or every_token:
             yield self._chunk(self._choice(prompt, token.choice, [token], reason=token.finish_reason))
-
-    async def finish(self) -> None:
-        if self._on_finish is not None:
-            self._more = await self._on_finish(self._kept)
 
     def closing(self) -> Iterator[dict[str, Any]]:
         if self._asked.max_tokens == 0:  # no token has come
@@ -68,13 +58,13 @@ class CompletionAnswer(Answer):
                 for choice in range(self.n):
                     yield from self._opened(prompt, choice)
                     yield self._chunk(self._choice(prompt, choice, [], reason="length"))
-        if self._more:
-            yield {**self._object([]), **self._more}
+        if self.more:
+            yield {**self._object([]), **self.more}
         if self._options.include_usage:
             yield {**self._object([]), "usage": self.usage()}
 
     def add_token(self, prompt: int, token: Token) -> None:
-        self.output_tokens += 1
+        self.count(prompt, token)
         self._kept.setdefault((prompt, token.choice), []).append(token)
 
     def body(self) -> dict[str, Any]:
@@ -84,7 +74,7 @@ class CompletionAnswer(Answer):
                 tokens = self._kept.get((prompt, choice), [])
                 reason = tokens[-1].finish_reason if tokens else "length"
                 choices.append(self._choice(prompt, choice, tokens, echo=bool(self._echoes), reason=reason))
-        return {**self._object(choices), "usage": self.usage(), **self._more}
+        return {**self._object(choices), "usage": self.usage(), **self.more}
 
     def _opened(self, prompt: int, choice: int) -> Iterator[dict[str, Any]]:
         """The prompt, as the first chunk of a choice that is to begin with it."""

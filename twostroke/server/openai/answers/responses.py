@@ -57,7 +57,7 @@ class ResponsesAnswer(Answer):
             yield self._event(name, response=self._response("in_progress"))
 
     def events(self, prompt: int, token: Token) -> Iterator[Event]:
-        self.output_tokens += 1
+        self.count(prompt, token)
         self._reason = token.finish_reason
         if self._asked.wants_logprobs:
             self._entries.append(entry(self._tokenizer, token))
@@ -221,7 +221,7 @@ class ResponsesAnswer(Answer):
             else None,
             "usage": self.usage() if done else None,
             "timings": None,
-        } | (own_fields(self.active_call.requests[0]) if done else {})
+        } | ({**own_fields(self.active_call.requests[0]), **self.more} if done else {})
         return response | {name: getattr(body, name) for name in _ECHOED}
 
 

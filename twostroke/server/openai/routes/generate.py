@@ -1,18 +1,12 @@
 """/v1/completions and /v1/chat/completions."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
-from twostroke.api.receipts import Receipt, require_describable
-from twostroke.engine.output import Token
-from twostroke.engine.request import Request
-from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
@@ -33,10 +27,11 @@ from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, require_plain, unused_variables
+from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, unused_variables
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import CompletionBody
+from twostroke.server.receipts import with_receipt
 
 router = APIRouter(prefix="/v1")
 
@@ -55,7 +50,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         ("best_of", body.best_of is not None and body.best_of != body.n),
         ("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None),
     )
-    tokenizer, echoes, ids = engine.llm.tokenizer, list[Echo](), list[Sequence[int]]()
+    tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
     def prepare() -> Prepared:
         warnings: list[str] = []
@@ -67,21 +62,13 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         if body.echo:
             echoes.extend(prompts)
         tokens = [prompt.tokens for prompt in prompts]
-        ids.extend(tokens)
         if body.receipt:
-            require_plain(technique, "a receipt is made", "receipt")
-            require_describable(params)
-            params = replace(params, logprobs=params.logprobs or 0)
-        salt = salt_bytes(body.cache_salt)
-        return Prepared(engine_requests(engine.llm, tokens, params, technique, context, salt), warnings)
+            params = with_receipt(params, technique)
+        requests = engine_requests(engine.llm, tokens, params, technique, context, salt_bytes(body.cache_salt))
+        return Prepared(requests, tokens, warnings, receipt=body.receipt)
 
-    def answer(prepared: Prepared, active_call: ActiveCall) -> Answer:
-        async def told(kept: Mapping[tuple[int, int], Sequence[Token]]) -> dict[str, Any]:
-            answers = [(ids[prompt], prepared.requests[prompt], tokens) for (prompt, _), tokens in sorted(kept.items())]
-            return await receipts_of(engine, answers)
-
-        more = told if body.receipt else None
-        return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes, more)
+    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
+        return CompletionAnswer(body.model or engine.name, active_call, body, tokenizer, echoes)
 
     return await generate(http, body.call_options(len(body.prompt)), prepare, answer)
 
@@ -98,38 +85,17 @@ async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
         return prepare_chat(engine, body, context)
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
-        async def more(message: dict[str, Any], tokens: Sequence[Token]) -> dict[str, Any]:
-            fields: dict[str, Any] = {}
-            if body.keep:
-                fields |= await keep_answer(http, prepared.body, message, [token.id for token in tokens], context)
-            if body.receipt:
-                own = [[token for token in tokens if token.choice == choice] for choice in range(prepared.body.n)]
-                fields |= await receipts_of(engine, [(prepared.tokens, prepared.requests[0], one) for one in own])
-            return fields
+        made = ChatAnswer(body.model or engine.name, active_call, prepared.body, engine.llm.tokenizer)
 
-        name, tokenizer = body.model or engine.name, engine.llm.tokenizer
-        return ChatAnswer(name, active_call, prepared.body, tokenizer, more if body.keep or body.receipt else None)
+        async def kept() -> dict[str, Any]:
+            ids = [token.id for token in made.tokens.get((0, 0), ())]
+            return await keep_answer(http, prepared.body, made.message, ids, context)
+
+        if body.keep:
+            made.on_finish.append(kept)
+        return made
 
     return await generate(http, body.call_options(), prepare, answer)
-
-
-async def receipts_of(
-    engine: AsyncEngine, answers: Sequence[tuple[Sequence[int], Request, Sequence[Token]]]
-) -> dict[str, Any]:
-    """The field `receipt` of a response, `receipts` of several answers, or why there is none. They are kept where the
-    server keeps them. An answer is its prompt's ids, its request and its tokens."""
-
-    def make() -> list[dict[str, Any]]:
-        made = [Receipt.of(engine.llm, *answer) for answer in answers]
-        for receipt in made if engine.settings.receipts is not None else ():
-            receipt.save(Path(engine.settings.receipts or "").expanduser() / f"{receipt.name}.json")
-        return [receipt.as_json() for receipt in made]
-
-    try:
-        made = await engine.run_in_thread(make)
-        return {"receipt": made[0]} if len(made) == 1 else {"receipts": made}
-    except (InvalidRequest, OSError) as error:
-        return {"receipt": None, "receipt_error": str(error)}
 
 
 def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:

@@ -279,7 +279,6 @@ class ChatBody(ChatPrompt, GenerateBody):
     return_token_ids: bool = False  # the answer's, beside its text; /tokenize has the prompt's
     # Put the conversation with its answer under a name, this one or a new one: a context to go on from and to fork.
     keep: Annotated[Any, BeforeValidator(_flag_or_name)] = False
-    receipt: bool = False  # what anyone with the same weights can check the answer by (`twostroke verify`)
     messages: list[ChatMessage] = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -74,7 +74,8 @@ class GenerateBody(_SamplingFields):
     """Sampling, the technique, and how the call is to be served.
 
     Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, prompt_logprobs, regex,
-    choice, grammar, method, context, cache_salt, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
+    choice, grammar, method, context, cache_salt, receipt, truncate_prompt_tokens, priority (lower is sooner), timeout
+    (seconds).
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES
@@ -94,6 +95,7 @@ class GenerateBody(_SamplingFields):
     method: str | dict[str, Any] | None = None
     context: str | None = None
     cache_salt: CacheSalt = None
+    receipt: bool = False  # what anyone with the same weights can check the answer by (`twostroke verify`)
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole_number)] = None
     priority: Annotated[int, Field(ge=-100, le=100), BeforeValidator(whole_number)] = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -56,5 +56,4 @@ class CompletionBody(GenerateBody):
     return_tokens_as_token_ids: bool = False
     echo: bool = False
     suffix: str = ""
-    receipt: bool = False  # as in chat completions
     best_of: Annotated[int | None, Field(ge=1), BeforeValidator(whole_number)] = None

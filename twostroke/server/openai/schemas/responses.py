@@ -66,7 +66,6 @@ class ResponsesBody(ReasoningFields, GenerateBody):
         "conversation": (),
         "keep": (False,),
         "prompt": (),
-        "receipt": (False,),
     }
     input: Annotated[list[dict[str, Any]], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None

@@ -1,7 +1,7 @@
 // An answer on the screen: Markdown, JSON, calls of tools, its tokens, and what it took.
 
 import { going } from "./ask.js";
-import { announce, button, copyButton, download, el, oncePerFrame } from "./dom.js";
+import { announce, button, copyButton, download, el, oncePerFrame, whenStill } from "./dom.js";
 import { listing } from "./listing.js";
 import { MarkdownView } from "./markdown.js";
 import { drawCaches } from "./pages.js";
@@ -41,7 +41,7 @@ export class AnswerView {
       this.thinking, this.body, this.calls, this.error, this.about, this.cache,
       el("div", { class: "actions" }, copyButton(() => answer.content), this.toggle, this.explain, this.goOn, take, this.facts),
     );
-    this.update = oncePerFrame(() => this.show());
+    this.update = oncePerFrame(() => whenStill(this, () => this.show()));
     this.show();
   }
 

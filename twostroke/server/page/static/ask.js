@@ -55,7 +55,9 @@ function take(data, answer, began) {
   }
   const ids = choice.token_ids ?? [];
   if (choice.logprobs?.content) answer.tokens.push(...choice.logprobs.content.map((one, i) => token(one, ids[i])));
+  if (answer.thought && !answer.content) answer.thoughtTokens = answer.tokens.length;
   if (delta.role === undefined) answer.count += 1;
+  if (answer.state === "waiting") answer.progress = ""; // what the last picture said is over
   answer.state = "answering";
   answer.first ??= performance.now() - began;
   if (choice.finish_reason) {
@@ -63,6 +65,12 @@ function take(data, answer, began) {
     answer.timings = choice.timings;
     answer.counted = choice.method_facts;
   }
+}
+
+/** The message of an answer that begins with these tokens of another one. A template writes the thought before it. */
+export function beginning({ thought, thoughtTokens = 0 }, tokens) {
+  const content = tokens.slice(thoughtTokens).map(({ text }) => text).join("");
+  return thoughtTokens ? { content: content.trimStart() || content, reasoning_content: thought } : { content };
 }
 
 function token({ token: text, logprob, top_logprobs: top }, id) {
@@ -73,6 +81,7 @@ function token({ token: text, logprob, top_logprobs: top }, id) {
 export async function explanation(prompt, answer, title) {
   const { tokens } = await json("/tokenize", { body: prompt });
   const all = await tokensBefore(prompt, answer, answer.tokens.length);
+  if (tokens.some((id, i) => id !== all[i])) throw new Error("the chat template writes the prompt of this beginning in another way");
   const response = await call("/explain", { body: { tokens, answer: all.slice(tokens.length), title } });
   if (!response.ok) throw new Error(await reason(response));
   return response.text();
@@ -87,8 +96,7 @@ export async function attention(prompt, answer, index, chosen) {
 async function tokensBefore(prompt, answer, count) {
   const some = answer.tokens.slice(0, count);
   const begun = count >= answer.forked ? answer.forked : some.findLastIndex(({ id }) => id === undefined) + 1;
-  const content = some.slice(0, begun).map(({ text }) => text).join("");
-  const messages = [...prompt.messages, { role: "assistant", content }];
+  const messages = [...prompt.messages, { role: "assistant", ...beginning(answer, some.slice(0, begun)) }];
   const body = begun ? { ...prompt, messages, continue_final_message: true } : prompt;
   const { tokens } = await json("/tokenize", { body });
   return [...tokens, ...some.slice(begun).map(({ id }) => id)];

@@ -1,7 +1,7 @@
 // Files that go with a question, as text: dropped, pasted or chosen.
 
 import { json } from "./api.js";
-import { announce, button, byId, el } from "./dom.js";
+import { announce, button, byId, el, whenStill } from "./dom.js";
 
 const MAX_BYTES = 4 << 20;
 
@@ -55,6 +55,10 @@ export class Attachments {
   }
 
   show() {
+    whenStill(this, () => this.draw());
+  }
+
+  draw() {
     byId("files").replaceChildren(
       ...this.files.map((one) => {
         const about = one.error || (one.tokens === null ? "reading" : `${one.tokens.toLocaleString("en")} tokens`);

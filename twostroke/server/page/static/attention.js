@@ -1,6 +1,6 @@
 // What a token attended to: the tokens before it, each as dark as its weight, of all layers and heads or of one.
 
-import { el, percent, visible } from "./dom.js";
+import { el, percent, visible, whenStill } from "./dom.js";
 
 const MOST = 6; // tokens in words
 
@@ -13,8 +13,10 @@ export async function showAttention(box, answer, index, ask) {
     try {
       const found = await ask(chosen);
       if (!box.contains(text)) return; // another token was pressed meanwhile
-      words.textContent = inWords(found);
-      text.replaceChildren(...weighed(found));
+      whenStill(box, () => {
+        words.textContent = inWords(found);
+        text.replaceChildren(...weighed(found));
+      });
       return found;
     } catch (error) {
       words.replaceChildren(el("span", { class: "error", role: "alert" }, error.message));

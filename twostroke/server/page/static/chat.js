@@ -1,9 +1,9 @@
 // A conversation on the screen: asking, stopping, asking again, changing a question, going on from any token.
 
-import { ask, attention, emptyAnswer, explanation, going } from "./ask.js";
+import { ask, attention, beginning, emptyAnswer, explanation, going } from "./ask.js";
 import { AnswerView } from "./answer.js";
 import { save, update } from "./conversations.js";
-import { announce, button, byId, copyButton, el } from "./dom.js";
+import { announce, button, byId, copyButton, el, whenStill } from "./dom.js";
 import { fields, problem, promptFields } from "./settings.js";
 import { add, goTo, messages, path, siblings, together } from "./tree.js";
 
@@ -105,8 +105,9 @@ export class Chat {
     if (problem(this.conversation.settings, true) !== null) return;
     const before = turn.tokens.slice(0, index);
     const tokens = [...before, { text, p, top, id: undefined }];
-    const content = tokens.map((one) => one.text).join("");
-    const begun = { ...emptyAnswer(turn.method), content, tokens, count: tokens.length, forked: tokens.length };
+    const { content, reasoning_content: thought = "" } = beginning(turn, tokens);
+    const { thoughtTokens } = turn;
+    const begun = { ...emptyAnswer(turn.method), thought, thoughtTokens, content, tokens, count: tokens.length, forked: tokens.length };
     await this.writeOn(add(this.conversation, begun, turn.parent));
   }
 
@@ -181,9 +182,12 @@ export class Chat {
 
   /** Show all of it; `end` scrolls to its end. */
   show(end = false) {
-    if (!this.visible) return;
-    const [log, box] = [byId("log"), byId("scroll")];
-    const [top, focused] = [box.scrollTop, log.contains(document.activeElement)];
+    whenStill(this, () => this.visible && this.draw(end));
+  }
+
+  draw(end) {
+    const [log, box, { activeElement }] = [byId("log"), byId("scroll"), document];
+    const [top, focused] = [box.scrollTop, log.contains(activeElement)];
     byId("stop").hidden = !this.going;
     byId("send").hidden = this.going;
     const views = new Map();
@@ -195,7 +199,7 @@ export class Chat {
     this.showContext(turns);
     box.scrollTop = top;
     follow(end);
-    if (focused && !log.contains(document.activeElement)) byId("ask").focus({ preventScroll: true });
+    if (focused) (log.contains(activeElement) ? activeElement : byId("ask")).focus({ preventScroll: true });
   }
 
   showContext(turns) {
@@ -277,5 +281,5 @@ export class Chat {
 function follow(always = false) {
   const box = byId("scroll");
   const away = box.scrollHeight - box.scrollTop - box.clientHeight;
-  if (always || away < 160) requestAnimationFrame(() => (box.scrollTop = box.scrollHeight));
+  if (always || away < 160) requestAnimationFrame(() => whenStill(follow, () => (box.scrollTop = box.scrollHeight)));
 }

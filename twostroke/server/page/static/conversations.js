@@ -1,6 +1,7 @@
 // Conversations, kept in this browser and nowhere else. Several tabs may change one: each saves what it has changed.
 
-import { add, newId, path } from "./tree.js";
+import { fromMarkdown } from "./transcript.js";
+import { add, newId } from "./tree.js";
 
 const PREFIX = "twostroke.api.conversation.";
 const SETTINGS = "twostroke.settings";
@@ -107,9 +108,11 @@ export function listen(changed) {
   });
 }
 
-/** Conversations from a file that was exported, or of one of them; those that are there already get its turns. */
+/** Conversations from a file that was exported, or of one of them; those that are there already get its turns. One as
+ * Markdown is another conversation each time. */
 export function importAll(text) {
-  const found = [JSON.parse(text)].flat().map(upgraded);
+  const written = fromMarkdown(text, fresh());
+  const found = written ? [written] : [JSON.parse(text)].flat().map(upgraded);
   if (!found.every(isConversation)) throw new Error("this file holds no conversations that were exported here");
   return found.map((one) => {
     const conversation = load(one.id) ?? { ...fresh(), id: one.id };
@@ -133,16 +136,6 @@ function isConversation(value) {
   };
   const turns = Object.entries(value?.turns ?? { none: null });
   return texts(value?.id, value?.title) && turns.every(([id, turn]) => id === turn?.id && isTurn(turn)) && known.has(value.at);
-}
-
-/** A conversation for people: what is on the screen, as Markdown. */
-export function asMarkdown(conversation) {
-  const names = { user: "Question", assistant: "Answer", tool: "Result of a tool" };
-  const turns = path(conversation).map(({ role, content, calls }) => {
-    const made = (calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
-    return [`## ${names[role]}`, content, ...made].filter(Boolean).join("\n\n");
-  });
-  return `# ${conversation.title}\n\n${turns.join("\n\n")}\n`;
 }
 
 /** As it is kept: tokens with their alternatives take much room, and last as long as the page does. */

@@ -60,6 +60,30 @@ export function oncePerFrame(action) {
   };
 }
 
+let waiting = null; // while a button is pressed: what is to be shown when it is let go, by what it is about
+
+/** Show something now, or when the button that is pressed is let go: a press on what moves, or is made anew, is lost. */
+export function whenStill(about, show) {
+  if (waiting) waiting.set(about, show);
+  else show();
+}
+
+function press(event) {
+  if (event.target instanceof Element && event.target.closest("button")) waiting ??= new Map();
+}
+
+function letGo() {
+  const shows = waiting?.values() ?? [];
+  waiting = null;
+  setTimeout(() => [...shows].forEach((show) => show())); // after what the click does
+}
+
+const pressing = { pointerdown: ({ button: which }) => which === 0, keydown: ({ key }) => key === " " };
+const ending = { pointerup: () => true, pointercancel: () => true, keyup: pressing.keydown, blur: ({ target }) => target === window };
+for (const [name, fits] of Object.entries(pressing)) addEventListener(name, (event) => fits(event) && press(event), true);
+for (const [name, fits] of Object.entries(ending)) addEventListener(name, (event) => fits(event) && setTimeout(letGo), true);
+addEventListener("click", letGo, true);
+
 /** A token's text with its spaces and line ends made visible. */
 export function visible(text) {
   return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";

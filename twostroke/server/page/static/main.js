@@ -4,10 +4,11 @@ import { json } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import * as conversations from "./conversations.js";
-import { announce, button, byId, download, el } from "./dom.js";
+import { announce, button, byId, download, el, whenStill } from "./dom.js";
 import { forgetColours } from "./draw.js";
 import { EnginePanel } from "./engine.js";
 import { bind, offer } from "./settings.js";
+import { asMarkdown } from "./transcript.js";
 
 const DRAFTS = "twostroke.drafts"; // in this tab's storage
 const PANELS = { list: "show-list", engine: "show-engine", settings: "show-settings" };
@@ -49,6 +50,10 @@ function bindSettings() {
 }
 
 function showList() {
+  whenStill(showList, drawList);
+}
+
+function drawList() {
   const query = byId("search").value.trim();
   const found = query ? conversations.search(query) : conversations.listed();
   byId("list").replaceChildren(...found.map(item));
@@ -86,7 +91,7 @@ function exchange() {
   byId("export").addEventListener("click", () => download("conversations.json", conversations.asJson(conversations.listed(), 1)));
   byId("export-this").addEventListener("click", () => {
     const name = chat.conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation";
-    download(`${name}.md`, conversations.asMarkdown(chat.conversation));
+    download(`${name}.md`, asMarkdown(chat.conversation));
   });
   byId("import").addEventListener("click", () => byId("import-file").click());
   byId("import-file").addEventListener("change", async ({ target }) => {

@@ -1,6 +1,6 @@
 // Formulas in Markdown: \( \), \[ \], $$ $$ and $ $, as MathML.
 
-import { el } from "./dom.js";
+import { el, whenStill } from "./dom.js";
 
 const CLOSING = { "\\(": "\\)", "\\[": "\\]", $$: "$$", $: "$" };
 const PROSE = /(^| )[a-z]{2,}( |$)/i; // between two prices
@@ -74,7 +74,7 @@ export function formula({ content, meta: { display } }) {
     }
   };
   if (render) show();
-  else loadMath().then(show, () => {});
+  else loadMath().then(() => whenStill(node, show), () => {});
   return node;
 }
 

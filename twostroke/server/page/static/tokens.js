@@ -64,7 +64,8 @@ export class TokensView {
     const label = (one) => [one.here ? "the same: " : "", el("code", {}, visible(one.text)), ` ${percent(one.p)}`];
     const ways = choices.map((one) => button(label(one), () => this.branch(index, one)));
     // A template closes a thought before an answer goes on, so there is no going on within one.
-    this.choice.replaceChildren(...(this.answer.thought ? [] : ["Go on from here with ", ...ways]));
+    const within = index < (this.answer.thoughtTokens ?? 0);
+    this.choice.replaceChildren(...(within ? ["This is a token of the thought, which ends before an answer goes on."] : ["Go on from here with ", ...ways]));
     showAttention(this.attention, this.answer, index, (chosen) => this.attend(index, chosen));
   }
 }

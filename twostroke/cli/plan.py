@@ -50,7 +50,13 @@ def plan(
 
             write_page(html, made.advice, facts, made.load)
             note(f"wrote {html}")
-        print_json(facts) if as_json else _print(facts, every)
+        if as_json:
+            print_json(facts)
+            return
+        from twostroke.cli.plan_report import print_blocks
+        from twostroke.study.plan.report import report
+
+        print_blocks(report(facts, every))
 
 
 @dataclass(frozen=True)
@@ -80,17 +86,12 @@ class _Made:
 
     @property
     def advised(self) -> "Plan":
-        """What is advised first; the plan itself where nothing is."""
-        way = self.advice.same or self.advice.more
-        return self.plan if way is None else way.plan
-
-    @property
-    def by_this_engine(self) -> bool:
-        """Whether it can be started here as it is planned."""
-        return _is_here(self.checkpoint, self.plan)
+        """What is advised; the plan itself where nothing is."""
+        return self.advice.best.plan
 
 
 def _is_here(checkpoint: "Checkpoint | None", made: "Plan") -> bool:
+    """Whether it can be started here as it is planned."""
     return checkpoint is not None and made.machine.kind == "cpu" and made.tp == 1
 
 
@@ -122,7 +123,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     made = make_plan(found.with_kv_bits(configuration.kv_bits), machine, form, configuration.tp, shape, technique)
     made = replace(made, workers=configuration.workers, budget=configuration.max_step_tokens)
     limits = (
-        ChangeLimits(1, ENGINE_FORMATS, known, apart=False, kv_bits=(16,))
+        ChangeLimits(1, ENGINE_FORMATS, known, apart=False)
         if _is_here(checkpoint, made)
         else ChangeLimits(configuration.max_tp, tuple(FORMATS), known)
     )
@@ -138,16 +139,9 @@ def _facts(made: _Made) -> dict[str, Any]:
     facts = account(made.advice, made.limits, made.load, made.configuration.device_price)
     if facts["load"] is not None:
         facts["load"]["commands"] = _commands(made)
-    if made.by_this_engine:
+    if _is_here(made.checkpoint, made.plan):
         facts["engine"] = _engine(made)
     return facts
-
-
-def _print(facts: dict[str, Any], every: bool) -> None:
-    from twostroke.cli.plan_report import print_blocks
-    from twostroke.study.plan.report import report
-
-    print_blocks(report(facts, every))
 
 
 def _commands(made: _Made) -> dict[str, str]:
@@ -170,7 +164,7 @@ def _simulate(made: _Made, plan: "Plan") -> list[str]:
     words = ["twostroke", "simulate", made.name, "--on", made.configuration.on or machine.name]
     words += ["--tp", str(plan.tp)] if plan.tp > 1 else []
     words += ["--weights", plan.weights.name] if plan.weights.name not in ("stored", plan.model.weights) else []
-    words += ["--kv-bits", f"{8 * plan.model.kv_value_bytes:.0f}"] if plan.model.kv_value_bytes != 2 else []
+    words += ["--kv-bits", str(plan.model.kv_bits)] if plan.model.kv_bits != 16 else []
     words += ["--method", made.configuration.method] if made.configuration.method != "plain" else []
     words += ["--max-step-tokens", str(plan.budget), "--max-running", str(plan.max_running)]
     if plan.prefill_workers:
@@ -209,7 +203,7 @@ def _engine(made: _Made) -> dict[str, Any]:
 
             plan = replace(plan, workload=replace(plan.workload, concurrency=peak_sequences(plan, made.load)))
         form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.engine
-        memory = engine_memory(checkpoint, form)
+        memory = engine_memory(checkpoint, form, kv_dtype="int8" if plan.model.kv_bits == 8 else "auto")
         command = serve_command(plan, made.name, form, memory, made.configuration.draft, plan.budget)
         return {
             "backend": memory.backend,

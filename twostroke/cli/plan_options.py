@@ -71,26 +71,17 @@ class WorkloadOptions:
     burstiness: Burstiness = 1.0
     users: Annotated[int | None, load_option(min=1, help="Users who ask again as soon as they are answered.")] = None
     workload: Annotated[
-        str,
-        load_option(help="sharegpt: lengths as in its conversations, in place of the tokens above.", **WORKLOADS),
+        str, load_option(help="sharegpt: lengths as in its conversations, in place of the tokens above.", **WORKLOADS)
     ] = "synthetic"
-    trace: Annotated[
-        Path | None,
-        load_option(metavar="FILE", help=TRACE_HELP, show_default="none"),
-    ] = None
+    trace: Annotated[Path | None, load_option(metavar="FILE", help=TRACE_HELP, show_default="none")] = None
 
     def shape(self) -> "RequestProfile":
         """One request, beside others. Raises InvalidRequest."""
         from twostroke.study.plan.plan import RequestProfile
 
-        return RequestProfile(
-            self.prompt_tokens,
-            self.output_tokens,
-            1 if self.concurrency is None else self.concurrency,
-            self.shared_prefix,
-            self.ttft_ms,
-            self.itl_ms,
-        )
+        at_once = 1 if self.concurrency is None else self.concurrency
+        limits = self.ttft_ms, self.itl_ms
+        return RequestProfile(self.prompt_tokens, self.output_tokens, at_once, self.shared_prefix, *limits)
 
     def objectives(self) -> "Objectives":
         """The objectives, in seconds. Raises InvalidRequest."""

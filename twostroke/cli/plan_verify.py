@@ -1,13 +1,11 @@
 """`twostroke plan --verify`: predictions beside measurements on this machine."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
 from twostroke.cli.report import note, print_json, stderr_console
@@ -31,12 +29,7 @@ DEFINITIONS = {
 
 
 def run(
-    models: list[str],
-    quick: bool,
-    seconds: float | None,
-    threads: int | None,
-    output: Path | None,
-    as_json: bool,
+    models: list[str], quick: bool, seconds: float | None, threads: int | None, output: Path | None, as_json: bool
 ) -> None:
     """Verify models one after the other, and keep each as soon as it is measured. Exits with 1 if one does not hold."""
     from twostroke.models.checkpoints.resolve import open_checkpoint
@@ -54,8 +47,7 @@ def run(
     for name in names:
         note(f"{name}: calibrating and measuring for about {budget:.0f} s")
         with stderr_console().status(name) as status:  # shown on a terminal alone
-            progress = partial(_tell, status, name)
-            found.append(verify(name, QUICK if quick else CELLS, budget, threads, progress))
+            found.append(verify(name, QUICK if quick else CELLS, budget, threads, status.update))
         if not as_json:
             _print(found[-1])
         if output is not None:
@@ -64,10 +56,6 @@ def run(
         print_json({"definitions": DEFINITIONS, "models": [one.as_dict() for one in found]})
     if not all(one.holds for one in found):
         raise typer.Exit(1)
-
-
-def _tell(status: Status, name: str, text: str) -> None:
-    status.update(f"{name}: {text}")
 
 
 def _check(output: Path | None) -> None:

@@ -94,7 +94,14 @@ class EngineOptions:
             if self.method != "plain":
                 raise typer.BadParameter("techniques are simulated on machines with a name: say --on h100, for example")
             return measured_setup(
-                name, self.weights, self.kv_bytes, self.page_size, self.prefix_index, scheduler, progress=note
+                name,
+                self.weights,
+                self.kv_bits,
+                self.kv_bytes,
+                self.page_size,
+                self.prefix_index,
+                scheduler,
+                progress=note,
             )
         return machine_setup(
             name,

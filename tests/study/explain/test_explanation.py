@@ -36,7 +36,7 @@ from twostroke.system import strict_json
 
 TinyLLM = Callable[..., LLM]
 TEXT = "the quick brown fox jumps over the lazy dog"
-FAMILIES = ["llama", "mistral", "qwen3moe", "gemma3", "qwen3_5"]
+FAMILIES = ["llama", "mistral", "qwen3moe", "gemma3", "qwen3_5", "lfm2", "granite4-hybrid"]
 
 
 class Recorder:
@@ -217,11 +217,12 @@ def check_states(llm: LLM, stored: StoredKV, n: int) -> None:
     size = 4 * 3  # float32, three layers
     assert stored.states.row_bytes == size * layer.row_values
     assert stored.states.bytes == n * size * (layer.row_values + layer.conv_size)
-    assert (stored.states.layers, stored.states.rows, stored.states.snapshots) == (3, n, 0)
+    rows = bool(layer.row_values)
+    assert (stored.states.layers, stored.states.rows, stored.states.snapshots) == (3, n * rows, 0)
     long = stored_kv(llm.prefill([5] * 100)).states
     assert long is not None
-    assert (long.rows, long.snapshots, long.snapshot_bytes) == (36, 1, size * layer.snapshot_values)
-    assert (long.heads, long.k_dim, long.v_dim) == (6, 32, 64)
+    assert (long.rows, long.snapshots, long.snapshot_bytes) == (36 * rows, 1, size * layer.snapshot_values)
+    assert (long.heads, long.k_dim, long.v_dim) == (layer.num_v_heads, layer.k_dim, layer.v_dim)
 
 
 def check_gated(mlp: Any, shapes: dict[str, LayerTensor], gated: list[torch.Tensor], layer: int, rows: int) -> None:
@@ -331,14 +332,17 @@ def test_cells_of_a_long_prompt_are_sums_of_its_weights(tiny_llm: TinyLLM) -> No
             np.testing.assert_allclose(row, joined[head, i, : i + 1], atol=1e-5)
 
 
-def test_the_terminal_says_what_recurrent_layers_keep(tiny_llm: TinyLLM) -> None:
+@pytest.mark.parametrize(
+    ("family", "state"), [("qwen3_5", "6 x 32 x 64"), ("lfm2", "288"), ("granite4-hybrid", "6 x 64 x 32")]
+)
+def test_the_terminal_says_what_recurrent_layers_keep(family: str, state: str, tiny_llm: TinyLLM) -> None:
     out = io.StringIO()
-    made = explained(tiny_llm("qwen3_5"), text=" ".join([TEXT] * 10), aspects=ExplainOptions(naive=3))
+    made = explained(tiny_llm(family), text=" ".join([TEXT] * 10), aspects=ExplainOptions(naive=3))
     assert made.both_ways is not None
     assert made.both_ways.same_tokens
     print_explanation(Console(file=out, width=1000), made, everything=True)
     assert (
-        "The recurrent layers (3) attend to nothing. In place of K and V each has a state of 6 x 32 x 64"
+        f"The recurrent layers (3) attend to nothing. In place of K and V each has a state of {state} numbers"
         in out.getvalue()
     )
     assert "Over all attention layers and heads" in out.getvalue()

@@ -27,8 +27,10 @@ from twostroke.methods import method as method_of
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.plan.local_engine import engine_memory
+from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.roofline.named_models import find_model
 from twostroke.study.roofline.weight_formats import stored_format
+from twostroke.study.simulate.engine_setup import kv_geometry
 
 NATIVE = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
 PROMPT, OUTPUT = 64, 16
@@ -49,8 +51,8 @@ def held_tensors(model: ReferenceModel) -> list[torch.Tensor]:
     def visit(value: Any) -> None:
         if isinstance(value, torch.Tensor):
             found[value.data_ptr()] = value
-        elif isinstance(value, list | tuple):
-            for one in value:
+        elif isinstance(value, list | tuple | dict):
+            for one in value.values() if isinstance(value, dict) else value:
                 visit(one)
         elif hasattr(value, "__dict__") and type(value).__module__.startswith("twostroke.backends.reference"):
             visit(list(vars(value).values()))
@@ -60,14 +62,17 @@ def held_tensors(model: ReferenceModel) -> list[torch.Tensor]:
 
 
 @NATIVE
-@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3moe", "gemma3", "mistral", "qwen3_5"])
+@pytest.mark.parametrize(("weights", "kv_dtype"), [("bf16", "auto"), ("int8", "int8"), ("int4", "auto")])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3moe", "gemma3", "mistral", "qwen3_5", "lfm2", "granite4-hybrid"])
 def test_predicted_is_allocated(
-    family: str, weights: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
+    family: str, weights: str, kv_dtype: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
 ) -> None:
-    """Native: packed matrices, vectors, and pages of bfloat16."""
-    told = engine_memory(open_checkpoint(str(tiny_directory(family))), weights)
-    llm = tiny_llm(family, weights=weights, kv_bytes=told.pool(3, 100))
+    """Native: packed matrices, vectors, and pages of bfloat16 or of int8 with scales, which the plan counts too."""
+    told = engine_memory(open_checkpoint(str(tiny_directory(family))), weights, kv_dtype=kv_dtype)
+    llm = tiny_llm(family, weights=weights, kv_dtype=kv_dtype, kv_bytes=told.pool(3, 100))
+    model = spec_of_config("tiny", llm.config).with_kv_bits(8 if kv_dtype == "int8" else 16)
+    assert model.kv_bytes(1) == llm.pool.entry_bytes
+    assert kv_geometry(model).page_bytes(16) == told.page
     compiled: Any = llm.model.compiled
     assert isinstance(compiled, NativeModel)
     assert told.backend == llm.backend.name
@@ -157,6 +162,12 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
     run_as_planned(planned("--method", method, "--concurrency", 3, *needs)["engine"])
 
 
+def test_kv_of_8_bits_runs_in_the_memory_that_is_planned(planned: Callable[..., dict[str, Any]]) -> None:
+    engine = planned("--kv-bits", 8, "--concurrency", 3)["engine"]
+    assert options_of(engine["command"])["kv_dtype"] == "int8"
+    run_as_planned(engine)
+
+
 @pytest.mark.thinned
 @NATIVE
 @pytest.mark.parametrize("prompt", [64, 120, 250])
@@ -164,15 +175,17 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
 def test_states_have_room_in_the_memory_that_is_planned(
     method: str, prompt: int, planned: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    model = write_model("qwen3_5", tmp_path / "model")
-    facts = planned("--method", method, "--concurrency", 3, model=model, prompt=prompt)
-    assert facts["memory"]["snapshot_bytes"] == 3 * 4 * (6 * 32 * 64 + 3 * 512)
-    run_as_planned(facts["engine"], prompt)
+    mamba = 6 * 64 * 32 + 3 * (2 * 2 * 64 + 6 * 32)
+    for family, numbers in (("qwen3_5", 6 * 32 * 64 + 3 * 512), ("lfm2", 3 * 96), ("granite4-hybrid", mamba)):
+        model = write_model(family, tmp_path / family)
+        facts = planned("--method", method, "--concurrency", 3, model=model, prompt=prompt)
+        assert facts["memory"]["snapshot_bytes"] == 3 * 4 * numbers
+        run_as_planned(facts["engine"], prompt)
 
 
 def run_as_planned(engine: dict[str, Any], prompt: int = PROMPT) -> None:
     options = options_of(engine["command"])
-    names = ("model", "kv_bytes", "max_step_tokens", "weights", "student", "draft")
+    names = ("model", "kv_bytes", "kv_dtype", "max_step_tokens", "weights", "student", "draft")
     parameters = dict(engine["method"])
     technique = method_of(parameters.pop("name", "plain"), **parameters)
     with LLM(**{name: options[name] for name in names}, threads=1, prefix_index="off") as llm:

@@ -54,6 +54,11 @@ def test_the_page_is_whole(made: Advice) -> None:
     assert f"{plan.ttft_ms:,.1f} ms" in page
     assert ("with more devices: tensor parallelism of 4" in page) == (plan.tp == 1)
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|fetch\(|XMLHttp""", page) == []
+    first, tables = page.split("<details>")
+    assert "class=tiles" in first
+    assert "<svg" in first
+    assert "<table" not in first
+    assert "<h2>Each change alone, without queueing</h2>" in tables
 
 
 @settings(max_examples=25)

@@ -85,6 +85,7 @@ def test_one_verdict_and_two_ways_out(loaded: dict[str, Any]) -> None:
         assert f"{way['watts']:,.0f} W" in first[place + 1]
     answer = next(one for one in blocks if isinstance(one, Grid))
     assert [row[0].text for row in answer.rows] == ["rate", "TTFT", "ITL"]
+    assert [cell.text for cell in answer.rows[1]] == ["TTFT", "without end", "500 ms", "queueing", "missed"]
 
 
 def test_the_first_screen_has_no_tables(loaded: dict[str, Any]) -> None:

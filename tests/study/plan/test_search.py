@@ -57,8 +57,8 @@ def test_every_dimension_is_a_change_alone() -> None:
     assert not any("nvfp4" in name for name in names), "this machine multiplies no FP4"
     repeated = {describe(one) for one in changes_alone(plan(technique="repeat"), LIMITS)}
     assert "PTDO (prefill twice, decode once)" in repeated
-    engine = ChangeLimits(1, ("bf16", "int8-w8a8", "int4-w4a8"), KNOWN, apart=False, kv_bits=(16,))
-    assert not any("KV" in describe(one) or "parallel" in describe(one) for one in changes_alone(plan(), engine))
+    engine = ChangeLimits(1, ("bf16", "int8-w8a8", "int4-w4a8"), KNOWN, apart=False)
+    assert not any("parallel" in describe(one) for one in changes_alone(plan(), engine))
 
 
 def searched(rate: float, tp: int = 1, ttft_s: float = 0.5, machine: str = "rtx-4090") -> LoadSearch:
@@ -99,6 +99,19 @@ def test_fewer_devices_where_they_are_enough() -> None:
     assert (advice.same, advice.more) == (None, None)
     assert advice.cheapest is not None
     assert advice.cheapest.plan.devices == 1
+
+
+def test_the_fewest_devices_where_none_that_was_asked_for_is_enough() -> None:
+    """The same answers take more of them than answers to be checked, and what is advised is the cheapest."""
+    advice = searched(30.0).advice()
+    assert advice.same is not None
+    assert not advice.same.enough
+    assert advice.more is not None
+    assert advice.cheapest is not None
+    assert advice.cheapest.enough
+    assert advice.cheapest.plan.devices < advice.more.plan.devices
+    assert advice.cheapest.plan.weights.name == "int8-w8a8"
+    assert advice.best is advice.cheapest
 
 
 def test_users_are_searched_for_too() -> None:

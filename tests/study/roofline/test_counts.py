@@ -62,7 +62,7 @@ def test_as_the_engine_counts(tiny_llm: Callable[..., LLM], family: str) -> None
         assert model.row_flops * count == work.linear_flops
         assert sum(model.attention_flops(one) for one in step) == work.attention_flops
         assert model.head.row_flops * sum(one.logits for one in step) == work.head_flops
-    assert model.kv_values * 4 == llm.pool.entry_bytes  # the reference keeps float32
+    assert 2 * model.kv_bytes(1) == llm.pool.entry_bytes  # the reference keeps float32
     assert model.snapshot_bytes == llm.pool.geometry.state_bytes
 
 
@@ -80,7 +80,7 @@ def test_recurrent_layers_by_hand() -> None:
     flops = 6 * state + 2 * 4 * conv + 3 * 4 * (16 * 128 + 48 * 128)
     read = 2 * (3 * row + 4 * conv) + 4 * (state + 3 * conv) * (1 + 1 / 64)
     recurrent = next(kind for kind in model.layers if kind.state)
-    assert recurrent.mixing(SequenceRows(1, 130), 2) == (flops, pytest.approx(read))
+    assert recurrent.mixing(SequenceRows(1, 130), model.stored) == (flops, pytest.approx(read))
     gated = 5120 * 2 * (2 * 24 * 256 + 2 * 4 * 256) + 24 * 256 * 2 * 5120
     linear = 5120 * 2 * (conv + 48 * 128 + 2 * 48) + 48 * 128 * 2 * 5120
     assert model.row_flops == 16 * gated + 48 * linear + 64 * 2 * 3 * 5120 * 17408
@@ -94,9 +94,12 @@ def test_recurrent_layers_compute_the_same_in_any_chunks(count: int, cut: int, c
 
 
 @pytest.mark.parametrize("length", [1, 3, 63, 64, 65, 100, 128, 150, 192])
-def test_a_value_of_states_has_the_bytes_that_are_counted(tiny_llm: Callable[..., LLM], length: int) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granite4-hybrid"])
+def test_a_value_of_states_has_the_bytes_that_are_counted(
+    family: str, tiny_llm: Callable[..., LLM], length: int
+) -> None:
     """With pages of one entry, whose rounding hides nothing."""
-    llm = tiny_llm("qwen3_5", dtype="bfloat16", page_size=1)
+    llm = tiny_llm(family, dtype="bfloat16", page_size=1)
     model = spec_of_config("tiny", llm.config)
     assert llm.prefill([5 + i for i in range(length)]).nbytes == model.moved_bytes(length)
     assert model.moved_bytes(length) <= model.kv_bytes(length) + model.state_bytes(length)

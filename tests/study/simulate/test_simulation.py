@@ -116,11 +116,11 @@ def test_two_workers_take_turns_by_hand() -> None:
 
 def test_disaggregation_by_hand() -> None:
     """The first token comes with the KV: after a prefill, and bytes / rate + latency on the link."""
-    link = KvLink(LLAMA.kv_values * 2 * 16, 0.5)  # 16 entries a second
+    link = KvLink(LLAMA.kv_bytes(16), 0.5)  # 16 entries a second
     simulation, (times,) = run((0.0, 32, 2), workers=0, prefill=1, decode=1, link=link)
     arrived = 3.0 + 32 / 16 + 0.5
     assert times == [arrived, arrived + 1.0625]
-    assert simulation.moved_bytes == 32 * LLAMA.kv_values * 2
+    assert simulation.moved_bytes == LLAMA.kv_bytes(32)
 
 
 def test_a_timeline_by_hand() -> None:

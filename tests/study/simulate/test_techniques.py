@@ -116,6 +116,6 @@ def test_what_is_refused() -> None:
     for apart in ({"together": 0, "prefill": 1, "decode": 1, "link": KvLink(1e9)}, {"faults": FleetFaults(life_s=1.0)}):
         with pytest.raises(InvalidRequest, match="workers of both strokes that do not die"):
             Fleet(setup("ptdo"), **apart)  # pyright: ignore[reportArgumentType]
-    short = setup("repeat", kv_bytes=2 * MODEL.kv_values * (PROMPT + 200))
+    short = setup("repeat", kv_bytes=MODEL.kv_bytes(PROMPT + 200))
     with pytest.raises(InvalidRequest, match="has room for"):
         served(short)

@@ -18,6 +18,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "streaming": ("drop", {"by": "window"}),  # StreamingLLM
     "h2o": ("drop", {"by": "attention", "sinks": 0}),
     "snapkv": ("snap", {}),
+    "snapkv-by-head": ("snap", {"per": "head", "pool": "mean"}),
 }
 
 

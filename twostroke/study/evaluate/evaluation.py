@@ -45,7 +45,7 @@ class Evaluation:
         """Raises InvalidRequest for what cannot be measured, FetchError if the task's data cannot be had."""
         names = [contender.name for contender in contenders]
         for contender in contenders:
-            llm.require_companions(contender.method)
+            llm.require_method(contender.method)
         if len(set(names)) < len(names) or not names:
             raise InvalidRequest("name at least one method, each once")
         baseline = options.baseline or ("repeat" if "repeat" in names else names[0])

@@ -152,7 +152,7 @@ def explain(
         raise InvalidRequest("the prompt is empty: give at least one token")
     llm.model.require_room(len(tokens))
     if aspects.method is not None:
-        llm.require_companions(aspects.method)
+        llm.require_method(aspects.method)
     if answer:
         params = replace(params, max_tokens=len(answer), constraint=lambda: GivenAnswer(answer))
     if params.seed is None:

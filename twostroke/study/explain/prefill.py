@@ -51,7 +51,7 @@ class StoredStates:
 
     Attributes:
         layers: their number.
-        heads, k_dim, v_dim: of a layer's state, float32.
+        heads, k_dim, v_dim: of a layer's state, float32; inputs: of its convolution, numbers that later tokens see.
         chunk: positions between two snapshots of the states.
         snapshots: those that are kept; snapshot_bytes: of one, all layers.
         rows: tokens since the last snapshot that is needed; row_bytes: of the rows of one, all layers.
@@ -62,6 +62,7 @@ class StoredStates:
     heads: int
     k_dim: int
     v_dim: int
+    inputs: int
     chunk: int
     snapshots: int
     snapshot_bytes: int
@@ -183,10 +184,11 @@ def _stored_states(kv: KVCache) -> StoredStates | None:
         state.num_v_heads,
         state.k_dim,
         state.v_dim,
+        (state.conv_width - 1) * state.conv_size,
         state.chunk,
         len(snapshots),
         geometry.state_bytes,
-        held[rows[0]],
+        held[rows[0]] if rows else 0,
         sum(geometry.group_bytes[g] for g in rows),
         len(snapshots) * geometry.state_bytes + sum(held[g] * geometry.group_bytes[g] for g in other),
     )

@@ -104,12 +104,13 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
         f"{plural(stored.pages, 'page')} of {stored.page_size}. Q is not stored: no later token needs it.",
     )
     if (states := stored.states) is not None:
+        matrix = f"{states.heads} x {states.k_dim} x {states.v_dim}" if states.k_dim else f"{states.inputs:,}"
+        rows = f", and rows of the {plural(states.rows, 'token')} since ({states.row_bytes:,} bytes a token)"
         print_paragraph(
             console,
             f"The recurrent layers ({states.layers}) attend to nothing. In place of K and V each has a state of "
-            f"{states.heads} x {states.k_dim} x {states.v_dim} numbers, kept at every {states.chunk}th position (here "
-            f"{plural(states.snapshots, 'snapshot')} of {amount(states.snapshot_bytes, 'B')}), and rows of the "
-            f"{plural(states.rows, 'token')} since ({states.row_bytes:,} bytes a token).",
+            f"{matrix} numbers, kept at every {states.chunk}th position (here {plural(states.snapshots, 'snapshot')} "
+            f"of {amount(states.snapshot_bytes, 'B')}){rows if states.row_bytes else ''}.",
         )
     steps = plural(prefill.steps, "step")
     print_paragraph(console, f"{_work_text(work)}. {ms(prefill.seconds)} to the first token, in {steps}.")

@@ -61,14 +61,14 @@ def _asked(plan: Plan) -> dict[str, Any]:
         },
         "assumed": {
             "compute": machine.compute,
-            "compute_range": [one.compute for one in machine.efficiencies],
+            "speed_range": list(machine.spread),
             "bandwidth": machine.memory_share,
             "link": machine.link_share,
             "technique": plan.technique.assumed,
         },
         "weights": plan.weights.name,
         "weights_title": plan.weights.title(machine),
-        "kv_bits": round(8 * plan.model.kv_value_bytes),
+        "kv_bits": plan.model.kv_bits,
         "devices": plan.devices,
         "technique": plan.technique.name,
         "memory": {
@@ -196,7 +196,7 @@ def _way(way: WayOut, load: LoadSimulator | None, price: float | None) -> dict[s
         "workers": plan.workers,
         "prefill_workers": plan.prefill_workers,
         "weights": plan.weights.name,
-        "kv_bits": round(8 * plan.model.kv_value_bytes),
+        "kv_bits": plan.model.kv_bits,
         "max_step_tokens": plan.budget,
         "watts": None if machine.watts is None else plan.devices * machine.watts,
         "price_per_hour": None if price is None else plan.devices * price,
@@ -221,7 +221,6 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
     """What the load asks, and what the configuration that was asked for serves of it."""
     traffic, plan, percent = load.traffic, service.plan, load.objectives.percent
     prompts, outputs, shared = traffic.prompts, traffic.outputs, traffic.shared
-    best = next((way.service for way in (advice.same, advice.asked) if way is not None and way.service), service)
     spread = {
         name: None if not service.trials else [1e3 * one for one in service.spread(values, percent)]
         for name, values in (("ttft_ms", "ttft"), ("itl_ms", "gaps"))
@@ -246,7 +245,7 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
             "draws": max(len(service.trials), len(service.tails)),
             "between": spread,
         },
-        "range": load.range_of(best),
+        "range": [factor * ((advice.best.service or service).within or 0.0) for factor in plan.machine.spread],
         "frontier": [
             {"devices": devices, "requests_per_second": rate, "how": how} for devices, rate, how in advice.frontier
         ],
@@ -254,12 +253,14 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
 
 
 def _all_percentiles(service: Service) -> dict[str, Any]:
-    """Means and percentiles in milliseconds."""
-    return {
-        name: {"mean": 1e3 * service.mean(values)}
-        | {f"p{percent}": 1e3 * service.at(values, percent) for percent in (50, 90, 99)}
-        for name, values in (("ttft_percentiles_ms", "ttft"), ("itl_percentiles_ms", "gaps"))
-    }
+    """Means and percentiles in milliseconds; None for TTFT where the queue grows without end."""
+
+    def figures(values: str, lost: bool) -> dict[str, float | None]:
+        found = {"mean": service.mean(values)} | {f"p{one}": service.at(values, one) for one in (50, 90, 99)}
+        return {name: None if lost else 1e3 * value for name, value in found.items()}
+
+    lost = service.verdict in ("does not fit", "cannot be served")
+    return {"ttft_percentiles_ms": figures("ttft", lost), "itl_percentiles_ms": figures("gaps", not service.trials)}
 
 
 def _lengths(counts: np.ndarray) -> dict[str, float]:

@@ -67,7 +67,8 @@ def part_at_rate(traffic: Traffic, rate: float, part: int, seed: int) -> list[Tr
     if isinstance(traffic.pattern, OpenLoop):
         turns = replace(traffic.pattern, rate=rate / part, burstiness=part * traffic.pattern.burstiness)
         times = turns.times(len(traffic.arrivals), SEED + seed)
-        return [replace(one, at=at) for one, at in zip(traffic.arrivals, times, strict=True)]
+        asked = zip(traffic.arrivals, times, strict=True)  # `replace` takes five times as long, for thousands
+        return [TrafficRequest(at, one.pieces, one.output_tokens) for one, at in asked]
     picked = traffic.arrivals[seed % part :: part]
     scale = (traffic.rate or rate) / rate
     return [replace(one, at=scale * (one.at - picked[0].at)) for one in picked]

@@ -9,8 +9,9 @@ from twostroke.backends.native.weights import FORMATS, PANEL, packed_bytes
 from twostroke.kv.geometry import Geometry
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import fitted, quantize
-from twostroke.models.config import STATE_VECTORS, ModelConfig, is_weight_matrix
+from twostroke.models.config import SELECTION_BIAS, is_weight_matrix
 from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.recurrent import STATE_VECTORS
 from twostroke.study.plan.plan import Plan
 
 PAGE_SIZE = 16
@@ -47,38 +48,38 @@ class EngineMemory:
         return sequences * self.pages(tokens, at_once) * self.page
 
 
-def engine_memory(checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto") -> EngineMemory:
+def engine_memory(
+    checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto", kv_dtype: str = "auto"
+) -> EngineMemory:
     """What the engine will allocate on a CPU for a checkpoint; no weights are read.
 
     Args:
         checkpoint: opened files.
-        weights, dtype: as for `LLM`.
+        weights, dtype, kv_dtype: as for `LLM`.
     """
     config, stored = checkpoint.config, quantize(checkpoint, weights)
     if dtype == "auto" and library.unavailable() is None and not unsupported(config, stored.matrices(), PAGE_SIZE):
-        return _native(fitted(stored, FORMATS))
+        return _native(fitted(stored, FORMATS), "bfloat16" if kv_dtype == "auto" else kv_dtype)
     dtype = "float32" if dtype == "auto" else dtype
     shapes = {name: prod(one.shape) for name, one in stored.stored.items() if not (name == "head" and config.tied)}
     matrices = sum(count for name, count in shapes.items() if is_weight_matrix(name, stored.stored[name].shape))
     size = numpy_dtype(dtype).itemsize
     vectors = size * (sum(shapes.values()) - matrices)
-    # Those of recurrent layers stay float32.
-    vectors += (4 - size) * sum(count for name, count in shapes.items() if name.rpartition(".")[2] in STATE_VECTORS)
-    return EngineMemory("reference", size * matrices, vectors, _geometry(config, dtype))
+    # Those of recurrent layers and of the choice of experts stay float32.
+    exact = {*STATE_VECTORS, SELECTION_BIAS}
+    vectors += (4 - size) * sum(count for name, count in shapes.items() if name.rpartition(".")[2] in exact)
+    geometry = Geometry.of(config, dtype if kv_dtype == "auto" else kv_dtype, tokenizer="")
+    return EngineMemory("reference", size * matrices, vectors, geometry)
 
 
-def _native(made: Checkpoint) -> EngineMemory:
+def _native(made: Checkpoint, kv_dtype: str) -> EngineMemory:
     matrices = made.matrices()
     if not made.config.tied:
         del matrices["embed"]
     packed = sum(packed_bytes(one.format, -(-one.shape[0] // PANEL) * PANEL, one.shape[1]) for one in matrices.values())
     others = (one for name, one in made.stored.items() if not is_weight_matrix(name, one.shape))
     vectors = sum(4 * prod(one.shape) for one in others)
-    return EngineMemory("native", packed, vectors, _geometry(made.config, "bfloat16"))
-
-
-def _geometry(config: ModelConfig, dtype: str) -> Geometry:
-    return Geometry.of(config, dtype, tokenizer="")
+    return EngineMemory("native", packed, vectors, Geometry.of(made.config, kv_dtype, tokenizer=""))
 
 
 def pool_bytes(plan: Plan, memory: EngineMemory, budget: int = 512) -> int:
@@ -92,12 +93,7 @@ def pool_bytes(plan: Plan, memory: EngineMemory, budget: int = 512) -> int:
 
 
 def serve_command(
-    plan: Plan,
-    model: str,
-    weights: str,
-    memory: EngineMemory,
-    companion: str | None = None,
-    budget: int = 512,
+    plan: Plan, model: str, weights: str, memory: EngineMemory, companion: str | None = None, budget: int = 512
 ) -> list[str]:
     """The arguments that start this configuration: `twostroke serve ...`.
 
@@ -114,6 +110,8 @@ def serve_command(
     command += ["--max-running", str(load.concurrency), "--max-step-tokens", str(max(chunk, load.concurrency))]
     if weights != "stored":
         command += ["--weights", weights]
+    if plan.model.kv_bits < 16:
+        command += ["--kv-dtype", plan.model.stored.name]
     if technique.role:
         command += [f"--{technique.role}", companion if technique.role == "draft" and companion else "int4"]
     if plan.machine.kind == "gpu":

@@ -29,7 +29,7 @@ TABLES = {
 WAYS = {
     "same_devices": "without more devices",
     "more_devices": "with more devices",
-    "cheapest": "with fewer devices",
+    "cheapest": "with the fewest devices",
 }
 
 
@@ -105,8 +105,10 @@ def _numbers(facts: dict[str, Any]) -> Iterator[Block]:
         got = {"TTFT": load["served"]["ttft_ms"], "ITL": load["served"]["itl_ms"]}
         bound = binds
     for name, limit in (("TTFT", asked["ttft_ms"]), ("ITL", asked["itl_ms"])):
-        kept = Cell("") if limit is None else Cell("missed", "warn") if name in missed else Cell("kept", "good")
-        value = "without end" if got[name] is None else f"{got[name]:,.1f} ms"
+        kept = Cell("missed", "warn") if name in missed or got[name] is None else Cell("kept", "good")
+        kept = Cell("") if limit is None else kept
+        lost = "-" if facts["verdict"] == "does not fit" else "without end"
+        value = lost if got[name] is None else f"{got[name]:,.1f} ms"
         limit = "" if limit is None else f"{limit:,g} ms"
         rows.append([Cell(name), Cell(value), Cell(limit), Cell(bound.get(name, "")), kept])
     which = "predicted" if load is None else f"p{load['percentile']:g}"
@@ -137,11 +139,11 @@ def _served(way: dict[str, Any], facts: dict[str, Any]) -> str:
     price += [] if way["price_per_hour"] is None else [f"{way['price_per_hour']:,.2f} an hour"]
     rate = way["requests_per_second"]
     served = f"serves {rate:,.3g} requests/s" if rate else f"room for {way['users']:,}"
-    ttft = "without end" if way["ttft_ms"] is None else f"{way['ttft_ms']:,.0f} ms"
-    itl = "-" if way["itl_ms"] is None else f"{way['itl_ms']:,.1f} ms"
     needs = "".join(f"; {need}" for need in dict.fromkeys(way["needs"]) if "device" not in need)
+    if way["ttft_ms"] is None or way["itl_ms"] is None:
+        return f"{served} at most on {', '.join(price)}: not enough{needs}"
     short = "" if way["enough"] else "; not enough"
-    return f"{served} on {', '.join(price)}: TTFT {ttft}, ITL {itl}{needs}{short}"
+    return f"{served} on {', '.join(price)}: TTFT {way['ttft_ms']:,.0f} ms, ITL {way['itl_ms']:,.1f} ms{needs}{short}"
 
 
 def _assumed(facts: dict[str, Any]) -> Iterator[Block]:
@@ -154,17 +156,20 @@ def _assumed(facts: dict[str, Any]) -> Iterator[Block]:
     if load is None:
         yield Line(f"{text}; no queueing (say --rate)", "faint")
         return
-    if len(load["range"]) == 2:
-        low, high = assumed["compute_range"]
-        text += f"; with {low:.0%} to {high:.0%} of the peak "
-        text += f"{load['range'][0]:,.3g} to {load['range'][1]:,.3g} requests/s are served"
+    (slow, fast), (low, high) = assumed["speed_range"], load["range"]
+    if 0 < low < high:
+        which = "what is advised" if any(facts["ways_out"].values()) else "it"
+        served = f"{which} serves {low:,.3g} to {high:,.3g} requests/s"
+        yield Line(f"published engines had {slow:g} to {fast:g} times this speed, at which {served}")
     yield Line(text, "faint")
     sure, parts = load["sure"], list[str]()
     for name, key in (("TTFT", "ttft_ms"), ("ITL", "itl_ms")):
         if (between := sure["between"][key]) and between[0] < between[1] < float("inf"):
             parts.append(f"{name} {between[0]:,.1f} to {between[1]:,.1f} ms")
     spread = f"; {sure['draws']} draws gave p{load['percentile']:g} of {', '.join(parts)}" if parts else ""
-    yield Line(f"{sure['requests_simulated']:,} requests were simulated; rates are searched to 12%{spread}", "faint")
+    near = "; near them p99 of TTFT differs up to 3 times by draw" if facts["workload"]["ttft_ms"] else ""
+    simulated = f"{sure['requests_simulated']:,} requests were simulated; rates are searched to 12%"
+    yield Line(f"{simulated}{near}{spread}", "faint")
 
 
 def _details(facts: dict[str, Any]) -> Iterator[Block]:

@@ -5,6 +5,7 @@ Price: devices first, then how much a change asks (`Change.asks`). Watts and mon
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import ceil, log
 
 from twostroke.study.plan.capacity import capacity, tuned
@@ -17,6 +18,7 @@ DEGREES = (1, 2, 4, 8, 16)
 ENGINE_FORMATS = ("bf16", "int8-w8a8", "int4-w4a8")  # what this engine has
 NOTHING, SAME_ANSWERS, CLOSE, FEWER_BITS, OTHER_ANSWERS, OTHER_REQUESTS = range(6)  # what a change asks
 TRIES = 4  # candidates of a way out that are simulated
+MAX_DEVICES = 1 << 20
 TWICE = 2  # with two draws of requests
 HOPE = 0.85  # part of a rate that a candidate must promise to be simulated
 MIN_GAIN = 1.1  # times as much must be promised by workers of one stroke, or by a technique
@@ -31,14 +33,12 @@ class ChangeLimits:
         formats: formats that weights may be in.
         techniques: by the names of `--method`.
         apart: whether prefill and decode may have workers of their own.
-        kv_bits: of a number in the KV cache.
     """
 
     tp: int
     formats: tuple[str, ...]
     techniques: Mapping[str, Technique]
     apart: bool = True
-    kv_bits: tuple[int, ...] = (16, 8)
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,11 @@ def _formats(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
             )
 
 
-def _kv_bits(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
+def _kv_bits(plan: Plan, _: ChangeLimits) -> Iterator[PlanCandidate]:
     yield PlanCandidate(plan)
-    for bits in limits.kv_bits:
-        if bits / 8 < plan.model.kv_value_bytes:
-            yield PlanCandidate(
-                replace(plan, model=plan.model.with_kv_bits(bits)),
-                (Change(f"KV in {bits} bits", "check the answers", CLOSE),),
-            )
+    if plan.model.kv_bits > 8:
+        less = replace(plan, model=plan.model.with_kv_bits(8))
+        yield PlanCandidate(less, (Change("KV in 8 bits", "check the answers", CLOSE),))
 
 
 def _degrees(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
@@ -188,7 +185,8 @@ class Advice:
     Attributes:
         same: the mildest change without more devices, or what serves most with them; None if nothing helps.
         more: the fewest more devices with the same answers, or with others if these are not enough.
-        cheapest: what needs fewer devices than was asked for and than `same`; None if nothing does.
+        cheapest: the fewest devices of all that are enough, with answers to be checked at most, where these are fewer
+            than what was asked for or is advised; None if nothing does with fewer.
         frontier: devices and rate within the objectives of what was simulated, each better than all with fewer devices.
     """
 
@@ -197,6 +195,12 @@ class Advice:
     more: WayOut | None = None
     cheapest: WayOut | None = None
     frontier: tuple[tuple[int, float, str], ...] = ()
+
+    @property
+    def best(self) -> WayOut:
+        """What is advised: the first of these that is enough, or else what serves most without more devices."""
+        ways = [way for way in (self.asked, self.same, self.cheapest, self.more) if way is not None]
+        return next((way for way in ways if way.enough), self.same or self.asked)
 
 
 def advise(plan: Plan, limits: ChangeLimits) -> Advice:
@@ -208,15 +212,12 @@ def advise(plan: Plan, limits: ChangeLimits) -> Advice:
     same = next((one for one in (*ranked, *other) if one.plan.devices <= plan.devices), None)
     by_devices = sorted(ranked, key=lambda one: (one.asks > SAME_ANSWERS * 101, one.plan.devices))
     more = next((one for one in by_devices if one.plan.devices > plan.devices), None)
-    fewest = min(space, key=lambda one: (one.plan.devices, one.asks), default=None)
-    cheaper = fewest is not None and fewest.plan.devices < min(plan.devices, same.plan.devices if same else 1 << 30)
-    enough = asked.enough
-    return Advice(
-        asked,
-        None if enough or same is None else WayOut(same),
-        None if enough or more is None else WayOut(more),
-        WayOut(fewest) if cheaper and fewest is not None else None,
-    )
+    if asked.enough:
+        same = more = None
+    fewest = min(space, key=lambda one: (one.plan.devices, one.asks), default=asked.candidate)
+    cheaper = fewest.plan.devices < (same or more or asked.candidate).plan.devices
+    ways = [None if one is None else WayOut(one) for one in (same, more, fewest if cheaper else None)]
+    return Advice(asked, ways[0], ways[1], ways[2])
 
 
 class LoadSearch:
@@ -234,15 +235,16 @@ class LoadSearch:
 
     def advice(self) -> Advice:
         enough = self.asked.enough
-        units = [self._unit(one) for one in _space(self.plan, self.limits) if self._simulated(one)]
+        space = [one for one in _space(self.plan, self.limits) if one.plan.memory.users > 0]
+        units = [self._unit(one) for one in space if one.plan.technique.method.get("draft") != "lookup"]
         same = None if enough else self._same(units)
         more = None if enough else self._more(units)
-        cheapest = self._cheapest(units, self.plan.devices if same is None else same.plan.devices)
+        best = self.asked if enough else same if same is not None and same.enough else more
+        cheapest = None
+        if self.load.rate is not None and self.load.objectives.given and best is not None:
+            milder = [one for one in units if one.asks < 100 * OTHER_ANSWERS]
+            cheapest = self._fewest(milder, 0, best.plan.devices, TWICE)
         return Advice(self.asked, same, more, cheapest, self._frontier())
-
-    def _simulated(self, one: PlanCandidate) -> bool:
-        """Whether the simulator knows its technique, and a sequence has room."""
-        return one.plan.technique.method.get("draft") != "lookup" and one.plan.memory.users > 0
 
     def _unit(self, one: PlanCandidate) -> PlanCandidate:
         """With the best steps for it."""
@@ -275,7 +277,7 @@ class LoadSearch:
         wanted = 0.0 if rate is None else HOPE * rate
         promising = [one for one in fleets if self._promise(one) >= wanted and one.plan != self.plan]
         order = sorted(promising, key=lambda one: (one.asks, len(one.changes), self._rank(one)))
-        order = [one for asks in dict.fromkeys(one.asks for one in order) for one in _first(order, asks)]
+        order = [one for _, alike in groupby(order, lambda one: one.asks) for one in list(alike)[:2]]
         if (found := self._first_enough(order)) is not None:
             return found
         others = [one for one in fleets if one.plan != self.plan and one.asks < 100 * OTHER_ANSWERS]
@@ -289,33 +291,27 @@ class LoadSearch:
 
     def _more(self, units: list[PlanCandidate]) -> WayOut | None:
         """With more devices: the fewest of them that are enough, with the same answers if that is possible."""
-        promised = self._true
-        for asks in (SAME_ANSWERS, OTHER_ANSWERS):
-            self._true = promised
-            milder = [one for one in units if one.asks <= 101 * asks]
-            for _ in range(TRIES):
-                fleets = [self._larger(one) for one in milder if self._promise(one) > 0]
+        same = self._fewest([one for one in units if one.asks <= 101 * SAME_ANSWERS], self.plan.devices)
+        return same or self._fewest(units, self.plan.devices)
+
+    def _fewest(
+        self, units: list[PlanCandidate], above: int, below: int = MAX_DEVICES, tries: int = TRIES
+    ) -> WayOut | None:
+        """The fewest devices that are enough, of more than `above` and less than `below`."""
+        promised, rate = self._true, self.load.rate or 0.0
+        try:
+            for _ in range(tries):
+                counts = [(one, ceil(rate / self._promise(one))) for one in units if self._promise(one) > 0]
+                fleets = [self._fleet(one, max(above // one.plan.tp + 1, count)) for one, count in counts]
+                fleets = [one for one in fleets if one.plan.devices < below]
                 fleets += [apart for one in fleets for apart in self._apart(one)]
                 order = sorted(fleets, key=lambda one: (one.plan.devices, one.asks, self._rank(one)))
                 if (found := self._first_enough(order[:1])) is not None:
                     return found
                 self._true *= 0.8  # what was promised was not kept
-        return None
-
-    def _larger(self, unit: PlanCandidate) -> PlanCandidate:
-        """As many workers as promise the rate, and more devices than were asked for."""
-        rate, least = self.load.rate, self.plan.devices // unit.plan.tp + 1
-        return self._fleet(unit, least if rate is None else max(least, ceil(rate / self._promise(unit))))
-
-    def _cheapest(self, units: list[PlanCandidate], devices: int) -> WayOut | None:
-        """With fewer devices than these, if anything is enough."""
-        rate = self.load.rate
-        if rate is None or devices == 1 or not self.load.objectives.given:
             return None
-        promised = [(one, ceil(rate / self._promise(one))) for one in units if self._promise(one) > 0]
-        fleets = [self._fleet(one, count) for one, count in promised if count * one.plan.tp < devices]
-        order = sorted(fleets, key=lambda one: (one.plan.devices, one.asks, self._rank(one)))
-        return self._first_enough(order[:2])
+        finally:
+            self._true = promised
 
     def _apart(self, one: PlanCandidate) -> Iterator[PlanCandidate]:
         """Its workers, each with one stroke, where that promises more (DistServe, Zhong et al. 2024, 2401.09670)."""
@@ -350,11 +346,6 @@ class LoadSearch:
                 best = rate
                 found.append((devices, rate, name))
         return tuple(found)
-
-
-def _first(order: list[PlanCandidate], asks: int) -> list[PlanCandidate]:
-    """The two that promise most of those that ask as much."""
-    return [one for one in order if one.asks == asks][:2]
 
 
 def describe(one: PlanCandidate) -> str:

@@ -1,8 +1,7 @@
 """What a prediction is held against: prefills, decode steps and mixed load that no calibration has seen."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -41,59 +40,15 @@ class VerificationCell:
         """Tokens of its longest sequence."""
         return max(self.prompt, self.context) + 64
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def _prefill(prompt: int, budget: int = 512) -> VerificationCell:
-    return VerificationCell("prefill", prompt, budget)
-
-
-def _decode(batch: int, context: int) -> VerificationCell:
-    return VerificationCell("decode", batch=batch, context=context)
-
-
-def _mixed(prompt: int, budget: int, batch: int, context: int) -> VerificationCell:
-    return VerificationCell("mixed", prompt, budget, batch, context)
-
-
+PREFILLS = ((128, 512), (384, 512), (900, 512), (1800, 512), (1800, 128), (1800, 2048), (3600, 512), (7900, 512))
+DECODES = ((1, 150), (1, 1500), (1, 3000), (1, 7900), (2, 700), (3, 3000), (5, 250), (8, 100), (8, 1500))
+MANY = ((16, 350), (16, 1500))
+MIXED = ((900, 128, 2, 700), (900, 512, 6, 300), (1800, 256, 4, 1500))
 # Prompts of 128 to 8,000 tokens, steps of 128 to 2,048, 1 to 16 sequences, contexts to 8,000.
 CELLS: Sequence[VerificationCell] = (
-    _prefill(128),
-    _prefill(384),
-    _prefill(900),
-    _prefill(1800),
-    _prefill(1800, 128),
-    _prefill(1800, 2048),
-    _prefill(3600),
-    _prefill(7900),
-    _decode(1, 150),
-    _decode(1, 1500),
-    _decode(1, 3000),
-    _decode(1, 7900),
-    _decode(2, 700),
-    _decode(3, 3000),
-    _decode(5, 250),
-    _decode(8, 100),
-    _decode(8, 1500),
-    _decode(16, 350),
-    _decode(16, 1500),
-    _mixed(900, 128, 2, 700),
-    _mixed(900, 512, 6, 300),
-    _mixed(1800, 256, 4, 1500),
+    *(VerificationCell("prefill", *one) for one in PREFILLS),
+    *(VerificationCell("decode", batch=batch, context=context) for batch, context in DECODES + MANY),
+    *(VerificationCell("mixed", *one) for one in MIXED),
 )
-QUICK: Sequence[VerificationCell] = (
-    _prefill(128),
-    _prefill(384),
-    _prefill(900),
-    _prefill(900, 128),
-    _prefill(1800),
-    _decode(1, 150),
-    _decode(1, 1500),
-    _decode(2, 700),
-    _decode(5, 250),
-    _decode(8, 700),
-    _decode(16, 350),
-    _mixed(900, 128, 2, 700),
-    _mixed(900, 512, 6, 300),
-)
+QUICK: Sequence[VerificationCell] = [one for one in CELLS if one.longest < 2000 and one.entries < 8000]

@@ -9,7 +9,7 @@ import io
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -56,7 +56,7 @@ class CellResult:
     def as_dict(self) -> dict[str, Any]:
         return {
             "cell": self.cell.name,
-            **self.cell.as_dict(),
+            **asdict(self.cell),
             "figure": self.figure,
             "predicted_s": self.predicted,
             "measured_s": self.median,

@@ -9,13 +9,14 @@ from twostroke.models.config import (
     ROUTER,
     Attention,
     Experts,
-    GatedDeltaNet,
     Layer,
     ModelConfig,
     is_weight_matrix,
     tensor_shapes,
 )
 from twostroke.models.cost import SequenceRows, attended, experts_read, recurrent
+from twostroke.models.kv_formats import KVFormat
+from twostroke.models.recurrent import RecurrentMixer
 
 
 class WeightMatrix(NamedTuple):
@@ -74,16 +75,20 @@ class LayerKind:
     key_is_value: bool = False
     entry_matrices: int = 2
     output_gate: bool = False
-    state: GatedDeltaNet | None = None
+    state: RecurrentMixer | None = None
     inputs: int = 0
     other: int = 0
 
     @property
-    def kv_values(self) -> int:
-        """Numbers that one layer stores for an entry: K and V of each KV head, or K alone where K = V."""
+    def kv_vectors(self) -> int:
+        """Vectors that one layer stores for an entry: K and V of each KV head, or K alone where K = V."""
         if self.state is not None or not self.entry_matrices:
             return 0
-        return (1 if self.key_is_value else 2) * self.kv_heads * self.head_dim
+        return (1 if self.key_is_value else 2) * self.kv_heads
+
+    def entry_bytes(self, stored: KVFormat) -> int:
+        """Bytes of an entry in one layer, with its scales."""
+        return self.kv_vectors * stored.width(self.head_dim) * stored.dtype.itemsize
 
     @property
     def pair_flops(self) -> int:
@@ -95,16 +100,13 @@ class LayerKind:
         """Numbers of a row that the output projection is given."""
         return self.heads * self.head_dim if self.state is None else self.state.v_size
 
-    def mixing(self, rows: SequenceRows, value_bytes: float) -> tuple[int, float]:
-        """What a sequence's rows take in one layer beside its matrices: FLOPs, and bytes of KV, rows and states.
-
-        `value_bytes`: bytes of a number of K and V.
-        """
+    def mixing(self, rows: SequenceRows, stored: KVFormat) -> tuple[int, float]:
+        """What a sequence's rows take in one layer beside its matrices: FLOPs, and bytes of KV, rows and states."""
         if self.state is not None:
             work = recurrent(rows, self.state)
             return work.flops, work.bytes
         pairs, entries = attended(rows, self.window)
-        return self.pair_flops * pairs, value_bytes * self.kv_values * entries
+        return self.pair_flops * pairs, self.entry_bytes(stored) * entries
 
     def matrices(self, hidden: int) -> list[WeightMatrix]:
         """The matrices of one layer."""
@@ -163,9 +165,9 @@ def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
     )
 
 
-def _mixer(mixer: Attention | GatedDeltaNet) -> dict[str, Any]:
+def _mixer(mixer: Attention | RecurrentMixer) -> dict[str, Any]:
     """The fields of a `LayerKind` that its mixer determines."""
-    if isinstance(mixer, GatedDeltaNet):
+    if isinstance(mixer, RecurrentMixer):
         return {"heads": mixer.num_k_heads, "kv_heads": mixer.num_k_heads, "head_dim": mixer.k_dim, "state": mixer}
     return {
         "heads": mixer.num_heads,

@@ -18,8 +18,8 @@ from twostroke.study.roofline.suggestions import did_you_mean
 RESERVED_SHARE = 0.10
 
 
-# Factors on the fraction of compute between which engines were measured (docs/planning.md).
-SPREAD = (0.75, 1.2)
+# Times the predicted speed: the least and the most of TensorRT-LLM 1.0's published table (docs/planning.md).
+SPREAD = (0.63, 1.10)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MachineSpec:
         compute, memory_share, link_share: fractions of the peaks that are expected.
         link_latency: seconds that an all-reduce of a few bytes takes; None if unknown.
         watts: power of one device; None if unknown.
-        spread: by what the fraction of compute may be off, as factors: what engines reach differs by so much.
+        spread: times the predicted speed that engines reach at least and at most; (1, 1) where it is known.
         disk, loopback: bytes/s read from a disk, and over TCP to itself; None if unknown.
     """
 
@@ -72,12 +72,6 @@ class MachineSpec:
                 raise InvalidRequest(f"machine {self.name}: efficiency must be above 0 and at most 1 ({name})")
         if "bf16" not in self.flops:
             raise InvalidRequest(f"machine {self.name} needs a rate of bf16 products (tflops.bf16)")
-
-    @property
-    def efficiencies(self) -> list["MachineSpec"]:
-        """The machine at the least and at the most that engines reach of its peak rate; empty where it is known."""
-        low, high = self.spread
-        return [replace(self, compute=min(1.0, factor * self.compute)) for factor in self.spread] if low < high else []
 
     @property
     def usable_memory(self) -> float:

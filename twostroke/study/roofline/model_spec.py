@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.config import GatedDeltaNet, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.models.cost import SequenceRows
+from twostroke.models.kv_formats import KV_FORMATS, KVFormat
+from twostroke.models.recurrent import RecurrentMixer
 from twostroke.study.roofline.layer_kind import LayerKind, WeightMatrix, layer_kinds
 
+KV_BITS = {16: "bfloat16", 8: "int8"}
 MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
 
 
@@ -30,7 +32,7 @@ class ModelSpec:
         source: where its numbers are from.
         published: number of parameters that its publisher states; None if unknown.
         config: the engine's description, if the engine knows the family.
-        kv_value_bytes: bytes of a number in the KV cache, 2 for bfloat16.
+        stored: how K and V are stored, one of `models.kv_formats.KV_FORMATS`, or what other engines have.
     """
 
     name: str
@@ -44,13 +46,19 @@ class ModelSpec:
     source: str = ""
     published: int | None = None
     config: ModelConfig | None = None
-    kv_value_bytes: float = 2
+    stored: KVFormat = KV_FORMATS["bfloat16"]
 
     def with_kv_bits(self, bits: int) -> "ModelSpec":
-        """The model with so many bits of a number in its KV cache. Raises InvalidRequest unless they are 16 or 8."""
-        if bits not in (16, 8):
-            raise InvalidRequest(f"a number in the KV cache has 16 or 8 bits, not {bits}")
-        return replace(self, kv_value_bytes=bits / 8)
+        """The model with KV in bfloat16, or in this engine's int8, which has a scale for each entry and head.
+
+        Raises InvalidRequest for other bits.
+        """
+        return replace(self, stored=kv_format_of(bits))
+
+    @property
+    def kv_bits(self) -> int:
+        """Bits of a number in the KV cache, without scales."""
+        return 8 * self.stored.dtype.itemsize
 
     @property
     def num_layers(self) -> int:
@@ -97,12 +105,12 @@ class ModelSpec:
         All counts of KV memory are made here, and in `state_bytes`.
         """
         kept = ((kind, min(entries, kind.window or entries)) for kind in self.layers)
-        return ceil(self.kv_value_bytes * sum(kind.count * kind.kv_values * count for kind, count in kept))
+        return sum(kind.count * kind.entry_bytes(self.stored) * count for kind, count in kept)
 
     @cached_property
-    def states(self) -> Counter[GatedDeltaNet]:
+    def states(self) -> Counter[RecurrentMixer]:
         """The number of recurrent layers with each shape of a state."""
-        found = Counter[GatedDeltaNet]()
+        found = Counter[RecurrentMixer]()
         for kind in self.layers:
             if kind.state is not None:
                 found[kind.state] += kind.count
@@ -146,11 +154,6 @@ class ModelSpec:
         """Whether the heads of all layers can be divided among so many devices."""
         return all(kind.heads % devices == 0 for kind in self.layers)
 
-    @property
-    def kv_values(self) -> int:
-        """Numbers that all layers store for a new entry."""
-        return sum(kind.count * kind.kv_values for kind in self.layers)
-
     @cached_property
     def row_flops(self) -> int:
         """FLOPs of all matrices of the layers for one row."""
@@ -158,7 +161,7 @@ class ModelSpec:
 
     def attention_flops(self, rows: SequenceRows) -> int:
         """FLOPs of states, and of scores and weighted values: 4 x heads x head_dim for each pair and layer."""
-        return sum(kind.count * kind.mixing(rows, 0)[0] for kind in self.layers)
+        return sum(kind.count * kind.mixing(rows, self.stored)[0] for kind in self.layers)
 
     def prefill_flops(self, tokens: int, cached: int = 0) -> dict[str, int]:
         """FLOPs of a prefill by part: projections, scores with states, feed-forward, and the head for one token."""
@@ -178,6 +181,13 @@ class ModelSpec:
 
         found = 1 + bisect_left(range(1, MAX_PROMPT + 1), True, key=dominate)
         return found if found <= MAX_PROMPT else None
+
+
+def kv_format_of(bits: int) -> KVFormat:
+    """How KV of so many bits is stored. Raises InvalidRequest."""
+    if bits not in KV_BITS:
+        raise InvalidRequest(f"a number in the KV cache has 16 or 8 bits, not {bits}")
+    return KV_FORMATS[KV_BITS[bits]]
 
 
 def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> ModelSpec:

@@ -15,7 +15,7 @@ from twostroke.models.checkpoints.fetch import is_fetched, model_path
 from twostroke.models.checkpoints.gguf.file import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
-from twostroke.models.config import GatedDeltaNet
+from twostroke.models.recurrent import GatedDeltaNet
 from twostroke.study.roofline.layer_kind import LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.suggestions import did_you_mean

@@ -100,7 +100,7 @@ class EngineSetup:
 
 def kv_geometry(model: ModelSpec) -> Geometry:
     """The shape of the model's KV in a simulation, whose pages have no contents: its numbers have no bits."""
-    return Geometry.of(model.config or config_of(model), "bfloat16", NullTokenizer.fingerprint)
+    return Geometry.of(model.config or config_of(model), model.stored.name, NullTokenizer.fingerprint)
 
 
 def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from twostroke.api.llm import LLM
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.study.roofline.model_spec import spec_of_config
+from twostroke.study.roofline.model_spec import kv_format_of, spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.model_timing import LatencyModel, time_model
@@ -18,6 +18,7 @@ SECONDS = 20.0  # that timing takes
 def measured_setup(
     name: str,
     weights: str | None = None,
+    kv_bits: int = 16,
     kv_bytes: int | None = None,
     page_size: int = 16,
     index: str = "radix",
@@ -29,26 +30,28 @@ def measured_setup(
 
     Args:
         name, weights, kv_bytes, page_size, index: as for `LLM`.
+        kv_bits: of a number in the KV cache, 16 or 8.
         scheduler: limits of a step.
         seconds: how long it is timed.
         progress: called with what is done now.
     """
-    limits = scheduler or SchedulerConfig()
+    limits, stored = scheduler or SchedulerConfig(), kv_format_of(kv_bits)
     with LLM(
         name,
         weights=weights or "stored",
+        kv_dtype=stored.name if kv_bits < 16 else "auto",
         kv_bytes=kv_bytes,
         page_size=page_size,
         prefix_index=index,
         max_step_tokens=limits.max_step_tokens,
     ) as llm:
-        return setup_of(llm, time_model(llm, seconds, progress), index, limits)
+        return setup_of(llm, time_model(llm, seconds, progress), index, limits, kv_bits)
 
 
-def setup_of(llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConfig) -> EngineSetup:
+def setup_of(llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConfig, kv_bits: int = 16) -> EngineSetup:
     """The setup of an opened model that was timed."""
     return EngineSetup(
-        model=spec_of_config(llm.name, llm.config),
+        model=spec_of_config(llm.name, llm.config).with_kv_bits(kv_bits),
         costs=MeasuredCosts(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
         pages=llm.pool.num_pages,
         page_size=llm.pool.page_size,

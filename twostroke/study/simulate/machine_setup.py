@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.study.roofline.machines import find_machine
-from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.named_models import companion_of, find_model
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.techniques import PLAIN, Technique, choose_technique, techniques
@@ -81,11 +78,11 @@ def roofline_setup(
     """
     model, machine, used = roofline.model, roofline.machine, technique.companion
     total, companion_costs = roofline.weights.total(model), None
-    page = _page_bytes(model, page_size)
+    page = kv_geometry(model).page_bytes(page_size)
     if used is not None:
         companion_costs = RooflineCosts(used.roofline(roofline), host_s)
         total += used.weights.total(used.model)
-        page += _page_bytes(used.model, page_size) if technique.role == "draft" else 0  # its pool has as many pages
+        page += kv_geometry(used.model).page_bytes(page_size) if technique.role == "draft" else 0  # as many pages
     room = kv_bytes
     if room is None:
         room = (int(roofline.tp * machine.usable_memory) - total) // roofline.kv_copies
@@ -111,13 +108,3 @@ def roofline_setup(
         technique=technique,
         companion_costs=companion_costs,
     )
-
-
-def _page_bytes(model: ModelSpec, page_size: int) -> int:
-    """Bytes of a page, which holds the entries of one group of layers.
-
-    Rows of recurrent layers have 16 bits whatever K and V have, so pages that must hold either stay as they are.
-    """
-    geometry = kv_geometry(model)
-    size = geometry.page_bytes(page_size)
-    return size if model.states else ceil(size / geometry.stored.dtype.itemsize * model.kv_value_bytes)

@@ -94,9 +94,7 @@ class RooflineCosts:
             if kind.state is not None:
                 continue
             flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
-            read[kind.window] += (
-                kind.count * kind.kv_values * roofline.model.kv_value_bytes / min(roofline.tp, kind.kv_heads)
-            )
+            read[kind.window] += kind.count * kind.entry_bytes(roofline.kv_read) / min(roofline.tp, kind.kv_heads)
         self._windows = [(window, flops[window], read[window]) for window in flops]
         self._states = [
             (state, layers / roofline.tp, layers / min(roofline.tp, state.num_k_heads))

@@ -13,8 +13,8 @@ SHARES = (0.2, 0.5, 0.8, 0.95)  # of the highest rate, or of the users
 
 def load_plots(advice: Advice, load: LoadSimulator) -> Iterator[Plot]:
     """Each plot. The advised configuration is shown beside the one that was asked for; those without room are not."""
-    way = advice.same or advice.more
-    plans = [("as planned", advice.asked.plan), *([] if way is None else [("as advised", way.plan)])]
+    plans = [("as planned", advice.asked.plan)]
+    plans += [] if advice.best is advice.asked else [("as advised", advice.best.plan)]
     found = [(name, plan, _points(plan, load)) for name, plan in plans if plan.memory.users]
     yield from (plot for plot in (_times(found, load, "TTFT", "ttft"), _times(found, load, "ITL", "gaps")) if plot)
     if len(advice.frontier) > 1:

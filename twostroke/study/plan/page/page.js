@@ -2,8 +2,8 @@
 const root = document.documentElement, told = document.getElementById("told");
 
 document.getElementById("theme").addEventListener("click", () => {
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
+  const dark = (root.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "")) === "dark";
+  root.style.colorScheme = dark ? "light" : "dark";
 });
 
 for (const button of document.querySelectorAll("button.copy")) {

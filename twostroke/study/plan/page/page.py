@@ -29,15 +29,16 @@ def render(advice: Advice, facts: Mapping[str, Any], load: LoadSimulator | None 
     here = files("twostroke.study.plan.page")
     head, *blocks = report(dict(facts))
     assert isinstance(head, Line)
-    way = advice.same or advice.more
-    made = list(plots(advice.asked.plan, None if way is None else way.plan))
+    tables = len(list(report(dict(facts), details=False))) - 1  # behind the first screen
+    made = list(plots(advice.asked.plan, None if advice.best is advice.asked else advice.best.plan))
     made = made if load is None else [*load_plots(advice, load), *made]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_e(head.text)}</title><style>{here.joinpath('page.css').read_text()}</style></head><body>"
         f"<header><h1>{_e(head.text)}</h1><button id=theme>light / dark</button></header>"
-        f"{''.join(_body(blocks, made))}"
+        f"{''.join(_body(blocks[:tables], made))}"
+        f"<details><summary>All tables</summary>{''.join(_body(blocks[tables:], made))}</details>"
         f"<div id=told hidden></div><script>{here.joinpath('page.js').read_text()}</script></body></html>\n"
     )
 

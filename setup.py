@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ VARIANTS = {
 # A pure wheel has no kernels and installs anywhere; it computes with PyTorch.
 COMPILES = platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux" and not os.getenv("TWOSTROKE_PURE")
 KEPT = Path("build/kernels")  # libraries that were compiled in this checkout
+DIGEST = "twostroke/backends/native/sources.py"
 HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
 
 
@@ -67,11 +69,12 @@ class Wheel(bdist_wheel):
 
 
 def native(variant: str) -> Extension:
+    sources = runpy.run_path(DIGEST)["digest"](Path("native"), variant)  # kernels of others are noticed when loaded
     return Extension(
         f"twostroke.backends.native._native_{variant}",
         sources=[f"native/{variant}.cpp"],
-        depends=["native/model.cpp", *HEADERS],
-        extra_compile_args=FLAGS + VARIANTS[variant],
+        depends=["setup.py", DIGEST, "native/model.cpp", *HEADERS],
+        extra_compile_args=[*FLAGS, *VARIANTS[variant], f"-DSOURCES={sources:#x}"],
         extra_link_args=["-pthread"],
         language="c++",
         optional=True,  # a failed build is a warning; twostroke.backends.native.library says why the backend is missing

@@ -16,7 +16,7 @@ from twostroke.models.formats.tensor import RawTensor
 INNER = ("gate", "up", "gate_bias", "up_bias")  # of an MLP
 VALUES = ("v", "v_bias", "q_gate")  # in the order of values in each head
 # Tensors whose columns, and whose rows, are those of the residual stream.
-OF_STATES = ("state_q", "state_k", "state_v", "state_z", "state_b", "state_a")
+OF_STATES = tuple(f"state_{part}" for part in "qkvzbacx")
 FROM_RESIDUAL = ("embed", "head", "q", "k", "v", "q_gate", "gate", "up", "input_gate", "inputs.projection", *OF_STATES)
 NORMS = ("input_norm", "norm", "attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm")
 TO_RESIDUAL = ("o", "o_bias", "down", "down_bias", "state_o", "input_projection", *NORMS)

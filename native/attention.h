@@ -7,7 +7,6 @@
 // computes all splits of a row or several members share them.
 #pragma once
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #ifdef __AMX_BF16__
@@ -26,123 +25,122 @@ inline uint32_t visible(const Span& span, int base, const Query& row, int window
   return high > low ? (uint32_t(1) << high) - (uint32_t(1) << low) : 0;
 }
 
-// The scales of the keys and values of a split, where they are stored in fewer bits.
-struct Scales {
-  float keys[KEYS], values[KEYS];
+// The pages of a split.
+struct SplitPages {
+  const uint8_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
+
+  SplitPages(const Layer& layer, const Reads& pages) {
+    const auto [spans, count, head] = pages;
+    for (int i = 0; i < count; i++)
+      keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
+  }
 };
 
-// Caps the scores of a row's keys, masks them, and replaces them by their powers of 2; their maximum and sum go to `out`.
-template <bool SCALED>
-inline void make_shares(const Span* spans, int num_spans, int before, int window, float cap, bool whole, const Query& query,
-                        const Scales* scales, float* row, Half* shares, const Partial& out) {
-  for (int i = 0; SCALED && i < num_spans; i++) {
-    float* scores = row + PAGE_SIZE * i;
-    store(scores, mul(load(scores), load(scales->keys + PAGE_SIZE * i)));
-  }
-  for (int i = 0; cap > 0 && i < num_spans; i++) store(row + PAGE_SIZE * i, cap16(load(row + PAGE_SIZE * i), cap));
-  F highest = set1(UNSEEN), total = zero();
-  const int full = whole ? std::clamp((query.order + 1 - before) / PAGE_SIZE, 0, num_spans) : 0;
-  for (int i = 0; i < full; i++) highest = max(highest, load(row + PAGE_SIZE * i));
-  uint32_t any = full;
-  int base = before + PAGE_SIZE * full;
-  for (int i = full; i < num_spans; i++) {
-    const uint32_t seen = visible(spans[i], base - spans[i].start, query, window);
-    base += spans[i].stop - spans[i].start;
-    const F s = select(seen, load(row + PAGE_SIZE * i), set1(UNSEEN));
-    store(row + PAGE_SIZE * i, s);
-    highest = max(highest, s);
-    any |= seen;
-  }
-  *out.top = any ? top(highest) : 0;
-  const F top = set1(*out.top);
-  for (int i = 0; i < num_spans; i++) {
-    const F w = power16(sub(load(row + PAGE_SIZE * i), top));
-    store_narrow(shares + PAGE_SIZE * i, SCALED ? mul(w, load(scales->values + PAGE_SIZE * i)) : w);
-    total = add(total, w);
-  }
-  *out.total = sum(total);  // 0 if all keys are masked
-}
+// The same, and those that follow. Pages are scattered in memory, so the hardware cannot predict the next: values follow
+// keys, then the next keys.
+struct PagesAhead : SplitPages {
+  size_t bytes;
 
-// Pages of a sequence that a head reads.
-struct Reads {
-  const Span* spans;
-  int count, head;
-};
-
-// Keys and values of a split as bfloat16, widened page by page where they are stored in fewer bits.
-class WidenedPages {
- public:
-  WidenedPages(const Layer& layer, Scratch& scratch)
-      : layer_(layer), pages_(scratch.pages.get<uint16_t>(2 * SPLIT * PAGE_SIZE * layer.dim)) {}
-
-  // Page `i` of one side, from `piece`. Bytes [0, asked) of `ahead` are prefetched.
-  const uint16_t* widen(int side, int i, const uint8_t* piece, const uint8_t* ahead, size_t asked) {
-    const size_t codes = layer_.codes_bytes();
-    uint16_t* to = pages_ + size_t(side * SPLIT + i) * codes;
-    for (size_t at = 0; at < codes; at += LINE) {
-      if (at < asked) fetch(ahead + at);
-      widen_codes(piece + at, to + at), widen_codes(piece + at + 32, to + at + 32);
+  // The pages `next` are likely to be read after these.
+  PagesAhead(const Layer& layer, const Reads& pages, const Reads& next)
+      : SplitPages(layer, pages), bytes(layer.piece_bytes()) {
+    for (int i = 0; i < AHEAD_PAGES; i++) {
+      keys[pages.count + i] = values[std::min(i, pages.count - 1)];
+      values[pages.count + i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
+      fetch_bytes(keys[i], bytes);
     }
-    std::copy_n(layer_.scales(piece), PAGE_SIZE, (side ? scales.values : scales.keys) + PAGE_SIZE * i);
-    return to;
+  }
+  // What is fetched with keys (side 0) or values, when they are read for the first time.
+  Ahead ahead(int side, bool first) const { return {first ? (side ? values : keys) + AHEAD_PAGES : nullptr, bytes}; }
+};
+
+// What rows see of a split, of which `before` entries precede its pages.
+class SplitMask {
+ public:
+  SplitMask(const Reads& pages, int before, int window)
+      : pages_(pages), before_(before), window_(window), end_(before), whole_(window == 0) {}
+
+  // The number of pages that rows up to `last` attend to. A row's pages include those of the rows before it: weights of
+  // 0 add nothing.
+  int reach(const Query& last) {
+    for (; reach_ < pages_.count && end_ <= last.order; reach_++) {
+      const Span& span = pages_.spans[reach_];
+      end_ += span.stop - span.start, whole_ &= span.start == 0 && span.stop == PAGE_SIZE;
+    }
+    return reach_;
   }
 
-  alignas(64) Scales scales;
+  // Whether a row attends to all slots of the pages that it reaches.
+  bool sees_all(const Query& query) const { return full(query) == reach_; }
+
+  // The largest of some numbers of the slots that a row attends to; 0 or more.
+  float largest_seen(const Query& query, const float* numbers) const {
+    F most = zero();
+    for_pages(query, [&](int i, uint32_t seen) { most = larger(most, select(seen, load(numbers + PAGE_SIZE * i), zero())); });
+    return top_size(most);
+  }
+
+  // Caps the scores of a row's keys, masks them, and calls put(page, their powers of 2); their maximum and sum go to
+  // `out`.
+  template <class Put>
+  void make_weights(const Query& query, float cap, float* row, const Partial& out, const Put& put) const {
+    for (int i = 0; cap > 0 && i < reach_; i++) store(row + PAGE_SIZE * i, cap16(load(row + PAGE_SIZE * i), cap));
+    F highest = set1(UNSEEN), total = zero();
+    uint32_t any = 0;
+    for_pages(query, [&](int i, uint32_t seen) {
+      F s = load(row + PAGE_SIZE * i);
+      if (seen != ALL_SLOTS) s = select(seen, s, set1(UNSEEN)), store(row + PAGE_SIZE * i, s);
+      highest = max(highest, s);
+      any |= seen;
+    });
+    *out.top = any ? top(highest) : 0;
+    const F top = set1(*out.top);
+    for (int i = 0; i < reach_; i++) {
+      const F weight = power16(sub(load(row + PAGE_SIZE * i), top));
+      put(i, weight);
+      total = add(total, weight);
+    }
+    *out.total = sum(total);  // 0 if all keys are masked
+  }
 
  private:
-  const Layer& layer_;
-  uint16_t* pages_;
+  static constexpr uint32_t ALL_SLOTS = (1 << PAGE_SIZE) - 1;
+  // The number of leading pages of which a row sees all slots, as far as that is known without a look at them.
+  int full(const Query& query) const { return whole_ ? std::clamp((query.order + 1 - before_) / PAGE_SIZE, 0, reach_) : 0; }
+  // Calls step(page, mask of the slots that a row attends to).
+  template <class Step>
+  void for_pages(const Query& query, const Step& step) const {
+    const int whole = full(query);
+    for (int i = 0; i < whole; i++) step(i, ALL_SLOTS);
+    for (int i = whole, base = before_ + PAGE_SIZE * whole; i < reach_; i++) {
+      const Span& span = pages_.spans[i];
+      step(i, visible(span, base - span.start, query, window_));
+      base += span.stop - span.start;
+    }
+  }
+
+  const Reads& pages_;
+  const int before_, window_;
+  int end_, reach_ = 0;
+  bool whole_;  // all pages are full, and rows attend to all entries before them
 };
 
 // One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries precede
-// these pages. The pages `next` are likely to be read after them. FEWER: they are stored in fewer bits than bfloat16.
-template <bool FEWER>
-void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
-                  const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
-  const auto [spans, num_spans, head] = pages;
-  const int dim = layer.dim;
-  bool whole = window == 0;  // all pages are full, and rows attend to all entries before them
+// these pages.
+inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
+                         const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
+  const PagesAhead at(layer, pages, next);
+  SplitMask mask(pages, before, window);
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
-  // Pages are scattered in memory, so the hardware cannot predict the next: values follow keys, then the next keys.
-  const uint8_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
-  for (int i = 0; i < num_spans; i++)
-    keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
-  for (int i = 0; i < AHEAD_PAGES; i++) {
-    keys[num_spans + i] = values[std::min(i, num_spans - 1)];
-    values[num_spans + i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
-    fetch_bytes(keys[i], layer.piece_bytes());
-  }
-  // Where pages are widened, those of a side are read in one go, and so half of the other side's, or of the next keys,
-  // are prefetched while they are widened, and half while they are multiplied.
-  const size_t bytes = layer.piece_bytes(), half = FEWER ? bytes / 2 / LINE * LINE : 0;
-  const uint8_t* following[SPLIT];
-  for (int i = 0; FEWER && i < num_spans; i++)
-    following[i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
-  std::optional<WidenedPages> widened;
-  if (FEWER) widened.emplace(layer, scratch);
-  const uint16_t *wide_keys[SPLIT], *wide_values[SPLIT];
-  const uint16_t* const* key_pages = FEWER ? wide_keys : (const uint16_t* const*)keys;
-  const uint16_t* const* value_pages = FEWER ? wide_values : (const uint16_t* const*)values;
-  const Scales* scales = FEWER ? &widened->scales : nullptr;
-  int end = before, reach = 0;  // a row's pages include those of the rows before it: weights of 0 add nothing
-  int wide = 0;                 // pages whose keys and values are wide already
+  const Products products{layer.dim};
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
-    const int some = std::min(ROWS_AT_ONCE, count - first);
-    for (; reach < num_spans && end <= rows[first + some - 1].order; end += spans[reach].stop - spans[reach].start, reach++)
-      whole &= spans[reach].start == 0 && spans[reach].stop == PAGE_SIZE;
-    const Products products{dim};
-    const uint8_t* const* ahead[] = {FEWER ? values : keys + AHEAD_PAGES, FEWER ? following : values + AHEAD_PAGES};
-    for (auto& pages : ahead)
-      if (first) pages = nullptr;
-    for (int i = wide; FEWER && i < reach; i++) wide_keys[i] = widened->widen(0, i, keys[i], values[i], half);
-    products.score(queries + first * dim, some, key_pages, reach, weights, {ahead[0], half, bytes});
-    for (int i = wide; FEWER && i < reach; i++) wide_values[i] = widened->widen(1, i, values[i], following[i], half);
-    wide = reach;
+    const int some = std::min(ROWS_AT_ONCE, count - first), reach = mask.reach(rows[first + some - 1]);
+    products.score(queries + first * layer.dim, some, at.keys, reach, weights, at.ahead(0, first == 0));
     for (int r = 0; r < some; r++)
-      make_shares<FEWER>(spans, reach, before, window, cap, whole, rows[first + r], scales, weights + r * KEYS,
-                         shares + r * KEYS, out[first + r]);
-    products.sum(shares, some, value_pages, reach, out + first, {ahead[1], half, bytes});
+      mask.make_weights(rows[first + r], cap, weights + r * KEYS, out[first + r],
+                        [&](int i, F weight) { store_narrow(shares + r * KEYS + PAGE_SIZE * i, weight); });
+    products.sum(shares, some, at.values, reach, out + first, at.ahead(1, first == 0));
   }
 }
 

@@ -13,13 +13,12 @@ struct Products {
   int dim;
 
   // weights [rows, KEYS] of queries [rows, dim].
-  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights,
-             const Ahead& ahead) const {
+  void score(const Half* queries, int rows, const uint8_t* const* keys, int count, float* weights, const Ahead& ahead) const {
     in_pairs(rows, [&](int row, bool two) {
       const Half* q = queries + row * dim;
       for (int i = 0; i < count; i += 2) {
         const int second = std::min(i + 1, count - 1);  // with an odd count the last page is scored twice
-        const uint16_t *k = keys[i], *l = keys[second];
+        const auto k = (const uint16_t*)keys[i], l = (const uint16_t*)keys[second];
         if (row == 0) ahead.ask(i), ahead.ask(second);
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int d = 0; d < dim; d += 32) {
@@ -37,7 +36,7 @@ struct Products {
     });
   }
   // Sums of values weighted by shares [rows, KEYS]. Rows of `out` have a constant stride.
-  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out,
+  void sum(const Half* shares, int rows, const uint8_t* const* values, int count, const Partial* out,
            const Ahead& ahead) const {
     const long stride = rows > 1 ? (out[1].out - out[0].out) * sizeof(float) : long(LINE);
     in_pairs(rows, [&](int row, bool two) {
@@ -45,7 +44,7 @@ struct Products {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int i = 0; i < count; i++) {
           const Half* share = shares + row * KEYS + PAGE_SIZE * i;
-          const uint16_t* v = values[i] + 2 * d;
+          const uint16_t* v = (const uint16_t*)values[i] + 2 * d;
           if (row == 0 && d == 0) ahead.ask(i);
           constexpr int STRIDE = KEYS * sizeof(Half);
           tile_load<5>(share, STRIDE), tile_load<7>(v, 4 * dim), tile_dot<0, 5, 7>();

@@ -1,7 +1,7 @@
-// Pages of keys and values, in pairs: products are of pairs, bfloat16 if the build multiplies them, else float32.
+// Pages of keys and values.
 #pragma once
 #include "memory.h"
-#include "simd.h"
+#include "rotation.h"
 
 constexpr int PAGE_SIZE = 16, SPLIT = 8, KEYS = PAGE_SIZE * SPLIT;
 constexpr int AHEAD_PAGES = INTEL ? 2 : 6;  // pages to prefetch
@@ -12,9 +12,9 @@ struct Span {
 
 enum KvFormat : int32_t { KV_BF16, KV_INT8 };  // in the order of KV_DTYPES in backends/native/model.py
 
-// K and V of one layer. A page of a head holds pairs in the order of multiplication: two columns of a key,
-// [dim / 2, PAGE_SIZE, 2], and the values of two slots, [PAGE_SIZE / 2, dim, 2]; as bfloat16, or as codes of 8 bits that
-// are followed by a scale of each slot, [PAGE_SIZE] float32 (models/kv_formats.py).
+// K and V of one layer. A page of a head holds them in the order of multiplication. bfloat16: pairs, two columns of a
+// key, [dim / 2, PAGE_SIZE, 2], and the values of two slots, [PAGE_SIZE / 2, dim, 2]. Codes of 8 bits: fours, in the
+// same way, followed by a scale of each slot, [PAGE_SIZE] float32 (models/kv_formats.py).
 struct Layer {
   uint8_t* data;
   int64_t side_stride, page_stride;  // in bytes
@@ -32,12 +32,12 @@ struct Layer {
   void store(int64_t page, int head, int slot, const uint16_t* k, const uint16_t* v) const {
     uint8_t *keys = this->page(0, page, head), *values = this->page(1, page, head);
     if (format == KV_INT8) {
-      quantize(k, keys, slot, [&](int d, const int8_t* codes) {
-        for (int i = 0; i < 16; i += 2) std::memcpy(keys + (d + i) * PAGE_SIZE + 2 * slot, codes + i, 2);
+      encode(k, keys, slot, [&](int d, const int8_t* codes) {
+        for (int i = 0; i < 16; i += 4) std::memcpy(keys + (d + i) * PAGE_SIZE + 4 * slot, codes + i, 4);
       });
-      return quantize(v, values, slot, [&](int d, const int8_t* codes) {
-        uint8_t* to = values + slot / 2 * 2 * dim + 2 * d + slot % 2;
-        for (int i = 0; i < 16; i++) to[2 * i] = uint8_t(codes[i]);
+      return encode(v, values, slot, [&](int d, const int8_t* codes) {
+        uint8_t* to = values + slot / 4 * 4 * dim + 4 * d + slot % 4;
+        for (int i = 0; i < 16; i++) to[4 * i] = uint8_t(codes[i]);
       });
     }
     uint16_t *pairs = (uint16_t*)keys + 2 * slot, *rows = (uint16_t*)values + slot / 2 * 2 * dim;
@@ -48,30 +48,65 @@ struct Layer {
  private:
   // Stores the scale of a slot, and calls put(d, its codes from column d on) for every 16 columns.
   template <class Put>
-  void quantize(const uint16_t* x, uint8_t* piece, int slot, const Put& put) const {
+  void encode(const uint16_t* x, uint8_t* piece, int slot, const Put& put) const {
     constexpr float MAX_CODE = 127;
-    F most = zero();
-    for (int d = 0; d < dim; d += 16) most = larger(most, abs(load_bf16(x + d)));
-    const float highest = top_size(most);
+    alignas(64) float turned[MAX_HEAD_DIM];
+    for (int d = 0; d < dim; d += 16) ::store(turned + d, load_bf16(x + d));
+    rotate(turned, dim);
+    const float highest = largest(turned, dim);
     ((float*)scales(piece))[slot] = highest / MAX_CODE;
     const F gain = set1(highest == 0 ? 0 : MAX_CODE / highest);
     for (int d = 0; d < dim; d += 16) {
       alignas(16) int8_t codes[16];
-      store_int8(codes, to_int(mul(load_bf16(x + d), gain)));
+      store_int8(codes, to_int(mul(load(turned + d), gain)));
       put(d, codes);
     }
   }
 };
 
-// Pages to prefetch during products with others: bytes [from, to) of pages[i] with the i-th; null for none.
+// Pages to prefetch during products with others: the i-th with the i-th; null for none.
 struct Ahead {
   const uint8_t* const* pages;
-  size_t from, to;
+  size_t bytes;
 
-  bool whole() const { return pages && from == 0; }
   void ask(int i) const {
-    if (pages) fetch_bytes(pages[i] + from, to - from);
+    if (pages) fetch_bytes(pages[i], bytes);
   }
+};
+
+// Pages of a sequence that a head reads.
+struct Reads {
+  const Span* spans;
+  int count, head;
+};
+
+// Asks for the pages of the next split in even steps: a burst would wait for the few buffers of outstanding lines.
+class Fetching {
+ public:
+  // `steps`: the sum of those that are asked for, about.
+  Fetching(const Layer& layer, const Reads& pages, int steps)
+      : layer_(layer), pages_(pages), left_(2 * pages.count), bytes_(layer.piece_bytes()),
+        quota_(std::max(1, int(left_ * bytes_ / LINE) / steps)) {}
+
+  void ask(int steps) {
+    for (int i = 0; i < steps * quota_; i++, at_ += LINE) {
+      if (at_ >= bytes_) {
+        if (left_ == 0) return;
+        const int next = 2 * pages_.count - left_--, side = next >= pages_.count;
+        piece_ = layer_.page(side, pages_.spans[next - side * pages_.count].page, pages_.head), at_ = 0;
+      }
+      fetch(piece_ + at_);
+    }
+  }
+
+ private:
+  const Layer& layer_;
+  const Reads& pages_;
+  int left_;
+  const size_t bytes_;
+  const int quota_;
+  const uint8_t* piece_ = nullptr;
+  size_t at_ = SIZE_MAX;
 };
 
 struct Query {
@@ -85,6 +120,6 @@ struct Partial {
 };
 
 struct Scratch {
-  Buffer weights, shares, outs;  // shares: weights as Half
-  Buffer pages;                  // keys and values of a split as bfloat16, where they are stored in fewer bits
+  Buffer weights, shares, outs;   // shares: weights as Half, or as integers
+  Buffer queries, scores, sums, columns;  // where K and V are codes: see attention_codes.h
 };

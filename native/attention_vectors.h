@@ -9,11 +9,11 @@ constexpr int QUERY_ROWS = 32;  // rows of a chunk for which keys and values are
 // 16 pairs of a page. Optionally the same pairs of a later page are prefetched.
 template <bool ASK>
 struct PairsOf {
-  const uint16_t* const* pages;
+  const uint8_t* const* pages;
   Pairs operator()(int page, int at) const {
-    if (ASK) fetch(pages[page + AHEAD_PAGES] + at);
-    if (ASK && ASKS_TWICE) fetch(pages[page + AHEAD_PAGES / 2] + at);
-    return load_pairs(pages[page] + at);
+    if (ASK) fetch(pages[page + AHEAD_PAGES] + 2 * at);
+    if (ASK && ASKS_TWICE) fetch(pages[page + AHEAD_PAGES / 2] + 2 * at);
+    return load_pairs((const uint16_t*)pages[page] + at);
   }
 };
 
@@ -72,19 +72,17 @@ inline void in_row_tiles(int count, int row, const Step& step) {
     if (row < count) in_row_tiles<R - 1>(count, row, step);
 }
 
-// The two products of attention with the first `count` pages of a split, in `keys` or `values`. Whole pages ahead are
-// prefetched line by line with the lines of others, and are those that follow in these lists.
+// The two products of attention with the first `count` pages of a split, in `keys` or `values`. Pages ahead are prefetched
+// line by line with the lines of others, and are those that follow in these lists.
 struct Products {
   int dim;
 
   // weights [rows, KEYS] of queries [rows, dim].
-  void score(const Half* queries, int rows, const uint16_t* const* keys, int count, float* weights,
-             const Ahead& ahead) const {
+  void score(const Half* queries, int rows, const uint8_t* const* keys, int count, float* weights, const Ahead& ahead) const {
     for (int i = 0; i < count; i += 2) {
-      if (!ahead.whole()) ahead.ask(i), ahead.ask(std::min(i + 1, count - 1));
       in_row_tiles(rows, 0, [&]<int R>(int r) {
         constexpr int P = std::min(2, SUMS<R>);
-        from(keys, ahead.whole() && r == 0, [&](const auto& pairs) {
+        from(keys, ahead.pages && r == 0, [&](const auto& pairs) {
           for (int page = i; page < std::min(i + 2, count); page += P)
             score_pages<R, P>(queries + r * dim, pairs, page, count - 1, dim, weights + r * KEYS + PAGE_SIZE * page);
         });
@@ -92,18 +90,17 @@ struct Products {
     }
   }
   // Sums of values weighted by shares [rows, KEYS].
-  void sum(const Half* shares, int rows, const uint16_t* const* values, int count, const Partial* out,
+  void sum(const Half* shares, int rows, const uint8_t* const* values, int count, const Partial* out,
            const Ahead& ahead) const {
-    for (int i = 0; i < count && !ahead.whole(); i++) ahead.ask(i);
     in_row_tiles(rows, 0, [&]<int R>(int r) {
-      from(values, ahead.whole() && r == 0,
+      from(values, ahead.pages && r == 0,
            [&](const auto& pairs) { sum_values<R>(shares + r * KEYS, pairs, count, dim, out + r); });
     });
   }
 
  private:
   template <class Step>
-  static void from(const uint16_t* const* pages, bool ask, const Step& step) {
+  static void from(const uint8_t* const* pages, bool ask, const Step& step) {
     ask ? step(PairsOf<true>{pages}) : step(PairsOf<false>{pages});
   }
 };

@@ -1,5 +1,8 @@
 // A block of a decoder, for the rows of a pass.
 #pragma once
+#include <optional>
+
+#include "attention_codes.h"
 #include "experts.h"
 #include "qkv.h"
 #include "token_inputs.h"
@@ -18,7 +21,9 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
   };
+  const bool coded = kv.format != KV_BF16;
   auto put = [&](const Piece& piece, int head, float* wholes) {  // [rows, repeat]
+    for (int i = 0; i < piece.count * repeat && coded; i++) rotate_back(partial_at(wholes, i).out, c.dim);
     for (int start = 0; start < piece.count; start += PANEL)
       for (int h = 0; h < repeat; h++) {
         const int some = std::min(PANEL, piece.count - start), column = (head * repeat + h) * c.dim;
@@ -50,14 +55,18 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     for (int i = 0; i < queries; i++)
       own.queries.push_back(query_of(batch, piece.sequence, piece.first + i / repeat, entries));
     const std::span<const Split> splits = splits_of(plan, unit);
+    std::optional<CodedQueries> codes;
+    if (coded) codes = CodedQueries::in(own.scratch.queries, heads.query(piece.first, unit.head), queries, c.dim);
     auto split = [&](size_t index, float* base, size_t first) {
       const Split& s = splits[index];
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
       const Reads next = index + 1 < splits.size() ? reads(unit, splits[index + 1]) : reads(after, splits_of(plan, after)[0]);
-      const auto attend = kv.format == KV_BF16 ? attend_split<false> : attend_split<true>;
-      attend(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head),
-             queries, own.outs.data(), own.scratch);
+      if (coded)
+        return attend_codes(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), *codes, queries,
+                            own.outs.data(), own.scratch);
+      attend_split(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head),
+                   queries, own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(0, memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;

@@ -113,25 +113,38 @@ struct AttentionShape {
   int repeat() const { return heads / kv_heads; }  // query heads of a KV head
 };
 
-// A layer's state (models/config.py, GatedDeltaNet), the places of its entries, and its vectors.
+enum StateKind { GATED_DELTA_NET, SHORT_CONVOLUTION, MAMBA2 };  // models/recurrent.py
+
+// A layer's state, the places of its entries, and its vectors.
 struct StateShape {
+  int32_t kind;
   int32_t k_heads, v_heads, k_dim, v_dim, conv_width;
   int32_t tiled;  // whether every k_heads-th head of v has the same head of k, and not neighbours
   int32_t rows_group, rows_place, inputs_group, inputs_place;
-  int32_t first_page, rows_in_page;  // of a snapshot: the layer's first page, and rows of v_dim in each
-  const float *conv, *decay, *dt_bias, *norm;  // [conv_width, conv_size], [v_heads], [v_heads], [v_dim]
+  // Of a snapshot: the layer's first page, numbers that are together in a page, and how many of these are in each.
+  int32_t first_page, snapshot_row, rows_in_page;
+  const float* conv;  // [conv_width, conv_size]; of the following, a kind's own, the others null
+  const float *decay, *dt_bias, *norm, *conv_bias, *skip;  // [v_heads] twice, [v_dim or v_size], [conv_size], [v_heads]
 
+  // How many of the heads of v that share a head of k a member computes together: all, if those are not many.
+  int together() const {
+    int count = v_heads / k_heads;
+    for (int most = 8; kind == MAMBA2 && count > most; most--)
+      if (count % most == 0) count = most;
+    return count;
+  }
   // The g-th of the heads of v that share a head of k.
   int v_head(int head, int g) const { return tiled ? g * k_heads + head : head * (v_heads / k_heads) + g; }
   int k_size() const { return k_heads * k_dim; }
   int v_size() const { return v_heads * v_dim; }
   int conv_size() const { return 2 * k_size() + v_size(); }
-  int row_size() const { return k_size() + v_size() + 2 * v_heads; }
+  int row_size() const { return kind == SHORT_CONVOLUTION ? 0 : k_size() + v_size() + 2 * v_heads; }
   size_t state_size() const { return size_t(v_heads) * k_dim * v_dim; }
+  int products() const { return kind == SHORT_CONVOLUTION ? 3 : kind == MAMBA2 ? 5 : 6; }  // matrices of the first product
   // Columns of the first product behind those of the convolution. Matrices have whole panels.
   int z_column() const { return conv_size(); }
   int b_column() const { return z_column() + v_size(); }
-  int a_column() const { return b_column() + (v_heads + PANEL - 1) / PANEL * PANEL; }
+  int a_column() const { return b_column() + (kind == MAMBA2 ? 0 : (v_heads + PANEL - 1) / PANEL * PANEL); }
 };
 
 // A gated MLP: down(act(gate x) * up x).
@@ -141,10 +154,10 @@ struct Mlp {
       : gate_up({gate, up}, gate_up_bias, true), down({down}, down_bias) {}
 };
 
-// An MLP that every row passes beside its experts, weighted by the sigmoid of the row's product with `gate`.
+// An MLP that every row passes beside its experts, weighted by the sigmoid of the row's product with `gate` if it has one.
 struct SharedExpert {
   Mlp mlp;
-  const float* gate;  // [hidden]
+  const float* gate;  // [hidden], or null
 };
 
 constexpr int MOST_TOKEN_INPUTS = 1024;

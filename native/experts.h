@@ -173,11 +173,11 @@ void weigh_shared(Model& m, Model::Private& own, const SharedExpert& shared, con
 const float* add_shared(Model& m, Model::Private& own, const SharedExpert& shared, const Normed& from, const float* scales,
                         const PassMemory::Places& at) {
   const Linear& down = shared.mlp.down;
-  weigh_shared(m, own, shared, from, scales, at.after, at.shares);
+  if (shared.gate) weigh_shared(m, own, shared, from, scales, at.after, at.shares);
   const Rows gated = gated_linear(m, own, shared.mlp, from, at.shared_gated);
   auto emit = [&](const Job* jobs, int n, int first, int block, const F* sums) {
     for (int r = 0; r < block; r++) {
-      const F share = set1(at.shares[(first + r) * PANEL] * m.config.residual_scale);
+      const F share = set1((shared.gate ? at.shares[(first + r) * PANEL] : 1.0f) * m.config.residual_scale);
       for (int i = 0; i < n; i++) {
         const size_t place = size_t(first + r) * down.width + jobs[i].column;
         store(at.with_shared + place, fma(sums[i * ROW_BLOCK + r], share, load(at.after + place)));

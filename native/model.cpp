@@ -121,6 +121,12 @@ static Linear first_product(const Block& b, void** matrices, int count) {
 #pragma GCC visibility push(default)
 extern "C" {
 
+// A digest of the sources that this was compiled from (backends/native/sources.py); 0 if whoever compiled gave none.
+#ifndef SOURCES
+#define SOURCES 0
+#endif
+int64_t twostroke_sources() { return SOURCES; }
+
 // Whether this process may use the instructions that this library is compiled for. Must be called before all others.
 int twostroke_usable() {
 #ifdef __AMX_BF16__
@@ -317,26 +323,28 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
   add_block(*(Model*)model, norms, matrices, biases, *attention, Router{}, matrices + 4, 1);
 }
 
-// The same for a block with experts, without a norm after them; their biases follow one another. Matrices: q, k, v, o; of
-// experts: gate, up, down of each, and then of the shared expert if it has a gate. `router`: [experts, hidden], and
-// `shared_gate`: [hidden] or null, which must outlive the model. Each row has `chosen` experts, whose weights are divided
-// by their sum if `normalized`.
+// The same for a block with experts, without a norm after them; their biases follow one another. A sixth of `biases` is
+// Router's `selection`. Matrices: q, k, v, o; of experts: gate, up, down of each, and then of the shared expert if there
+// is one. `router`: [experts, hidden], and `shared_gate`: [hidden] or null, which must outlive the model. Each row has
+// `chosen` experts, whose weights are divided by their sum if `normalized`.
 void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float** biases,
                                  const AttentionShape* attention, const float* router, int experts, int chosen,
-                                 int normalized, void** expert_matrices, const float* shared_gate) {
+                                 int normalized, int sigmoid, void** expert_matrices, int shared, const float* shared_gate) {
   Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention,
-                       Router{router, experts, chosen, bool(normalized), biases[4]}, expert_matrices, experts);
-  if (!shared_gate) return;
+                       Router{router, experts, chosen, bool(normalized), biases[4], bool(sigmoid), biases[5]},
+                       expert_matrices, experts);
+  if (!shared) return;
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
   for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);
   b.shared.emplace(SharedExpert{Mlp(part(0), part(1), part(2), nullptr, nullptr), shared_gate});
 }
 
-// Lets the last block have a state in place of attention. Matrices: q, k, v, z, b, a.
+// Lets the last block have a state in place of attention. Matrices: q, k, v, z, b, a, without b for
+// Mamba-2; b, c, x of a short convolution.
 void twostroke_add_state(void* model, void** matrices, const StateShape* shape) {
   Model& m = *(Model*)model;
   Block& b = m.blocks.back();
-  b.qkv = first_product(b, matrices, 6), b.state = *shape;
+  b.qkv = first_product(b, matrices, shape->products()), b.state = *shape;
   m.zeros.resize(std::max(m.zeros.size(), size_t(std::max(shape->v_dim, PANEL))));
 }
 

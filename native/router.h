@@ -12,6 +12,8 @@ struct Router {
   int experts = 1, chosen = 1;     // in total, and for each row
   bool normalized = false;         // whether the weights of a row's experts are divided by their sum
   const float* bias = nullptr;     // [experts], or null
+  bool sigmoid = false;            // whether an expert's weight is the sigmoid of its logit, and not of a softmax
+  const float* selection = nullptr;  // [experts], added to these weights for the choice alone; or null
   // Logits of a row, padded to a multiple of 16.
   int stride() const { return int(round_up(experts, PANEL)); }
 };
@@ -21,12 +23,16 @@ struct Choice {
   float weight;
 };
 
-// The softmax over all experts of a row, and its largest probabilities in descending order; among equal ones, the lower
-// expert is first. Experts are distinct for any logits, even NaN. `logits` has router.stride() places and is changed.
+// The softmax over all experts of a row, or their sigmoids, and the largest in descending order; among equal ones, the
+// lower expert is first. Experts are distinct for any logits, even NaN. `logits` has router.stride() places and is changed.
 inline void choose(const Router& router, float* logits, Choice* out) {
+  std::fill(logits + router.experts, logits + router.stride(), -1e30f);  // with power 0
+  if (router.sigmoid)
+    for (int i = 0; i < router.stride(); i += PANEL) store(logits + i, sigmoid16(load(logits + i)));
+  auto value = [&](int expert) { return logits[expert] + (router.selection ? router.selection[expert] : 0.0f); };
   int count = 0;
   for (int expert = 0; expert < router.experts; expert++) {
-    auto larger = [&](int place) { return logits[expert] > logits[out[place].expert]; };
+    auto larger = [&](int place) { return value(expert) > value(out[place].expert); };
     if (count == router.chosen && !larger(count - 1)) continue;
     int place = count < router.chosen ? count++ : count - 1;
     for (; place > 0 && larger(place - 1); place--) out[place] = out[place - 1];
@@ -34,14 +40,13 @@ inline void choose(const Router& router, float* logits, Choice* out) {
   }
   const F top = set1(logits[out[0].expert]);
   F powers = zero();
-  std::fill(logits + router.experts, logits + router.stride(), -1e30f);  // with power 0
-  for (int i = 0; i < router.stride(); i += PANEL) {
+  for (int i = 0; i < router.stride() && !router.sigmoid; i += PANEL) {
     const F power = power16(mul(sub(load(logits + i), top), set1(LOG2_E)));
     powers = add(powers, power), store(logits + i, power);
   }
   float total = 0;
   for (int i = 0; i < count; i++) total += out[i].weight = logits[out[i].expert];
-  if (!router.normalized) total = sum(powers);
+  if (!router.normalized) total = router.sigmoid ? 1.0f : sum(powers);
   for (int i = 0; i < count; i++) out[i].weight /= total;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -217,13 +217,28 @@ inline F load_bf16(const uint16_t* p) {
   };
   return {wide(p), wide(p + 8)};
 }
-// 32 integers of 8 bits as bfloat16, which they are exactly.
-inline void widen_codes(const uint8_t* codes, uint16_t* bf16) {
-  for (int i = 0; i < 32; i += 16) {
-    const F v = load_i8(codes + i);
-    const __m256i a = _mm256_srli_epi32((__m256i)v.a, 16), b = _mm256_srli_epi32((__m256i)v.b, 16);
-    _mm256_storeu_si256((__m256i*)(bf16 + i), _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
-  }
+template <int H>
+inline F swap_lanes(F v) {
+  if constexpr (H == 1) return {_mm256_permute_ps(v.a, 0xb1), _mm256_permute_ps(v.b, 0xb1)};
+  if constexpr (H == 2) return {_mm256_permute_ps(v.a, 0x4e), _mm256_permute_ps(v.b, 0x4e)};
+  if constexpr (H == 4) return {_mm256_permute2f128_ps(v.a, v.a, 1), _mm256_permute2f128_ps(v.b, v.b, 1)};
+  if constexpr (H == 8) return {v.b, v.a};
+}
+inline I widen_codes(const uint8_t* codes) {
+  auto wide = [](const uint8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); };
+  return {wide(codes), wide(codes + 16)};
+}
+inline void store_words(int16_t* p, I v) {  // values fit
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8));
+}
+inline I four_words(const int16_t* p) { return both(_mm256_set1_epi64x(*(const int64_t*)p)); }
+inline I dot_words(I acc, I words, I four) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(words.a, four.a)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(words.b, four.b))};
+}
+inline I sums_of_two(I x, I y) {
+  auto of = [](__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); };
+  return {of(x.a, x.b), of(y.a, y.b)};
 }
 
 // The first or the second of each of 16 pairs.

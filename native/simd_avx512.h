@@ -148,15 +148,25 @@ inline void store_bf16(uint16_t* p, F v) {
 inline F load_bf16(const uint16_t* p) {
   return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 }
-// 32 integers of 8 bits as bfloat16, which they are exactly.
-inline void widen_codes(const uint8_t* codes, uint16_t* bf16) {
-  const F low = load_i8(codes), high = load_i8(codes + 16);
-#ifdef __AVX512BF16__
-  _mm512_storeu_si512(bf16, (I)_mm512_cvtne2ps_pbh(high, low));
-#else
-  const __m256i a = _mm512_cvtepi32_epi16(right<16>((I)low)), b = _mm512_cvtepi32_epi16(right<16>((I)high));
-  _mm256_storeu_si256((__m256i*)bf16, a), _mm256_storeu_si256((__m256i*)(bf16 + 16), b);
-#endif
+// Lane i gets lane i ^ H.
+template <int H>
+inline F swap_lanes(F v) {
+  if constexpr (H == 1) return _mm512_permute_ps(v, 0xb1);
+  if constexpr (H == 2) return _mm512_permute_ps(v, 0x4e);
+  if constexpr (H == 4) return _mm512_shuffle_f32x4(v, v, 0xb1);
+  if constexpr (H == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
+}
+// Integers of 16 bits: 32 of them from 8 bits, 16 to memory, and for each lane the product of its two with the first or
+// last two of four, added to acc.
+inline I widen_codes(const uint8_t* codes) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)codes)); }
+inline void store_words(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(v)); }
+inline I four_words(const int16_t* p) { return _mm512_set1_epi64(*(const int64_t*)p); }
+inline I dot_words(I acc, I words, I four) { return _mm512_dpwssd_epi32(acc, words, four); }
+// Sums of two lanes each, of a and then of b.
+inline I sums_of_two(I a, I b) {
+  const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const I odd = _mm512_add_epi32(even, int_set1(1));
+  return _mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b));
 }
 // The first and the second bfloat16 of each pair.
 inline F firsts(I v) { return (F)_mm512_slli_epi32(v, 16); }

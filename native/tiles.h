@@ -25,6 +25,11 @@ class TileShapes {
   void for_attention(int rows) {
     if (change(ATTENTION + rows)) set({rows, rows, rows, rows, rows, rows, TILE, TILE / 2}, LINE / 2);
   }
+  // For products of codes: of tile 4, `k_bytes` wide, with 6, and of tile 5, `v_bytes` wide, with 7.
+  void for_codes(int rows, int k_bytes, int v_bytes) {
+    if (!change(CODES + (rows * LINE + k_bytes - 1) * LINE + v_bytes - 1)) return;
+    set({rows, rows, rows, rows, rows, rows, k_bytes / 4, v_bytes / 4}, v_bytes, k_bytes);
+  }
   // Called after a pass, as other code in this process may use tiles too.
   void release() {
     tile_release();
@@ -32,12 +37,12 @@ class TileShapes {
   }
 
  private:
-  static constexpr int ATTENTION = 1000;
+  static constexpr int ATTENTION = 1000, CODES = 1 << 20;
   bool change(int to) { return std::exchange(now_, to) != to; }
-  static void set(const int (&rows)[8], int fifth_bytes) {
+  static void set(const int (&rows)[8], int fifth_bytes, int fourth_bytes = LINE) {
     TileConfig config;
     for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = LINE, config.rows[tile] = uint8_t(rows[tile]);
-    config.row_bytes[5] = fifth_bytes;
+    config.row_bytes[4] = fourth_bytes, config.row_bytes[5] = fifth_bytes;
     tile_configure(config);
   }
   int now_ = 0;

@@ -29,7 +29,9 @@ def build(directory: Path) -> tuple[int, set[str]]:
 def test_the_same_sources_are_compiled_once(tmp_path: Path) -> None:
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "native").mkdir()
-    (tmp_path / "twostroke" / "backends" / "native").mkdir(parents=True)
+    package = Path("twostroke", "backends", "native")
+    (tmp_path / package).mkdir(parents=True)
+    shutil.copy(ROOT / package / "sources.py", tmp_path / package)
     for name in (*VARIANTS, "model"):
         (tmp_path / "native" / f"{name}.cpp").write_text('extern "C" int one() { return 1; }\n')
     libraries = {f"_native_{variant}" for variant in VARIANTS}

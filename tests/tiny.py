@@ -61,6 +61,63 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_5moe": (
+        "Qwen3_5Moe",
+        {
+            "head_dim": 64,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            "head_dim": 64,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 64,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 96,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "conv_L_cache": 4,
+        },
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -170,6 +227,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "granite4-hybrid": (
+        "GraniteMoeHybrid",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 96,
+            "layer_types": ["mamba", "full_attention", "mamba", "mamba"],
+            "mamba_n_groups": 2,
+            "mamba_d_state": 64,
+            "mamba_d_head": 32,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
     "olmo2": ("Olmo2", {"head_dim": 32, "num_attention_heads": 6}),
     "olmo3": (
         "Olmo3",
@@ -225,18 +303,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "lfm2", "lfm2moe", "granite4-hybrid")
+
+
 def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
     kind, changes = FAMILIES[family]
-    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5") else kind
+    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else kind
     chosen = COMMON | changes | sizes
     if "vocab_size_per_layer_input" in chosen:
         chosen["vocab_size_per_layer_input"] = chosen["vocab_size"]
+    if "mamba_d_head" in chosen:
+        chosen["mamba_n_heads"] = 2 * chosen["hidden_size"] // chosen["mamba_d_head"]
     config = getattr(transformers, f"{name}Config")(**chosen)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        scalars = [(name, one) for name, one in model.named_buffers() if name.endswith("layer_scalar")]
+        scalars = [(name, one) for name, one in model.named_buffers() if name.endswith(("layer_scalar", "expert_bias"))]
         for parameter_name, parameter in [*model.named_parameters(), *scalars]:
             # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
             factor = any(part in parameter_name for part in ("norm", "scalar")) and kind not in ("Gemma2", "Gemma3")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from twostroke.backends.native import library
+from twostroke.errors import InvalidRequest
 
 NATIVE = Path(__file__).parents[2] / "native"
 FUNCTION = re.compile(r"^(?P<result>[\w ]+?\**) ?\btwostroke_(?P<name>\w+)\((?P<arguments>[^)]*)\)\s*\{", re.MULTILINE)
@@ -93,3 +94,21 @@ def test_a_library_exports_these_functions_alone() -> None:
             listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True)
             symbols = re.findall(r"\btwostroke_(\w+)$", listed.stdout, re.MULTILINE)
             assert set(symbols) == set(library.SIGNATURES), variant
+
+
+def test_kernels_of_other_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an update of a checkout that compiled nothing: their structs may be others."""
+    if not (variants := library.variants()):
+        pytest.skip("no native backend")
+    (tmp_path / "model.cpp").write_text("int other;")
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    library.load.cache_clear()
+    try:
+        with pytest.raises(InvalidRequest, match=r"was compiled from other sources than those in .*: run `make`"):
+            library.load(variants[0])
+        library.sources.digest.cache_clear()
+        (tmp_path / "model.cpp").unlink()  # as where the package was installed from a wheel
+        assert library.load(variants[0])
+    finally:
+        library.sources.digest.cache_clear()
+        library.load.cache_clear()

@@ -138,7 +138,7 @@ class Opened:
         asked = Prompt(prompt, self.tokenizer)
         return Request(lambda: method.program(asked), params, self.tokenizer, len(prompt))
 
-    def require_companions(self, method: Method) -> None: ...
+    def require_method(self, method: Method) -> None: ...
 
     @property
     def as_llm(self) -> LLM:

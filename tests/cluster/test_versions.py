@@ -192,7 +192,7 @@ def test_files(tmp_path: Path, tiny_llm: Callable[..., LLM], monkeypatch: pytest
     llm = tiny_llm("qwen3")
     value, chat = llm.prefill(PROMPT), Conversation(llm)
     with monkeypatch.context() as patched:
-        patched.setattr(stream, "MAGIC", b"twostroke-kv-4\n\0")
+        patched.setattr(stream, "MAGIC", b"twostroke-kv-5\n\0")
         value.save(tmp_path / "value")
         patched.setattr(conversation_file, "MAGIC", b"twostroke-conversation-3\n")
         chat.save(tmp_path / "chat")

@@ -90,6 +90,18 @@ def test_side_by_side_with_a_stroke(llm: LLM) -> None:
     results.clear()
 
 
+def test_no_stroke_at_all(llm: LLM) -> None:
+    """A list that a program makes may be empty: it goes on at once."""
+    seen: list[Any] = []
+
+    def program() -> Program:
+        seen.append((yield []))
+        seen.append((yield Prefill(PROMPT)).tokens)
+
+    llm.engine.run([Request(program, PARAMS, llm.tokenizer)])
+    assert seen == [[], PROMPT]
+
+
 @pytest.mark.parametrize("end", ["cancel", "preempt"])
 def test_nobody_waits_for_what_nobody_wants(llm: LLM, end: str) -> None:
     first, second, seen = Future[Any](), Future[Any](), list[Any]()

@@ -1,6 +1,7 @@
-"""A model with recurrent layers: no schedule, cut, fork, file or tier changes a bit."""
+"""Models with recurrent layers: no schedule, cut, fork, file or tier changes a bit."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,20 @@ from twostroke.sampling.params import SamplingParams
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
 CHUNK = 64
-ANY = AnySchedule(lambda directory: write_model("qwen3_5", directory))
-model = ANY.model
+FAMILIES = {name: AnySchedule(partial(write_model, name)) for name in ("qwen3_5", "lfm2", "granite4-hybrid")}
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def family(request: pytest.FixtureRequest) -> AnySchedule:
+    """Gated DeltaNet; short convolutions; Mamba-2."""
+    return FAMILIES[request.param]
 
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     yield
-    ANY.check_no_leak()
+    for one in FAMILIES.values():
+        one.check_no_leak()
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,16 +44,18 @@ def nothing_leaks() -> Iterator[None]:
         [("off", 110, 2), ("radix", 110, 2), ("radix", 1000, 1), ("hash", 100, 1), ("hash", 1000, 2)]
     ),
 )
-def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
+def test_any_schedule(family: AnySchedule, asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
     """Answers do not depend on the schedule: chunks, hits, preemptions, threads, guesses that are rolled back."""
-    ANY.check(asked, chunk, place)
+    family.check(asked, chunk, place)
 
 
 @settings(max_examples=25, deadline=None)
 @given(ends=ENDS, more=st.integers(0, 60), index=INDEXES)
-def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(ends: list[int], more: int, index: str) -> None:
+def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(
+    family: AnySchedule, ends: list[int], more: int, index: str
+) -> None:
     """Cut back anywhere, again and again, and gone on from there: states that are gone are computed again."""
-    ANY.check_cuts(ends, more, index, same_bits)
+    family.check_cuts(ends, more, index, same_bits)
 
 
 def same_bits(kv: KVCache, other: KVCache) -> bool:
@@ -57,13 +66,14 @@ def same_states(kv: KVCache, other: KVCache) -> bool:
     mine, theirs = kv.states(), other.states()
     assert mine is not None
     assert theirs is not None
-    return all(mine[layer].tobytes() == theirs[layer].tobytes() for layer in (0, 1, 3))
+    assert len(mine) == 3
+    return all(state.tobytes() == theirs[layer].tobytes() for layer, state in mine.items())
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129, 200])
-def test_the_end_of_a_value_can_be_cut_without_computing(length: int) -> None:
+def test_the_end_of_a_value_can_be_cut_without_computing(family: AnySchedule, length: int) -> None:
     """Rows since the last snapshot are there, and that of the last token's logits is never missing."""
-    llm = model()
+    llm = family.model()
     kv, before = llm.prefill(PROMPT[:length]), llm.pool.recomputed_tokens
     assert kv[: length - 1].complete
     assert length <= CHUNK + 1 or not kv[: length - 1 - CHUNK].complete
@@ -72,9 +82,9 @@ def test_the_end_of_a_value_can_be_cut_without_computing(length: int) -> None:
 
 
 @pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_conversation_computes_what_is_new(index: str) -> None:
+def test_a_conversation_computes_what_is_new(family: AnySchedule, index: str) -> None:
     """Each of ten turns finds all before it, except for the tokens since the last snapshot (llama.cpp#22384)."""
-    llm = model(index)
+    llm = family.model(index)
     assert llm.model.index is not None
     llm.model.index.clear()
     tokens: list[int] = []
@@ -86,8 +96,8 @@ def test_a_conversation_computes_what_is_new(index: str) -> None:
         tokens = [*asked, *request.choices[0].output.ids]
 
 
-def test_files_and_tiers_keep_states(tmp_path: Path) -> None:
-    llm = model()
+def test_files_and_tiers_keep_states(family: AnySchedule, tmp_path: Path) -> None:
+    llm = family.model()
     kv = llm.prefill(PROMPT)
     kv.save(tmp_path / "value")
     loaded = KVCache.load(tmp_path / "value", llm)
@@ -102,19 +112,19 @@ def test_files_and_tiers_keep_states(tmp_path: Path) -> None:
     assert (loaded.num_pages, host.num_pages) == (kv.num_pages, kv.num_pages)
 
 
-def test_the_state_stays_when_the_front_is_cut() -> None:
-    kv = model().prefill(PROMPT)
+def test_the_state_stays_when_the_front_is_cut(family: AnySchedule) -> None:
+    kv = family.model().prefill(PROMPT)
     for start in (1, 100, 127, 128, 150, 199):
         assert same_states(kv[start:], kv)
     assert same_states(kv[100:].resumed_at(1000), kv)
     joined = kv[:50] + kv[150:]
     assert same_states(joined, kv)
-    found = [token.logprob for token in model().decode(joined, max_tokens=5, logprobs=0)]
+    found = [token.logprob for token in family.model().decode(joined, max_tokens=5, logprobs=0)]
     assert all(logprob is not None and np.isfinite(logprob) for logprob in found)
 
 
-def test_the_reference_has_these_states() -> None:
-    native, reference = model().prefill(PROMPT), model(backend="reference").prefill(PROMPT)
+def test_the_reference_has_these_states(family: AnySchedule) -> None:
+    native, reference = family.model().prefill(PROMPT), family.model(backend="reference").prefill(PROMPT)
     mine, theirs = native.states(), reference.states()
     assert mine is not None
     assert theirs is not None
@@ -123,14 +133,14 @@ def test_the_reference_has_these_states() -> None:
     assert [one.at for one in native.entry_table.snapshots] == [one.at for one in reference.entry_table.snapshots]
 
 
-def test_steps_of_all_shapes_are_timed() -> None:
+def test_steps_of_all_shapes_are_timed(family: AnySchedule) -> None:
     """With an ITL objective the engine times steps over memory of its own, states included."""
-    with LLM(ANY.directory(), backend="native", weights="int8", itl_ms=50.0) as llm:
+    with LLM(family.directory(), backend="native", weights="int8", itl_ms=50.0) as llm:
         kv = llm.prefill(PROMPT)
-        assert same_states(kv, model().prefill(PROMPT))
+        assert same_states(kv, family.model().prefill(PROMPT))
 
 
 @pytest.mark.parametrize("backend", ["auto", "native", "reference"])
-def test_several_ranks_are_refused(backend: str) -> None:
+def test_several_ranks_are_refused(family: AnySchedule, backend: str) -> None:
     with pytest.raises(InvalidRequest, match="leave out tp"):
-        LLM(ANY.directory(), backend=backend, tp=2)
+        LLM(family.directory(), backend=backend, tp=2)

@@ -2,9 +2,11 @@
 
 # pyright: reportPrivateUsage=false
 
+import copy
 import gc
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,16 @@ from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
+from twostroke.kv.geometry import Geometry
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tier_moves import spill
 from twostroke.kv.writer import KVWriter, SlotMapping
+from twostroke.models.rope import NO_ROPE, Rope, turned_on
 
 MODELS = ("student", "teacher")
 MAX_VALUES = 8
+MAX_POSITION = 60  # to which values may be moved
 
 indices = st.integers(0, MAX_VALUES - 1)
 bounds = st.none() | st.integers(-20, 20) | st.integers(-3, 3).map(np.int64)
@@ -63,6 +68,36 @@ class Entry:
         self.k, self.u, _ = recurrent(self.data)
         before = context[-1].state if context else np.zeros((1, 16, 8), np.float32)
         self.state = before + np.outer(self.k, self.u)  # integers, whose sums are exact
+        self.moves: tuple[tuple[int, int], ...] = ()  # (position, distance), in order
+        self.heads: list[list[Entry]] | None = None  # by layer and head, if they hold different ones
+
+    def of(self, layer: int, head: int) -> "Entry":
+        return self if self.heads is None else self.heads[layer][head]
+
+    def moved(self, distance: int) -> "Entry":
+        other = copy.copy(self)
+        other.position, other.model = self.position + distance, None
+        other.moves = (*self.moves, (self.position, distance))
+        if self.heads is not None:
+            other.heads = [[one.moved(distance) for one in row] for row in self.heads]
+        return other
+
+    def by_head(self, heads: "list[list[Entry]]", position: int) -> "Entry":
+        other = copy.copy(self)
+        other.position, other.model, other.moves, other.heads = position, None, (), heads
+        return other
+
+
+@cache
+def stored(geometry: Geometry, group: int, data: bytes, moves: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """An entry in the pages of a group: [layers, 2, 1, heads, width]."""
+    if not moves:
+        return geometry.stored.encode(array([data]))
+    numbers = geometry.stored.decode(before := stored(geometry, group, data, moves[:-1])).copy()
+    position, distance = moves[-1]
+    for i, layer in enumerate(geometry.groups[group].layers):
+        numbers[i, 0] = turned_on(geometry.ropes[layer], numbers[i, 0], np.array([[position]]), distance)
+    return np.concatenate([geometry.stored.encode(numbers[:, :1]), before[:, 1:]], 1)
 
 
 @dataclass
@@ -95,12 +130,29 @@ class Expected:
             return self if self.entries or not other.entries else other
         return Expected(self.entries + other.entries, other.next_position, other.tail)
 
+    def at(self, distance: int) -> "Expected":
+        tail = self.tail if self.tail is not None and self.tail.pending is not None else None
+        return Expected([entry.moved(distance) for entry in self.entries], self.next_position + distance, tail)
+
+    def gather(self, indices: np.ndarray) -> "Expected":
+        layers, heads, count = indices.shape
+        slots = [
+            [[self.entries[indices[i, h, j]].of(i, h) for h in range(heads)] for i in range(layers)]
+            for j in range(count)
+        ]
+        last = max(one.position for slot in slots for row in slot for one in row)
+        first = max(0, last - count + 1)
+        entries = [self.entries[indices[0, 0, j]].by_head(slot, first + j) for j, slot in enumerate(slots)]
+        ends = indices[:, :, -1] == len(self.entries) - 1
+        next_position = self.next_position if last == self.entries[-1].position else entries[-1].position + 1
+        return Expected(entries, next_position, self.tail if ends.all() else None)
+
     def joins(self, other: "Expected") -> bool:
         return not self.entries or not other.entries or self.entries[-1].position < other.entries[0].position
 
 
 class Values(RuleBasedStateMachine):
-    geometry = GEOMETRY
+    geometry = replace(GEOMETRY, ropes=(Rope(1e4), Rope(1e6, rotated=2)))
     more_pages = 0  # that a step may take besides those of entries
 
     def __init__(self) -> None:
@@ -111,6 +163,7 @@ class Values(RuleBasedStateMachine):
         self.pools = [make_pool(count * self.groups, geometry=self.geometry) for count in (40, 14)]
         self.faults = Faults()
         for pool in self.pools:
+            pool.max_position = MAX_POSITION
             pool.stores = {tier: self.faults.store(tier) for tier in TIERS[2:]}
         self.values: list[tuple[KVCache, Expected]] = []
         self.writers: list[tuple[KVWriter, Expected]] = []
@@ -166,8 +219,21 @@ class Values(RuleBasedStateMachine):
 
     def write(self, pool: PagePool, places: SlotMapping, new: list[Entry]) -> None:
         for group, frames in enumerate(places.frames):
-            entries = pool.geometry.stored.encode(array([entry.data for entry in new]))
-            pool.memory.write(group, frames, places.slots, entries)
+            pool.memory.write(group, frames, places.slots, self.stored(group, new))
+
+    def stored(self, group: int, entries: list[Entry]) -> np.ndarray:
+        """Entries in the pages of a group: [layers, 2, n, heads, width]."""
+        none = self.geometry.stored.encode(array([b"." * 32]))[:, :, :0]
+        return np.concatenate([none, *(self.stored_one(group, one) for one in entries)], 2)
+
+    def stored_one(self, group: int, entry: Entry) -> np.ndarray:
+        if entry.heads is None:
+            return stored(self.geometry, group, entry.data, entry.moves)
+        found = stored(self.geometry, group, entry.data, ()).copy()
+        for i, head in np.ndindex(2, 2):
+            one = entry.of(self.geometry.groups[group].layers[i], head)
+            found[i, :, :, head] = stored(self.geometry, group, one.data, one.moves)[i, :, :, head]
+        return found
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
@@ -199,6 +265,50 @@ class Values(RuleBasedStateMachine):
         except OutOfPages:  # for the state at the end
             assert self.more_pages
         assert kv.tier != POOL or kv.pool.num_used <= used + self.more_pages
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, position=st.integers(-2, MAX_POSITION), fault=faults)
+    def move_on(self, i: int, position: int, fault: int | None) -> None:
+        kv, expected = self.pick(i)
+        used, positions = kv.pool.num_used, [entry.position for entry in expected.entries] or [expected.next_position]
+        distance = position - positions[0]
+        positions += [one.position for slot in expected.entries for row in slot.heads or [] for one in row]
+        ends = [expected.next_position + distance, *(one + distance for one in positions)]
+        if not expected.entries and position >= 0:
+            assert kv.at(position).next_position == position
+        elif distance and (min(ends) < 0 or max(ends[1:]) >= MAX_POSITION):
+            with pytest.raises(KVError, match=r"positions (begin|end) at"):
+                kv.at(position)
+        else:
+            try:
+                with self.faults.after(fault):
+                    moved = kv.at(position)
+            except (OutOfPages, PageLost):
+                assert kv.tier != POOL or kv.pool.num_used <= used + self.more_pages  # the error's frames hold a state
+                return
+            self.keep(moved, expected.at(distance) if distance else expected)
+
+    @precondition(lambda self: self.values)
+    @rule(i=indices, count=st.integers(0, 12), seed=st.integers(0, 99), to_the_end=st.booleans(), fault=faults)
+    def gather(self, i: int, count: int, seed: int, to_the_end: bool, fault: int | None) -> None:
+        kv, expected = self.pick(i)
+        random, used, length, chosen = np.random.default_rng(seed), kv.pool.num_used, len(kv), np.empty((2, 2, 0), int)
+        if count := min(count, length):
+            rows = [np.sort(random.permutation(length)[:count]) for _ in range(4)]
+            chosen = np.reshape(rows, (2, 2, count))
+            if to_the_end:
+                chosen[:, :, -1] = length - 1
+        if self.geometry.windowed:
+            with pytest.raises(KVError, match="a model whose layers attend to all entries"):
+                kv.gather(chosen)
+            return
+        try:
+            with self.faults.after(fault):
+                made = kv.gather(chosen)
+        except (OutOfPages, PageLost):
+            assert kv.pool.num_used == used
+            return
+        self.keep(made, expected.gather(chosen) if count else expected[length:])
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=indices, fault=faults)
@@ -318,21 +428,27 @@ class Values(RuleBasedStateMachine):
             assert kv.tokens == [entry.token for entry in entries]
             assert kv.positions == [entry.position for entry in entries]
             assert kv.next_position == expected.next_position
+            if (heads := kv.head_positions) is not None:
+                for i, head, j in np.ndindex(*heads.shape):
+                    assert heads[i, head, j] == entries[j].of(i, head).position
+            else:
+                assert all(entry.heads is None for entry in entries)
             self.check_contents(kv, expected)
             assert same_tail(kv.tail, expected.tail)
             for model in MODELS:
                 assert kv.canonical_length(model) == expected.canonical_length(model)
 
     def check_contents(self, kv: KVCache, expected: Expected) -> None:
-        stored, found = self.geometry.stored, kv.entries()
-        expected_bits = stored.decode(stored.encode(array([entry.data for entry in expected.entries])))
+        as_stored, found = self.geometry.stored, kv.entries()
         held = [places_held(kv.table, group) for group in range(self.groups)]
         assert held[0].all()
-        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * stored.width(4) * stored.dtype.itemsize
+        size = as_stored.width(4) * as_stored.dtype.itemsize
+        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * size
         assert found.dtype == np.float32
-        for group, there in zip(np.split(found, self.groups), held, strict=True):
-            assert np.array_equal(group[:, :, there], expected_bits[:, :, there])
-            assert np.isnan(group[:, :, ~there]).all()
+        for group, (numbers, there) in enumerate(zip(np.split(found, self.groups), held, strict=True)):
+            bits = as_stored.decode(self.stored(group, expected.entries))
+            assert np.array_equal(numbers[:, :, there], bits[:, :, there])
+            assert np.isnan(numbers[:, :, ~there]).all()
 
     @invariant()
     def counts_are_exact(self) -> None:
@@ -355,9 +471,8 @@ class Values(RuleBasedStateMachine):
         """Raise AssertionError unless the frames that a step would read have the expected entries."""
         (frames,) = pool.step_tables([table])
         assert (frames[:, :PAGE] == table[:, :PAGE]).all()
-        bits = self.geometry.stored.encode(array([entry.data for entry in expected.entries]))
         for group in range(pool.num_groups):
-            there = places_held(table, group)
+            bits, there = self.stored(group, expected.entries), places_held(table, group)
             found = pool.memory.read(group, *spans.places(frames, group))
             assert np.array_equal(found[:, :, there], bits[:, :, there])
 
@@ -377,13 +492,19 @@ def places_held(table: np.ndarray, group: int) -> np.ndarray:
 
 
 class WindowedValues(Values):
-    geometry = WINDOWED
+    geometry = replace(WINDOWED, ropes=(Rope(1e4), NO_ROPE, Rope(1e6, rotated=2), Rope(1e2, (1.0, 2.0), 1.5)))
 
 
 class ScaledValues(Values):
     """Codes of 8 bits, with a scale for each entry and head, in windowed layers too."""
 
-    geometry = replace(WINDOWED, kv_dtype="int8")
+    geometry = replace(WindowedValues.geometry, kv_dtype="int8")
+
+
+class ScaledPlainValues(Values):
+    """The same where layers attend to all entries, so that heads may hold different ones."""
+
+    geometry = replace(Values.geometry, kv_dtype="int8")
 
 
 class RecurrentValues(Values):
@@ -399,7 +520,7 @@ class RecurrentValues(Values):
     def check_contents(self, kv: KVCache, expected: Expected) -> None:
         there = places_held(kv.table, 0)
         assert there.all()
-        assert np.array_equal(kv.entries(), array([entry.data for entry in expected.entries]))
+        assert np.array_equal(kv.entries(), self.stored(0, expected.entries))
         if kv.complete:
             zeros = np.zeros((1, 16, 8), np.float32)
             states = kv.states()
@@ -409,12 +530,14 @@ class RecurrentValues(Values):
     def check_frames(self, pool: PagePool, table: np.ndarray, expected: Expected) -> None:
         (frames,) = pool.step_tables([table])
         found = pool.memory.read(0, *spans.places(frames, 0))
-        assert np.array_equal(found, array([entry.data for entry in expected.entries]))
+        assert np.array_equal(found, self.stored(0, expected.entries))
 
 
 TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
 TestScaledValues, TestRecurrentValues = ScaledValues.TestCase, RecurrentValues.TestCase
-for case in (TestValues, TestWindowedValues, TestScaledValues, TestRecurrentValues):
+TestScaledPlainValues = ScaledPlainValues.TestCase
+for case in (TestValues, TestWindowedValues, TestScaledValues, TestScaledPlainValues, TestRecurrentValues):
     case.settings = settings(
         max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
+del case  # else it is collected as a test

@@ -15,8 +15,8 @@ from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import KVWriter, SlotMapping
-from twostroke.models.config import GatedDeltaNet
 from twostroke.models.layer_groups import LayerGroup
+from twostroke.models.recurrent import GatedDeltaNet
 from twostroke.models.rope import Rope
 
 

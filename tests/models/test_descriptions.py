@@ -51,6 +51,8 @@ def with_attention(attention: Attention) -> ModelConfig:
         replace(CONFIG, layers=(replace(CONFIG.layers[0], pre_norms=False),)),
         replace(CONFIG, layers=(replace(CONFIG.layers[0], feed_forward=Experts(8, 2, 32, shared_size=64)),)),
         replace(CONFIG, layers=(replace(CONFIG.layers[0], feed_forward=Experts(8, 2, 32, bias=True)),)),
+        replace(CONFIG, layers=(replace(CONFIG.layers[0], feed_forward=Experts(8, 2, 32, sigmoid=True)),)),
+        replace(CONFIG, layers=(replace(CONFIG.layers[0], feed_forward=Experts(8, 2, 32, selection_bias=True)),)),
         replace(CONFIG, residual_scale=0.5),
         replace(CONFIG, logit_scale=0.5),
         replace(CONFIG, score_cap=50.0),

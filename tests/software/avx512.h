@@ -81,6 +81,7 @@ SHIFTS(slli_epi32) SHIFTS(srli_epi32) SHIFTS(slli_epi16) SHIFTS(srli_epi16)
 inline __m512 setzero_ps() { return __m512{}; }
 inline __m512i setzero_si512() { return __m512i{}; }
 inline __m512 set1_ps(float x) { return halves([&](int) { return _mm256_set1_ps(x); }); }
+inline __m512i set1_epi64(long long x) { return int_halves([&](int) { return _mm256_set1_epi64x(x); }); }
 inline __m512i set1_epi32(int x) { return int_halves([&](int) { return _mm256_set1_epi32(x); }); }
 inline __m512i set1_epi8(char x) { return int_halves([&](int) { return _mm256_set1_epi8(x); }); }
 template <class... Ints>
@@ -161,11 +162,25 @@ inline __m512i dpbusd_epi32(Lanes acc, Lanes a, Lanes b) {  // unsigned times si
   });
 }
 
+inline __m512i dpwssd_epi32(Lanes acc, Lanes a, Lanes b) {  // words, in pairs
+  return int_halves([&](int i) {
+    return _mm256_add_epi32(acc.int_half[i], _mm256_madd_epi16(a.int_half[i], b.int_half[i]));
+  });
+}
+
 inline __m512 shuffle_f32x4(Lanes a, Lanes b, int order) {
   return lanes([&](int i) { return (i < 8 ? a : b).f[4 * (order >> 2 * (i / 4) & 3) + i % 4]; });
 }
 inline __m512 shuffle_ps(Lanes a, Lanes b, int order) {
   return lanes([&](int i) { return (i % 4 < 2 ? a : b).f[i / 4 * 4 + (order >> 2 * (i % 4) & 3)]; });
+}
+inline __m512i broadcast_i32x4(__m128i a) { return int_halves([&](int) { return _mm256_broadcastsi128_si256(a); }); }
+inline __m512i shuffle_epi8(Lanes a, Lanes places) {
+  return int_halves([&](int i) { return _mm256_shuffle_epi8(a.int_half[i], places.int_half[i]); });
+}
+inline __m512 permute_ps(Lanes a, int order) { return shuffle_ps(a, a, order); }
+inline __m512i permutex2var_epi32(Lanes a, Lanes places, Lanes b) {
+  return int_lanes([&](int i) { return (places.u[i] & 16 ? b : a).i[places.u[i] & 15]; });
 }
 inline __m512 permutexvar_ps(Lanes places, Lanes a) { return lanes([&](int i) { return a.f[places.u[i] & 15]; }); }
 inline __m512i permutexvar_epi16(Lanes places, Lanes a) {
@@ -197,6 +212,11 @@ inline __m256i cvtepi32_epi16(Lanes a) { return narrowed<__m256i, uint16_t>(a); 
 inline __m128i cvtepi32_epi8(Lanes a) { return narrowed<__m128i, uint8_t>(a); }
 inline __m512i cvtepu16_epi32(__m256i a) { return widened<uint16_t>(a); }
 inline __m512i cvtepu8_epi32(__m128i a) { return widened<uint8_t>(a); }
+inline __m512i cvtepi8_epi16(__m256i a) {
+  return int_halves([&](int i) {
+    return _mm256_cvtepi8_epi16(i ? _mm256_extracti128_si256(a, 1) : _mm256_castsi256_si128(a));
+  });
+}
 inline __m512i cvtepi8_epi32(__m128i a) { return widened<int8_t>(a); }
 
 // Rounds to the nearest bfloat16, ties to even. Subnormal inputs and results are 0.

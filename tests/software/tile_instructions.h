@@ -90,16 +90,37 @@ inline __m512 second_of(__m512i pairs) { return (__m512)_mm512_and_si512(pairs, 
   }
 }
 
+// Demands that the product of two tiles can be added to a third. Returns the number of fours of bytes of a row.
+inline int fours_of(int sums, int rows, int columns) {
+  const int fours = tile_unit.row_bytes(rows) / 4;
+  demand(tile_unit.rows(rows) == tile_unit.rows(sums) && tile_unit.rows(columns) == fours &&
+             tile_unit.row_bytes(columns) == tile_unit.row_bytes(sums),
+         "a product of tiles that do not fit");
+  return fours;
+}
+
 // Subnormal inputs and results are 0.
 template <int SUMS, int ROWS, int COLUMNS>
 inline void tile_dot() {
   Tile &sums = configured<SUMS>(), &rows = configured<ROWS>(), &columns = configured<COLUMNS>();
-  const int count = tile_unit.rows(SUMS), pairs = tile_unit.row_bytes(ROWS) / 4;
-  demand(tile_unit.rows(ROWS) == count && tile_unit.rows(COLUMNS) == pairs &&
-             tile_unit.row_bytes(COLUMNS) == tile_unit.row_bytes(SUMS),
-         "a product of tiles that do not fit");
+  const int count = tile_unit.rows(SUMS), pairs = fours_of(SUMS, ROWS, COLUMNS);
   const unsigned before = _mm_getcsr();
   _mm_setcsr(0x9fc0);  // a processor's default, with flush to zero and denormals as zero
   add_products(sums, rows, columns, count, pairs);
   _mm_setcsr(before);
+}
+
+// Of fours of signed bytes.
+template <int SUMS, int ROWS, int COLUMNS>
+inline void tile_dot_bytes() {
+  Tile &sums = configured<SUMS>(), &rows = configured<ROWS>(), &columns = configured<COLUMNS>();
+  const int fours = fours_of(SUMS, ROWS, COLUMNS);
+  for (int m = 0; m < tile_unit.rows(SUMS); m++)
+    for (int n = 0; n < tile_unit.row_bytes(SUMS) / 4; n++) {
+      int32_t sum;
+      std::memcpy(&sum, sums.bytes[m] + 4 * n, 4);
+      for (int k = 0; k < 4 * fours; k++)
+        sum += int32_t((int8_t)rows.bytes[m][k]) * int32_t((int8_t)columns.bytes[k / 4][4 * n + k % 4]);
+      std::memcpy(sums.bytes[m] + 4 * n, &sum, 4);
+    }
 }

@@ -8,6 +8,7 @@ import torch
 
 from tests.backends.test_step_in_flight import batch
 from tests.study.explain.test_states import asked
+from tests.tiny import RECURRENT
 from twostroke.api.llm import LLM
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.backends.triton import backend as gpu
@@ -37,8 +38,7 @@ def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 
-REFUSED = {
-    "qwen3_5": "recurrent layers",
+REFUSED = dict.fromkeys(RECURRENT, "recurrent layers") | {
     "gemma4": "layers with the same heads",
     "gemma4-12b": "layers with the same heads",
     "gemma2": "capped scores or logits",

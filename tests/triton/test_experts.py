@@ -62,7 +62,8 @@ class Layer:
         """In float32, but for the rounding of what enters the second product."""
         x, experts = h.float().cpu(), self.experts
         router = torch.from_numpy(self.arrays["layers.0.router"])
-        ids, weights = Operations().route(x, DenseWeight(router, None, ColumnSplit((0, len(router)))), experts)
+        gate = DenseWeight(router, None, ColumnSplit((0, len(router))))
+        ids, weights = Operations().route(x, gate, None, experts)
         total = torch.zeros_like(x)
         for e in range(experts.count):
             own = [torch.from_numpy(self.arrays[f"layers.0.experts.{e}.{name}"]) for name in ("gate", "up", "down")]

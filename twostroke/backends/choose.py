@@ -167,7 +167,7 @@ def _create_native(wanted: BackendRequest) -> Backend | str:
         return f"it stores K and V in {' or '.join(native.KV_DTYPES)}, not in {kv_dtype}"
     variant = wanted.backend.partition("-")[2] or None
     reason = library.unavailable(variant) or native.unsupported(
-        wanted.config, wanted.matrices, wanted.page_size, wanted.tp
+        wanted.config, wanted.matrices, wanted.page_size, wanted.tp, kv_dtype
     )
     return reason or native.NativeBackend(wanted.threads, variant, wanted.tp, kv_dtype)
 

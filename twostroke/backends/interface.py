@@ -56,7 +56,7 @@ START, STOP, POSITION, PAGE = range(4)  # first and past-the-last slot; position
 
 @dataclass(frozen=True)
 class StateStep:
-    """What a sequence's rows read and write of states (`models.config.GatedDeltaNet`).
+    """What a sequence's rows read and write of states (`models.recurrent`).
 
     Attributes:
         rows: number of entries before the step's that came since the snapshot.

@@ -38,8 +38,8 @@ class PageMemory(Protocol):
             if pages are no whole number of them.
         layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, width]. "pairs", for instructions that
             multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
-            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent), each head followed by its scales,
-            [page_size], if there are any; other entries stay plain.
+            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent). Codes are in fours in the same
+            way, and each head is followed by its scales, [page_size]; other entries stay plain.
         page_bytes: bytes of a page.
     """
 
@@ -166,19 +166,21 @@ class _EntryPart:
     """K, V or other entries of all pages, by frame and slot: [layers, n, Hkv, width], for any layout of pages."""
 
     def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None, scale_bytes: int) -> None:
-        """`storage`: [layers, frames, Hkv, page_size, width]; with `pairs`, pages hold pairs of columns or slots."""
+        """`storage`: [layers, frames, Hkv, page_size, width]; in pairs, or in fours of codes."""
         self.pairs, self.dtype, self.scales = pairs, storage.dtype, None
         bits = storage.view(f"u{storage.itemsize}")  # numpy copies unknown dtypes (bfloat16) one element at a time
         layers, frames, heads, size, dim = storage.shape
+        self.together = 4 if scale_bytes else 2
         if pairs is not None and scale_bytes:  # behind a head's codes
             dim -= scale_bytes
             flat = bits.reshape(layers, frames, heads, -1)
             bits = flat[..., : size * dim]
             self.scales = flat[..., size * dim :].reshape(layers, frames, heads, size, scale_bytes).swapaxes(2, 3)
+        n = self.together
         if pairs == "columns":
-            self.view = bits.reshape(layers, frames, heads, dim // 2, size, 2).transpose(0, 1, 4, 2, 3, 5)
+            self.view = bits.reshape(layers, frames, heads, dim // n, size, n).transpose(0, 1, 4, 2, 3, 5)
         elif pairs == "slots":
-            self.view = bits.reshape(layers, frames, heads, size // 2, dim, 2).transpose(0, 1, 3, 5, 2, 4)
+            self.view = bits.reshape(layers, frames, heads, size // n, dim, n).transpose(0, 1, 3, 5, 2, 4)
         else:
             self.view = bits.swapaxes(2, 3)
 
@@ -186,7 +188,7 @@ class _EntryPart:
         """A copy, [layers, n, Hkv, width]; for one layer [n, Hkv, width]."""
         taken = self.view[(layers, *self._places(frames, slots))]
         if self.pairs == "columns":
-            taken = taken.reshape(*taken.shape[:-2], 2 * taken.shape[-2])
+            taken = taken.reshape(*taken.shape[:-2], self.together * taken.shape[-2])
         if self.scales is not None:
             taken = np.concatenate([taken, self.scales[layers, frames, slots]], -1)
         return np.ascontiguousarray(taken).view(self.dtype)
@@ -196,11 +198,12 @@ class _EntryPart:
         if self.scales is not None:
             bits, self.scales[:, frames, slots] = np.split(bits, [bits.shape[-1] - self.scales.shape[-1]], -1)
         if self.pairs == "columns":
-            bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // 2, 2)
+            bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // self.together, self.together)
         self.view[(ALL, *self._places(frames, slots))] = bits
 
     def _places(self, frames: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:
-        return [frames, slots // 2, slots % 2] if self.pairs == "slots" else [frames, slots]
+        n = self.together
+        return [frames, slots // n, slots % n] if self.pairs == "slots" else [frames, slots]
 
 
 def host_kv_room() -> int:

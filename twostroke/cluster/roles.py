@@ -165,7 +165,7 @@ class DecodeRole:
         llm.model.require_room(len(prompt))
         parsed.params.check_vocabulary(llm.config.vocab_size)
         if not self._student:
-            llm.require_companions(method)
+            llm.require_method(method)
         try:
             handle = ValueHandle.from_json(handed.get(HANDLE))
         except WireError as error:

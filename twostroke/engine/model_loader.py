@@ -35,6 +35,7 @@ from twostroke.models.checkpoints.verify import verify
 from twostroke.models.cost import CostModel
 from twostroke.models.formats.encode import ENCODING
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.rope import frequencies
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class ModelLoader:
         self._count("weights", sum(weights.values()))
         self.budget.require("take a smaller model, fewer bits (weights=int4), or raise the limit")
         pool = pool_for(geometry)
+        pool.max_position = min(pool.max_position, checkpoint.config.max_position)
         identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
         checkpoint.release()
         compiled = backend.compile(checkpoint.config, _reported(checkpoint, self.progress))
@@ -249,5 +251,6 @@ def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
     angles = [np.arange(64, dtype=np.float32)[:, None] * frequencies(rope, dim) for rope, dim in turned]
     # numpy makes angles and encodes weights, and not with the same last bits on every processor.
     turns = hashlib.blake2b(b"".join(np.cos(a).tobytes() + np.sin(a).tobytes() for a in angles)).hexdigest()
-    parts = (checkpoint.weights_id, ENCODING, backend.arithmetic, turns, backend.kv_dtype, page_size)
+    stored = kv_format(backend.kv_dtype).identity
+    parts = (checkpoint.weights_id, ENCODING, backend.arithmetic, turns, stored, page_size)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

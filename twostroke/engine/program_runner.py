@@ -56,6 +56,9 @@ class ProgramRunner:
                 return
             choice.side_by_side = isinstance(asked, list)
             strokes = asked if isinstance(asked, list) else [asked]
+            if not strokes:  # nothing to wait for
+                value = []
+                continue
             choice.results = [PENDING] * len(strokes)
             for slot, stroke in enumerate(strokes):
                 self._open(choice, slot, stroke)

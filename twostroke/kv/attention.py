@@ -88,6 +88,19 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
+def attention_by_head(kv: KVCache, queries: Queries) -> np.ndarray:
+    """Attention that each entry receives in each KV head from the last n entries: mean over its query heads and the n.
+
+    Returns:
+        [layers with K and V of their own, KV heads, len(kv)] float64. All layers have as many heads.
+    """
+    layers, heads = kv.pool.geometry.kv_layers, kv.pool.geometry.kv_heads
+    mass = np.zeros((len(layers), heads or 0, len(kv)))
+    for layer, weights in zip(queries.sources or layers, attention_weights(kv, queries), strict=True):
+        mass[layers.index(layer)] += weights.reshape(heads or 0, -1, len(kv)).mean(1)
+    return mass
+
+
 def attention_mass(kv: KVCache, queries: Queries) -> np.ndarray:
     """Attention that each entry receives from the last n entries: mean over layers and heads, summed over the n.
 

@@ -5,17 +5,21 @@ An entry is a token, its position, and its K (after RoPE) and V in every layer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from twostroke.backends.interface import POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans, states, stream
 from twostroke.kv.entries import EntryTable, Tail
-from twostroke.kv.page_contents import copy_pages, read_entries, read_keys
+from twostroke.kv.entries_by_head import checked_indices, gathered, written
+from twostroke.kv.other_dtype import converted
+from twostroke.kv.other_positions import moved, require_positions
+from twostroke.kv.page_contents import copy_pages, read_entries, read_keys, require_page_size
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import Stretch
@@ -65,6 +69,33 @@ class KVCache:
         """A value without entries, from which every prefill starts."""
         return cls(pool, EntryTable.empty(pool.num_groups, bool(pool.geometry.states)))
 
+    @classmethod
+    def of_entries(
+        cls,
+        llm: PoolHolder,
+        keys: np.ndarray,
+        values: np.ndarray,
+        positions: np.ndarray | Sequence[int],
+        tokens: Sequence[int] | None = None,
+    ) -> KVCache:
+        """A value of entries that a technique has made, such as merged or fitted ones. They are canonical for no model.
+
+        Args:
+            llm: in whose pool they are placed, as its `kv_dtype` says.
+            keys, values: [layers with K and V of their own, KV heads, n, head_dim], finite, with K as after RoPE.
+            positions: [n] or [layers, KV heads, n] integers, which rise for each head: where K is rotated to.
+            tokens: n ids that stand for the entries, as where penalties count a prompt's tokens; None: all 0.
+
+        Raises:
+            KVError: other shapes or positions, or the model has windows, states, or layers of different shapes.
+            OutOfPages: no room.
+        """
+        places = np.asarray(positions)
+        if not (count := places.shape[-1] if places.ndim else 0):
+            raise KVError("there are no entries: give at least one position")
+        ids = np.zeros(count, np.int32) if tokens is None else np.asarray(tokens, np.int32)
+        return cls._in_fresh_pages(llm.pool, *written(llm.pool, keys, values, places, ids))
+
     # Attributes ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -79,6 +110,13 @@ class KVCache:
     def positions(self) -> list[int]:
         """The position of each entry, strictly increasing unless `resumed_at` set a position."""
         return spans.positions(self.table).tolist()
+
+    @property
+    def head_positions(self) -> np.ndarray | None:
+        """The position of each head's entries, [layers with K and V of their own, KV heads, n] int32; None if all heads
+        hold the same (see `gather`)."""
+        heads = self.entry_table.head_positions
+        return None if heads is None else heads.transpose(1, 2, 0).copy()
 
     @property
     def next_position(self) -> int:
@@ -181,11 +219,15 @@ class KVCache:
     def states(self) -> dict[int, np.ndarray] | None:
         """A copy of the state behind the last entry in each recurrent layer, by index, for inspection and tests.
 
-        float32 [heads of v, k_dim, v_dim] (`models.config.GatedDeltaNet`); None if it is not known, as behind a cut.
-        Raises PageLost.
+        float32 [heads of v, k_dim, v_dim] (`models.recurrent`), or where there is no such matrix the last inputs of
+        the convolution, [inputs, channels]; None if it is not known, as behind a cut. Raises PageLost.
         """
         found = states.states_behind(self.pool, self.entry_table)
-        return None if found is None else {layer: one.state for layer, one in found.items()}
+        return (
+            None
+            if found is None
+            else {layer: one.state if one.state.size else one.inputs for layer, one in found.items()}
+        )
 
     def _place_of(self, layer: int) -> tuple[int, int]:
         """The group of a layer, and its place in the group's pages."""
@@ -229,7 +271,16 @@ class KVCache:
             self.pool.release(fresh)  # the value holds its own references
 
     def without_last(self) -> KVCache:
-        """All entries except the last. The next entry takes the last one's position, to compute it again."""
+        """All entries except the last. The next entry takes the last one's position, to compute it again.
+
+        Raises KVError if its heads hold different entries (`gather`).
+        """
+        heads = self.entry_table.head_positions
+        if heads is not None and len(heads) and (heads[-1] != heads[-1, 0, 0]).any():
+            raise KVError(
+                "the last entry cannot be computed again, since heads hold different ones there: join it behind, as in "
+                "kv[:-1].gather(indices) + kv[-1:], or enter a token"
+            )
         return self[:-1].resumed_at(self.next_position - 1)
 
     def resumed_at(self, position: int) -> KVCache:
@@ -239,6 +290,59 @@ class KVCache:
         if self.pool.geometry.states and position != self.next_position:  # chunks end at other places then
             return self._closed(self.entry_table, lambda whole: replace(whole, next_position=position))
         return KVCache(self.pool, replace(self.entry_table, next_position=position), self.tier)
+
+    def at(self, position: int) -> KVCache:
+        """The same entries as a block elsewhere: the first one lies at `position`, as in `a + b.at(a.next_position)`.
+
+        K turns by the distance in each layer's RoPE, and V is copied.
+        What is moved by 0 is this value. Otherwise K is computed in float32 from what is stored and rounded again, each
+        time: so move the original, not what was moved before. Nothing of it is canonical, since its entries have not
+        seen what lies before them now (techniques compute some of them again: EPIC, Hu et al. 2024, arXiv:2410.15332;
+        CacheBlend, Yao et al. 2024, arXiv:2405.16444). Logits at its end are left out, and the next stroke computes
+        them again; a pending token stays. States of recurrent layers know no positions, and are what they were at the
+        end. What windowed layers have given back stays so.
+
+        Raises:
+            KVError: an entry would lie before 0 or past the model's positions. OutOfPages: no room for the new K.
+            PageLost: its pages are gone or damaged. After an error nothing has changed.
+        """
+        if not len(self):
+            return self.resumed_at(position)
+        if not (distance := position - int(self.table[0, POSITION])):
+            return self
+        require_positions(self.pool, self.entry_table, distance)
+        if self.tier != POOL:
+            return self.to(POOL).at(position).to(self.tier)
+        closed = self.resumed_at(self.next_position + distance)
+        return self._in_fresh_pages(self.pool, *moved(self.pool, closed.entry_table, distance))
+
+    def gather(self, indices: np.ndarray) -> KVCache:
+        """Other entries for each head: slot j of head h in layer l holds entry `indices[l, h, j]`.
+
+        Slots are then what entries were: the value is cut, joined, extended, moved, saved and sent as any other. Each
+        entry keeps the K that its position gave it (`head_positions`). Slots have adjacent positions, of which the last
+        is that of the last entry chosen by any head, and the tokens of the first layer's first head. Nothing of it is
+        canonical. Logits at the end stay if all heads end with the last entry. Otherwise join the last entries behind,
+        as in `kv[:-1].gather(indices) + kv[-1:]`, or enter further tokens.
+
+        Args:
+            indices: integers [layers with K and V of their own, KV heads, n], rising for each head.
+
+        Raises:
+            KVError: other indices, or the model has windows, states, or layers of different shapes. OutOfPages: no
+                room for the entries. PageLost: its pages are gone or damaged. After an error nothing has changed.
+        """
+        chosen = checked_indices(self.pool.geometry, len(self), indices)
+        if not chosen.shape[-1]:
+            return self[len(self) :]
+        return self._in_fresh_pages(self.pool, *gathered(self.pool, self.entry_table, chosen)).to(self.tier)
+
+    @classmethod
+    def _in_fresh_pages(cls, pool: PagePool, contents: EntryTable, fresh: np.ndarray) -> KVCache:
+        try:
+            return cls(pool, contents)
+        finally:
+            pool.release(fresh)  # the value holds its own references
 
     def with_tail(self, tail: Tail | None) -> KVCache:
         """The same entries with another tail."""
@@ -339,8 +443,7 @@ class KVCache:
         if pool is self.pool:
             return self.to(POOL)
         pool.geometry.require(self.pool.geometry, "this value cannot be placed here")
-        if self.pool.page_size != pool.page_size:
-            raise KVError(f"this value has pages of {self.pool.page_size} entries, and the pool has {pool.page_size}")
+        require_page_size(pool, self.pool.page_size)
         pages, stops = self.entry_table.pages_and_stops(self.pool.page_size)
         pool.make_room(len(pages), collect=True)
         fresh = np.array(pool.allocate(len(pages), self.pool.group_of[pages]), np.int64)
@@ -349,6 +452,20 @@ class KVCache:
             return KVCache(pool, self.entry_table.in_pages(pages, fresh))
         finally:
             pool.release(fresh)  # the new value, if any, holds its own references
+
+    def to_dtype(self, llm: PoolHolder) -> KVCache:
+        """The entries in `llm`'s pool, as its `kv_dtype` says: the same model with K and V in more or fewer bits.
+
+        The model there can use it, and nothing of it is canonical: its K and V were rounded twice. With the same dtype
+        it is `copy_to`.
+
+        Raises:
+            GeometryMismatch: more than the dtype differs. KVError: the page sizes differ, or the model has recurrent
+                layers. OutOfPages: no room. PageLost: its pages are gone or damaged. Then nothing has changed.
+        """
+        if llm.pool.geometry.kv_dtype == self.pool.geometry.kv_dtype:
+            return self.copy_to(llm.pool)
+        return self._in_fresh_pages(llm.pool, *converted(self.pool, self.entry_table, llm.pool))
 
     def save(self, path: str | Path) -> None:
         """Write the value to a file (see `stream`). An existing file is replaced only when all is written.
@@ -380,7 +497,4 @@ class KVCache:
     def read_from(cls, source: stream.StreamReader, pool: PagePool) -> KVCache:
         """Read what `write_to` wrote, to the end of the source. Raises the errors of `load`."""
         entry_table = stream.read(source, pool)
-        try:
-            return cls(pool, entry_table)
-        finally:
-            pool.release(np.unique(entry_table.pages))  # the value holds its own references
+        return cls._in_fresh_pages(pool, entry_table, np.unique(entry_table.pages))

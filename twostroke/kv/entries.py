@@ -71,6 +71,8 @@ class EntryTable:
         next_position: the position of the next entry.
         tail: the start of the next stroke, if it is known.
         snapshots: known states of recurrent layers, by rising number of entries; none for a model without such layers.
+        head_positions: [n, layers with K and V, KV heads] int32, the position of each head's entry, where heads hold
+            different ones (`kv.entries_by_head`); None: all hold the same.
     """
 
     table: np.ndarray
@@ -79,6 +81,7 @@ class EntryTable:
     next_position: int
     tail: Tail | None = None
     snapshots: tuple[StateSnapshot, ...] = ()
+    head_positions: np.ndarray | None = None
 
     @classmethod
     def empty(cls, groups: int, states: bool = False) -> EntryTable:
@@ -93,7 +96,15 @@ class EntryTable:
         """Bytes of all of this."""
         before = sum(stretch.before.nbytes for stretch in self.stretches)
         tail = 0 if self.tail is None else self.tail.nbytes
-        return self.table.nbytes + self.tokens.nbytes + before + tail
+        heads = 0 if self.head_positions is None else self.head_positions.nbytes
+        return self.table.nbytes + self.tokens.nbytes + before + tail + heads
+
+    def positions_by_head(self, layers: int, heads: int) -> np.ndarray:
+        """[n, layers, heads] int32, read-only, also where all heads hold the same entries."""
+        if self.head_positions is not None:
+            return self.head_positions
+        positions = spans.positions(self.table).astype(np.int32)
+        return np.broadcast_to(positions[:, None, None], (len(self), layers, heads))
 
     def canonical_length(self, model: str) -> int:
         """Number of leading entries that `model` (an id) computed over exactly the tokens before each."""
@@ -114,7 +125,8 @@ class EntryTable:
         snapshots = tuple(replace(one, at=one.at - start) for one in inside)
         if start == stop and self.snapshots:  # nothing was read
             snapshots = (ZEROS,)
-        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail, snapshots)
+        heads = None if self.head_positions is None else self.head_positions[start:stop]
+        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail, snapshots, heads)
 
     def require_before(self, other: EntryTable) -> None:
         """Raise KVError unless the positions of both increase where `other` follows."""
@@ -134,6 +146,7 @@ class EntryTable:
             other.next_position,
             other.tail,
             tuple(replace(one, at=one.at + len(self)) for one in other.snapshots),
+            joined_heads(self, other),
         )
 
     def in_pages(self, old: np.ndarray, new: np.ndarray) -> EntryTable:
@@ -168,3 +181,11 @@ class EntryTable:
         """The pages of all spans and snapshots; a page may be there more than once."""
         held = spans.held_pages(self.table)
         return np.concatenate([held, self.snapshot_pages]) if self.snapshots else held
+
+
+def joined_heads(left: EntryTable, right: EntryTable) -> np.ndarray | None:
+    """`head_positions` of the entries of both."""
+    known = left.head_positions if left.head_positions is not None else right.head_positions
+    if known is None:
+        return None
+    return np.concatenate([one.positions_by_head(*known.shape[1:]) for one in (left, right)])

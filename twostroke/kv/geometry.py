@@ -13,10 +13,11 @@ from twostroke.backends.interface import PAGE, POSITION
 from twostroke.errors import GeometryMismatch
 from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable
-from twostroke.models.config import GatedDeltaNet, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.models.kv_formats import KVFormat, kv_format
 from twostroke.models.layer_groups import LayerGroup, PageShape, StatePages, layer_groups
-from twostroke.models.rope import Rope
+from twostroke.models.recurrent import RecurrentMixer
+from twostroke.models.rope import NO_ROPE, Rope
 from twostroke.models.stable_repr import LATER, StableRepr
 
 
@@ -36,7 +37,7 @@ class Geometry(StableRepr):
     ropes: tuple[Rope, ...]
     kv_dtype: str
     tokenizer: str
-    states: tuple[tuple[int, GatedDeltaNet], ...] = field(default=(), repr=False, metadata=LATER)
+    states: tuple[tuple[int, RecurrentMixer], ...] = field(default=(), repr=False, metadata=LATER)
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: str, tokenizer: str) -> "Geometry":
@@ -48,6 +49,26 @@ class Geometry(StableRepr):
     def kv_groups(self) -> tuple[tuple[int, LayerGroup], ...]:
         """(index, group) of those that have K and V."""
         return tuple((g, group) for g, group in enumerate(self.groups) if group.kind == "kv")
+
+    @cached_property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers that have K and V of their own, rising."""
+        return tuple(sorted(layer for _, group in self.kv_groups for layer in group.layers))
+
+    @cached_property
+    def kv_heads(self) -> int | None:
+        """The number of KV heads of each of them; None if they differ."""
+        counts = {group.num_kv_heads for _, group in self.kv_groups}
+        return counts.pop() if len(counts) == 1 else None
+
+    @cached_property
+    def turned_groups(self) -> tuple[int, ...]:
+        """The groups of which a layer's K depends on positions."""
+        return tuple(g for g, group in self.kv_groups if any(self.rope_of(layer) != NO_ROPE for layer in group.layers))
+
+    def rope_of(self, layer: int) -> Rope:
+        """The RoPE of a layer with attention."""
+        return self.ropes[layer - sum(index < layer for index, _ in self.states)]
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:

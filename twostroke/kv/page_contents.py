@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
+from twostroke.errors import KVError
 from twostroke.kv.page_copies import PageCopy
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pins import Pin
@@ -60,6 +61,35 @@ def read_entries(pool: PagePool, group: int, pages: np.ndarray, slots: np.ndarra
     """
     depth = len(pool.geometry.groups[group].layers)
     return _gather(pool, pages, slots, lambda memory, *at: memory.read(group, *at)[:depth], 2)
+
+
+def require_page_size(pool: PagePool, size: int, what: str = "this value") -> None:
+    """Raise KVError if pages of so many entries do not fit the pool's."""
+    if size != pool.page_size:
+        raise KVError(f"{what} has pages of {size} entries, and the pool has {pool.page_size}")
+
+
+def zeroed_pages(pool: PagePool, groups: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Fresh pages of groups of layers, with one reference each, of zeros, whose slots before `stops` are claimed.
+
+    Raises OutOfPages: none is taken.
+    """
+    pool.make_room(len(stops), collect=True)
+    pages = np.array(pool.allocate(len(stops), groups), np.int64)
+    try:
+        for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
+            pool.put(page, bytes(pool.page_bytes), stop)
+    except BaseException:
+        pool.release(pages)
+        raise
+    return pages
+
+
+def write_entries(pool: PagePool, group: int, pages: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
+    """Scatter what `read_entries` has gathered over pages that are in the pool and that nobody else knows."""
+    rest = pool.geometry.groups[group].depth - len(entries)
+    entries = np.pad(entries.view(f"u{entries.itemsize}"), [(0, rest), *[(0, 0)] * 4]).view(entries.dtype)
+    pool.memory.write(group, pool.frames_of(pages), slots, entries)
 
 
 def read_keys(pool: PagePool, group: int, layer: int, pages: np.ndarray, slots: np.ndarray) -> np.ndarray:

@@ -69,10 +69,12 @@ class PagePool:
         snapshot_pages: number of pages of a snapshot of all states; 0 for a model without any.
         pages_to_go_on: the most pages that a value's next entry takes: one of each group, and a snapshot.
         max_elsewhere: maximum number of pages that are not in frames.
+        max_position: number of positions that an entry may have, those of the model with the fewest.
     """
 
     wipes = False
     max_elsewhere = 1 << 20
+    max_position = 1 << 30
 
     def __init__(self, geometry: Geometry, memory: PageMemory, num_pages: int, page_size: int = 16) -> None:
         """`memory` must have room for `num_pages` pages of the geometry, each of `page_size` entries."""

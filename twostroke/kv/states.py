@@ -1,4 +1,4 @@
-"""Snapshots of the states of recurrent layers, and the rows between them (`models.config.GatedDeltaNet`).
+"""Snapshots of the states of recurrent layers, and the rows between them (`models.recurrent`).
 
 A snapshot has pages of its own, in which no slot is ever written again. Between snapshots the rows of tokens, which are
 entries as K and V are, say how each token changes a state. So the state after any token is known where the last
@@ -17,8 +17,8 @@ from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable, StateSnapshot, snapshot_before
 from twostroke.kv.page_contents import read_entries, reading
 from twostroke.kv.pool import PagePool
-from twostroke.models.config import GatedDeltaNet
 from twostroke.models.layer_groups import EntryKind
+from twostroke.models.recurrent import RecurrentMixer
 
 
 def needed_snapshots(snapshots: Sequence[StateSnapshot], length: int) -> tuple[StateSnapshot, ...]:
@@ -141,12 +141,12 @@ class LayerState:
     inputs: np.ndarray
 
     @classmethod
-    def of(cls, shape: GatedDeltaNet, numbers: np.ndarray) -> LayerState:
+    def of(cls, shape: RecurrentMixer, numbers: np.ndarray) -> LayerState:
         """Take it apart."""
         state, inputs = np.split(numbers[: shape.snapshot_values].copy(), [shape.state_values])
-        return cls(state.reshape(shape.num_v_heads, shape.k_dim, -1), inputs.reshape(-1, shape.conv_size))
+        return cls(state.reshape(shape.num_v_heads, shape.k_dim, shape.v_dim), inputs.reshape(-1, shape.conv_size))
 
-    def behind(self, shape: GatedDeltaNet, kind: EntryKind, entries: np.ndarray) -> LayerState:
+    def behind(self, shape: RecurrentMixer, kind: EntryKind, entries: np.ndarray) -> LayerState:
         """What it is behind entries of one kind, [n, values]."""
         if kind == "rows":
             return replace(self, state=_advanced(shape, self.state, entries))
@@ -162,7 +162,7 @@ def read_states(pool: PagePool, snapshot: StateSnapshot) -> dict[int, LayerState
     with reading(pool, snapshot.pages, np.full(len(snapshot.pages), pool.page_size)) as sources:
         data = [np.frombuffer(source.data(), np.uint8).copy() for source in sources]
     for layer, shape in pool.geometry.states:
-        first, size = places.starts[layer], places.rows_in_page(layer) * 4 * shape.v_dim
+        first, size = places.starts[layer], places.rows_in_page(layer) * 4 * shape.snapshot_row
         rows = [page[:size] for page in data[first : first + places.num_pages_of(layer)]]
         found[layer] = LayerState.of(shape, np.concatenate(rows).view(np.float32))
     return found
@@ -173,7 +173,7 @@ def _write_states(pool: PagePool, states: dict[int, LayerState]) -> np.ndarray:
     pool.make_room(places.num_pages, collect=True)
     pages = pool.allocate(places.num_pages, pool.num_groups)
     for layer, shape in pool.geometry.states:
-        size, own = places.rows_in_page(layer) * shape.v_dim, states[layer]
+        size, own = places.rows_in_page(layer) * shape.snapshot_row, states[layer]
         numbers = np.concatenate([own.state.reshape(-1), own.inputs.reshape(-1)]).astype(np.float32)
         for i in range(places.num_pages_of(layer)):
             data, part = np.zeros(pool.page_bytes, np.uint8), numbers[i * size : (i + 1) * size]
@@ -182,7 +182,7 @@ def _write_states(pool: PagePool, states: dict[int, LayerState]) -> np.ndarray:
     return np.array(pages, np.int64)
 
 
-def _advanced(state: GatedDeltaNet, before: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _advanced(state: RecurrentMixer, before: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The state after rows [n, row_values]: its decay to their end, plus the decayed products of k and u."""
     keys, written, decays = split_rows(state, rows)
     left = np.exp(decays[-1] - decays)  # [n, heads of v]
@@ -191,7 +191,7 @@ def _advanced(state: GatedDeltaNet, before: np.ndarray, rows: np.ndarray) -> np.
     return before * np.exp(decays[-1])[:, None, None] + np.einsum("nhk,nhv->hkv", keys, written)
 
 
-def split_rows(state: GatedDeltaNet, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_rows(state: RecurrentMixer, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """k [n, heads of k, k_dim], u [n, heads of v, v_dim] and the sums of log decays [n, heads of v], all float32."""
     keys, written, decays = np.split(rows, [state.k_size, state.k_size + state.v_size], 1)
     whole = np.ascontiguousarray(decays).view(np.float32)[:, : state.num_v_heads]

@@ -32,7 +32,7 @@ from twostroke.errors import CorruptFile, KVError
 from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.entries import EntryTable
-from twostroke.kv.page_contents import in_layout, masked_page, reading
+from twostroke.kv.page_contents import in_layout, masked_page, reading, require_page_size
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.stream_header import InvalidHeader, StreamHeader
@@ -40,8 +40,8 @@ from twostroke.system.atomic_files import atomic_replace, check_file_name
 from twostroke.system.user_key import user_key, user_keys
 
 log = logging.getLogger(__name__)
-MAGIC = b"twostroke-kv-3\n\0"
-OLD_MAGICS = (b"twostroke-kv-1\n\0", b"twostroke-kv-2\n\0")
+MAGIC = b"twostroke-kv-4\n\0"
+OLD_MAGICS = (b"twostroke-kv-1\n\0", b"twostroke-kv-2\n\0", b"twostroke-kv-3\n\0")
 DIGEST_BYTES = 32
 MAX_HEADER = 256 << 20  # some million entries; a larger one is damaged
 MAX_SEAL = 1024
@@ -186,10 +186,7 @@ def read(source: StreamReader, pool: PagePool) -> EntryTable:
     except InvalidHeader as error:
         raise source.corrupt(str(error)) from None
     pool.geometry.require(header.geometry, f"{source.path}: this value cannot be placed here")
-    if header.page_size != pool.page_size:
-        raise KVError(
-            f"{source.path}: this value has pages of {header.page_size} entries, and the pool has {pool.page_size}"
-        )
+    require_page_size(pool, header.page_size, f"{source.path}: this value")
     rest = 4 * header.num_logits + 2 * (8 + DIGEST_BYTES)
     without_seal = header.num_pages * (pool.page_bytes + DIGEST_BYTES) + rest
     if source.remaining not in (without_seal, without_seal + DIGEST_BYTES):

@@ -21,15 +21,16 @@ from twostroke.kv.entries import EntryTable, StateSnapshot, Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.provenance import NOTHING, Stretch
 from twostroke.kv.spans import NO_PAGE
-from twostroke.models.config import GatedDeltaNet
 from twostroke.models.kv_formats import KV_FORMATS
 from twostroke.models.layer_groups import LayerGroup
+from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
 from twostroke.models.rope import Rope
 
 MAX_INTEGER = 2**31 - 1  # largest integer in a header
 MAX_NAME_LENGTH = 1000
 MAX_GROUPS = 1000
 ENTRY_KINDS = ("kv", "rows", "inputs")
+STATE_KINDS = {one.__name__: one for one in (GatedDeltaNet, Mamba2, ShortConvolution)}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def encode(header: StreamHeader) -> bytes:
     }
     if header.geometry.states:
         fields["snapshots"] = [[one.at, one.pages.tolist()] for one in contents.snapshots]
+    if contents.head_positions is not None:
+        fields["head_positions"] = contents.head_positions.ravel().tolist()
     return json.dumps(fields).encode()
 
 
@@ -80,6 +83,7 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     for rope in fields["ropes"]:
         if rope["rotated"] is None:  # older versions do not know the field
             del rope["rotated"]
+    fields["states"] = [[layer, _state_fields(state)] for layer, state in geometry.states]
     if not geometry.states:
         del fields["states"]
     for group in fields["groups"]:
@@ -88,22 +92,31 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     return fields
 
 
+def _state_fields(state: RecurrentMixer) -> dict[str, Any]:
+    kind = type(state).__name__
+    named = {} if isinstance(state, GatedDeltaNet) else {"kind": kind}  # older versions know that kind alone
+    return named | {one.name: getattr(state, one.name) for one in dataclasses.fields(STATE_KINDS[kind]) if one.init}
+
+
 def decode(text: bytes) -> StreamHeader:
     """Parse and check the output of `encode`. Raises Invalid for anything else."""
     names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
     fields = parse_json(text)
     snapshots = fields.pop("snapshots", []) if isinstance(fields, dict) else []
+    heads = fields.pop("head_positions", None) if isinstance(fields, dict) else None
     fields = _object(fields, "the header", *names)
     geometry = _geometry(fields["geometry"])
     page_size = _integer(fields["page_size"], "page_size", 1)
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
     require(layout in LAYOUTS, f"layout is not one of {', '.join(LAYOUTS)}")
-    even = page_size % 2 == 0 and all(group.head_dim % 2 == 0 for group in geometry.groups)
-    require(layout != "pairs" or even, "pages in pairs have an even number of slots, and heads an even size")
+    together = 4 if geometry.stored.scale_bytes else 2
+    sizes = (page_size, *(group.head_dim for group in geometry.groups))
+    even = all(size % together == 0 for size in sizes)
+    require(layout != "pairs" or even, f"slots of a page and sizes of heads are not multiples of {together}")
     tokens = _integers(fields["tokens"], "tokens")
     table = _table(fields["spans"], geometry, page_size)
-    fits = all(4 * shape.v_dim <= geometry.page_bytes(page_size) for _, shape in geometry.states)
+    fits = all(4 * shape.snapshot_row <= geometry.page_bytes(page_size) for _, shape in geometry.states)
     require(fits, "a page is smaller than a row of a state")
     states = _snapshots(snapshots, geometry, len(tokens), page_size)
     _require_all(num_pages, table, states)
@@ -111,7 +124,8 @@ def decode(text: bytes) -> StreamHeader:
     stretches = _stretches(fields["stretches"], spans.positions(table))
     next_position = _integer(fields["next_position"], "next_position")
     tail, num_logits = _tail(fields["tail"])
-    contents = EntryTable(table, tokens, stretches, next_position, tail, states)
+    by_head = None if heads is None else _head_positions(heads, geometry, spans.positions(table))
+    contents = EntryTable(table, tokens, stretches, next_position, tail, states, by_head)
     return StreamHeader(geometry, page_size, layout, num_pages, contents, num_logits)
 
 
@@ -171,22 +185,30 @@ def _geometry(value: Any) -> Geometry:
     )
 
 
-def _states(value: Any) -> tuple[tuple[int, GatedDeltaNet], ...]:
+def _states(value: Any) -> tuple[tuple[int, RecurrentMixer], ...]:
     right = isinstance(value, list) and len(value) <= MAX_GROUPS
     right = right and all(isinstance(one, list) and len(one) == 2 for one in value)
     require(right, "states are not a list of pairs")
-    names = [field.name for field in dataclasses.fields(GatedDeltaNet)]
-    found: list[tuple[int, GatedDeltaNet]] = []
+    found: list[tuple[int, RecurrentMixer]] = []
     for layer, shape in value:
-        fields = _object(shape, "a state", *names)
-        tiled = fields.pop("tiled")
-        require(isinstance(tiled, bool), "tiled is not true or false")
-        sizes = {name: _integer(value, name, 1) for name, value in fields.items()}
-        require(sizes["num_v_heads"] % sizes["num_k_heads"] == 0, "heads of a state do not share keys evenly")
-        require(math.prod(sizes.values()) <= MAX_INTEGER**2, "a state is too large")
-        found.append((_integer(layer, "a layer"), GatedDeltaNet(**sizes, tiled=tiled)))
+        found.append((_integer(layer, "a layer"), _state(shape)))
     require(len({shape.chunk for _, shape in found}) <= 1, "states have different chunks")
     return tuple(found)
+
+
+def _state(value: Any) -> RecurrentMixer:
+    value = {"kind": GatedDeltaNet.__name__} | value if isinstance(value, dict) else {}
+    kind = value.get("kind")
+    require(isinstance(kind, str) and kind in STATE_KINDS, f"a state is none of {', '.join(STATE_KINDS)}")
+    made = STATE_KINDS[kind]
+    fields = _object(value, "a state", "kind", *(field.name for field in dataclasses.fields(made) if field.init))
+    switches = {name: fields[name] for name in ("tiled",) if name in fields}
+    require(all(isinstance(one, bool) for one in switches.values()), "tiled is not true or false")
+    sizes = {name: _integer(one, name, 1) for name, one in fields.items() if name != "kind" and name not in switches}
+    require(math.prod(sizes.values()) <= MAX_INTEGER**2, "a state is too large")
+    state = made(**sizes, **switches)
+    require(state.num_v_heads % state.num_k_heads == 0, "heads of a state do not share keys evenly")
+    return state
 
 
 def _groups(value: Any) -> tuple[LayerGroup, ...]:
@@ -262,6 +284,17 @@ def _table(value: Any, geometry: Geometry, page_size: int) -> np.ndarray:
     last = table[:, POSITION].astype(np.int64) + stops - starts
     require((last <= MAX_INTEGER).all(), "positions are too large")
     return table
+
+
+def _head_positions(value: Any, geometry: Geometry, positions: np.ndarray) -> np.ndarray:
+    """Check that heads rise, and hold nothing that comes behind its slot."""
+    found, heads = _integers(value, "positions of heads"), geometry.kv_heads
+    require(heads is not None and not geometry.windowed, "heads of such a model hold the same entries")
+    shape = len(positions), len(geometry.kv_layers), heads or 0
+    require(len(found) == math.prod(shape), "there are not as many positions of heads as heads")
+    found = found.reshape(shape)
+    require((found <= positions[:, None, None]).all(), "a head's entry comes behind its slot")
+    return found
 
 
 def _stretches(value: Any, positions: np.ndarray) -> tuple[Stretch, ...]:

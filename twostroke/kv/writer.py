@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from twostroke.backends.interface import PAGE, POSITION, START, STOP, StateStep
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import EntryTable, StateSnapshot, Tail
+from twostroke.kv.entries import EntryTable, StateSnapshot, Tail, joined_heads
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import extend
@@ -312,7 +312,11 @@ class KVWriter:
             snapshots = kept if whole else needed_snapshots(kept, max(0, len(self) - self._lookback))
         tokens = np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))])
         stretches = extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens))
-        return KVCache(base.pool, EntryTable(table, tokens, stretches, self.next_position, tail, tuple(snapshots)))
+        made = EntryTable(table, tokens, stretches, self.next_position, tail, tuple(snapshots))
+        if base.entry_table.head_positions is not None:
+            new = made.cut(self._base_length, len(made))
+            made = replace(made, head_positions=joined_heads(base.entry_table, new))
+        return KVCache(base.pool, made)
 
     def close(self) -> None:
         """Release pages that no frozen value holds. Nothing can be entered or frozen after this."""

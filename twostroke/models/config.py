@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from twostroke.models.recurrent import RecurrentMixer
 from twostroke.models.rope import Rope
 from twostroke.models.stable_repr import LATER, StableRepr
 
@@ -90,72 +91,6 @@ class Attention(StableRepr):
 
 
 @dataclass(frozen=True)
-class GatedDeltaNet:
-    """Linear attention whose state is a matrix a head (Yang et al. 2024, arXiv:2412.06464), as in Qwen3.5.
-
-    With decay g in (0, 1), write strength b, key k, value v and query q of a token, and the state S [k_dim, v_dim]:
-
-        u = b (v - g S^T k)        S <- g S + k u^T        out = S^T q
-
-    Unrolled from a position c at which the state is known, the rows k, u and log g of the tokens since c take the place
-    of the steps between, so nothing depends on how many tokens came at once. States are kept at multiples of `chunk`,
-    and rows between.
-
-    Attributes:
-        num_k_heads: heads of q and k; num_v_heads: heads of v, of which as many share a head of k.
-        k_dim, v_dim: their sizes.
-        conv_width: inputs that a causal convolution of q, k and v sees, the token's own included.
-        chunk: positions between two snapshots of the state.
-        tiled: which heads of v share a head of k: every `num_k_heads`-th one (llama.cpp's files), not neighbours.
-    """
-
-    num_k_heads: int
-    num_v_heads: int
-    k_dim: int
-    v_dim: int
-    conv_width: int
-    chunk: int = 64
-    tiled: bool = False
-
-    @property
-    def k_size(self) -> int:
-        """Numbers of all heads of q, and of k."""
-        return self.num_k_heads * self.k_dim
-
-    @property
-    def v_size(self) -> int:
-        """Numbers of all heads of v."""
-        return self.num_v_heads * self.v_dim
-
-    @property
-    def conv_size(self) -> int:
-        """Numbers of a token that the convolution sees: q, k and v."""
-        return 2 * self.k_size + self.v_size
-
-    @property
-    def row_values(self) -> int:
-        """Numbers of a token's row: k, u, and for each head of v the sum of log g since the chunk's start, as float32
-        in the room of two numbers."""
-        return self.k_size + self.v_size + 2 * self.num_v_heads
-
-    @property
-    def state_values(self) -> int:
-        """Numbers of the state, float32: [heads of v, k_dim, v_dim]."""
-        return self.num_v_heads * self.k_dim * self.v_dim
-
-    @property
-    def snapshot_values(self) -> int:
-        """Numbers of a snapshot: the state, and the inputs of the convolution that later tokens see."""
-        return self.state_values + (self.conv_width - 1) * self.conv_size
-
-    @property
-    def projections(self) -> dict[str, int]:
-        """What is computed of a layer's inputs, and its sizes: z gates the output, b and a make b and g."""
-        sizes = dict.fromkeys("qk", self.k_size) | dict.fromkeys("vz", self.v_size)
-        return {f"state_{name}": size for name, size in (sizes | dict.fromkeys("ba", self.num_v_heads)).items()}
-
-
-@dataclass(frozen=True)
 class GatedMLP:
     """down(activation(gate x) * (up x)), as in SwiGLU and GeGLU (Shazeer 2020, arXiv:2002.05202).
 
@@ -171,8 +106,8 @@ class GatedMLP:
 class Experts(StableRepr):
     """A mixture of gated MLPs: a router chooses a few of them for each token (Fedus et al. 2021, arXiv:2101.03961).
 
-    The router's softmax runs over all experts in float32. The experts with the highest probabilities are chosen; ties
-    go to the lower id. Their outputs are weighted by their probabilities and summed in the order of their ids.
+    The router's softmax runs over all experts in float32, or it takes the sigmoid of each. The experts with the highest
+    values are chosen; ties go to the lower id. Their outputs, weighted by these, are summed in the order of their ids.
 
     Attributes:
         count: number of experts in the layer.
@@ -181,6 +116,9 @@ class Experts(StableRepr):
         normalized: whether the weights of the chosen experts are divided by their sum.
         shared_size: intermediate size of an expert that every token passes too, whose output is weighted by a sigmoid
             (Qwen2-MoE, Yang et al. 2024, arXiv:2407.10671); 0 for none.
+        shared_gated: whether it is; Granite 4 adds that output as it is.
+        sigmoid: whether the router's values are sigmoids (DeepSeek-V3, arXiv:2412.19437, LFM2).
+        selection_bias: whether each expert has a number that is added to its value for the choice alone (the same).
         bias: whether the router and all matrices of the experts have biases (gpt-oss).
     """
 
@@ -191,6 +129,9 @@ class Experts(StableRepr):
     normalized: bool = True
     shared_size: int = field(default=0, repr=False, metadata=LATER)
     bias: bool = field(default=False, repr=False, metadata=LATER)
+    shared_gated: bool = field(default=True, repr=False, metadata=LATER)
+    sigmoid: bool = field(default=False, repr=False, metadata=LATER)
+    selection_bias: bool = field(default=False, repr=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,13 +139,13 @@ class Layer(StableRepr):
     """A mixer of tokens, then feed-forward, each after an RMSNorm and added to the residual stream.
 
     Attributes:
-        mixer: attention, or linear attention with a state.
+        mixer: attention, or what has a state in its place.
         post_norms: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
         pre_norms: whether there are the norms before them, which OLMo 2 lacks.
         scaled: whether the residual stream is multiplied by a learned number at the end (Gemma 4).
     """
 
-    mixer: Attention | GatedDeltaNet = field(metadata={"shown": "attention"})
+    mixer: Attention | RecurrentMixer = field(metadata={"shown": "attention"})
     feed_forward: GatedMLP | Experts
     post_norms: bool = False
     pre_norms: bool = field(default=True, repr=False, metadata=LATER)
@@ -265,10 +206,10 @@ class ModelConfig(StableRepr):
         return {index: one for index, one in mixers if isinstance(one, Attention)}
 
     @cached_property
-    def state_layers(self) -> dict[int, GatedDeltaNet]:
+    def state_layers(self) -> dict[int, RecurrentMixer]:
         """The layers with a state instead, by index."""
         mixers = enumerate(layer.mixer for layer in self.layers)
-        return {index: one for index, one in mixers if isinstance(one, GatedDeltaNet)}
+        return {index: one for index, one in mixers if isinstance(one, RecurrentMixer)}
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -343,7 +284,7 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     mixer, feed_forward = layer.mixer, layer.feed_forward
     shapes: dict[str, tuple[int, ...]] = {
         **({"attn_norm": (hidden,)} if layer.pre_norms else {}),
-        **(_state_shapes(mixer, hidden) if isinstance(mixer, GatedDeltaNet) else _attention_shapes(mixer, hidden)),
+        **(_state_shapes(mixer, hidden) if isinstance(mixer, RecurrentMixer) else _attention_shapes(mixer, hidden)),
         **({"mlp_norm": (hidden,)} if layer.pre_norms else {}),
     }
     mlp = _mlp_shapes(feed_forward.intermediate_size, hidden)
@@ -352,11 +293,14 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     if isinstance(feed_forward, Experts):
         if feed_forward.bias:
             shapes[f"{ROUTER}_bias"] = (feed_forward.count,)
+        if feed_forward.selection_bias:
+            shapes[SELECTION_BIAS] = (feed_forward.count,)
         shapes[ROUTER] = (feed_forward.count, hidden)
         shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
         if feed_forward.shared_size:
             shared = _mlp_shapes(feed_forward.shared_size, hidden)
-            shapes |= {SHARED_GATE: (hidden,)} | {f"shared.{part}": shape for part, shape in shared.items()}
+            shapes |= {SHARED_GATE: (hidden,)} if feed_forward.shared_gated else {}
+            shapes |= {f"shared.{part}": shape for part, shape in shared.items()}
     else:
         shapes |= mlp
     if layer.scaled:
@@ -386,14 +330,9 @@ def _attention_shapes(attention: Attention, hidden: int) -> dict[str, tuple[int,
     return shapes
 
 
-STATE_VECTORS = ("conv", "decay", "dt_bias", "state_norm")  # tensors of a recurrent layer that no product multiplies
-
-
-def _state_shapes(state: GatedDeltaNet, hidden: int) -> dict[str, tuple[int, ...]]:
+def _state_shapes(state: RecurrentMixer, hidden: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {part: (size, hidden) for part, size in state.projections.items()}
-    heads = (state.num_v_heads,)
-    shapes |= {"state_o": (hidden, state.v_size), "conv": (state.conv_size, state.conv_width)}
-    return shapes | {"decay": heads, "dt_bias": heads, "state_norm": (state.v_dim,)}
+    return shapes | {"state_o": (hidden, state.v_size)} | state.vectors
 
 
 def _mlp_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -406,6 +345,7 @@ def _input_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
     return names if size else {}
 
 
+SELECTION_BIAS = "selection_bias"  # of the router
 SHARED_GATE = "shared_gate"  # of the shared expert
 ROUTER = "router"  # always float32: it is small, and a wrong choice of experts costs much quality
 

@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from twostroke.models.config import Experts, GatedDeltaNet, ModelConfig
+from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.recurrent import RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def attended(rows: SequenceRows, window: int | None) -> tuple[int, int]:
 
 
 class RecurrentWork(NamedTuple):
-    """What a sequence's rows compute and read in one layer with a state (`models.config.GatedDeltaNet`)."""
+    """What a sequence's rows compute and read in one layer with a state (`models.recurrent`)."""
 
     flops: int
     values: int  # numbers of rows of the open chunk and of inputs of the convolution, 16 bits each
@@ -47,17 +48,15 @@ class RecurrentWork(NamedTuple):
         return 2 * self.values + 4 * self.states
 
 
-def recurrent(rows: SequenceRows, state: GatedDeltaNet) -> RecurrentWork:
+def recurrent(rows: SequenceRows, state: RecurrentMixer) -> RecurrentWork:
     """Count the work of rows at the positions of their entries.
 
-    A row attends twice, with its key and its query, to the rows of its chunk up to itself: 4 (k_size + v_size) FLOPs a
-    pair. It passes the convolution, and it meets the state three times: with its key, its query, and as a part of the
-    next state. A sequence's state is read once in a step, if it is not zero, and written once in a chunk.
+    A row attends to the rows of its chunk up to itself, passes the convolution, and meets the state. A sequence's state
+    is read once in a step, if it is not zero, and written once in a chunk.
     """
     opened, chunk = rows.context % state.chunk, state.chunk
     pairs = _chunk_pairs(opened + rows.count, chunk) - _chunk_pairs(opened, chunk)
-    flops = 4 * (state.k_size + state.v_size) * pairs
-    flops += rows.count * (6 * state.state_values + 2 * state.conv_width * state.conv_size)
+    flops = state.pair_flops * pairs + rows.count * state.row_flops
     values = state.row_values * min(opened + rows.count, chunk)
     values += state.conv_size * min(rows.context + rows.count, state.conv_width)
     return RecurrentWork(flops, values, state.snapshot_values * ((rows.context >= chunk) + min(1, rows.count / chunk)))
@@ -133,7 +132,7 @@ class CostModel:
         flops = 0
         for layer in self.config.layers:
             mixer, feed_forward, hidden = layer.mixer, layer.feed_forward, self.config.hidden_size
-            if isinstance(mixer, GatedDeltaNet):
+            if isinstance(mixer, RecurrentMixer):
                 flops += 2 * hidden * (sum(mixer.projections.values()) + mixer.v_size)
             else:
                 made = mixer.num_kv_heads * (len(set(mixer.projections)) - 1)  # K and V
@@ -161,7 +160,7 @@ class CostModel:
         return [(window, flops[window], values[window]) for window in flops]
 
     @cached_property
-    def states(self) -> Counter[GatedDeltaNet]:
+    def states(self) -> Counter[RecurrentMixer]:
         """The number of layers with each shape of a state."""
         return Counter(self.config.state_layers.values())
 

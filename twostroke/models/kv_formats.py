@@ -1,8 +1,8 @@
 """How keys and values are stored: as they are, or in fewer bits with a scale for each entry and head.
 
 A scale belongs to one entry and head, never to a page or a batch: so what is stored of an entry depends on it alone.
-Integers of 8 bits are exact in bfloat16, so attention multiplies them as it multiplies bfloat16, and applies scales of
-keys to scores, and those of values to the softmax's weights.
+Heads are rotated by a Hadamard matrix first (QuaRot, section 4): keys of some models have a few columns far larger than
+the others, and a rotation spreads them over all. Attention over codes rotates queries too, and its result back.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import numpy as np
 from twostroke.errors import InvalidRequest
 from twostroke.models.formats.blocks import numpy_dtype
 
+ENCODING = "rotated"  # to be changed when the same numbers are stored with other bits
 MAX_CODE = 127  # of 8 bits: as many below 0 as above
 
 
@@ -31,6 +32,11 @@ class KVFormat:
     other: np.dtype
     scale_bytes: int = 0
 
+    @property
+    def identity(self) -> str:
+        """Of the bits that are stored: by it pages of another session are known."""
+        return f"{self.name} {ENCODING}" if self.scale_bytes else self.name
+
     def width(self, head_dim: int) -> int:
         """Stored elements, of `dtype`, of K of one entry and head."""
         return head_dim + self.scale_bytes
@@ -39,7 +45,7 @@ class KVFormat:
         """[..., head_dim] numbers -> [..., width] as stored."""
         if not self.scale_bytes:
             return numbers.astype(self.dtype, copy=False)
-        numbers = np.ascontiguousarray(numbers, np.float32)
+        numbers = rotated(np.asarray(numbers, np.float32))
         top = np.abs(numbers).max(-1, keepdims=True)
         with np.errstate(divide="ignore", invalid="ignore"):
             gain = np.where(top == 0, np.float32(0), np.float32(MAX_CODE) / top)
@@ -52,7 +58,28 @@ class KVFormat:
         if not self.scale_bytes:
             return stored
         codes, scales = np.split(stored, [stored.shape[-1] - self.scale_bytes], -1)
-        return codes.view(np.int8).astype(np.float32) * np.ascontiguousarray(scales).view(np.float32)
+        numbers = codes.view(np.int8).astype(np.float32) * np.ascontiguousarray(scales).view(np.float32)
+        return rotated(numbers) / np.float32(rotated_together(numbers.shape[-1]))
+
+
+def rotated_together(head_dim: int) -> int:
+    """The columns of a head that are rotated together: the largest power of 2 that divides it."""
+    return head_dim & -head_dim
+
+
+def rotated(numbers: np.ndarray) -> np.ndarray:
+    """[..., head_dim] float32 times a Hadamard matrix, not normalized: twice is the numbers times its width.
+
+    Each number is the result of additions in one order, which kernels have too.
+    """
+    block, half = rotated_together(numbers.shape[-1]), 1
+    with np.errstate(invalid="ignore", over="ignore"):
+        while half < block:
+            pairs = numbers.reshape(*numbers.shape[:-1], numbers.shape[-1] // (2 * half), 2, half)
+            first, second = pairs[..., 0, :], pairs[..., 1, :]
+            numbers = np.stack([first + second, first - second], -2).reshape(numbers.shape)
+            half *= 2
+    return numbers
 
 
 def _plain(name: str) -> KVFormat:

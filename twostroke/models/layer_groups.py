@@ -14,8 +14,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from twostroke.models.config import GatedDeltaNet, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.models.kv_formats import KVFormat, kv_format
+from twostroke.models.recurrent import RecurrentMixer
 from twostroke.models.stable_repr import LATER, StableRepr
 
 TYPICAL_LENGTH = 8192  # entries of a value for which the layers are divided well
@@ -44,7 +45,7 @@ class LayerGroup(StableRepr):
         num_kv_heads, head_dim: the shape of K and of V of an entry in a layer; 1 and its size for one that is neither.
         depth: the number of layers for which a page has room; at least that of `layers`.
         kind: "kv" for K and V. Layers with a state have entries of two kinds: "rows", which say how tokens since the
-            last snapshot change it, and "inputs" of the convolution (`models.config.GatedDeltaNet`).
+            last snapshot change it, and "inputs" of the convolution (`models.recurrent`).
     """
 
     layers: tuple[int, ...]
@@ -87,7 +88,8 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
         if one.source is None:
             kinds.setdefault(_Kind(one.window, *one.kv_shape, "kv"), []).append(index)
     for index, state in config.state_layers.items():
-        kinds.setdefault(_Kind(state.chunk, 1, state.row_values, "rows"), []).append(index)
+        if state.row_values:
+            kinds.setdefault(_Kind(state.chunk, 1, state.row_values, "rows"), []).append(index)
         kinds.setdefault(_Kind(state.conv_width, 1, state.conv_size, "inputs"), []).append(index)
     stored = kv_format(kv_dtype)
     sizes = {kind: LayerGroup((), *kind[:3], 1, kind.kind).layer_bytes(stored) for kind in kinds}
@@ -153,24 +155,24 @@ class StatePages:
     """Where the states of a model's layers lie in the pages of a snapshot, float32.
 
     The numbers of a layer, its state [heads of v, k_dim, v_dim] and the last inputs of its convolution [conv_width - 1,
-    conv_size], are cut into rows of v_dim, as many in each page as fit. Each layer begins with a page of its own.
+    conv_size], are cut into rows of `snapshot_row`, as many in a page as fit. Each layer begins with a page of its own.
 
     Attributes:
         layers: the layers with a state, by index.
         page_bytes: bytes of a page.
     """
 
-    layers: Mapping[int, GatedDeltaNet]
+    layers: Mapping[int, RecurrentMixer]
     page_bytes: int
 
     def rows_in_page(self, layer: int) -> int:
         """Number of rows of a layer's state in a page."""
-        return self.page_bytes // (4 * self.layers[layer].v_dim)
+        return self.page_bytes // (4 * self.layers[layer].snapshot_row)
 
     def num_pages_of(self, layer: int) -> int:
         """Pages of one layer's state."""
         state = self.layers[layer]
-        rows = -(-state.snapshot_values // state.v_dim)
+        rows = -(-state.snapshot_values // state.snapshot_row)
         return -(-rows // self.rows_in_page(layer))
 
     @cached_property
@@ -187,7 +189,7 @@ class StatePages:
         """Bytes of each of a snapshot's pages that hold states. What follows belongs to nobody."""
         used = list[int]()
         for layer, state in self.layers.items():
-            size, left = self.rows_in_page(layer) * 4 * state.v_dim, 4 * state.snapshot_values
+            size, left = self.rows_in_page(layer) * 4 * state.snapshot_row, 4 * state.snapshot_values
             used += [min(size, left - i * size) for i in range(self.num_pages_of(layer))]
         return used
 

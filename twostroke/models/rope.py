@@ -58,6 +58,23 @@ def amplitudes(rope: Rope, head_dim: int) -> np.ndarray:
     return sizes
 
 
+def turned_on(rope: Rope, keys: np.ndarray, positions: np.ndarray, distance: int) -> np.ndarray:
+    """Keys that are rotated to `positions`, rotated on to positions that are `distance` further.
+
+    Pairs turn by the difference of the two float32 angles that backends compute, so no rounding of an angle grows with
+    the position.
+
+    Args:
+        keys: [n, heads, head_dim] float32; positions: [n, heads], or [n, 1] if they are those of all heads.
+    """
+    turns, start = frequencies(rope, keys.shape[-1]), positions.astype(np.float32)[..., None]
+    goal = (positions + distance).astype(np.float32)[..., None]
+    angles = (goal * turns).astype(np.float64) - start * turns
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    x, y = np.split(keys, 2, -1)
+    return np.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
+
+
 def linear(base: float, head_dim: int, factor: float) -> Rope:
     """Position interpolation (Chen et al. 2023, arXiv:2306.15595): all frequencies divided by `factor`."""
     return Rope(base, (factor,) * (head_dim // 2))

@@ -56,6 +56,9 @@ def record(llm: LLM, long: bool = True) -> dict[str, Any]:
         seen[name] = [[(token.id, token.logprob, token.top_logprobs) for token in one.tokens] for one in answers]
     (snapped,) = llm.generate([PROMPT], method=method("snap", window=4, budget=16), max_tokens=4, ignore_eos=True)
     seen["queries"] = [token.id for token in snapped.tokens]
+    if not llm.pool.geometry.windowed:
+        (chosen,) = llm.generate([PROMPT], method=method("tova", budget=16), max_tokens=4, ignore_eos=True)
+        seen["by head"] = [token.id for token in chosen.tokens]
 
     def dropped() -> Program:
         return (yield Prefill(PROMPT[:20], dropout=Dropout(0.3, seed=4)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backends.ranks.scenario import UNEVEN, differences, finite, record
-from tests.tiny import write_model
+from tests.tiny import RECURRENT, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
@@ -40,7 +40,7 @@ def test_every_family(family: str, written: Callable[[str], Path]) -> None:
     path = written(family)
     alone = seen_with(path, 1)
     assert finite(alone)
-    refused = {"gemma4": "numbers of tokens for each layer", "qwen3_5": "recurrent layers"}
+    refused = dict.fromkeys(RECURRENT, "recurrent layers") | {"gemma4": "numbers of tokens for each layer"}
     if family in refused:
         with pytest.raises(InvalidRequest, match=f"several ranks do not share {refused[family]}"):
             open_native(path, 3)

@@ -69,6 +69,7 @@ def same(one: KVCache, other: KVCache) -> bool:
     return (
         np.array_equal(one.entries(), other.entries(), equal_nan=True)
         and (one.tokens, one.positions, one.next_position) == (other.tokens, other.positions, other.next_position)
+        and np.array_equal(one.head_positions, other.head_positions)  # pyright: ignore[reportArgumentType]
         and stretches[0] == stretches[1]
         and same_tail(one.tail, other.tail)
     )

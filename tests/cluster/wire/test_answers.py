@@ -100,7 +100,9 @@ def test_a_prefill_that_runs_is_sent_chunk_by_chunk(pair: Opened) -> None:
     del prefill
 
 
-@pytest.mark.parametrize("chosen", [Plain(), method("repeat"), method("snap", window=4, budget=12)], ids=repr)
+@pytest.mark.parametrize(
+    "chosen", [Plain(), method("repeat"), method("snap", window=4, budget=12), method("tova", budget=12)], ids=repr
+)
 def test_preempted_on_both_sides(chosen: Method, pair: Opened) -> None:
     """The prefill starts again while it is sent; the decode loses its value after it came, and the lease is held."""
     both = pair(first={"max_step_tokens": 16}, prefix_index="off")

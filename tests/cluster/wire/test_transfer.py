@@ -32,10 +32,17 @@ VALUES: dict[str, Callable[[KVCache], KVCache]] = {
     "sinks and the last": lambda kv: kv[:2] + kv[20:],
     "every other page": lambda kv: kv[:4] + kv[8:12] + kv[16:20],
     "resumed elsewhere": lambda kv: kv[3:9].resumed_at(2),
+    "moved": lambda kv: kv[3:].at(40),
     "of another model": lambda kv: prefill(kv, range(9), "n"),
     "in the host": lambda kv: kv.to("host"),
     "empty": lambda kv: kv[:0],
 }
+
+
+def gathered(kv: KVCache) -> KVCache:
+    """Other entries for each head, and a cut of them."""
+    rows = [np.arange(first, first + 21) for first in (0, 2, 4, 9)]
+    return kv.gather(np.reshape(rows, (2, 2, 21)))[2:]
 
 
 @pytest.mark.parametrize("cut", VALUES.values(), ids=list(VALUES))
@@ -76,7 +83,7 @@ def test_states_arrive_as_they_were(kind: str, cut: Callable[[KVCache], KVCache]
     nothing_is_held(ends.here, ends.there)
 
 
-@pytest.mark.parametrize("cut", VALUES.values(), ids=list(VALUES))
+@pytest.mark.parametrize("cut", [*VALUES.values(), gathered], ids=[*VALUES, "gathered"])
 def test_a_value_arrives_as_it_was(ends: Ends, cut: Callable[[KVCache], KVCache]) -> None:
     kv = cut(prefill(ends.there, range(30), tail=LOGITS))
     offer = ends.offered(kv)

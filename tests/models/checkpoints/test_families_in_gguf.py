@@ -31,6 +31,7 @@ PARTS = {
 }
 OUTER = {
     "embed_tokens": "token_embd",
+    "embedding_norm": "token_embd_norm",
     "norm": "output_norm",
     "lm_head": "output",
     "embed_tokens_per_layer": "per_layer_token_embd",
@@ -165,7 +166,7 @@ def qwen35(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_ssm_inner_size(values["linear_num_value_heads"] * values["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
     recurrent = [kind == "linear_attention" for kind in values["layer_types"]]
-    writer.add_array("qwen35.attention.recurrent_layers", recurrent)
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
 
 
 QWEN35 = {
@@ -212,6 +213,113 @@ def tiled(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[
     return found
 
 
+def lfm2(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    heads = values["num_key_value_heads"]
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in values["layer_types"]])
+    writer.add_shortconv_l_cache(values["conv_L_cache"])
+
+
+LFM2 = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+}
+
+
+def lfm2moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    lfm2(writer, values)
+    writer.add_expert_count(values["num_experts"])
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
+    writer.add_leading_dense_block_count(values["num_dense_layers"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def granite4_hybrid(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    granite4(writer, values)
+    heads = values["num_key_value_heads"]
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in values["layer_types"]])
+    writer.add_expert_count(values["num_local_experts"])
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_expert_shared_feed_forward_length(values["shared_intermediate_size"])
+    writer.add_ssm_conv_kernel(values["mamba_d_conv"])
+    writer.add_ssm_state_size(values["mamba_d_state"])
+    writer.add_ssm_group_count(values["mamba_n_groups"])
+    writer.add_ssm_inner_size(values["mamba_expand"] * values["hidden_size"])
+    writer.add_ssm_time_step_rank(values["mamba_n_heads"])
+
+
+GRANITE4_HYBRID = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.dt": "ssm_dt",
+    "mamba.decay": "",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.input_linear": "ffn_gate_exps+ffn_up_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.input_linear": "ffn_gate_shexp+ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+
+
+def mamba(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The decays themselves, an axis more for what each head has, and norms by group."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        inner, _, part = name.rpartition(".")
+        if part == "A_log":
+            name, tensor = f"{inner}.decay.ssm_a", -np.exp(tensor)[:, None]
+        elif part == "D":
+            name, tensor = f"{inner}.decay.ssm_d", tensor[:, None]
+        elif name.endswith("mamba.norm.weight"):
+            tensor = tensor.reshape(values["mamba_n_groups"], -1)
+        elif name.endswith("conv1d.weight"):
+            tensor = tensor.reshape(len(tensor), -1)
+        found[name.replace("dt_bias", "dt.bias")] = tensor
+    return found
+
+
+LFM2_MOE = LFM2 | {
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b",
+    "feed_forward.experts.{}.w1": "ffn_gate_exps",
+    "feed_forward.experts.{}.w2": "ffn_down_exps",
+    "feed_forward.experts.{}.w3": "ffn_up_exps",
+}
+
+
+def qwen35moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    qwen2moe(writer, values)
+    qwen35(writer, values)
+
+
+def qkvz_split(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Qwen3-Next's q, k and v together, and z apart; the rest as for Qwen3.5, but heads of v stay where they are."""
+    keys, k_dim = values["linear_num_key_heads"], values["linear_key_head_dim"]
+    size = values["linear_num_value_heads"] // keys * values["linear_value_head_dim"]
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("in_proj_qkvz.weight"):
+            heads = tensor.reshape(keys, -1, tensor.shape[1])
+            parts = np.split(heads, [k_dim, 2 * k_dim, 2 * k_dim + size], 1)
+            *qkv, z = (part.reshape(-1, tensor.shape[1]) for part in parts)
+            found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = np.concatenate(qkv), z
+        else:
+            found[name] = tensor
+    return tiled(found, {**values, "linear_num_key_heads": 1, "linear_key_head_dim": keys * k_dim})
+
+
+QWEN3_NEXT = {"linear_attn.in_proj_ba": "ssm_ba"}
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.experts.{}.w1": "ffn_gate_exps",
@@ -259,6 +367,7 @@ CONVERTED = {
     "smollm3": Converted("smollm3", permuted=True, sizes={"no_rope_layers": None}),  # llama.cpp has its own rule
     "granite": Converted("granite", permuted=True, metadata=granite),
     "granite4": Converted("granite", GRANITE4, permuted=True, metadata=granite4, sizes={"intermediate_size": 96}),
+    "granite4-hybrid": Converted("granitehybrid", GRANITE4_HYBRID, permuted=True, metadata=granite4_hybrid),
     "gemma2": Converted("gemma2", GEMMA2, metadata=gemma2, sizes={"query_pre_attn_scalar": 32}),  # head_dim
     "olmo2": Converted("olmo2", OLMO),
     "olmo3": Converted("olmo2", OLMO, metadata=olmo3),
@@ -272,6 +381,10 @@ CONVERTED = {
     "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
     "qwen3_5": Converted("qwen35", QWEN35, metadata=qwen35),
     "qwen3_5, even": Converted("qwen35", QWEN35, metadata=qwen35, sizes={"linear_num_value_heads": 2}),
+    "lfm2": Converted("lfm2", LFM2, metadata=lfm2),
+    "lfm2moe": Converted("lfm2moe", LFM2_MOE, metadata=lfm2moe),
+    "qwen3_5moe": Converted("qwen35moe", QWEN35 | SHARED, metadata=qwen35moe),
+    "qwen3_next": Converted("qwen3next", QWEN35 | SHARED | QWEN3_NEXT, metadata=qwen35moe),
     "mixtral": Converted("llama", EXPERTS, permuted=True, metadata=mixtral),
     "mixtral, early": Converted("llama", EARLY, permuted=True, metadata=mixtral, apart=True),
 }
@@ -282,6 +395,8 @@ def unstacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         inner, _, part = name.rpartition(".")
+        if inner.endswith(".conv"):
+            tensor = tensor.reshape(len(tensor), -1)
         if part.endswith("_scales"):
             continue
         if part.endswith("_blocks"):  # two neighbours in a byte there, two that are 16 apart here
@@ -291,7 +406,8 @@ def unstacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             part, tensor = part.removesuffix("_blocks"), blocks.reshape(*tensor.shape[:2], -1).swapaxes(1, 2)
         kind = "bias" if part.endswith("_bias") else "weight"
         if not part.startswith(("gate_up_proj", "down_proj")) or not inner.endswith("experts"):
-            found[f"{name}.weight" if part in ("sinks", "layer_scalar") else name] = tensor
+            kind = {"sinks": ".weight", "layer_scalar": ".weight", "expert_bias": ".bias"}.get(part, "")
+            found[name + kind] = tensor
             continue
         for e, one in enumerate(tensor if kind == "bias" else tensor.swapaxes(1, 2)):
             rows = {"gate": one[::2], "up": one[1::2]} if part.startswith("gate_up") else {"down": one}
@@ -310,19 +426,23 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_block_count(values["num_hidden_layers"])
     writer.add_head_count(heads)
     if made.arch != "gemma4":
-        writer.add_feed_forward_length(values["intermediate_size"])
-        writer.add_head_count_kv(kv_heads)
-    else:  # its layers differ in them
+        writer.add_feed_forward_length(values.get("intermediate_size", 0))
+    else:
         head_dim = values["per_layer_config"][str(values["num_hidden_layers"] - 1)]["head_dim"]
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+    if made.arch not in ("gemma4", "lfm2", "lfm2moe", "granitehybrid"):  # whose layers differ in them
+        writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(values.get("rms_norm_eps", values.get("norm_eps")))
     parameters = values["rope_parameters"]
     writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
     stored = load_file(directory / "model.safetensors")
-    for name, tensor in (tiled(stored, values) if made.arch == "qwen35" else unstacked(stored)).items():
+    changed = {"qwen35": tiled, "qwen35moe": tiled, "qwen3next": qkvz_split, "granitehybrid": mamba}.get(
+        made.arch, lambda tensors, _: unstacked(tensors)
+    )
+    for name, tensor in changed(stored, values).items():
         if made.arch == "gemma2" and "norm" in name:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")
@@ -339,7 +459,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
         if "shexp" in theirs and len(tensor) == 1:
             tensor = tensor[0]
         if "+" in theirs:
-            for half, one in zip(np.split(tensor, 2), theirs.split("+"), strict=True):
+            for half, one in zip(np.split(tensor, 2, axis=-2), theirs.split("+"), strict=True):
                 writer.add_tensor(f"blk.{number}.{one}.{kind}", np.ascontiguousarray(half))
         elif made.joined and theirs in ("attn_q", "attn_k", "attn_v"):
             joined.setdefault(f"blk.{number}.attn_qkv.{kind}", {})["qkv".index(theirs[-1])] = tensor
@@ -369,7 +489,7 @@ def test_the_same_logits(family: str, tiny_directory: Callable[[str], Path], tmp
     directory = write_model(family, tmp_path / "a", **made.sizes) if made.sizes else tiny_directory(family)
     theirs, mine = open_huggingface(directory), open_gguf(convert(directory, tmp_path / "a.gguf", made))
     assert mine.names() == theirs.names()
-    for name in mine.names() if family != "qwen3_5" or not mine.config.state_layers[0].tiled else ():
+    for name in mine.names() if "qwen3_5" not in family or not mine.config.state_layers[0].tiled else ():
         assert np.array_equal(mine.tensor(name).dequantize(), theirs.tensor(name).dequantize()), name
     mine = replace(mine, tokenizer_source=theirs.tokenizer_source)
     ids = tokens(70, VOCAB, seed=5)

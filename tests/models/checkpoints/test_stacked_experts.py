@@ -1,6 +1,7 @@
 """gpt-oss with experts in MXFP4, from both kinds of files: transformers' values, and in their own bits."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -118,3 +119,21 @@ def test_damaged_stacks(
     with pytest.raises(CheckpointError, match=message) as caught:
         open_huggingface(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_stacks_whose_halves_are_gate_and_up(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    """Qwen3.5's own files: the same tensors as of one for each expert."""
+    directory = shutil.copytree(tiny_directory("qwen3_5moe"), tmp_path / "a")
+    tensors = load_file(directory / "model.safetensors")
+    stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for i in range(3):
+        experts = [f"model.layers.{i}.mlp.experts.{e}" for e in range(7)]
+        both = [np.concatenate([tensors[f"{one}.{part}_proj.weight"] for part in ("gate", "up")]) for one in experts]
+        prefix = f"model.layers.{i}.mlp.experts"
+        stacked[f"{prefix}.gate_up_proj"] = np.stack(both)
+        stacked[f"{prefix}.down_proj"] = np.stack([tensors[f"{one}.down_proj.weight"] for one in experts])
+    save_file(stacked, directory / "model.safetensors")
+    found, expected = open_huggingface(directory), open_huggingface(tiny_directory("qwen3_5moe"))
+    assert found.names() == expected.names()
+    for name in expected.names():
+        assert np.array_equal(found.tensor(name).dequantize(), expected.tensor(name).dequantize()), name

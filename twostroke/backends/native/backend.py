@@ -20,16 +20,19 @@ from twostroke.backends.native.weights import FORMATS, PAGE_SIZE, PANEL
 from twostroke.backends.page_memory import HostMemory, PageMemory, host_kv_room
 from twostroke.backends.ranks.processes import under_torchrun
 from twostroke.errors import RankLost
-from twostroke.models.config import Experts, GatedDeltaNet, ModelConfig
+from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import SUBSTITUTES
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.layer_groups import PageShape
+from twostroke.models.recurrent import RecurrentMixer, ShortConvolution
 
 if TYPE_CHECKING:
     from twostroke.backends.native.distributed_ranks import DistributedRanks
 
 CHUNK = 64  # native/states.h
 MAX_TOKEN_INPUTS = 1024  # as in native/decoder.h
+MAX_CODED_HEAD = 512  # native/rotation.h
 # Matrices with any number of rows: for tokens, or for heads.
 PADDED = ("embed", "head", "inputs.embed", ".state_b", ".state_a")
 
@@ -68,7 +71,7 @@ class NativeBackend:
         return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-        return unsupported(config, matrices, page_size, self.tp)
+        return unsupported(config, matrices, page_size, self.tp, self.kv_dtype)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.nbytes
@@ -97,7 +100,13 @@ def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | Distribut
     return DistributedRanks(variant, threads, tp)
 
 
-def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int, tp: int = 1) -> str | None:
+def unsupported(
+    config: ModelConfig,
+    matrices: Mapping[str, RawTensor],
+    page_size: int,
+    tp: int = 1,
+    kv_dtype: str = KV_DTYPES[0],
+) -> str | None:
     """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
     if tp > 1 and config.token_inputs:
         return "several ranks do not share numbers of tokens for each layer (per-layer embeddings): use tp=1"
@@ -107,8 +116,11 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
         return ONE_RANK
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
         return f"it wants heads of a multiple of 32, not {dim}"
+    largest = max((one.head_dim for one in config.attentions), default=0)
+    if kv_format(kv_dtype).scale_bytes and largest > MAX_CODED_HEAD:
+        return f"it stores K and V in {kv_dtype} for heads of at most {MAX_CODED_HEAD} numbers, not {largest}"
     if (sizes := next((size for one in config.state_layers.values() if (size := _odd_size(one))), None)) is not None:
-        return f"it wants heads of states of a multiple of 32, not {sizes}"
+        return f"it wants heads and channels of states of a multiple of 32, not {sizes}"
     if any(one.output_gate and (one.bias or one.whole_norm) for one in config.attentions):
         return "it has no gate of attention beside biases, or norms over all heads"
     if len({layer.feed_forward.activation for layer in config.layers}) > 1:
@@ -129,7 +141,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], page_siz
     return None
 
 
-def _odd_size(state: GatedDeltaNet) -> int | None:
+def _odd_size(state: RecurrentMixer) -> int | None:
     """A size of heads that kernels do not have; None if they have both."""
     assert state.chunk == CHUNK, "the kernels' own"
-    return next((size for size in (state.k_dim, state.v_dim) if size % 32), None)
+    sizes = (state.conv_size,) if isinstance(state, ShortConvolution) else (state.k_dim, state.v_dim)
+    return next((size for size in sizes if size % 32), None)

@@ -12,16 +12,19 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from twostroke.backends.native import sources
 from twostroke.errors import InvalidRequest
 from twostroke.system.process_exit import call_at_exit, free_with
 
 log = logging.getLogger(__name__)
 
+SOURCES = Path(__file__).parents[3] / "native"  # in a checkout
+
 # Processor features that each compiled variant needs, fastest prefill first (on AMD processors). Results differ in
 # bits where a variant multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "amx": ("amx_tile", "amx_bf16", "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", *_AVX512),
+    "amx": ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", *_AVX512),
     "avx512bf16": ("avx512_bf16", *_AVX512),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
@@ -33,6 +36,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 EXCHANGE = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64)  # native/ranks.h
 TELL = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64, _POINTER, ctypes.c_int64)
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "sources": (ctypes.c_int64, ()),
     "usable": (_INT, ()),
     "team": (_POINTER, (_INT,)),
     "team_free": (None, (_POINTER,)),
@@ -50,7 +54,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "add_experts_block": (
         None,
-        (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
+        (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
     ),
     "add_state": (None, (_POINTER, _POINTER, _POINTER)),
     "add_gate": (None, (_POINTER, _POINTER)),
@@ -101,10 +105,10 @@ class NativeAttention(ctypes.Structure):
 
 class NativeState(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("k_heads", "v_heads", "k_dim", "v_dim", "conv_width", "tiled")),
+        *((name, ctypes.c_int32) for name in ("kind", "k_heads", "v_heads", "k_dim", "v_dim", "conv_width", "tiled")),
         *((name, ctypes.c_int32) for name in ("rows_group", "rows_place", "inputs_group", "inputs_place")),
-        *((name, ctypes.c_int32) for name in ("first_page", "rows_in_page")),
-        *((name, _POINTER) for name in ("conv", "decay", "dt_bias", "norm")),
+        *((name, ctypes.c_int32) for name in ("first_page", "snapshot_row", "rows_in_page")),
+        *((name, _POINTER) for name in ("conv", "decay", "dt_bias", "norm", "conv_bias", "skip")),
     ]
 
 
@@ -207,12 +211,29 @@ def digest(variant: str) -> str:
 
 @cache
 def load(variant: str) -> ctypes.CDLL:
-    """Load a compiled variant and declare its functions."""
-    library = ctypes.CDLL(str(library_path(variant)))
+    """Load a compiled variant and declare its functions.
+
+    Raises InvalidRequest if this is a checkout, and its sources have changed since they were compiled.
+    """
+    library = ctypes.CDLL(str(path := library_path(variant)))
+    expected = sources.digest(SOURCES, variant)
+    if expected and _compiled_from(library) not in (0, expected):
+        raise InvalidRequest(
+            f"{path} was compiled from other sources than those in {SOURCES}: run `make` or `pip install --editable .` "
+            "again, as after every change of them"
+        )
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, f"twostroke_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def _compiled_from(library: ctypes.CDLL) -> int:
+    """The digest of a library's sources; 0 if it knows none, and -1 for one of a version that had no digest."""
+    if not hasattr(library, "twostroke_sources"):
+        return -1
+    library.twostroke_sources.restype = SIGNATURES["sources"][0]
+    return library.twostroke_sources()
 
 
 class ThreadTeam:

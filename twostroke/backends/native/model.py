@@ -25,17 +25,18 @@ from twostroke.backends.native.weights import PAGE_SIZE, PANEL, PackedMatrix, fl
 from twostroke.backends.page_memory import PageMemory
 from twostroke.models.config import (
     ROUTER,
+    SELECTION_BIAS,
     SHARED_GATE,
     Activation,
     Attention,
     Experts,
-    GatedDeltaNet,
     GatedMLP,
     Layer,
     ModelConfig,
     QueryGrowth,
 )
 from twostroke.models.layer_groups import EntryKind, PageShape, StatePages, entry_places, layer_groups
+from twostroke.models.recurrent import STATE_VECTORS, GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
 from twostroke.models.rope import NO_ROPE, Rope, amplitudes, frequencies
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
@@ -43,6 +44,7 @@ from twostroke.system.scratch import ScratchMemory, address
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # in the order of native/decoder.h
 KV_DTYPES = ("bfloat16", "int8")  # in the order of native/attention_pages.h; the first unless another is asked for
+STATES: tuple[type[RecurrentMixer], ...] = (GatedDeltaNet, ShortConvolution, Mamba2)  # in the order of native/decoder.h
 STATE_ATTENTION = Attention(1, 1, 32, 1.0, NO_ROPE)  # what a block with a state has in its place
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
@@ -127,8 +129,8 @@ class NativeModel:
 
     def _add(self, index: int, layer: Layer, weights: WeightSource) -> None:
         prefix = f"layers.{index}."
-        state = layer.mixer if isinstance(layer.mixer, GatedDeltaNet) else None
-        attention = STATE_ATTENTION if isinstance(layer.mixer, GatedDeltaNet) else layer.mixer
+        state = layer.mixer if isinstance(layer.mixer, RecurrentMixer) else None
+        attention = STATE_ATTENTION if isinstance(layer.mixer, RecurrentMixer) else layer.mixer
         norms = ["attn_norm", "mlp_norm"] if layer.pre_norms else ["", ""]
         norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
         vectors = [self._vector(weights, prefix + name) if name else None for name in norms]
@@ -159,12 +161,14 @@ class NativeModel:
         mlp = layer.feed_forward
         each = [""] if isinstance(mlp, GatedMLP) else [f"experts.{e}." for e in range(mlp.count)]
         gate_up, down = ([f"{one}{part}" for one in each for part in parts] for parts in (("gate", "up"), ("down",)))
-        biases = (ctypes.c_void_p * 5)(
+        selects = isinstance(mlp, Experts) and mlp.selection_bias
+        biases = (ctypes.c_void_p * 6)(
             self._biases(weights, prefix, attention.projections if attention.bias else ()),
             self._biases(weights, prefix, "o" if attention.output_bias else ()),
             self._biases(weights, prefix, gate_up if mlp.bias else ()),
             self._biases(weights, prefix, down if mlp.bias else ()),
             self._biases(weights, prefix, (ROUTER,) if mlp.bias and isinstance(mlp, Experts) else ()),
+            self._vector(weights, prefix + SELECTION_BIAS) if selects else None,
         )
         described = biases, ctypes.byref(shape)
         parts = list((attention if state is None else state).projections)
@@ -181,25 +185,24 @@ class NativeModel:
             first += self._handles(weights, prefix, "q_gate")
             self.library.twostroke_add_gate(self.handle, _pointers(first))
 
-    def _state(self, index: int, state: GatedDeltaNet, weights: WeightSource) -> NativeState:
+    def _state(self, index: int, state: RecurrentMixer, weights: WeightSource) -> NativeState:
         prefix, pages = f"layers.{index}.", self.state_pages
-        vectors = {name: weights.vector(f"{prefix}{name}") for name in ("conv", "decay", "dt_bias", "state_norm")}
-        conv = np.ascontiguousarray(vectors["conv"].reshape(state.conv_size, state.conv_width).T)
+        vectors = {name: weights.vector(f"{prefix}{name}") for name in state.vectors}
+        vectors["conv"] = np.ascontiguousarray(vectors["conv"].reshape(state.conv_size, state.conv_width).T)
         return NativeState(
+            STATES.index(type(state)),
             state.num_k_heads,
             state.num_v_heads,
             state.k_dim,
             state.v_dim,
             state.conv_width,
             state.tiled,
-            *self.state_places["rows"][index],
+            *self.state_places["rows"].get(index, (-1, 0)),
             *self.state_places["inputs"][index],
             pages.starts[index],
+            state.snapshot_row,
             pages.rows_in_page(index),
-            self._lend(conv),
-            self._lend(vectors["decay"]),
-            self._lend(vectors["dt_bias"]),
-            self._lend(vectors["state_norm"]),
+            *(self._lend(vectors[name]) if name in vectors else None for name in STATE_VECTORS),
         )
 
     def _add_block(
@@ -220,7 +223,7 @@ class NativeModel:
         experts: list[int | None] = []
         for e in range(mlp.count):
             experts += self._handles(weights, f"{prefix}experts.{e}.", "gate", "up", "down")
-        gate = self._vector(weights, prefix + SHARED_GATE) if mlp.shared_size else None
+        gate = self._vector(weights, prefix + SHARED_GATE) if mlp.shared_size and mlp.shared_gated else None
         if mlp.shared_size:
             experts += self._handles(weights, f"{prefix}shared.", "gate", "up", "down")
         self.library.twostroke_add_experts_block(
@@ -232,7 +235,9 @@ class NativeModel:
             mlp.count,
             mlp.chosen,
             mlp.normalized,
+            mlp.sigmoid,
             _pointers(experts),
+            bool(mlp.shared_size),
             gate,
         )
 

@@ -7,10 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from twostroke.backends.interface import Weights
+from twostroke.backends.reference.linear_attention import GatedDeltaNetLayer, Mamba2Layer
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped, gated
-from twostroke.backends.reference.states import StateLayer, StateWeights
+from twostroke.backends.reference.states import ShortConvolutionLayer, StateLayer, StateWeights
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
+from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
+
+STATE_LAYERS: dict[type[RecurrentMixer], type[StateLayer]] = {
+    GatedDeltaNet: GatedDeltaNetLayer,
+    Mamba2: Mamba2Layer,
+    ShortConvolution: ShortConvolutionLayer,
+}
 
 
 class AttentionLayer:
@@ -61,10 +69,10 @@ class ReferenceLayer:
         self.operations, self.index, self.eps = operations, index, config.norm_eps
         self.feed_forward, self.residual_scale = layer.feed_forward, config.residual_scale
         self.pre_norms = (pack("attn_norm"), pack("mlp_norm")) if layer.pre_norms else (None, None)
-        if isinstance(layer.mixer, models.GatedDeltaNet):
-            vectors = (operations.floats(weights(f"layers.{index}.{name}")) for name in models.STATE_VECTORS)
-            packed = StateWeights(pack(*layer.mixer.projections), *vectors)
-            self.mixer: AttentionLayer | StateLayer = StateLayer(config, index, operations, packed)
+        if isinstance(layer.mixer, RecurrentMixer):
+            vectors = {name: operations.floats(weights(f"layers.{index}.{name}")) for name in layer.mixer.vectors}
+            packed, kind = StateWeights(pack(*layer.mixer.projections), vectors), STATE_LAYERS[type(layer.mixer)]
+            self.mixer: AttentionLayer | StateLayer = kind(config, index, operations, packed)
             self.o = pack("state_o")
         else:
             self.mixer = AttentionLayer(config, index, layer.mixer, operations, pack)
@@ -84,9 +92,13 @@ class ReferenceLayer:
                 )
                 for e in range(layer.feed_forward.count)
             ]
+            self.selection = None
+            if layer.feed_forward.selection_bias:
+                self.selection = operations.floats(weights(f"layers.{index}.{models.SELECTION_BIAS}"))
             self.shared = None
             if layer.feed_forward.shared_size:
-                self.shared = pack("shared_gate"), pack("shared.gate", "shared.up"), pack("shared.down")
+                gate = pack(models.SHARED_GATE) if layer.feed_forward.shared_gated else None
+                self.shared = gate, pack("shared.gate", "shared.up"), pack("shared.down")
         else:
             biased = layer.feed_forward.bias
             self.gate_up = pack("gate", "up", bias=("gate_bias", "up_bias") if biased else ())
@@ -138,7 +150,7 @@ class ReferenceLayer:
     def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
         """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read."""
         ops = self.operations
-        ids, weights = ops.route(h, self.router, experts)
+        ids, weights = ops.route(h, self.router, self.selection, experts)
         split = self.experts[0][1].split
         total = h.new_zeros(len(h), split.own)
         for e in ids.unique().tolist():
@@ -148,8 +160,10 @@ class ReferenceLayer:
             total[rows] += weights[rows, slots, None].to(h.dtype) * made
         if self.shared is not None:
             gate, gate_up, down = self.shared
-            share = torch.sigmoid(h.float() @ gate.matrix.float())[:, None].to(h.dtype)
-            total += share * ops.linear(ops.gated_linear(h, gate_up, experts.activation), down)
+            made = ops.linear(ops.gated_linear(h, gate_up, experts.activation), down)
+            if gate is not None:
+                made = torch.sigmoid(h.float() @ gate.matrix.float())[:, None].to(h.dtype) * made
+            total += made
         return ops.whole(total, split)
 
 

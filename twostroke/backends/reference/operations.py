@@ -23,7 +23,7 @@ from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
 from twostroke.models.config import Activation, Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.kv_formats import MAX_CODE, kv_format
+from twostroke.models.kv_formats import MAX_CODE, kv_format, rotated_together
 from twostroke.models.rope import Rope, amplitudes, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
@@ -160,7 +160,7 @@ class Operations:
         """K or V as pages hold them, [N, Hkv, width]: the same bits as `KVFormat.encode` makes."""
         if not self.stored.scale_bytes:
             return entries.to(getattr(torch, self.stored.name))
-        entries = entries.to(getattr(torch, self.stored.other.name)).float()
+        entries = _rotated(entries.to(getattr(torch, self.stored.other.name)).float())
         top = entries.abs().amax(-1, keepdim=True)
         most = torch.full_like(top, MAX_CODE)  # PyTorch divides by a number in another way
         codes = (entries * torch.where(top == 0, 0.0, most / top)).round().to(torch.int8)
@@ -171,7 +171,8 @@ class Operations:
         if not self.stored.scale_bytes:
             return stored.float()
         codes, scales = stored.split([stored.shape[-1] - self.stored.scale_bytes, self.stored.scale_bytes], -1)
-        return codes.view(torch.int8).float() * scales.contiguous().view(torch.float32)
+        numbers = codes.view(torch.int8).float() * scales.contiguous().view(torch.float32)
+        return _rotated(numbers) / rotated_together(numbers.shape[-1])
 
     def turned(
         self,
@@ -288,14 +289,20 @@ class Operations:
         out = (out / total).view(count, num_kv_heads, rows, repeat, head_dim)
         return out.permute(0, 2, 1, 3, 4).reshape(count * rows, num_kv_heads * repeat, head_dim)
 
-    def route(self, x: torch.Tensor, router: DenseWeight, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, x: torch.Tensor, router: DenseWeight, selection: torch.Tensor | None, experts: Experts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts of each row: [N, chosen] ids and float32 weights; the most probable first, ties by id.
 
-        Softmax over all experts, then the largest (transformers' Qwen3MoeTopKRouter).
+        Softmax over all experts, or each one's sigmoid, then the largest (transformers' Qwen3MoeTopKRouter and
+        Lfm2MoeTopKRouter), with `selection` added for the choice.
         """
         bias = None if router.bias is None else router.bias.float()
-        chances = F.linear(x.float(), router.matrix.float(), bias).softmax(-1)
-        ids = torch.sort(chances, dim=-1, descending=True, stable=True).indices[:, : experts.chosen]
+        logits = F.linear(x.float(), router.matrix.float(), bias)
+        chances = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
+        ids = torch.sort(
+            chances if selection is None else chances + selection, dim=-1, descending=True, stable=True
+        ).indices[:, : experts.chosen]
         weights = chances.gather(-1, ids)
         return ids, weights / weights.sum(-1, keepdim=True) if experts.normalized else weights
 
@@ -337,6 +344,15 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
+
+
+def _rotated(numbers: torch.Tensor) -> torch.Tensor:
+    """`models.kv_formats.rotated`, with the same bits."""
+    block, half = rotated_together(numbers.shape[-1]), 1
+    while half < block:
+        first, second = numbers.unflatten(-1, (-1, 2, half)).unbind(-2)
+        numbers, half = torch.stack([first + second, first - second], -2).flatten(-3), 2 * half
+    return numbers
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

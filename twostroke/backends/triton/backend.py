@@ -129,6 +129,7 @@ def _without_kernel(config: ModelConfig) -> str | None:
     parts = {
         "recurrent layers": bool(config.state_layers),
         "a gate of what attention makes": any(one.output_gate for one in config.attentions),
+        "routers of sigmoids": any(isinstance(mlp, Experts) and (mlp.sigmoid or mlp.selection_bias) for mlp in mlps),
         "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
         "norms over all heads together": any(one.whole_norm for one in config.attentions),
         "norms of values": any(one.value_norm for one in config.attentions),

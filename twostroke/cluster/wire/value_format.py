@@ -209,4 +209,5 @@ def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
 def digest_of(kv: KVCache) -> str:
     """Stands for a value's tokens and positions: both sides hold the same value if they agree on it."""
     tokens = kv.token_array.astype("<i4").tobytes() + spans.positions(kv.table).astype("<i8").tobytes()
-    return hashlib.blake2b(tokens, digest_size=16).hexdigest()
+    heads = kv.entry_table.head_positions
+    return hashlib.blake2b(tokens + (b"" if heads is None else heads.tobytes()), digest_size=16).hexdigest()

@@ -9,6 +9,8 @@ from twostroke.models.families.glm4 import Glm4
 from twostroke.models.families.gpt_oss import GptOss
 from twostroke.models.families.granite import Granite
 from twostroke.models.families.granite_hybrid import GraniteHybrid
+from twostroke.models.families.lfm2 import Lfm2
+from twostroke.models.families.lfm2_moe import Lfm2MoE
 from twostroke.models.families.llama import Llama
 from twostroke.models.families.ministral3 import Ministral3
 from twostroke.models.families.mistral import Mistral
@@ -20,12 +22,15 @@ from twostroke.models.families.qwen2 import Qwen2
 from twostroke.models.families.qwen2_moe import Qwen2MoE
 from twostroke.models.families.qwen3 import Qwen3
 from twostroke.models.families.qwen3_5 import Qwen3_5
+from twostroke.models.families.qwen3_5_moe import Qwen3_5MoE
 from twostroke.models.families.qwen3_moe import Qwen3MoE
+from twostroke.models.families.qwen3_next import Qwen3Next
 from twostroke.models.families.smollm3 import SmolLM3
 
 FAMILIES: tuple[Family, ...] = (
     *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), Qwen3_5(), SmolLM3()),
     *(Gemma2(), Gemma3(), Gemma4(), GptOss(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
+    *(Lfm2(), Lfm2MoE(), Qwen3_5MoE(), Qwen3Next()),
 )
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}

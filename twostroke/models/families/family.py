@@ -244,7 +244,7 @@ class Family(ABC):
         Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError for bad metadata.
         """
 
-    def row_orders(self, config: ModelConfig) -> dict[str, np.ndarray]:
+    def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
         """Where the rows of matrices that are one tensor in the file are in it, by the first one's Twostroke name, if
         they do not follow one another."""
         return {}
@@ -262,26 +262,28 @@ def model_of(source: ConfigSource, family: Family, layers: Sequence[Layer], **sc
     experts = sum(3 * layer.feed_forward.count for layer in layers if isinstance(layer.feed_forward, Experts))
     if experts > source.num_matrices:
         raise CheckpointError(f"{source.path}: experts of {experts} matrices, and the files have {source.num_matrices}")
+    scales.setdefault("norm_eps", source.number("rms_norm_eps"))
     return ModelConfig(
         architecture=family.name,
         vocab_size=source.vocab_size,
         hidden_size=source.integer("hidden_size"),
         max_position=source.integer("max_position_embeddings"),
-        norm_eps=source.number("rms_norm_eps"),
         layers=tuple(layers),
         tied=source.tied,
         **scales,
     )
 
 
-def attention_of(source: ConfigSource, kind: str | None = None, **switches: Any) -> Attention:
+def attention_of(
+    source: ConfigSource, kind: str | None = None, kv_heads: int | None = None, **switches: Any
+) -> Attention:
     """Attention with the usual scale and the RoPE of one kind of layers; `switches` are further fields.
 
     Biases are those that the checkpoint chooses, unless `switches` say otherwise.
     """
     switches = {"bias": source.biases >= {"q", "k", "v"}, "output_bias": "o" in source.biases} | switches
     heads = source.integer("num_attention_heads")
-    kv_heads = source.integer("num_key_value_heads", default=heads)
+    kv_heads = kv_heads or source.integer("num_key_value_heads", default=heads)
     head_dim = source.integer("head_dim", default=source.integer("hidden_size") // heads or None, limit=MAX_HEAD_DIM)
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{source.path}: {heads} heads of {head_dim} and {kv_heads} KV heads do not fit")

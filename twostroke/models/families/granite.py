@@ -1,5 +1,6 @@
 """Granite: factors of embeddings, of attention, of what layers add, and of logits (IBM 2024, after muP)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -35,14 +36,14 @@ class Granite(Llama):
         if source.format == "gguf" and source.get("rope.scaling.finetuned") is False:  # llama.cpp's switch of RoPE
             attention = replace(attention, rope=NO_ROPE)
         mlp = mlp_of(source, bias=source.biases >= {"gate", "up", "down"})
-        return self.scaled(source, Layer(attention, mlp))
+        return self.scaled(source, [Layer(attention, mlp)] * source.num_layers)
 
-    def scaled(self, source: ConfigSource, layer: Layer) -> ModelConfig:
-        """The model of layers that are all alike."""
+    def scaled(self, source: ConfigSource, layers: Sequence[Layer]) -> ModelConfig:
+        """The model of these layers, with Granite's factors."""
         return model_of(
             source,
             self,
-            [layer] * source.num_layers,
+            layers,
             embedding_scale=source.number("embedding_multiplier"),
             residual_scale=source.number("residual_multiplier"),
             logit_scale=1 / source.number("logits_scaling"),

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from twostroke.models.config import Attention, Experts, GatedDeltaNet, GatedMLP, Layer, ModelConfig, tensor_shapes
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig, tensor_shapes
 from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_PARTS,
@@ -20,6 +20,7 @@ from twostroke.models.families.family import (
 from twostroke.models.families.gemma3 import plus_one
 from twostroke.models.families.head_layouts import to_our_layout
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.recurrent import GatedDeltaNet
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -115,7 +116,7 @@ class Qwen3_5(Family):  # the version is part of the name
         v_dim = source.integer("linear_value_head_dim", limit=1 << 14)
         return GatedDeltaNet(keys, values, k_dim, v_dim, width)
 
-    def row_orders(self, config: ModelConfig) -> dict[str, np.ndarray]:
+    def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
         """Each head's rows of q are followed by those of its gate."""
         return {f"layers.{i}.q": _by_head(one) for i, one in config.attention_layers.items()}
 

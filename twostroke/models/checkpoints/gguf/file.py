@@ -23,6 +23,7 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSou
 from twostroke.models.checkpoints.generation import gguf_generation
 from twostroke.models.checkpoints.gguf.config import read_config, tensor_names
 from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of, set_name
+from twostroke.models.config import tensor_shapes
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import StoredName, fused_rows
 from twostroke.models.formats.blocks import FORMATS
@@ -282,13 +283,17 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
         if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
             raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
-    fused = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config))
-    stored: dict[str, RawTensor] = {}
+    fused = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config, "gguf"))
+    stored, shapes = dict[str, RawTensor](), tensor_shapes(config)
     for ours, place in names.items():
         if (found := file.tensors.get(place.tensor)) is None:
             continue
         found = _with_scale(file, place, found if place.expert is None else found.part(place.expert))
-        stored[ours] = replace(fused[ours].of(found) if ours in fused else found, name=ours)
+        found = replace(fused[ours].of(found) if ours in fused else found, name=ours)
+        wanted = shapes[ours]
+        if len(wanted) == 1 and prod(found.shape) == prod(wanted):  # with an axis more: what Mamba-2 has for each head
+            found = RawTensor.from_bytes(ours, found.format, wanted, found.data.reshape(-1), found.source)
+        stored[ours] = found
     tokens = file.metadata.get("tokenizer.ggml.tokens", ())
     if len(tokens) > config.vocab_size:
         log.warning(

@@ -64,7 +64,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     config = read_config(config_path, len(tensors))
     tensors = unpacked(directory, tensors)
     packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
-    prefix = next((p for p in PREFIXES if f"{p}norm.weight" in tensors), PREFIXES[0])
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
     names = tensor_names(config, prefix, head)
     config, names = resolve_conflicts(config, names, head, tensors, directory)
@@ -75,7 +75,8 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
-    fused, stored = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config)), dict[str, RawTensor]()
+    orders, stored = BY_NAME[config.architecture].row_orders(config, "huggingface"), dict[str, RawTensor]()
+    fused = fused_rows(config, names, orders)
     for ours, theirs in names.items():
         found = tensors.get(theirs)
         if found is None:

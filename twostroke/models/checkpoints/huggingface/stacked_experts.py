@@ -1,7 +1,9 @@
-"""gpt-oss's experts: one tensor for those of a layer, where rows of gate and up alternate, as bfloat16 or as MXFP4.
+"""Experts in one tensor for those of a layer: gpt-oss's, where rows of gate and up alternate, Granite's and Qwen3.5's.
+
+gpt-oss's are bfloat16, stored as (inputs, outputs), or MXFP4; of the others, as rows, those of gate come first.
 
 MXFP4 (OCP Microscaling Formats 1.0, 2023) is stored as `X_blocks` and `X_scales`: 16 bytes for 32 numbers, two
-neighbours in a byte, and the exponent of their scale. Other numbers are stored as (inputs, outputs).
+neighbours in a byte, and the exponent of their scale.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 
+HALVES = re.compile(
+    r"(.*\.block_sparse_moe)\.(input|output)_linear\.weight|(.*\.experts)\.(gate_up|down)_proj(?:\.weight)?"
+)
 STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias|_blocks|)")
 BLOCK = 32  # numbers of a block of MXFP4, in 16 bytes
 
@@ -29,6 +34,11 @@ def split_experts(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
     """
     found = dict(tensors)
     for name, stack in tensors.items():
+        match = HALVES.fullmatch(name)
+        if match is not None and f"{match[3]}.gate_up_proj_bias" not in tensors:  # which gpt-oss has
+            del found[name]
+            found |= _halves(stack, match[1] or match[3], match[2] or match[4])
+            continue
         match = STACK.fullmatch(name)
         if match is None:
             continue
@@ -41,6 +51,19 @@ def split_experts(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
             made = expert(some, 1 / len(rows))
             found[f"{prefix}.{e}.{part}_proj.{'bias' if kind == '_bias' else 'weight'}"] = made
     return found
+
+
+def _halves(stack: RawTensor, prefix: str, side: str) -> dict[str, RawTensor]:
+    """Gate and up are the halves of an expert's rows."""
+    both = side in ("input", "gate_up")
+    if len(stack.shape) != 3 or (both and stack.shape[1] % 2):
+        raise CheckpointError(f"{stack.source}: {stack.format} {stack.shape} is not a stack of experts")
+    count, rows, _ = stack.shape
+    halves = {"gate": (0, rows // 2), "up": (rows // 2, rows)} if both else {"down": (0, rows)}
+    _number_bytes(stack)
+    whole = RawTensor.from_bytes(stack.name, stack.format, stack.shape, stack.data.reshape(-1), stack.source)
+    experts = product(range(count), halves.items())
+    return {f"{prefix}.{e}.{part}_proj.weight": whole.part(e).rows(*some) for e, (part, some) in experts}
 
 
 Part = Callable[[slice, float], RawTensor]  # some outputs of an expert, with this share of its bytes

@@ -1,0 +1,76 @@
+"""Entries at other positions: K is turned on by RoPE's angle of the distance, V is what it was.
+
+Only groups of layers whose K knows positions get new pages. All others are shared.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from twostroke.backends.interface import PAGE, POSITION
+from twostroke.errors import KVError
+from twostroke.kv import spans
+from twostroke.kv.entries import EntryTable
+from twostroke.kv.page_contents import read_entries, write_entries, zeroed_pages
+from twostroke.kv.pool import PagePool
+from twostroke.kv.provenance import NOTHING, Stretch
+from twostroke.models.rope import turned_on
+
+SPANS_AT_ONCE = 64  # whose K is in memory as float32
+
+
+def require_positions(pool: PagePool, contents: EntryTable, distance: int) -> None:
+    """Raise KVError unless all entries have a position `distance` further."""
+    positions = spans.positions(contents.table)
+    if (heads := contents.head_positions) is not None:
+        positions = np.concatenate([positions, heads.ravel()])
+    first, last = int(positions.min()) + distance, int(positions.max()) + distance
+    if first < 0:
+        raise KVError(f"positions begin at 0: the first of these entries would lie at {first}")
+    if last >= pool.max_position:
+        raise KVError(
+            f"positions end at {pool.max_position - 1}: the last of these entries would lie at {last}, so move them by "
+            f"{last + 1 - pool.max_position} less"
+        )
+
+
+def moved(pool: PagePool, contents: EntryTable, distance: int) -> tuple[EntryTable, np.ndarray]:
+    """Entries of the pool `distance` positions further, and their fresh pages, each with a reference for the caller.
+
+    Slots stay the same, page by page. Raises OutOfPages or PageLost: nothing has changed.
+    """
+    table, groups = contents.table, pool.geometry.turned_groups
+    turned = table[:, [*range(PAGE), *(PAGE + group for group in groups)]]
+    old = spans.distinct_pages(turned)
+    fresh = zeroed_pages(pool, pool.group_of[old], spans.slot_stops(turned, old))
+    try:
+        every, _ = contents.pages_and_stops(pool.page_size)
+        of = dict(zip(old.tolist(), fresh.tolist(), strict=True))
+        made = contents.in_pages(every, np.array([of.get(page, page) for page in every.tolist()], np.int64))
+        ends = np.cumsum(spans.counts(table))
+        for start in range(0, len(table), SPANS_AT_ONCE):
+            part = table[start : start + SPANS_AT_ONCE]
+            first, last = ends[start] - spans.counts(part[:1])[0], ends[start + len(part) - 1]
+            target = made.table[start : start + SPANS_AT_ONCE]
+            for group in groups:
+                _turn(pool, group, contents.cut(first, last), target, distance)
+    except BaseException:
+        pool.release(fresh)
+        raise
+    made.table[:, POSITION] += distance
+    heads = None if made.head_positions is None else made.head_positions + distance
+    pending = contents.tail if contents.tail is not None and contents.tail.pending is not None else None
+    unknown = (Stretch(len(contents), None, NOTHING),)
+    return replace(made, stretches=unknown, tail=pending, head_positions=heads), fresh
+
+
+def _turn(pool: PagePool, group: int, source: EntryTable, target: np.ndarray, distance: int) -> None:
+    """Write the entries of a group into the spans of `target`, with K turned on by a distance."""
+    geometry, (pages, slots) = pool.geometry, spans.places(source.table, group)
+    held = pages != spans.NO_PAGE
+    entries = read_entries(pool, group, pages[held], slots[held])
+    for layer, own in zip(geometry.groups[group].layers, entries, strict=True):
+        keys = geometry.stored.decode(own[0]).astype(np.float32)
+        positions = source.positions_by_head(len(geometry.kv_layers), 1)[held, geometry.kv_layers.index(layer)]
+        own[0] = geometry.stored.encode(turned_on(geometry.rope_of(layer), keys, positions, distance))
+    write_entries(pool, group, spans.places(target, group)[0][held], slots[held], entries)

@@ -1,0 +1,94 @@
+"""Layers of Mamba-2, as checkpoints of several families have them: their sizes, and where their numbers are in a file.
+
+A file has z, v, k, q and a in one matrix, in this order, and v, k and q in the convolution. Ours have q and k first.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from twostroke.models.config import ModelConfig
+from twostroke.models.families.family import ConfigSource, Transform
+from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.recurrent import Mamba2, RecurrentMixer
+
+PROJECTIONS = ("state_q", "state_k", "state_v", "state_z", "state_a")
+MAMBA2_GGUF_KEYS = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_inner_size": "ssm.inner_size",
+}
+MAMBA2_GGUF = dict.fromkeys(PROJECTIONS, "ssm_in.weight") | {
+    "conv": "ssm_conv1d.weight",
+    "conv_bias": "ssm_conv1d.bias",
+    "decay": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "skip": "ssm_d",
+    "state_norm": "ssm_norm.weight",
+    "state_o": "ssm_out.weight",
+}
+
+
+def mamba2_parts(prefix: str) -> dict[str, str]:
+    """The names of a layer's tensors in a directory."""
+    names = {"conv": "conv1d.weight", "conv_bias": "conv1d.bias", "decay": "A_log", "dt_bias": "dt_bias", "skip": "D"}
+    names |= {"state_norm": "norm.weight", "state_o": "out_proj.weight"} | dict.fromkeys(PROJECTIONS, "in_proj.weight")
+    return {ours: f"{prefix}.{theirs}" for ours, theirs in names.items()}
+
+
+def mamba2_of(source: ConfigSource) -> Mamba2:
+    """The layers. Raises CheckpointError if heads do not fit, UnsupportedArchitecture for steps with limits."""
+    if source.get("mamba_proj_bias") or not source.get("mamba_conv_bias"):
+        raise source.unsupported("biases of Mamba's projections, or none of its convolution")
+    if _limits(source.get("time_step_limit")):
+        raise source.unsupported("time_step_limit")
+    heads, groups = source.integer("mamba_n_heads"), source.integer("mamba_n_groups")
+    if source.format == "gguf":
+        inner = source.integer("mamba_inner_size")
+    else:
+        inner = source.integer("mamba_expand") * source.integer("hidden_size")
+    if heads % groups or inner % heads:
+        raise source.wrong("mamba_n_heads", f"a multiple of {groups} groups, and a divisor of {inner} numbers")
+    k_dim, width = source.integer("mamba_d_state", limit=1 << 14), source.integer("mamba_d_conv", limit=256)
+    return Mamba2(groups, heads, k_dim, inner // heads, width)
+
+
+def _limits(given: object) -> bool:
+    """Whether the steps of tokens have limits; transformers writes infinity as an object."""
+    return isinstance(given, list) and (given[:1] != [0.0] or given[1:] not in ([{"__float__": "Infinity"}], [np.inf]))
+
+
+def mamba2_rows(config: ModelConfig) -> dict[str, np.ndarray]:
+    """Where the rows of our matrices are in a file's one matrix (`Family.row_orders`)."""
+    found = dict[str, np.ndarray]()
+    for i, state in config.state_layers.items():
+        z, conv = np.arange(state.v_size), state.v_size + _conv_order(state)
+        step = state.v_size + state.conv_size + np.arange(state.num_v_heads)
+        found[f"layers.{i}.state_q"] = np.concatenate([conv, z, step])
+    return found
+
+
+def mamba2_transforms(config: ModelConfig, format: str) -> dict[str, Transform]:
+    """Conversions of what products do not multiply; directories have the logarithm of decays, GGUF files -decay."""
+    found = dict[str, Transform]()
+    for i, state in config.state_layers.items():
+        order = partial(_reordered, order=_conv_order(state))
+        found |= dict.fromkeys((f"layers.{i}.conv", f"layers.{i}.conv_bias"), order)
+        found[f"layers.{i}.decay"] = partial(_decay, negated=format == "gguf")
+    return found
+
+
+def _conv_order(state: RecurrentMixer) -> np.ndarray:
+    v, k, q = np.split(np.arange(state.conv_size), [state.v_size, state.v_size + state.k_size])
+    return np.concatenate([q, k, v])
+
+
+def _reordered(tensor: RawTensor, order: np.ndarray) -> RawTensor:
+    return tensor.permute_rows(order)
+
+
+def _decay(tensor: RawTensor, negated: bool) -> RawTensor:
+    values = tensor.dequantize()
+    return tensor.with_floats(-values if negated else np.exp(values))

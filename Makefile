@@ -123,7 +123,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp
 	$(BIN)/basedpyright
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml setup.py $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing Twostroke, which compiles its CPU kernels: a minute and a half on two cores, the first time"
 	$(BIN)/python -m pip install --quiet --editable .

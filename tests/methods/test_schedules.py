@@ -38,6 +38,9 @@ TECHNIQUES: list[Method] = [
     method("drop", times=2, keep="last", window=9, every=4, by="attention", observed=3),
     method("snap", window=4, budget=12),
     method("snap", times=2, keep="last", sinks=2, window=4, budget=12, kernel=3),
+    method("snap", window=4, budget=12, per="head"),
+    method("keydiff", times=2, keep="last", sinks=2, budget=9, offset="wrong"),
+    method("lagkv", lag=3, ratio=0.7),
     method("compress", last=0, segment=8),
     method("compress", last=0, segment=8, scorer="draft"),
 ]

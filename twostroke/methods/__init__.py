@@ -2,7 +2,11 @@
 
 from twostroke.methods.best_of import BestOf
 from twostroke.methods.compress import Compress
+from twostroke.methods.curdkv import CurDKV
 from twostroke.methods.drop import Drop
+from twostroke.methods.key_norms import KeyNorms
+from twostroke.methods.keydiff import KeyDiff
+from twostroke.methods.lagkv import LagKV
 from twostroke.methods.method import METHODS, Method, Prompt
 from twostroke.methods.overfill import OverFill
 from twostroke.methods.plain import Plain
@@ -13,12 +17,17 @@ from twostroke.methods.reread import Reread
 from twostroke.methods.snap import Snap
 from twostroke.methods.speculative import Speculative
 from twostroke.methods.student import Student
+from twostroke.methods.tova import Tova
 
 __all__ = [
     "METHODS",
     "BestOf",
     "Compress",
+    "CurDKV",
     "Drop",
+    "KeyDiff",
+    "KeyNorms",
+    "LagKV",
     "Method",
     "OverFill",
     "Plain",
@@ -29,6 +38,7 @@ __all__ = [
     "Snap",
     "Speculative",
     "Student",
+    "Tova",
     "load_installed",
     "load_module",
     "method",

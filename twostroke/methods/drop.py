@@ -16,6 +16,7 @@ from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Progra
 from twostroke.fields import integer, text
 from twostroke.kv.attention import attention_mass
 from twostroke.kv.cache import KVCache
+from twostroke.methods.by_head import best
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat, chosen
 
@@ -79,7 +80,7 @@ class Drop(Repeat, name="drop"):
         else:
             worth, last = mass.copy(), -(-self.window // 2)
         worth[: self.sinks] = worth[-last:] = np.inf
-        return np.sort(np.argsort(-worth, kind="stable")[:room])
+        return best(worth, room)
 
 
 def key_norms(kv: KVCache) -> np.ndarray:

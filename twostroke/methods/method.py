@@ -54,7 +54,8 @@ class Method(Checked, ABC):
     """A technique. Subclasses are frozen dataclasses whose fields are its parameters, declared as in `fields.py`.
 
     `class Repeat(Method, name="repeat")` registers it: the engine, the CLI, the server and the shared tests know it by
-    that name. Every field needs a default. Raises InvalidRequest if another technique has the name.
+    that name. A class without one is a base of others. Every field needs a default. Raises InvalidRequest if another
+    technique has the name.
 
     Attributes:
         goes_on: whether its strokes go on after the first decode that follows its prefills.
@@ -63,9 +64,10 @@ class Method(Checked, ABC):
     name: ClassVar[str]
     goes_on: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, name: str) -> None:
-        cls.name = name
-        _register(name, cls)
+    def __init_subclass__(cls, *, name: str | None = None) -> None:
+        if name is not None:
+            cls.name = name
+            _register(name, cls)
 
     @property
     def checked_as(self) -> str:
@@ -75,6 +77,11 @@ class Method(Checked, ABC):
     def companions(self) -> tuple[str, ...]:
         """The roles of the models that it takes besides the engine's own ("student", "draft")."""
         return ()
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads keep different entries: models with windows or recurrent layers are then refused."""
+        return False
 
     def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache | None:
         """The part of an unfinished prefill from position 0 that the first decode will need; None: not known yet."""

@@ -85,13 +85,15 @@ class Repeat(Method, name="repeat"):
         return tokens, np.r_[:start, stop : len(tokens)]
 
     def cut(self, kv: KVCache, kept: np.ndarray) -> KVCache:
-        """The value with the entries of these indices, to decode from."""
+        """The value with the entries of these indices, or of these for each head, to decode from."""
         value = chosen(kv, kept).with_tail(kv.tail)
-        return value.resumed_at(kv.next_position if self.offset == "right" else len(kept))
+        return value.resumed_at(kv.next_position if self.offset == "right" else kept.shape[-1])
 
 
 def chosen(kv: KVCache, indices: np.ndarray) -> KVCache:
-    """The entries of these indices, rising."""
+    """The entries of these indices, rising: [n], or [layers, KV heads, n] as `KVCache.gather` takes them."""
+    if indices.ndim > 1:
+        return kv.gather(indices)
     cuts = [0, *(np.flatnonzero(np.diff(indices) > 1) + 1).tolist(), len(indices)]
     kept = kv[:0]
     for start, stop in pairwise(cuts):

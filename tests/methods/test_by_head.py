@@ -1,0 +1,213 @@
+"""Techniques by head: what each head keeps, by the papers' formulas one entry at a time, and who refuses."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.methods.kvpress_indices import CASES, FAMILIES, RECORDED, TOKENS
+from tests.methods.watching import PROMPT, needs_native, queried, runs_of
+from twostroke.api.llm import LLM
+from twostroke.errors import InvalidRequest, OutOfPages
+from twostroke.kv.attention import attention_weights
+from twostroke.methods import CurDKV, KeyDiff, KeyNorms, LagKV, Method, Plain, Snap, Tova, method
+from twostroke.methods.by_head import ByHead, best
+from twostroke.sampling.params import SamplingParams
+
+Native = Callable[..., LLM]
+LONG = PROMPT * 4
+BY_HEAD: list[ByHead] = [Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV()]
+Head = Callable[[LLM, int, int], list[float]]  # a layer and a KV head: the worth of each entry
+
+
+def tova(llm: LLM, layer: int, head: int) -> list[float]:
+    made = queried(llm, LONG, 1)
+    return list(attention_weights(made.kv, made.queries))[layer][:, 0].mean(0).tolist()
+
+
+def entries_of(llm: LLM, layer: int, head: int) -> np.ndarray:
+    return llm.prefill(LONG).entries(layer)[:, :, head].astype(float)
+
+
+def keydiff(llm: LLM, layer: int, head: int) -> list[float]:
+    keys = entries_of(llm, layer, head)[0]
+    anchor = np.mean([key / math.hypot(*key) for key in keys], 0)
+    return [-float(key @ anchor) / math.hypot(*key) / math.hypot(*anchor) for key in keys]
+
+
+def key_norms(llm: LLM, layer: int, head: int) -> list[float]:
+    return [-math.hypot(*key) for key in entries_of(llm, layer, head)[0]]
+
+
+def curdkv(llm: LLM, layer: int, head: int) -> list[float]:
+    sizes = (entries_of(llm, layer, head) ** 2).sum(-1)
+    parts = [slice(i // 16 * 16, i // 16 * 16 + 16) for i in range(len(LONG))]
+    return [float(np.prod([rows[i] / rows[part].sum() for rows in sizes])) for i, part in enumerate(parts)]
+
+
+def lagkv(llm: LLM, layer: int, head: int, sinks: int = 4, lag: int = 8) -> list[float]:
+    entries = entries_of(llm, layer, head)
+    parts = (len(LONG) - sinks) // lag
+    worth = [1.0] * len(LONG)
+    for part in range(parts - 1):
+        scores = np.zeros(lag)
+        own, other = (slice(sinks + lag * at, sinks + lag * (at + 1)) for at in (part, part + 1))
+        for rows in entries:
+            least, most = rows[other].min(0), rows[other].max(0)
+            spread = [math.exp(((row - least) / (most - least)).std(ddof=1)) for row in rows[own]]
+            scores += np.array(spread) / sum(spread)
+        for rank, index in enumerate(sorted(range(lag), key=lambda i: scores[i])):
+            worth[sinks + lag * part + index] = rank / lag
+    return worth
+
+
+def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int]:
+    always = [*range(sinks), *range(len(worth) - newest, len(worth))]
+    others = sorted(range(sinks, len(worth) - newest), key=lambda i: -worth[i])
+    return sorted([*always, *others[: count - len(always)]])
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("technique", "formula"),
+    [
+        (Tova(budget=20), tova),
+        (Tova(ratio=0.3, sinks=2, newest=5), tova),
+        (KeyDiff(budget=20), keydiff),
+        (KeyNorms(ratio=0.25, sinks=1), key_norms),
+        (CurDKV(budget=23, sinks=3), curdkv),
+        (LagKV(budget=4 + 2 * 8 + 16, lag=8), lagkv),  # 76 - 4 = 9 parts of 8: 8 keep 2, the last all
+    ],
+    ids=lambda one: getattr(one, "name", "") or one.__name__,
+)
+def test_what_each_head_keeps(technique: ByHead, formula: Head, native_llm: Native) -> None:
+    llm = native_llm()
+    count = technique.budget or int(technique.ratio * len(LONG))
+    made, (run,), _ = runs_of(llm, technique, LONG)
+    assert run.kv.head_positions is not None
+    layers, heads, length = run.kv.head_positions.shape
+    assert length == count + 39, "and nothing decoded is dropped"
+    stays = [
+        [by_hand(formula(llm, layer, head), count, technique.sinks, technique.newest) for head in range(heads)]
+        for layer in range(layers)
+    ]
+    assert run.kv.head_positions[..., :count].tolist() == stays
+    assert len({tuple(row) for layer in stays for row in layer}) > 1, "heads differ"
+    kept = llm.prefill(LONG).gather(np.array(stays))
+    assert made == [token.id for token in llm.decode(kept, max_tokens=40, ignore_eos=True)]
+    assert made != runs_of(llm, Plain(), LONG)[0]
+
+
+@needs_native
+@pytest.mark.parametrize("technique", [*BY_HEAD, Snap(per="head")], ids=lambda one: one.name)
+@pytest.mark.parametrize("prompt", [LONG, [7]], ids=len)
+def test_room_for_everything_is_the_plain_request(technique: Method, prompt: list[int], native_llm: Native) -> None:
+    llm = native_llm()
+    made, (run,), _ = runs_of(llm, method(technique.name, budget=len(LONG)), prompt)
+    expected, (plain,), _ = runs_of(llm, Plain(), prompt)
+    assert made == expected
+    assert run.kv.head_positions is None
+    assert (run.kv.entries() == plain.kv.entries()).all()
+
+
+@needs_native
+@pytest.mark.parametrize("pool", ["max", "mean"])
+def test_snap_by_head(pool: str, native_llm: Native) -> None:
+    llm, window, budget, kernel = native_llm(), 5, 24, 3
+    _, (run,), _ = runs_of(llm, Snap(window=window, budget=budget, kernel=kernel, pool=pool, per="head"), LONG)
+    made, stays = queried(llm, LONG, window), []
+    before = len(LONG) - window
+    for weights in attention_weights(made.kv, made.queries):
+        for head in weights.reshape(2, -1, len(LONG)):
+            mass = [0.0, *head.mean(0)[:before].tolist(), 0.0]
+            near = [mass[i : i + kernel] for i in range(before)]
+            worth = [max(some) if pool == "max" else sum(some) for some in near] + [0.0] * window
+            stays.append(by_hand(worth, budget, 0, window))
+    assert run.kv.head_positions is not None
+    assert run.kv.head_positions[..., :budget].reshape(-1, budget).tolist() == stays
+
+
+@needs_native
+def test_lagkv_of_a_short_prompt_keeps_the_newest(native_llm: Native) -> None:
+    _, (run,), _ = runs_of(native_llm(), LagKV(budget=10), LONG)
+    kept = [0, 1, 2, 3, *range(len(LONG) - 6, len(LONG))]
+    assert run.kv.head_positions is not None
+    assert (run.kv.head_positions[..., :10] == kept).all()
+
+
+@needs_native
+def test_after_repetition_the_last_copy_is_chosen_from(native_llm: Native) -> None:
+    llm, n = native_llm(), len(PROMPT)
+    _, (run,), _ = runs_of(llm, KeyDiff(times=2, keep="last", sinks=2, budget=9), PROMPT)
+    assert run.kv.head_positions is not None
+    chosen = run.kv.head_positions[..., :9]
+    assert (chosen[..., :2] == [0, 1]).all()
+    assert (chosen[..., 2:] >= n).all()
+    assert (chosen[..., -1] == 2 * n - 1).all()
+
+
+@needs_native
+def test_what_no_head_keeps_is_freed(native_llm: Native) -> None:
+    llm, long = native_llm(), [5] * 400 + LONG
+    used = [llm.pool.num_used for _ in llm.stream(long, method=Tova(budget=8), max_tokens=9, ignore_eos=True)]
+    assert max(used) <= 8 + 2
+
+
+@needs_native
+def test_without_room_beside_the_prompt_the_request_ends_and_others_go_on(native_llm: Native) -> None:
+    page = native_llm().pool.page_bytes
+    small, options = native_llm(kv_bytes=6 * page), SamplingParams(max_tokens=4, ignore_eos=True)
+    with pytest.raises(OutOfPages, match="3 more KV pages are needed"):
+        small.generate([LONG], params=options, method=Tova())
+    assert small.pool.num_used == 0
+    (fits,) = small.generate([LONG], params=options, method=Tova(budget=16))
+    (large,) = native_llm().generate([LONG], params=options, method=Tova(budget=16))
+    assert [token.id for token in fits.tokens] == [token.id for token in large.tokens]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("technique", [*BY_HEAD, Snap(per="head")], ids=lambda one: one.name)
+def test_models_with_windows_or_states_are_refused(family: str, technique: Method, tiny_llm: Native) -> None:
+    """Before work starts; a choice per sequence runs."""
+    llm = tiny_llm(family)
+    with pytest.raises(InvalidRequest, match=f"method {technique.name} cannot run with model .*attend to all") as error:
+        llm.request(PROMPT, SamplingParams(), technique)
+    assert "\n" not in str(error.value)
+    assert len(llm.generate([PROMPT], method=Snap(), max_tokens=4, ignore_eos=True)[0].tokens) == 4
+
+
+def test_the_earlier_of_equals_stays() -> None:
+    worth = np.array([[0, 1, 1, 0, 1, 9.0], [2, 2, 2, 2, 2, 2]])
+    assert best(worth, 3).tolist() == [[1, 2, 5], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("tova", {"ratio": 0}, "ratio must be a number above 0 and at most 1"),
+        ("keydiff", {"budget": 4, "sinks": 4}, r"budget must be an integer of at least 5 \(sinks \+ newest\)"),
+        ("key-norms", {"newest": 0}, "newest must be an integer of at least 1"),
+        ("curdkv", {"part": 0}, "part must be an integer of at least 1"),
+        ("lagkv", {"lag": 1}, "lag must be an integer of at least 2"),
+        ("snap", {"per": "layer"}, "per must be one of sequence, head"),
+        ("snap", {"pool": "sum"}, "pool must be one of max, mean"),
+    ],
+)
+def test_bad_parameters(name: str, parameters: dict[str, float | str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        method(name, **parameters)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("name", "options"), [case[:2] for case in CASES], ids=[case[0] for case in CASES])
+def test_what_kvpress_keeps(family: str, name: str, options: dict[str, Any], tiny_llm: Native) -> None:
+    """Head by head. Its scores of K and V may drop the last entry, which stays here in place of their worst."""
+    _, (run,), _ = runs_of(tiny_llm(family), method(name, **options), TOKENS, max_tokens=1)
+    last, ranked = len(TOKENS) - 1, json.loads(RECORDED.read_text())[family][name]
+    assert run.kv.head_positions is not None
+    assert run.kv.head_positions[..., : options["budget"]].tolist() == [
+        [sorted(head if last in head else [*head[:-1], last]) for head in layer] for layer in ranked
+    ]

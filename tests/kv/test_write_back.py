@@ -8,8 +8,9 @@ import pytest
 
 from tests.kv.values import RECURRENT, contents, prefill
 from twostroke.kv.hash_index import HashIndex
+from twostroke.kv.host_budget import HostBudget
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix_index import HostBudget, PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
 from twostroke.kv.write_back import WriteBack, WriteBackBlock
 

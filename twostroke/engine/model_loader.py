@@ -22,8 +22,9 @@ from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.hash_index import HashIndex
+from twostroke.kv.host_budget import HostBudget
 from twostroke.kv.pool import PagePool
-from twostroke.kv.prefix_index import HostBudget, PrefixIndex
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.radix_index import RadixIndex
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint

@@ -49,7 +49,9 @@ class WriteBack:
 
     def enqueue(self, blocks: Sequence[int]) -> list[WriteBackBlock]:
         """Let indexed blocks wait. The caller has held the pool's lock since it knows that they are indexed."""
-        pages = ([of_block[column] for column in self._columns] for of_block in map(self._index.block_pages, blocks))
+        pages = (
+            [of_block[column] for column in self._columns] for of_block in map(self._index.blocks.of_block, blocks)
+        )
         whole = [self._pool.geometry.group_bytes[group] * self._pool.page_size for group in self._columns]
         return [self._wait(own, whole) for own in pages]
 
@@ -58,7 +60,7 @@ class WriteBack:
 
         Each has as many pages as a block; the last one may have fewer.
         """
-        pages, size = self._index.snapshot_pages(block), len(self._columns)
+        pages, size = self._index.blocks.snapshot(block), len(self._columns)
         used = self._pool.geometry.state_pages(self._pool.page_size).used_bytes if pages else []
         return [self._wait(pages[i : i + size], used[i : i + size]) for i in range(0, len(pages), size)]
 

@@ -178,7 +178,7 @@ def test_nothing_is_fetched_for_a_bad_option(
 def test_nothing_is_fetched_for_a_chat_that_cannot_be(
     arguments: tuple[str, ...], run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twostroke.api.llm.open_checkpoint", lambda *_, **__: pytest.fail("fetched"))
+    monkeypatch.setattr("twostroke.api.open_engine.open_checkpoint", lambda *_, **__: pytest.fail("fetched"))
     refused = run(*arguments, stdin="a\n")
     assert refused.exit_code == 1
     assert refused.stderr.startswith("error: ")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twostroke.api import llm
+from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.backends import choose
 from twostroke.engine.model_loader import INDEXES
@@ -76,6 +76,6 @@ def test_what_is_refused_before_anything_is_fetched(
     def fetch(*_: Any, **__: Any) -> None:
         raise AssertionError("fetched")
 
-    monkeypatch.setattr(llm, "open_checkpoint", fetch)
+    monkeypatch.setattr(open_engine, "open_checkpoint", fetch)
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         LLM("gemma3-270m", **arguments)

@@ -8,7 +8,7 @@ import pytest
 from tests.kv.tiers.memory_store import MemoryStore, Pages
 from tests.server.conftest import Serving, serving
 from tests.server.test_metrics import read
-from twostroke.api import llm as llm_module
+from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.engine.forecast import Forecast
 from twostroke.kv.tiers.tiers import Tiers
@@ -34,7 +34,7 @@ def open_over(open_tiny: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) ->
 
     def opened(tiers: Tiers, **options: Any) -> LLM:
         tiers.first_touch_s = 0.0
-        monkeypatch.setattr(llm_module, "open_tiers", lambda *_: tiers)
+        monkeypatch.setattr(open_engine, "open_tiers", lambda *_: tiers)
         return open_tiny(**options)
 
     return opened

@@ -9,37 +9,26 @@ from pathlib import Path
 from typing import Any, overload
 
 from twostroke.api.completion import Completion, Decoding, Output
+from twostroke.api.open_engine import MAIN, open_engine
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.api.scoring import Score, score, scored_request
-from twostroke.backends.choose import create_backend, require_device
-from twostroke.backends.page_memory import HostMemory
-from twostroke.backends.ranks.processes import local_ranks
-from twostroke.engine.engine import Engine
-from twostroke.engine.memory_budget import MemoryBudget
-from twostroke.engine.model_loader import ModelLoader, companion_checkpoint
+from twostroke.backends.choose import require_device
 from twostroke.engine.options import LLMOptions, companion_parts
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import EngineStopped, InvalidRequest, KVError
-from twostroke.fields import check_arguments
+from twostroke.fields import check_arguments, rules
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries_by_head import require_heads
-from twostroke.kv.tiers.tiers import open_tiers
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import Progress
-from twostroke.models.checkpoints.quantize import quantize
-from twostroke.models.checkpoints.resolve import open_checkpoint
-from twostroke.models.checkpoints.verify import verify
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams, sampling_params
-from twostroke.system.cores import count_threads
 
-MAIN = "main"  # the model's role in its engine
 OPENED = ("engine", "model", "pool", "backend", "tiers")  # attributes that an LLM has until it is closed
 TextOrTokens = str | Sequence[int]  # a prompt
 
@@ -147,43 +136,14 @@ class LLM:
             KVError: a tier cannot be opened.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
-        require_options(locals())  # before anything is fetched
-        threads = max(1, count_threads(None) // tp) if threads is None else count_threads(threads)
-        scheduler = SchedulerConfig(max_step_tokens, max_running, itl_ms)
-        tiers = open_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote)
-        try:
-            stored = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
-            self.verified = verify(stored, progress) if check else None
-            if self.verified is not None:
-                self.verified.require()
-            checkpoint = quantize(stored, weights, threads)
-            chosen = create_backend(
-                backend, device, dtype, threads, checkpoint.config, checkpoint.matrices(), page_size, tp, kv_dtype
-            )
-            self.generation = dict(checkpoint.generation)
-            self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-            here, on_host = local_ranks(tp), chosen.device == "cpu"
-            self.memory = MemoryBudget.of_engine(  # PyTorch, where the backend computes with it, is loaded by now
-                checkpoint.config, max_step_tokens,
-                on_host=on_host, processes=here, host_bytes=tiers.host_bytes, spare=spare_bytes,
-            )  # fmt: skip
-            companions = {
-                role: wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, stored, threads)
-                for role, wanted in (("student", student), ("draft", draft))
-                if wanted is not None
-            }
-            opening = ModelLoader(chosen, prefix_index, tiers, self.memory, progress, here / tp)
-            self.model = opening.load_main(checkpoint, page_size, kv_bytes, companions.values())
-            self.tokenizer, self.pool, self.backend = self.model.tokenizer, self.model.pool, chosen
-            models = {MAIN: self.model}
-            for role, companion in companions.items():
-                models[role] = opening.load_companion(role, companion, self.model, stored, threads, check)
-            if kv_reserve and isinstance(memory := self.pool.memory, HostMemory):
-                memory.populate()
-            self.engine, self.tiers = Engine(models, MAIN, scheduler, tiers), tiers
-        except BaseException:
-            tiers.close()
-            raise
+        require_options(given := locals())  # before anything is fetched
+        opened = open_engine(LLMOptions(**{name: given[name] for name in rules(LLMOptions)}), progress)
+        checkpoint, self.verified, self.memory = opened.checkpoint, opened.verified, opened.memory
+        self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
+        self.generation = dict(checkpoint.generation)
+        self.engine, self.backend, self.tiers = opened.engine, opened.backend, opened.tiers
+        self.model = self.engine.models[MAIN]
+        self.tokenizer, self.pool = self.model.tokenizer, self.model.pool
 
     @property
     def max_model_len(self) -> int:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twostroke.backends.native.library import VARIANTS
 from twostroke.errors import InvalidRequest
 from twostroke.fields import Rule, declare, flag, integer, number, size, text
 from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from twostroke.models.checkpoints.checkpoint import Checkpoint
 
 BACKENDS = ("auto", "native", *(f"native-{variant}" for variant in VARIANTS), "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -26,7 +31,7 @@ MAX_RANKS = 64
 class LLMOptions:
     """The arguments of `LLM`, whose docstring describes them in full."""
 
-    model: str = declare(
+    model: str | Checkpoint = declare(
         DEFAULT_MODEL, Rule(str, "A catalog name, a GGUF file, a Hugging Face directory, or a hub id.", or_object=True)
     )
     threads: int | None = integer(None, unset="one for each core", help="CPU threads of each process.")
@@ -47,7 +52,7 @@ class LLMOptions:
         choices=WEIGHTS,
         help="Matrices as stored, or re-encoded on load; int3 and int2 are kept in 4 bits.",
     )
-    student: str | None = declare(
+    student: str | Checkpoint | None = declare(
         None,
         Rule(
             str,
@@ -56,7 +61,7 @@ class LLMOptions:
             or_object=True,
         ),
     )
-    draft: str | None = declare(
+    draft: str | Checkpoint | None = declare(
         None,
         Rule(str, "For speculation: a model with the same tokenizer, named as above.", optional=True, or_object=True),
     )
@@ -78,7 +83,7 @@ class LLMOptions:
     spare_bytes: int = size(0, help="Memory to leave free for what else the process or its container does.")
     prefix_index: str = text("radix", choices=PREFIX_INDEXES, help="Share known prefixes.")
     kv_host: int | None = size(None, unset="none", help="Ordinary memory for prefixes that the pool has no room for.")
-    kv_disk: str | None = declare(
+    kv_disk: str | Path | None = declare(
         None,
         Rule(
             str,

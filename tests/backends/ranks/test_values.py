@@ -94,7 +94,7 @@ from twostroke.system.machine import peak_rss_bytes
 from pathlib import Path
 before = peak_rss_bytes()
 llm = LLM(sys.argv[1], backend="native", threads=1, tp=int(sys.argv[2]), kv_bytes=16 << 20, weights="int8")
-print(sum(matrix.nbytes for matrix in llm.model.compiled.matrices), llm.model.compiled.sketch_bytes)
+print(sum(matrix.nbytes for matrix in llm.model.compiled.weights.matrices), llm.model.compiled.sketch_bytes)
 for pid in () if llm.backend.ranks is None else llm.backend.ranks.followers.pids:
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     print(int(status["RssAnon"].split()[0]) << 10)

@@ -91,7 +91,7 @@ def test_in_their_own_bits(variant: str, packed: Path, tmp_path: Path) -> None:
     assert np.median(off) < 0.1
     compiled = first.model.compiled
     assert isinstance(compiled, NativeModel)
-    sizes = [matrix.nbytes for matrix in compiled.matrices[-3 * EXPERTS :]]
+    sizes = [matrix.nbytes for matrix in compiled.weights.matrices[-3 * EXPERTS :]]
     assert sum(sizes) <= 1.15 * 3 * EXPERTS * WIDTH * HIDDEN * 17 / 32  # scales of a panel fill whole lines
 
 

@@ -76,8 +76,8 @@ def test_predicted_is_allocated(
     compiled: Any = llm.model.compiled
     assert isinstance(compiled, NativeModel)
     assert told.backend == llm.backend.name
-    assert told.matrices == sum(matrix.nbytes for matrix in compiled.matrices)
-    assert told.vectors == sum(vector.nbytes for vector in compiled.lent)
+    assert told.matrices == sum(matrix.nbytes for matrix in compiled.weights.matrices)
+    assert told.vectors == sum(vector.nbytes for vector in compiled.weights.lent)
     assert told.page == llm.pool.page_bytes
     assert llm.pool.num_pages == 3 * told.pages(100)
     assert llm.pool.num_pages * llm.pool.page_bytes == told.pool(3, 100)
@@ -103,7 +103,7 @@ def test_predicted_is_allocated_for_a_real_file() -> None:
     told = engine_memory(open_checkpoint("smollm2-135m"))
     with LLM("smollm2-135m", backend="native", kv_bytes=1 << 26, threads=1) as llm:
         compiled: Any = llm.model.compiled
-        assert told.matrices == sum(matrix.nbytes for matrix in compiled.matrices)
+        assert told.matrices == sum(matrix.nbytes for matrix in compiled.weights.matrices)
 
 
 def test_a_file_is_planned_as_it_is_stored() -> None:

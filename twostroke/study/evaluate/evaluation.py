@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostroke.api.llm import LLM, MAIN
+from twostroke.api.llm import LLM
+from twostroke.api.open_engine import MAIN
 from twostroke.errors import InvalidRequest
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams

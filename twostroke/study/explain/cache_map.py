@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.api.llm import LLM, MAIN
+from twostroke.api.llm import LLM
+from twostroke.api.open_engine import MAIN
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke
 from twostroke.kv.cache import KVCache

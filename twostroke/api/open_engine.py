@@ -1,0 +1,74 @@
+"""Opening an engine: its models, their pool, its backend and its tiers."""
+
+from dataclasses import dataclass
+
+from twostroke.backends.choose import create_backend
+from twostroke.backends.interface import Backend
+from twostroke.backends.page_memory import HostMemory
+from twostroke.backends.ranks.processes import local_ranks
+from twostroke.engine.engine import Engine
+from twostroke.engine.memory_budget import MemoryBudget
+from twostroke.engine.model_loader import ModelLoader, companion_checkpoint
+from twostroke.engine.options import LLMOptions
+from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.kv.tiers.tiers import Tiers, open_tiers
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.fetch import Progress
+from twostroke.models.checkpoints.quantize import quantize
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.models.checkpoints.verify import VerificationReport, verify
+from twostroke.system.cores import count_threads
+
+MAIN = "main"  # the model's role in its engine
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """An engine, and what it was made of. `LLM` describes the attributes."""
+
+    engine: Engine
+    backend: Backend
+    tiers: Tiers
+    memory: MemoryBudget
+    checkpoint: Checkpoint
+    verified: VerificationReport | None
+
+
+def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
+    """Open an engine. Raises what `LLM` says."""
+    tp, page_size, threads = options.tp, options.page_size, options.threads
+    threads = max(1, count_threads(None) // tp) if threads is None else count_threads(threads)
+    tiers = open_tiers(options.kv_host, options.kv_disk, options.kv_disk_bytes, options.kv_remote)
+    try:
+        model = options.model
+        stored = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
+        if (verified := verify(stored, progress) if options.check else None) is not None:
+            verified.require()
+        checkpoint = quantize(stored, options.weights, threads)
+        backend = create_backend(
+            options.backend, options.device, options.dtype, threads,
+            checkpoint.config, checkpoint.matrices(), page_size, tp, options.kv_dtype,
+        )  # fmt: skip
+        here, on_host = local_ranks(tp), backend.device == "cpu"
+        memory = MemoryBudget.of_engine(  # PyTorch, where the backend computes with it, is loaded by now
+            checkpoint.config, options.max_step_tokens,
+            on_host=on_host, processes=here, host_bytes=tiers.host_bytes, spare=options.spare_bytes,
+        )  # fmt: skip
+        companions = {
+            role: wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, stored, threads)
+            for role, wanted in (("student", options.student), ("draft", options.draft))
+            if wanted is not None
+        }
+        loader = ModelLoader(backend, options.prefix_index, tiers, memory, progress, here / tp)
+        main = loader.load_main(checkpoint, page_size, options.kv_bytes, companions.values())
+        models = {MAIN: main}
+        for role, companion in companions.items():
+            models[role] = loader.load_companion(role, companion, main, stored, threads, options.check)
+        if options.kv_reserve and isinstance(main.pool.memory, HostMemory):
+            main.pool.memory.populate()
+        scheduler = SchedulerConfig(options.max_step_tokens, options.max_running, options.itl_ms)
+        engine = Engine(models, MAIN, scheduler, tiers)
+    except BaseException:
+        tiers.close()
+        raise
+    return OpenedEngine(engine, backend, tiers, memory, checkpoint, verified)

@@ -1,0 +1,204 @@
+"""The layers of a native model, which kernels are told one by one, and the weights that they read."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from twostroke.backends.native.library import NativeAttention, NativeState, ThreadTeam
+from twostroke.backends.native.rope_tables import RopeTables
+from twostroke.backends.native.weight_sources import WeightSource
+from twostroke.backends.native.weights import PackedMatrix
+from twostroke.models.config import (
+    ROUTER,
+    SELECTION_BIAS,
+    SHARED_GATE,
+    Attention,
+    Experts,
+    GatedMLP,
+    Layer,
+    ModelConfig,
+)
+from twostroke.models.layer_groups import StatePages, entry_places
+from twostroke.models.recurrent import STATE_VECTORS, GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
+from twostroke.models.rope import NO_ROPE
+from twostroke.system.scratch import address
+
+STATES: tuple[type[RecurrentMixer], ...] = (GatedDeltaNet, ShortConvolution, Mamba2)  # in the order of native/decoder.h
+STATE_ATTENTION = Attention(1, 1, 32, 1.0, NO_ROPE)  # what a block with a state has in its place
+
+
+class LentWeights:
+    """Packed matrices and vectors that kernels read by their addresses.
+
+    Attributes:
+        source: where they come from.
+        matrices, lent: those that are in use.
+    """
+
+    def __init__(self, team: ThreadTeam, source: WeightSource) -> None:
+        self.team, self.source = team, source
+        self.lent: list[np.ndarray] = []
+        self.matrices: list[PackedMatrix] = []
+
+    def biases(self, prefix: str, parts: Sequence[str]) -> int | None:
+        """Those of these parts, one after another; None without parts."""
+        vectors = [self.source.vector(f"{prefix}{part}_bias") for part in parts]
+        return self.lend(np.concatenate(vectors)) if vectors else None
+
+    def handles(self, prefix: str, *names: str) -> list[int | None]:
+        """The handles of matrices whose names begin alike."""
+        return [self.matrix(prefix + name).handle for name in names]
+
+    def matrix(self, name: str) -> PackedMatrix:
+        """Pack a matrix."""
+        self.matrices.append(PackedMatrix(self.team, self.source.matrix(name)))
+        return self.matrices[-1]
+
+    def vector(self, name: str) -> int:
+        """The address of a vector."""
+        return self.lend(self.source.vector(name))
+
+    def lend(self, array: np.ndarray) -> int:
+        """The address of an array, which is kept."""
+        self.lent.append(array)
+        return address(array)
+
+
+class NativeLayers:
+    """Adds layers to a model that kernels know by its handle."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv_dtype: str,
+        weights: LentWeights,
+        ropes: RopeTables,
+        states: StatePages,
+        handle: int,
+    ) -> None:
+        self._config, self._weights, self._ropes, self._state_pages = config, weights, ropes, states
+        self._library, self._handle = weights.team.library, handle
+        self._places = entry_places(config, kv_dtype)
+        self._state_places = {kind: entry_places(config, kv_dtype, kind) for kind in ("rows", "inputs")}
+
+    def add(self, index: int, layer: Layer) -> None:
+        """Add a layer, behind those that are there."""
+        prefix, weights = f"layers.{index}.", self._weights
+        state = layer.mixer if isinstance(layer.mixer, RecurrentMixer) else None
+        attention = STATE_ATTENTION if isinstance(layer.mixer, RecurrentMixer) else layer.mixer
+        norms = ["attn_norm", "mlp_norm"] if layer.pre_norms else ["", ""]
+        norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
+        vectors = [weights.vector(prefix + name) if name else None for name in norms]
+        vectors.append(weights.lend(np.ones(attention.head_dim, np.float32)) if attention.value_norm else None)
+        after = ["attn_post_norm", "mlp_post_norm"] if layer.post_norms else ["", ""]
+        after += ["scale" if layer.scaled else "", "input_norm" if self._config.token_inputs else ""]
+        vectors += [weights.vector(prefix + name) if name else None for name in after]
+        pointers = (ctypes.c_void_p * 9)(*vectors)
+        own = attention.source is None
+        heads = weights.source.share.kv_heads(attention)
+        group, place = self._places.get(index, (0, 0))
+        ropes = [0, 0] if state else self._ropes.numbers(attention)
+        shape = NativeAttention(
+            attention.num_heads,
+            *attention.kv_shape,
+            heads.start,
+            heads.stop,
+            weights.source.share.any_head(attention),
+            *ropes,
+            attention.window or 0,
+            group,
+            place,
+            own,
+            attention.whole_norm,
+            attention.scale,
+            weights.vector(f"{prefix}sink_logits") if attention.sink_logits else None,
+        )
+        mlp = layer.feed_forward
+        each = [""] if isinstance(mlp, GatedMLP) else [f"experts.{e}." for e in range(mlp.count)]
+        gate_up, down = ([f"{one}{part}" for one in each for part in parts] for parts in (("gate", "up"), ("down",)))
+        selects = isinstance(mlp, Experts) and mlp.selection_bias
+        biases = (ctypes.c_void_p * 6)(
+            weights.biases(prefix, attention.projections if attention.bias else ()),
+            weights.biases(prefix, "o" if attention.output_bias else ()),
+            weights.biases(prefix, gate_up if mlp.bias else ()),
+            weights.biases(prefix, down if mlp.bias else ()),
+            weights.biases(prefix, (ROUTER,) if mlp.bias and isinstance(mlp, Experts) else ()),
+            weights.vector(prefix + SELECTION_BIAS) if selects else None,
+        )
+        described = biases, ctypes.byref(shape)
+        parts = list((attention if state is None else state).projections)
+        names = dict.fromkeys(parts)  # one matrix for k and v, if v is k
+        turned = dict(zip(names, weights.handles(prefix, *names), strict=True))
+        first = [turned[part] for part in parts]
+        o = weights.handles(prefix, "o" if state is None else "state_o")
+        matrices = [*first[:3], *([] if own else [None, None]), *o]
+        self._add_block(prefix, mlp, pointers, matrices, described)
+        if state is not None:
+            shape = self._state(index, state)
+            self._library.twostroke_add_state(self._handle, _pointers(first), ctypes.byref(shape))
+        elif attention.output_gate:
+            first += weights.handles(prefix, "q_gate")
+            self._library.twostroke_add_gate(self._handle, _pointers(first))
+
+    def _state(self, index: int, state: RecurrentMixer) -> NativeState:
+        prefix, pages, weights = f"layers.{index}.", self._state_pages, self._weights
+        vectors = {name: weights.source.vector(f"{prefix}{name}") for name in state.vectors}
+        vectors["conv"] = np.ascontiguousarray(vectors["conv"].reshape(state.conv_size, state.conv_width).T)
+        return NativeState(
+            STATES.index(type(state)),
+            state.num_k_heads,
+            state.num_v_heads,
+            state.k_dim,
+            state.v_dim,
+            state.conv_width,
+            state.tiled,
+            *self._state_places["rows"].get(index, (-1, 0)),
+            *self._state_places["inputs"][index],
+            pages.starts[index],
+            state.snapshot_row,
+            pages.rows_in_page(index),
+            *(weights.lend(vectors[name]) if name in vectors else None for name in STATE_VECTORS),
+        )
+
+    def _add_block(
+        self,
+        prefix: str,
+        mlp: GatedMLP | Experts,
+        pointers: ctypes.Array[ctypes.c_void_p],
+        matrices: list[int | None],
+        described: tuple[object, object],
+    ) -> None:
+        """The MLP or the experts of a block, whose other parts are there."""
+        weights = self._weights
+        if isinstance(mlp, GatedMLP):
+            inputs = ("input_gate", "input_projection") if self._config.token_inputs else ()
+            matrices += weights.handles(prefix, "gate", "up", "down", *inputs)
+            self._library.twostroke_add_block(self._handle, pointers, _pointers(matrices), *described)
+            return
+        experts: list[int | None] = []
+        for e in range(mlp.count):
+            experts += weights.handles(f"{prefix}experts.{e}.", "gate", "up", "down")
+        gate = weights.vector(prefix + SHARED_GATE) if mlp.shared_size and mlp.shared_gated else None
+        if mlp.shared_size:
+            experts += weights.handles(f"{prefix}shared.", "gate", "up", "down")
+        self._library.twostroke_add_experts_block(
+            self._handle,
+            pointers,
+            _pointers(matrices),
+            *described,
+            weights.vector(f"{prefix}{ROUTER}"),
+            mlp.count,
+            mlp.chosen,
+            mlp.normalized,
+            mlp.sigmoid,
+            _pointers(experts),
+            bool(mlp.shared_size),
+            gate,
+        )
+
+
+def _pointers(handles: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(handles))(*handles)

@@ -1,4 +1,4 @@
-// Attention over codes of 8 bits, without widening them: queries and softmax weights become integers of 16 bits, and
+// Attention over codes, of 8 bits or unpacked to 8: queries and softmax weights become integers of 16 bits, and
 // products are sums of integers, which are exact. So all builds have the same sums. Queries are rotated as keys were
 // before they were encoded, and results are rotated back (models/kv_formats.py).
 #pragma once
@@ -45,8 +45,9 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
   const Words shares = Words::at(scratch.shares.get<uint8_t>(Words::bytes(ROWS_AT_ONCE, KEYS)), KEYS);
   const WordSums scores = WordSums::in(scratch.scores, ROWS_AT_ONCE, KEYS),
                  sums = WordSums::in(scratch.sums, ROWS_AT_ONCE, dim);
-  const CodeProducts products{dim, CodeProducts::many_of(count)};
-  uint8_t* columns = products.many ? scratch.columns.get<uint8_t>(size_t(SPLIT) * PAGE_SIZE * dim) : nullptr;
+  const CodeProducts products(dim, count, layer.halves());
+  uint8_t* columns = products.gathers ? scratch.columns.get<uint8_t>(size_t(SPLIT) * PAGE_SIZE * dim) : nullptr;
+  const F step_of_values = set1(layer.halves() ? 1.0f / 16 : 1);  // halves of bytes are 16 times their codes
   Fetching fetching(layer, next, pages.count * (1 + dim / 32) + std::min(count, ROWS_AT_ONCE));
   int known = 0;      // pages whose scales are copied
   float largest = 0;  // of these pages' scales of values
@@ -54,8 +55,8 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
     const int some = std::min(ROWS_AT_ONCE, count - first), reach = mask.reach(rows[first + some - 1]);
     products.score(queries.words.from(first), some, at.keys, reach, scores, fetching);
     for (int i = known; i < reach; i++) {
-      std::copy_n(layer.scales(at.keys[i]), PAGE_SIZE, k_scales + PAGE_SIZE * i);
-      std::copy_n(layer.scales(at.values[i]), PAGE_SIZE, v_scales + PAGE_SIZE * i);
+      std::copy_n(layer.scales(0, at.keys[i]), PAGE_SIZE, k_scales + PAGE_SIZE * i);
+      store(v_scales + PAGE_SIZE * i, mul(load(layer.scales(1, at.values[i])), step_of_values));
     }
     if (columns) products.gather(at.values, known, reach, columns);
     if (reach > known) largest = ::largest(v_scales, PAGE_SIZE * reach);
@@ -70,7 +71,7 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
       mask.make_weights(rows[first + r], cap, weights, out[first + r], [&](int i, F weight) {
         shares.put(r, PAGE_SIZE * i, to_int(mul(weight, mul(load(v_scales + PAGE_SIZE * i), gain))));
       });
-      for (int i = reach; i < SPLIT && products.many; i++) shares.put(r, PAGE_SIZE * i, int_zero());
+      for (int i = reach; i < SPLIT && products.pads; i++) shares.put(r, PAGE_SIZE * i, int_zero());
       steps[r] = highest / MAX_WORD;
     }
     products.sum(shares, some, at.values, columns, reach, sums, fetching);

@@ -46,11 +46,13 @@ struct WordSums {
 };
 
 struct CodeProducts {
-  int dim;
-  bool many;  // rows: values are then gathered from their pages, so that an instruction takes 64 slots
+  const int dim;
+  const bool halves;   // values have 4 bits
+  const bool gathers;  // values from their pages, so that an instruction takes 64 slots: for many rows, or to unpack them
+  const bool pads;     // shares with 0, for as many slots
 
   static constexpr int FOUR_PAGES = LINE / PAGE_SIZE;
-  static bool many_of(int rows) { return rows > TILE; }
+  CodeProducts(int dim, int rows, bool halves) : dim(dim), halves(halves), gathers(rows > TILE || halves), pads(gathers) {}
 
   // sums [rows, KEYS] of queries [rows, dim].
   void score(const Words& queries, int rows, const uint8_t* const* keys, int count, const WordSums& sums,
@@ -78,25 +80,34 @@ struct CodeProducts {
 
   // Values of pages from `first` to `count`, with 64 slots to a tile: [dim / 16, SPLIT / 4, LINE / 4, LINE].
   void gather(const uint8_t* const* values, int first, int count, uint8_t* columns) const {
+    auto place = [&](int i, int d, int four) { return columns + size_t(d / 16 * SPLIT + i) * 4 * LINE + four * LINE; };
+    const int width = halves ? dim / 2 : dim;
     for (int i = first; i < count; i++)
-      for (int d = 0; d < dim; d += 16)
-        for (int four = 0; four < PAGE_SIZE / 4; four++)
-          store_bytes(columns + size_t(d / 16 * SPLIT + i) * 4 * LINE + four * LINE,
-                      load_bytes(values[i] + four * 4 * dim + 4 * d));
+      for (int d = 0; d < width; d += 16)
+        for (int four = 0; four < PAGE_SIZE / 4; four++) {
+          const I codes = load_bytes(values[i] + four * 4 * width + 4 * d);
+          if (!halves) {
+            store_bytes(place(i, d, four), codes);
+            continue;
+          }
+          store_bytes(place(i, d, four), low_codes(codes));
+          store_bytes(place(i, width + d, four), high_codes(codes));
+        }
   }
 
-  // sums [rows, dim] of values with shares [rows, KEYS], which are 0 behind the pages. `columns`: gathered, if many.
+  // sums [rows, dim] of values with shares [rows, KEYS], which are 0 behind the pages. `columns`: gathered, if so.
   void sum(const Words& shares, int rows, const uint8_t* const* values, const uint8_t* columns, int count,
            const WordSums& sums, Fetching& fetching) const {
-    const int pages = many ? FOUR_PAGES : 1;
-    const long stride = many ? long(LINE) : 4L * dim, next = many ? SPLIT * 4 * LINE : LINE, width = dim * sizeof(int32_t);
+    const int pages = gathers ? FOUR_PAGES : 1;
+    const long stride = gathers ? long(LINE) : 4L * dim, next = gathers ? SPLIT * 4 * LINE : LINE,
+               width = dim * sizeof(int32_t);
     in_tiles(2 * rows, [&](int row, bool two) {
       const int8_t* share = shares.digits + size_t(row) * KEYS;
       for (int d = 0; d < dim; d += 32) {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int i = 0; i < count; i += pages) {
           fetching.ask(1);
-          const uint8_t* v = many ? columns + size_t(d / 16 * SPLIT + i) * 4 * LINE : values[i] + 4 * d;
+          const uint8_t* v = gathers ? columns + size_t(d / 16 * SPLIT + i) * 4 * LINE : values[i] + 4 * d;
           tile_load<5>(share + PAGE_SIZE * i, KEYS), tile_load<7>(v, stride), tile_dot_bytes<0, 5, 7>();
           tile_load<7>(v + next, stride), tile_dot_bytes<1, 5, 7>();
           if (!two) continue;
@@ -117,7 +128,7 @@ struct CodeProducts {
   void in_tiles(int rows, const Step& step) const {
     for (int row = 0; row < rows;) {
       const bool two = rows - row >= 2 * TILE;
-      tile_shapes().for_codes(std::min(TILE, rows - row), k_bytes(), many ? int(LINE) : PAGE_SIZE);
+      tile_shapes().for_codes(std::min(TILE, rows - row), k_bytes(), gathers ? int(LINE) : PAGE_SIZE);
       step(row, two);
       row += two ? 2 * TILE : TILE;
     }

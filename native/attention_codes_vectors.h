@@ -45,11 +45,23 @@ void sum_codes(int fours, const Code& code, const Word& words, const auto& put) 
 }
 
 struct CodeProducts {
-  int dim;
-  bool many = false;
+  const int dim;
+  const bool gathers;  // values that have 4 bits, to unpack them
+  static constexpr bool pads = false;
 
-  static bool many_of(int) { return false; }
-  void gather(const uint8_t* const*, int, int, uint8_t*) const {}
+  CodeProducts(int dim, int, bool halves) : dim(dim), gathers(halves) {}
+
+  // Unpacks values of pages from `first` to `count`: [SPLIT, PAGE_SIZE / 4, dim, 4].
+  void gather(const uint8_t* const* values, int first, int count, uint8_t* columns) const {
+    const int half = dim / 2;
+    for (int i = first; i < count; i++)
+      for (int four = 0; four < PAGE_SIZE / 4; four++)
+        for (int d = 0; d < half; d += 16) {
+          const I codes = load_bytes(values[i] + four * 4 * half + 4 * d);
+          uint8_t* to = columns + size_t(i) * PAGE_SIZE * dim + four * 4 * dim + 4 * d;
+          store_bytes(to, low_codes(codes)), store_bytes(to + 4 * half, high_codes(codes));
+        }
+  }
 
   // sums [rows, KEYS] of queries [rows, dim].
   void score(const Words& queries, int rows, const uint8_t* const* keys, int count, const WordSums& sums,
@@ -64,15 +76,16 @@ struct CodeProducts {
     }
   }
   // sums [rows, dim] of values with shares [rows, KEYS].
-  void sum(const Words& shares, int rows, const uint8_t* const* values, const uint8_t*, int count, const WordSums& sums,
-           Fetching& fetching) const {
+  void sum(const Words& shares, int rows, const uint8_t* const* values, const uint8_t* columns, int count,
+           const WordSums& sums, Fetching& fetching) const {
     constexpr int FOURS = PAGE_SIZE / 4;
+    auto page = [&](int i) { return columns ? columns + size_t(i) * PAGE_SIZE * dim : values[i]; };
     in_row_tiles<CODE_ROWS>(rows, 0, [&]<int R>(int row) {
       for (int d = 0; d < dim; d += 16) {
         fetching.ask(count / 2);
-        sum_codes<R>(FOURS * count, [&](int i) { return values[i / FOURS] + i % FOURS * 4 * dim + 4 * d; },
-                     [&](int r, int i) { return shares.words + size_t(row + r) * KEYS + 4 * i; },
-                     [&](int r, I sum) { store(sums.sums + size_t(row + r) * dim + d, sum); });
+        sum_codes<R>(FOURS * count, [&](int i) { return page(i / FOURS) + i % FOURS * 4 * dim + 4 * d; }, [&](int r, int i) {
+          return shares.words + size_t(row + r) * KEYS + 4 * i;
+        }, [&](int r, I sum) { store(sums.sums + size_t(row + r) * dim + d, sum); });
       }
     });
   }

@@ -159,7 +159,7 @@ inline std::vector<size_t> first_reads(const Attention& plan, const Batch& batch
   for (int u = begin_of(units, member, members); u < last; u++)
     for (const Split& split : splits_of(plan, plan.units[u])) {
       const Reads reads = reads_of(plan, batch, group, plan.units[u], split);
-      for (int side = 0; side < 2; side++)
+      for (int side = 0; side < kv.pieces(); side++)
         for (int k = 0; k < reads.count; k++) {
           if (places.size() == wanted) return places;
           places.push_back(kv.page(side, reads.spans[k].page, reads.head) - kv.data);

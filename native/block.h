@@ -21,7 +21,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     float* place = base + i * stride;
     return Partial{place, place + c.dim, place + c.dim + 1};
   };
-  const bool coded = kv.format != KV_BF16;
+  const bool coded = kv.coded();
   auto put = [&](const Piece& piece, int head, float* wholes) {  // [rows, repeat]
     for (int i = 0; i < piece.count * repeat && coded; i++) rotate_back(partial_at(wholes, i).out, c.dim);
     for (int start = 0; start < piece.count; start += PANEL)

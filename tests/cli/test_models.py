@@ -44,8 +44,8 @@ def test_show(
         32,
     )
     wide, heads = llm.pool.entry_bytes, llm.config.num_layers * 2 * llm.config.num_kv_heads
-    scaled = wide // 4 + 4 * heads  # a scale for each head
-    assert facts["kv_bytes_per_token"] == {"float32": wide, "bfloat16": wide // 2, "int8": scaled}
+    scaled = {"int8": wide // 4 + 4 * heads, "k8v4": wide // 4 * 3 // 4 + 4 * heads}  # a scale for each head
+    assert facts["kv_bytes_per_token"] == {"float32": wide, "bfloat16": wide // 2} | scaled
     assert {one["window"]: one["layers"] for one in facts["windows"]} == {24: 6, None: 1}
     assert facts["parameters"] == sum(t.numel() for t in parameters(directory))
     assert facts["weights"]["F32"]["bytes"] == 4 * facts["parameters"]

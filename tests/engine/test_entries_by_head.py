@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.engine.any_schedule import PROMPT, AnySchedule
-from tests.engine.test_kv_bits import KINDS
+from tests.engine.test_kv_bits import CODED, KINDS
 from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -22,7 +22,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.sampling.params import SamplingParams
 
 needs_native = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
-ANY = {dtype: AnySchedule(KINDS["plain"], dtype) for dtype in ("bfloat16", "int8")}
+ANY = {dtype: AnySchedule(KINDS["plain"], dtype) for dtype in ("bfloat16", *CODED)}
 PARAMS = SamplingParams(max_tokens=20, temperature=0.7, seed=3, ignore_eos=True, logprobs=2)
 NEXT = PROMPT[7:12]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine.any_schedule import PROMPT, AnySchedule
-from tests.engine.test_kv_bits import KINDS
+from tests.engine.test_kv_bits import CODED, KINDS
 from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -20,7 +20,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.sampling.params import SamplingParams
 
 needs_native = pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
-ANY = {(kind, dtype): AnySchedule(write, dtype) for kind, write in KINDS.items() for dtype in ("bfloat16", "int8")}
+ANY = {(kind, dtype): AnySchedule(write, dtype) for kind, write in KINDS.items() for dtype in ("bfloat16", *CODED)}
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8}  # largest relative error of one rounding
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True, logprobs=2)
 FIRST, SECOND, QUESTION = PROMPT[:37], PROMPT[60:111], PROMPT[150:159]

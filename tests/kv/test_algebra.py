@@ -90,14 +90,16 @@ class Entry:
 
 @cache
 def stored(geometry: Geometry, group: int, data: bytes, moves: tuple[tuple[int, int], ...]) -> np.ndarray:
-    """An entry in the pages of a group: [layers, 2, 1, heads, width]."""
+    """An entry in the pages of a group: [layers, parts, 1, heads, width]."""
     if not moves:
         return geometry.stored.encode(array([data]))
     numbers = geometry.stored.decode(before := stored(geometry, group, data, moves[:-1])).copy()
     position, distance = moves[-1]
     for i, layer in enumerate(geometry.groups[group].layers):
         numbers[i, 0] = turned_on(geometry.ropes[layer], numbers[i, 0], np.array([[position]]), distance)
-    return np.concatenate([geometry.stored.encode(numbers[:, :1]), before[:, 1:]], 1)
+    made = geometry.stored.encode(numbers).copy()
+    geometry.stored.sides(made)[1][:] = geometry.stored.sides(before)[1]  # V is what it was
+    return made
 
 
 @dataclass
@@ -222,7 +224,7 @@ class Values(RuleBasedStateMachine):
             pool.memory.write(group, frames, places.slots, self.stored(group, new))
 
     def stored(self, group: int, entries: list[Entry]) -> np.ndarray:
-        """Entries in the pages of a group: [layers, 2, n, heads, width]."""
+        """Entries in the pages of a group: [layers, parts, n, heads, width]."""
         none = self.geometry.stored.encode(array([b"." * 32]))[:, :, :0]
         return np.concatenate([none, *(self.stored_one(group, one) for one in entries)], 2)
 
@@ -442,8 +444,7 @@ class Values(RuleBasedStateMachine):
         as_stored, found = self.geometry.stored, kv.entries()
         held = [places_held(kv.table, group) for group in range(self.groups)]
         assert held[0].all()
-        size = as_stored.width(4) * as_stored.dtype.itemsize
-        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * 2 * size
+        assert kv.nbytes == sum(map(np.count_nonzero, held)) * 2 * 2 * as_stored.head_bytes(4)
         assert found.dtype == np.float32
         for group, (numbers, there) in enumerate(zip(np.split(found, self.groups), held, strict=True)):
             bits = as_stored.decode(self.stored(group, expected.entries))
@@ -507,6 +508,12 @@ class ScaledPlainValues(Values):
     geometry = replace(Values.geometry, kv_dtype="int8")
 
 
+class HalvedValues(Values):
+    """The same with values of 4 bits."""
+
+    geometry = replace(Values.geometry, kv_dtype="k8v4")
+
+
 class RecurrentValues(Values):
     """One group of attention, and a layer with a state: a sum of products, of integers."""
 
@@ -535,8 +542,9 @@ class RecurrentValues(Values):
 
 TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
 TestScaledValues, TestRecurrentValues = ScaledValues.TestCase, RecurrentValues.TestCase
-TestScaledPlainValues = ScaledPlainValues.TestCase
-for case in (TestValues, TestWindowedValues, TestScaledValues, TestScaledPlainValues, TestRecurrentValues):
+TestScaledPlainValues, TestHalvedValues = ScaledPlainValues.TestCase, HalvedValues.TestCase
+CASES = TestValues, TestWindowedValues, TestScaledValues, TestScaledPlainValues, TestHalvedValues, TestRecurrentValues
+for case in CASES:
     case.settings = settings(
         max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

@@ -56,14 +56,14 @@ def test_layers_without_rope_and_with_a_part_of_it(tmp_path: Path, new_pool: New
     assert b"rotated" not in (tmp_path / "plain").read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "k8v4"])
 @pytest.mark.parametrize("tail", [None, LOGITS, Tail("m", pending=5), replace(LOGITS, pending=3)])
 def test_a_round_trip_keeps_everything(tmp_path: Path, new_pool: NewPool, dtype: str, tail: Tail | None) -> None:
     geometry = replace(GEOMETRY, kv_dtype=dtype, ropes=(Rope(1e4), Rope(1e6, (1.0, 0.1))))
     pool, there = new_pool(geometry=geometry), new_pool(geometry=geometry)
     kv = prefill(pool, range(11))
     value = prefill(kv[:2] + kv[5:], [3, 1], model="other", tail=tail)
-    if not geometry.stored.scale_bytes:
+    if not geometry.stored.codes:
         pool.memory.storages[0][:] += pool.memory.storages[0].dtype.type(1 / 3)  # numbers of every bit, and signs
         pool.memory.storages[0][:, 1] *= -1
     value.save(tmp_path / "value")

@@ -96,8 +96,8 @@ class LLM:
                 "native-avx512", ...), "reference" (PyTorch), or "auto" (native if it can run the model).
             device: any torch device.
             dtype: dtype of activations (and of the reference's weights): "float32", "bfloat16", or "auto".
-            kv_dtype: how K and V are stored: "float32" (reference), "bfloat16", or "int8" with a scale for each entry
-                and head, in half the memory (docs/kv-bits.md); "auto" is the backend's own, bfloat16 on CPUs.
+            kv_dtype: how K and V are stored: "float32" (reference), "bfloat16", "int8" in half the memory, or "k8v4", K
+                of 8 bits and V of 4, in two fifths (docs/kv-bits.md); "auto" is the backend's own, bfloat16 on CPUs.
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
                 "int3" or "int2").
             student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's weights,

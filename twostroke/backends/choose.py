@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the best variant, or a given one
 BACKENDS = ("auto", *NATIVE, "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = (*DTYPES, "int8")
+KV_DTYPES = (*DTYPES, "int8", "k8v4")
 
 
 def require_device(backend: str, device: str, tp: int = 1) -> None:

@@ -16,11 +16,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from twostroke.backends.page_entries import EntryPart, EntryRecords
 from twostroke.errors import OutOfPages
+from twostroke.models.kv_formats import KVFormat
 from twostroke.models.layer_groups import PageShape
 from twostroke.system.memory import available_memory
 
-ALL = slice(None)
 HUGE_PAGE = 2 << 20  # bytes
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux, from 5.14 on
 Layout = Literal["plain", "pairs"]
@@ -32,14 +33,15 @@ class PageMemory(Protocol):
 
     Attributes:
         storages: for each group, all frames as kernels see them, if they hold pages of the group: an array
-            [depth, parts, frames, Hkv, page_size, width]. In memory the frame comes first. K and V are two parts, other
-            entries one. `width` is D, or bytes of codes and their scale (`models.kv_formats`).
+            [depth, parts, frames, Hkv, page_size, width]. In memory the frame comes first. K and V are two parts of
+            width D, or one of records (`models.kv_formats.KVFormat`); other entries are one.
         state_storage: all frames as snapshots of states: an array [frames, page_bytes // 4] of float32; of no columns
             if pages are no whole number of them.
-        layout: order of a page's elements. "plain": [depth, 2, Hkv, page_size, width]. "pairs", for instructions that
-            multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
+        layout: order of a page's elements. "plain": [depth, parts, Hkv, page_size, width]. "pairs", for instructions
+            that multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
             [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent). Codes are in fours in the same
-            way, and each head is followed by its scales, [page_size]; other entries stay plain.
+            way, for each head those of K, their scales, [page_size], those of V, and their scales. Other entries stay
+            plain.
         page_bytes: bytes of a page.
     """
 
@@ -69,7 +71,7 @@ class PageMemory(Protocol):
         ...
 
     def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Gather the keys of the group's i-th layer: [n, Hkv, width], a numpy copy."""
+        """Gather the keys of the group's i-th layer: [n, Hkv, width of K], a numpy copy."""
         ...
 
     def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
@@ -98,11 +100,11 @@ class HostMemory:
         self.page_bytes = shape.page_bytes
         data = _zeros(num_pages, self.page_bytes) if data is None else data
         self._pages = data.reshape(num_pages, self.page_bytes)
-        kinds = [(shape.of(g), shape.dtype_of(g)) for g in range(len(shape.groups))]
-        views = {kind: self._view(*kind) for kind in kinds}
-        sides = {kind: self._sides(view, shape.stored.scale_bytes) for kind, view in views.items()}
+        kinds = [(shape.of(g), shape.dtype_of(g), one.kind == "kv") for g, one in enumerate(shape.groups)]
+        views = {kind: self._view(*kind[:2]) for kind in kinds}
+        parts = {kind: self._parts(view, shape.stored, kind[2]) for kind, view in views.items()}
         self.storages: Sequence[Any] = [views[kind] for kind in kinds]
-        self._sides_of = [sides[kind] for kind in kinds]
+        self._parts_of = [parts[kind] for kind in kinds]
         # A rank without heads has pages of no bytes; no model with states is shared among ranks.
         whole = self.page_bytes > 0 and self.page_bytes % 4 == 0
         self.state_storage: Any = self._pages.view(np.float32) if whole else np.empty((num_pages, 0), np.float32)
@@ -112,9 +114,12 @@ class HostMemory:
         used = self._pages[:, : math.prod(shape) * dtype.itemsize].view(dtype)
         return used.reshape(len(self._pages), *shape).transpose(1, 2, 0, 3, 4, 5)
 
-    def _sides(self, view: np.ndarray, scale_bytes: int) -> list[_EntryPart]:
-        orders = ("columns", "slots") if self.layout == "pairs" and view.shape[1] == 2 else (None, None)
-        return [_EntryPart(view[:, part], orders[part], scale_bytes) for part in range(view.shape[1])]
+    def _parts(self, view: np.ndarray, stored: KVFormat, is_kv: bool) -> Sequence[EntryPart | EntryRecords]:
+        in_pairs = is_kv and self.layout == "pairs"
+        if is_kv and stored.codes:
+            return [EntryRecords(view[:, 0], stored, in_pairs)]
+        orders = ("columns", "slots") if in_pairs else (None, None)
+        return [EntryPart(part, order) for part, order in zip(view.swapaxes(0, 1), orders, strict=False)]
 
     @property
     def nbytes(self) -> int:
@@ -152,58 +157,14 @@ class HostMemory:
         self._pages[target] = self._pages[source]
 
     def read(self, group: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return np.stack([side.take(frames, slots) for side in self._sides_of[group]], 1)
+        return np.stack([part.take(frames, slots) for part in self._parts_of[group]], 1)
 
     def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return self._sides_of[group][0].take(frames, slots, layer)
+        return self._parts_of[group][0].keys.take(frames, slots, layer)
 
     def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        for side, new in zip(self._sides_of[group], np.moveaxis(entries, 1, 0), strict=True):
-            side.put(frames, slots, new)
-
-
-class _EntryPart:
-    """K, V or other entries of all pages, by frame and slot: [layers, n, Hkv, width], for any layout of pages."""
-
-    def __init__(self, storage: np.ndarray, pairs: Literal["columns", "slots"] | None, scale_bytes: int) -> None:
-        """`storage`: [layers, frames, Hkv, page_size, width]; in pairs, or in fours of codes."""
-        self.pairs, self.dtype, self.scales = pairs, storage.dtype, None
-        bits = storage.view(f"u{storage.itemsize}")  # numpy copies unknown dtypes (bfloat16) one element at a time
-        layers, frames, heads, size, dim = storage.shape
-        self.together = 4 if scale_bytes else 2
-        if pairs is not None and scale_bytes:  # behind a head's codes
-            dim -= scale_bytes
-            flat = bits.reshape(layers, frames, heads, -1)
-            bits = flat[..., : size * dim]
-            self.scales = flat[..., size * dim :].reshape(layers, frames, heads, size, scale_bytes).swapaxes(2, 3)
-        n = self.together
-        if pairs == "columns":
-            self.view = bits.reshape(layers, frames, heads, dim // n, size, n).transpose(0, 1, 4, 2, 3, 5)
-        elif pairs == "slots":
-            self.view = bits.reshape(layers, frames, heads, size // n, dim, n).transpose(0, 1, 3, 5, 2, 4)
-        else:
-            self.view = bits.swapaxes(2, 3)
-
-    def take(self, frames: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:
-        """A copy, [layers, n, Hkv, width]; for one layer [n, Hkv, width]."""
-        taken = self.view[(layers, *self._places(frames, slots))]
-        if self.pairs == "columns":
-            taken = taken.reshape(*taken.shape[:-2], self.together * taken.shape[-2])
-        if self.scales is not None:
-            taken = np.concatenate([taken, self.scales[layers, frames, slots]], -1)
-        return np.ascontiguousarray(taken).view(self.dtype)
-
-    def put(self, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
-        bits = np.ascontiguousarray(entries, self.dtype).view(self.view.dtype)
-        if self.scales is not None:
-            bits, self.scales[:, frames, slots] = np.split(bits, [bits.shape[-1] - self.scales.shape[-1]], -1)
-        if self.pairs == "columns":
-            bits = bits.reshape(*bits.shape[:-1], bits.shape[-1] // self.together, self.together)
-        self.view[(ALL, *self._places(frames, slots))] = bits
-
-    def _places(self, frames: np.ndarray, slots: np.ndarray) -> list[np.ndarray]:
-        n = self.together
-        return [frames, slots // n, slots % n] if self.pairs == "slots" else [frames, slots]
+        for part, new in zip(self._parts_of[group], np.moveaxis(entries, 1, 0), strict=True):
+            part.put(frames, slots, new)
 
 
 def host_kv_room() -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.", metavar="MODEL")]
-KV_DTYPES = ("float32", "bfloat16", "int8")
+KV_DTYPES = ("float32", "bfloat16", "int8", "k8v4")
 
 
 @app.command("list")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "native", *(f"native-{variant}" for variant in VARIANTS), "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = (*DTYPES, "int8")
+KV_DTYPES = (*DTYPES, "int8", "k8v4")
 WEIGHTS = ("stored", "bf16", "int8", "int4", "int3", "int2")
 PREFIX_INDEXES = ("radix", "hash", "off")
 MAX_RANKS = 64
@@ -46,7 +46,9 @@ class LLMOptions:
         ),
     )
     dtype: str = text("auto", choices=DTYPES, help="Data type of activations.")
-    kv_dtype: str = text("auto", choices=KV_DTYPES, help="Data type of K and V; int8 takes half of bfloat16's memory.")
+    kv_dtype: str = text(
+        "auto", choices=KV_DTYPES, help="Data type of K and V; int8 takes half of bfloat16's memory, k8v4 two fifths."
+    )
     weights: str = text(
         "stored",
         choices=WEIGHTS,

@@ -214,7 +214,8 @@ class KVCache:
         Raises PageLost, and KVError if the layer has no entries of its own.
         """
         group, place = self._place_of(layer)
-        return self.pool.geometry.stored.decode(read_keys(self.pool, group, place, *spans.places(self.table, group)))
+        stored = read_keys(self.pool, group, place, *spans.places(self.table, group))
+        return self.pool.geometry.stored.decode_keys(stored)
 
     def states(self) -> dict[int, np.ndarray] | None:
         """A copy of the state behind the last entry in each recurrent layer, by index, for inspection and tests.

@@ -70,7 +70,8 @@ def _turn(pool: PagePool, group: int, source: EntryTable, target: np.ndarray, di
     held = pages != spans.NO_PAGE
     entries = read_entries(pool, group, pages[held], slots[held])
     for layer, own in zip(geometry.groups[group].layers, entries, strict=True):
-        keys = geometry.stored.decode(own[0]).astype(np.float32)
+        stored, _ = geometry.stored.sides(own)
+        keys = geometry.stored.decode_keys(stored).astype(np.float32)
         positions = source.positions_by_head(len(geometry.kv_layers), 1)[held, geometry.kv_layers.index(layer)]
-        own[0] = geometry.stored.encode(turned_on(geometry.rope_of(layer), keys, positions, distance))
+        stored[:] = geometry.stored.encode_keys(turned_on(geometry.rope_of(layer), keys, positions, distance))
     write_entries(pool, group, spans.places(target, group)[0][held], slots[held], entries)

@@ -110,7 +110,7 @@ def decode(text: bytes) -> StreamHeader:
     num_pages = _integer(fields["num_pages"], "num_pages")
     layout = fields["layout"]
     require(layout in LAYOUTS, f"layout is not one of {', '.join(LAYOUTS)}")
-    together = 4 if geometry.stored.scale_bytes else 2
+    together = 4 if geometry.stored.codes else 2
     sizes = (page_size, *(group.head_dim for group in geometry.groups))
     even = all(size % together == 0 for size in sizes)
     require(layout != "pairs" or even, f"slots of a page and sizes of heads are not multiples of {together}")

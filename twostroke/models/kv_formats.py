@@ -12,54 +12,135 @@ import numpy as np
 from twostroke.errors import InvalidRequest
 from twostroke.models.formats.blocks import numpy_dtype
 
+SCALE_BYTES = 4
 ENCODING = "rotated"  # to be changed when the same numbers are stored with other bits
-MAX_CODE = 127  # of 8 bits: as many below 0 as above
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Integers of some bits with a scale, float32, for the numbers of one entry and head.
+
+    Of 4 bits, a byte has the code of a column of the first half, and above it that of the second half.
+
+    Attributes:
+        bits: 8 or 4. As many codes are below 0 as above.
+    """
+
+    bits: int
+
+    @property
+    def max_code(self) -> int:
+        """The code of the largest number."""
+        return (1 << self.bits - 1) - 1
+
+    def width(self, head_dim: int) -> int:
+        """Bytes of the codes of a head, and of their scale."""
+        return head_dim * self.bits // 8 + SCALE_BYTES
+
+    def encode(self, numbers: np.ndarray) -> np.ndarray:
+        """[..., head_dim] numbers -> [..., width] uint8."""
+        numbers = rotated(np.asarray(numbers, np.float32))
+        top = np.abs(numbers).max(-1, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gain = np.where(top == 0, np.float32(0), np.float32(self.max_code) / top)
+            codes = np.rint(numbers * gain).astype(np.int8).view(np.uint8)
+        if self.bits == 4:
+            codes = in_one_byte(*np.split(codes, 2, -1))
+        scales = np.ascontiguousarray(top / np.float32(self.max_code))
+        return np.concatenate([codes, scales.view(np.uint8)], -1)
+
+    def decode(self, stored: np.ndarray) -> np.ndarray:
+        """[..., width] uint8 -> [..., head_dim] float32."""
+        codes, scales = np.split(stored, [stored.shape[-1] - SCALE_BYTES], -1)
+        if self.bits == 4:
+            codes = np.concatenate(two_of_byte(codes), -1)
+        numbers = codes.view(np.int8).astype(np.float32) * np.ascontiguousarray(scales).view(np.float32)
+        return rotated(numbers) / np.float32(rotated_together(numbers.shape[-1]))
 
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How the numbers of K, or of V, of one entry and head are stored.
+    """How K and V of one entry and head are stored.
+
+    Numbers are two parts of an entry, K and V. Codes are one part, a record: codes and scale of K, then of V.
 
     Attributes:
-        name: "float32", "bfloat16", "float16" or "int8".
-        dtype: numpy dtype of what is stored: numbers, or bytes of codes and scales.
+        name: "float32", "bfloat16", "float16", "int8", or "k8v4": K of 8 bits and V of 4.
+        dtype: numpy dtype of what is stored: numbers, or bytes of records.
         other: numpy dtype of entries that are neither K nor V.
-        scale_bytes: bytes of a scale, float32, behind the codes; 0 without scales.
+        codes: of K and of V; None if they are numbers.
     """
 
     name: str
     dtype: np.dtype
     other: np.dtype
-    scale_bytes: int = 0
+    codes: tuple[Codes, Codes] | None = None
 
     @property
     def identity(self) -> str:
         """Of the bits that are stored: by it pages of another session are known."""
-        return f"{self.name} {ENCODING}" if self.scale_bytes else self.name
+        return f"{self.name} {ENCODING}" if self.codes else self.name
+
+    @property
+    def parts(self) -> int:
+        """Parts of an entry: 2 for numbers, 1 for records."""
+        return 1 if self.codes else 2
 
     def width(self, head_dim: int) -> int:
-        """Stored elements, of `dtype`, of K of one entry and head."""
-        return head_dim + self.scale_bytes
+        """Stored elements, of `dtype`, of one part of an entry and head."""
+        return sum(one.width(head_dim) for one in self.codes) if self.codes else head_dim
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of K and V of one entry and head."""
+        return self.parts * self.width(head_dim) * self.dtype.itemsize
+
+    def sides(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Views of K and of V, as they are stored, of [..., parts, n, KV heads, width]: [..., n, KV heads, own width]."""
+        if not self.codes:
+            return entries[..., 0, :, :, :], entries[..., 1, :, :, :]
+        records = entries[..., 0, :, :, :]
+        cut = self.key_width(records.shape[-1])
+        return records[..., :cut], records[..., cut:]
+
+    def key_width(self, width: int) -> int:
+        """The elements of K in the first part of an entry, which has `width`."""
+        if not self.codes:
+            return width
+        bits = [one.bits for one in self.codes]
+        return (width - 2 * SCALE_BYTES) * bits[0] // sum(bits) + SCALE_BYTES
 
     def encode(self, numbers: np.ndarray) -> np.ndarray:
-        """[..., head_dim] numbers -> [..., width] as stored."""
-        if not self.scale_bytes:
+        """[..., 2, n, KV heads, head_dim] numbers of K and V -> [..., parts, n, KV heads, width] as stored."""
+        if not self.codes:
             return numbers.astype(self.dtype, copy=False)
-        numbers = rotated(np.asarray(numbers, np.float32))
-        top = np.abs(numbers).max(-1, keepdims=True)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            gain = np.where(top == 0, np.float32(0), np.float32(MAX_CODE) / top)
-            codes = np.rint(numbers * gain).astype(np.int8)
-        scales = np.ascontiguousarray(top / np.float32(MAX_CODE))
-        return np.concatenate([codes.view(np.uint8), scales.view(np.uint8)], -1)
+        sides = numbers[..., 0, :, :, :], numbers[..., 1, :, :, :]
+        coded = [codes.encode(side) for codes, side in zip(self.codes, sides, strict=True)]
+        return np.concatenate(coded, -1)[..., None, :, :, :]
 
     def decode(self, stored: np.ndarray) -> np.ndarray:
-        """[..., width] as stored -> [..., head_dim] numbers: of `dtype` if that is a float, else float32."""
-        if not self.scale_bytes:
+        """The inverse of `encode`: numbers of `dtype` if that is a float, else float32."""
+        if not self.codes:
             return stored
-        codes, scales = np.split(stored, [stored.shape[-1] - self.scale_bytes], -1)
-        numbers = codes.view(np.int8).astype(np.float32) * np.ascontiguousarray(scales).view(np.float32)
-        return rotated(numbers) / np.float32(rotated_together(numbers.shape[-1]))
+        sides = zip(self.codes, self.sides(stored), strict=True)
+        return np.stack([codes.decode(side) for codes, side in sides], -4)
+
+    def encode_keys(self, keys: np.ndarray) -> np.ndarray:
+        """[..., head_dim] numbers -> [..., own width] as stored."""
+        return self.codes[0].encode(keys) if self.codes else keys.astype(self.dtype, copy=False)
+
+    def decode_keys(self, stored: np.ndarray) -> np.ndarray:
+        """The inverse of `encode_keys`."""
+        return self.codes[0].decode(stored) if self.codes else stored
+
+
+def in_one_byte(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Bytes of the low four bits of two arrays of uint8."""
+    return (low & 15) | (high << 4)
+
+
+def two_of_byte(both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The integers of four bits, of both signs, in the low and the high half of each byte: uint8 as int8 has them."""
+    return ((both ^ 8) & 15) - 8, ((both >> 4) ^ 8) - 8
 
 
 def rotated_together(head_dim: int) -> int:
@@ -86,11 +167,16 @@ def _plain(name: str) -> KVFormat:
     return KVFormat(name, numpy_dtype(name), numpy_dtype(name))
 
 
+def _coded(name: str, k_bits: int, v_bits: int) -> KVFormat:
+    return KVFormat(name, np.dtype(np.uint8), numpy_dtype("bfloat16"), (Codes(k_bits), Codes(v_bits)))
+
+
 KV_FORMATS = {
     "float32": _plain("float32"),
     "bfloat16": _plain("bfloat16"),
     "float16": _plain("float16"),
-    "int8": KVFormat("int8", np.dtype(np.uint8), numpy_dtype("bfloat16"), 4),
+    "int8": _coded("int8", 8, 8),
+    "k8v4": _coded("k8v4", 8, 4),
 }
 
 

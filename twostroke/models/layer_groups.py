@@ -55,10 +55,9 @@ class LayerGroup(StableRepr):
     depth: int
     kind: EntryKind = field(default="kv", repr=False, metadata=LATER)
 
-    @property
-    def parts(self) -> int:
-        """2 for K and V; 1 for other entries."""
-        return 2 if self.kind == "kv" else 1
+    def parts(self, stored: KVFormat) -> int:
+        """2 for K and V, 1 for records of them (`KVFormat`) and for other entries."""
+        return stored.parts if self.kind == "kv" else 1
 
     def dtype(self, stored: KVFormat) -> np.dtype:
         """numpy dtype of the elements of an entry."""
@@ -70,7 +69,7 @@ class LayerGroup(StableRepr):
 
     def layer_bytes(self, stored: KVFormat) -> int:
         """Bytes of an entry in one layer."""
-        return self.parts * self.num_kv_heads * self.width(stored) * self.dtype(stored).itemsize
+        return self.parts(stored) * self.num_kv_heads * self.width(stored) * self.dtype(stored).itemsize
 
     def entry_bytes(self, stored: KVFormat) -> int:
         """Bytes of an entry in all layers of the group."""
@@ -110,7 +109,7 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
 class PageShape:
     """The pages of a model: for each group [depth, parts, KV heads, page_size, width], all of as many bytes.
 
-    `width` is head_dim, or elements of codes and scales (`models.kv_formats`).
+    Parts are K and V, of head_dim numbers, or one of records (`models.kv_formats`).
     """
 
     groups: tuple[LayerGroup, ...]
@@ -125,7 +124,7 @@ class PageShape:
     def of(self, group: int) -> tuple[int, int, int, int, int]:
         """The shape of a page of a group."""
         one = self.groups[group]
-        return one.depth, one.parts, one.num_kv_heads, self.page_size, one.width(self.stored)
+        return one.depth, one.parts(self.stored), one.num_kv_heads, self.page_size, one.width(self.stored)
 
     def dtype_of(self, group: int) -> np.dtype:
         """numpy dtype of the elements of a page of a group."""

@@ -117,7 +117,7 @@ def unsupported(
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
         return f"it wants heads of a multiple of 32, not {dim}"
     largest = max((one.head_dim for one in config.attentions), default=0)
-    if kv_format(kv_dtype).scale_bytes and largest > MAX_CODED_HEAD:
+    if kv_format(kv_dtype).codes and largest > MAX_CODED_HEAD:
         return f"it stores K and V in {kv_dtype} for heads of at most {MAX_CODED_HEAD} numbers, not {largest}"
     if (sizes := next((size for one in config.state_layers.values() if (size := _odd_size(one))), None)) is not None:
         return f"it wants heads and channels of states of a multiple of 32, not {sizes}"

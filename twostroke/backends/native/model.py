@@ -25,7 +25,8 @@ from twostroke.sampling.statistics import RowStatistics, combine, new_summaries,
 from twostroke.system.scratch import ScratchMemory, address
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # in the order of native/decoder.h
-KV_DTYPES = ("bfloat16", "int8")  # in the order of native/attention_pages.h; the first unless another is asked for
+# In the order of native/attention_pages.h; the first unless another is asked for.
+KV_DTYPES = ("bfloat16", "int8", "k8v4")
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
 

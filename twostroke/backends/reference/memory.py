@@ -33,7 +33,7 @@ class DeviceMemory:
             self._pages = torch.zeros((num_pages, shape.page_bytes), dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError:
             raise OutOfPages(f"{device} has no room for {num_pages:,} KV pages: give it less (kv_bytes)") from None
-        self.page_bytes = shape.page_bytes
+        self.page_bytes, self._stored = shape.page_bytes, shape.stored
         self.storages: Sequence[Any] = [self._view(shape, group) for group in range(len(shape.groups))]
         # A rank without heads has pages of no bytes; no model with states is shared among ranks.
         none = torch.empty((num_pages, 0), device=device)
@@ -78,7 +78,8 @@ class DeviceMemory:
         return as_array(self._entries(group)[:, :, self._index(frames), self._index(slots)])
 
     def read_keys(self, group: int, layer: int, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return as_array(self._entries(group)[layer, 0, self._index(frames), self._index(slots)])
+        keys = self._entries(group)[layer, 0, self._index(frames), self._index(slots)]
+        return as_array(keys[..., : self._stored.key_width(keys.shape[-1])])
 
     def write(self, group: int, frames: np.ndarray, slots: np.ndarray, entries: np.ndarray) -> None:
         there = self._entries(group)

@@ -23,7 +23,7 @@ from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
 from twostroke.models.config import Activation, Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.kv_formats import MAX_CODE, kv_format, rotated_together
+from twostroke.models.kv_formats import SCALE_BYTES, Codes, in_one_byte, kv_format, rotated_together, two_of_byte
 from twostroke.models.rope import Rope, amplitudes, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
@@ -148,31 +148,29 @@ class Operations:
         """Norm q and k if `norms` are given, apply RoPE, write K and V to their pages unless they are another layer's.
 
         `qkv` is [N, (Hq + 2 Hkv) * D], without own K and V [N, Hq * D], where V is K [N, (Hq + Hkv) * D]. `kv` is one
-        layer of the pool, [2, pages, Hkv, page_size, width], of a group of layers. Returns q, [N, Hq, D].
+        layer of the pool, [parts, pages, Hkv, page_size, width], of a group of layers. Returns q, [N, Hq, D].
         """
         q, k, v = self.turned(qkv, kv.shape[2], batch, attention, norms, eps)
         if k is not None and v is not None:
-            kv[0][batch.pages[group], :, batch.slots] = self._encoded(k)
-            kv[1][batch.pages[group], :, batch.slots] = self._encoded(v)
+            for part, entries in zip(kv, self._stored(k, v), strict=True):
+                part[batch.pages[group], :, batch.slots] = entries
         return q
 
-    def _encoded(self, entries: torch.Tensor) -> torch.Tensor:
-        """K or V as pages hold them, [N, Hkv, width]: the same bits as `KVFormat.encode` makes."""
-        if not self.stored.scale_bytes:
-            return entries.to(getattr(torch, self.stored.name))
-        entries = _rotated(entries.to(getattr(torch, self.stored.other.name)).float())
-        top = entries.abs().amax(-1, keepdim=True)
-        most = torch.full_like(top, MAX_CODE)  # PyTorch divides by a number in another way
-        codes = (entries * torch.where(top == 0, 0.0, most / top)).round().to(torch.int8)
-        return torch.cat([codes.view(torch.uint8), (top / most).view(torch.uint8)], -1)
+    def _stored(self, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        """K and V as pages hold them, parts of [N, Hkv, width]: the same bits as `KVFormat.encode` makes."""
+        if not self.stored.codes:
+            return [one.to(getattr(torch, self.stored.name)) for one in (k, v)]
+        other = getattr(torch, self.stored.other.name)
+        sides = zip((k, v), self.stored.codes, strict=True)
+        return [torch.cat([_encoded(side.to(other).float(), codes) for side, codes in sides], -1)]
 
-    def _decoded(self, stored: torch.Tensor) -> torch.Tensor:
-        """[..., width] -> [..., D] float32."""
-        if not self.stored.scale_bytes:
-            return stored.float()
-        codes, scales = stored.split([stored.shape[-1] - self.stored.scale_bytes, self.stored.scale_bytes], -1)
-        numbers = codes.view(torch.int8).float() * scales.contiguous().view(torch.float32)
-        return _rotated(numbers) / rotated_together(numbers.shape[-1])
+    def _numbers(self, kv: torch.Tensor, *index: torch.Tensor) -> list[torch.Tensor]:
+        """K and V of pages in float32: what `index` takes of [pages, Hkv, page_size, D]."""
+        if not self.stored.codes:
+            return [part[index].float() for part in kv]
+        records, cut = kv[0][index], self.stored.key_width(kv.shape[-1])
+        sides = zip((records[..., :cut], records[..., cut:]), self.stored.codes, strict=True)
+        return [_decoded(side, codes) for side, codes in sides]
 
     def turned(
         self,
@@ -270,7 +268,7 @@ class Operations:
         for tile in sequences.tiles(page_size, group, attention.window):
             n = tile.count
             pages = tile.pages[:, None, :]
-            k, v = (self._decoded(side[pages, head].view(n, num_kv_heads, -1, kv.shape[-1])) for side in kv)
+            k, v = (side.view(n, num_kv_heads, -1, head_dim) for side in self._numbers(kv, pages, head))
             scores = q[:n] @ k.transpose(-1, -2)
             if cap is not None:
                 scores = capped(scores, cap)
@@ -309,6 +307,26 @@ class Operations:
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         """Normalized hidden states [R, hidden] -> logits [R, vocab] float32."""
         return F.linear(x, weight.matrix).float()
+
+
+def _encoded(entries: torch.Tensor, codes: Codes) -> torch.Tensor:
+    """[..., D] float32 -> [..., width] uint8, as `Codes.encode`."""
+    entries = _rotated(entries)
+    top = entries.abs().amax(-1, keepdim=True)
+    most = torch.full_like(top, codes.max_code)  # PyTorch divides by a number in another way
+    found = (entries * torch.where(top == 0, 0.0, most / top)).round().to(torch.int8).view(torch.uint8)
+    if codes.bits == 4:
+        found = in_one_byte(*found.chunk(2, -1))
+    return torch.cat([found, (top / most).view(torch.uint8)], -1)
+
+
+def _decoded(stored: torch.Tensor, codes: Codes) -> torch.Tensor:
+    """[..., width] -> [..., D] float32, as `Codes.decode`."""
+    found, scales = stored.split([stored.shape[-1] - SCALE_BYTES, SCALE_BYTES], -1)
+    if codes.bits == 4:
+        found = torch.cat(two_of_byte(found), -1)
+    numbers = found.view(torch.int8).float() * scales.contiguous().view(torch.float32)
+    return _rotated(numbers) / rotated_together(numbers.shape[-1])
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:

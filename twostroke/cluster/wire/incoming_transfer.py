@@ -260,7 +260,7 @@ class IncomingTransfer:
         self._open.fill([data.data], self._left())
         self._check(data.data, message["digest"])
         theirs, own = geometry.stored, pool.geometry.stored
-        shape = len(one.layers), one.parts, len(where), one.num_kv_heads, one.width(theirs)
+        shape = len(one.layers), one.parts(theirs), len(where), one.num_kv_heads, one.width(theirs)
         entries = data.view(one.dtype(theirs)).reshape(shape)
         if theirs != own:
             entries = own.encode(theirs.decode(entries))

@@ -88,7 +88,7 @@ class LayerKind:
 
     def entry_bytes(self, stored: KVFormat) -> int:
         """Bytes of an entry in one layer, with its scales."""
-        return self.kv_vectors * stored.width(self.head_dim) * stored.dtype.itemsize
+        return self.kv_vectors * stored.head_bytes(self.head_dim) // 2
 
     @property
     def pair_flops(self) -> int:

@@ -30,7 +30,7 @@ from twostroke.study.evaluate.logit_distance import compare
 from twostroke.study.evaluate.statistics import bootstrap
 from twostroke.study.evaluate.wikipedia import articles
 
-BASELINE, SETTINGS = "bfloat16", ("int8",)
+BASELINE, SETTINGS = "bfloat16", ("int8", "k8v4")
 LENGTHS = (500, 2000, 8000)
 LAST = 64  # tokens of a text whose distance is measured
 STEPS = 16  # timed together
@@ -69,10 +69,10 @@ def last_logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
 def distances(llms: dict[str, LLM], length: int, count: int) -> Iterator[dict[str, Any]]:
     """For each setting, KL of the next token to the baseline's, with its interval over texts."""
     pieces = list(islice(texts(llms[BASELINE].tokenizer, length), count))
-    found: dict[str, list[np.ndarray]] = {name: [] for name in SETTINGS}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in llms if name != BASELINE}
     for ids in pieces:
         exact = last_logits(llms[BASELINE], ids[:-1])
-        for name in SETTINGS:
+        for name in found:
             found[name].append(compare(exact, last_logits(llms[name], ids[:-1]), ids[-LAST:]))
     for name, each in found.items():
         _, kl, same = np.stack(each, 1)

@@ -14,7 +14,8 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Compress, Plain, Prompt, method
-from twostroke.methods.compress import Compression, parted
+from twostroke.methods.compress import Compression
+from twostroke.methods.prompt_passages import parted
 from twostroke.sampling.params import SamplingParams
 
 Native = Callable[..., LLM]

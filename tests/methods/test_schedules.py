@@ -15,7 +15,7 @@ from tests.watching import Answer, answers
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.methods import METHODS, Method, method
+from twostroke.methods import METHODS, Method, Passages, method
 from twostroke.sampling.params import SamplingParams
 
 # Without log-probabilities tokens are found by a search, with them all logits are computed.
@@ -43,6 +43,8 @@ TECHNIQUES: list[Method] = [
     method("lagkv", lag=3, ratio=0.7),
     method("compress", last=0, segment=8),
     method("compress", last=0, segment=8, scorer="draft"),
+    method("passages", mend=2, least=3),
+    method("passages", mend=0, least=3, checked=0.5, bound=0.001),
 ]
 Asked = tuple[int, Method, int | None]  # a prompt's length, a technique, log-probabilities
 Models = Callable[[str, int, int], LLM]
@@ -73,10 +75,13 @@ def alone(models: Models) -> Callable[[Asked], Answer]:
 
 
 def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
-    return [llm.request(prompt(length), SAMPLINGS[logprobs], chosen) for length, chosen, logprobs in asked]
+    return [llm.request(prompt(llm, length, one), SAMPLINGS[logprobs], one) for length, one, logprobs in asked]
 
 
-def prompt(length: int) -> list[int]:
+def prompt(llm: LLM, length: int, chosen: Method) -> list[int]:
+    if isinstance(chosen, Passages):
+        lines = [f"{'the quick brown fox ' * (i % 3)}and the dog {i}" for i in range(length)]
+        return llm.tokenizer.encode("\n".join(lines))[:length]
     return (PROMPT * 4)[:length]
 
 

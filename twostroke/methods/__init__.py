@@ -9,6 +9,7 @@ from twostroke.methods.keydiff import KeyDiff
 from twostroke.methods.lagkv import LagKV
 from twostroke.methods.method import METHODS, Method, Prompt
 from twostroke.methods.overfill import OverFill
+from twostroke.methods.passages import Passages
 from twostroke.methods.plain import Plain
 from twostroke.methods.refresh import Refresh
 from twostroke.methods.registry import load_installed, load_module, method
@@ -30,6 +31,7 @@ __all__ = [
     "LagKV",
     "Method",
     "OverFill",
+    "Passages",
     "Plain",
     "Prompt",
     "Refresh",

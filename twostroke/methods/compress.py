@@ -11,7 +11,6 @@ with a percentile of each segment.
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
 from twostroke.fields import Rule, flag, integer, number, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
+from twostroke.methods.prompt_passages import passages_of
 
 SIDE_BY_SIDE = 8  # passages that are scored at once
 MAX_KEEP_TEXTS = 64  # texts to keep: a limit for requests over HTTP
@@ -159,15 +159,7 @@ class Compress(Method, name="compress"):
 
     def passages(self, prompt: Prompt) -> list[range]:
         """The parts of the prompt from which tokens may be dropped, in order."""
-        contents = prompt.contents
-        asked = max((i for i, (role, _) in enumerate(contents) if role == "user"), default=-1)
-        found: list[range] = []
-        for index, (role, part) in enumerate(contents):
-            if role in ("system", "developer") or (role == "assistant" and index > asked):
-                continue
-            inside = parted(part, prompt.pieces(part))
-            found += inside[: max(0, len(inside) - self.last)] if index == asked else inside
-        found = found[self.first :]
+        found = passages_of(prompt, self.last)[self.first :]
         if found and found[-1].stop == len(prompt):  # something must be left to decode from
             found[-1] = range(found[-1].start, len(prompt) - 1)
         return [one for one in found if one]
@@ -192,15 +184,6 @@ class Compress(Method, name="compress"):
     def kept_texts(self, data: bytes) -> list[tuple[int, int]]:
         """The byte ranges (start, stop) of the texts to keep."""
         return [m.span() for one in self.keep for m in re.finditer(re.escape(one.encode()), data)]
-
-
-def parted(part: range, pieces: Sequence[bytes]) -> list[range]:
-    """A text cut behind its blank lines, or behind its lines if it has none; `pieces` are its tokens' bytes."""
-    data, ends = b"".join(pieces), np.cumsum([len(piece) for piece in pieces])
-    cuts = [m.end() for m in re.finditer(rb"\n\s*\n", data)] or [m.end() for m in re.finditer(rb"\n", data)]
-    behind = (np.searchsorted(ends, cuts) + 1).tolist() if cuts else []
-    places = sorted({0, len(part), *(min(one, len(part)) for one in behind)})
-    return [part[start:stop] for start, stop in pairwise(places)]
 
 
 def stretches(

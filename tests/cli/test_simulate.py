@@ -78,7 +78,7 @@ def test_tables(run: Callable[..., Result]) -> None:
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefill-workers", 1), "at least one worker each"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefix-index", "tree"), "the prefix index must be one of"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--weights", "int3"), "weights must be one of"),
-        (("smollm2-135m", "--on", "here", "--rate", 1, "--kv-bits", 4), "16 or 8 bits, not 4"),
+        (("smollm2-135m", "--on", "here", "--rate", 1, "--kv-bits", 4), "16, 8 or 6 bits (K of 8 and V of 4), not 4"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run: Callable[..., Result]) -> None:

@@ -203,7 +203,7 @@ def _engine(made: _Made) -> dict[str, Any]:
 
             plan = replace(plan, workload=replace(plan.workload, concurrency=peak_sequences(plan, made.load)))
         form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.engine
-        memory = engine_memory(checkpoint, form, kv_dtype="int8" if plan.model.kv_bits == 8 else "auto")
+        memory = engine_memory(checkpoint, form, kv_dtype=plan.model.stored.name if plan.model.kv_bits < 16 else "auto")
         command = serve_command(plan, made.name, form, memory, made.configuration.draft, plan.budget)
         return {
             "backend": memory.backend,

@@ -30,7 +30,7 @@ class ConfigurationOptions:
         str | None, typer.Option(help="A named machine, such as h100; a TOML or JSON file of one; or here.")
     ] = None
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP, show_default="as published")] = None
-    kv_bits: Annotated[int, typer.Option(help="Bits of a number in the KV cache, 16 or 8.")] = 16
+    kv_bits: Annotated[int, typer.Option(help="Bits of a number in the KV cache: 16, 8, or 6 (K of 8, V of 4).")] = 16
     tp: Annotated[int, typer.Option(min=1, help="Devices that share each product (tensor parallelism).")] = 1
     workers: Annotated[int, typer.Option(min=1, help="Workers of so many devices each.")] = 1
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step, as of the engine.")] = 512

@@ -45,7 +45,7 @@ class EngineOptions:
 
     on: Annotated[str, _engine(help="A named machine, such as h100, a file of one, or here: measured for seconds.")]
     weights: Annotated[str | None, _engine(help=WEIGHTS_HELP, show_default="as published")] = None
-    kv_bits: Annotated[int, _engine(help="Bits of a number in the KV cache, 16 or 8.")] = 16
+    kv_bits: Annotated[int, _engine(help="Bits of a number in the KV cache: 16, 8, or 6 (K of 8, V of 4).")] = 16
     tp: Annotated[int, _engine(min=1, help="Devices that share each product (tensor parallelism).")] = 1
     efficiency: Annotated[
         Number, _engine(help="Fraction of the peak rate that products reach.", show_default="the machine's")

@@ -62,15 +62,15 @@ def held_tensors(model: ReferenceModel) -> list[torch.Tensor]:
 
 
 @NATIVE
-@pytest.mark.parametrize(("weights", "kv_dtype"), [("bf16", "auto"), ("int8", "int8"), ("int4", "auto")])
+@pytest.mark.parametrize(("weights", "kv_dtype"), [("bf16", "auto"), ("int8", "int8"), ("int4", "k8v4")])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3moe", "gemma3", "mistral", "qwen3_5", "lfm2", "granite4-hybrid"])
 def test_predicted_is_allocated(
     family: str, weights: str, kv_dtype: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
 ) -> None:
-    """Native: packed matrices, vectors, and pages of bfloat16 or of int8 with scales, which the plan counts too."""
+    """Native: packed matrices, vectors, and pages of bfloat16, or of codes with scales, which the plan counts too."""
     told = engine_memory(open_checkpoint(str(tiny_directory(family))), weights, kv_dtype=kv_dtype)
     llm = tiny_llm(family, weights=weights, kv_dtype=kv_dtype, kv_bytes=told.pool(3, 100))
-    model = spec_of_config("tiny", llm.config).with_kv_bits(8 if kv_dtype == "int8" else 16)
+    model = spec_of_config("tiny", llm.config).with_kv_bits({"int8": 8, "k8v4": 6}.get(kv_dtype, 16))
     assert model.kv_bytes(1) == llm.pool.entry_bytes
     assert kv_geometry(model).page_bytes(16) == told.page
     compiled: Any = llm.model.compiled

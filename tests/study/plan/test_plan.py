@@ -119,7 +119,7 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "unlinked.toml", "--tp", "2"], "machine unlinked needs a positive link_gbs, not 0"),
         (["llama-3-70b", "--on", "silent.toml", "--tp", "2"], "machine silent has no link_us: tensor parallelism"),
         (["llama-3-70b", "--on", "graviton-4", "--tp", "2"], "machine graviton-4 has no link_gbs: tensor parallelism"),
-        (["llama-3-70b", "--on", "h100", "--kv-bits", "4"], "16 or 8 bits, not 4"),
+        (["llama-3-70b", "--on", "h100", "--kv-bits", "4"], "16, 8 or 6 bits (K of 8 and V of 4), not 4"),
         (["llama-3-70b", "--on", "h100", "--weights", "int3"], "weights must be one of bf16, fp8-w8a8"),
         (["llama-3-70b", "--on", "early.toml"], "machine early needs link_us of 0 or more, not -5"),
     ],

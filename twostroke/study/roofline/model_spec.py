@@ -17,7 +17,7 @@ from twostroke.models.kv_formats import KV_FORMATS, KVFormat
 from twostroke.models.recurrent import RecurrentMixer
 from twostroke.study.roofline.layer_kind import LayerKind, WeightMatrix, layer_kinds
 
-KV_BITS = {16: "bfloat16", 8: "int8"}
+KV_BITS = {16: "bfloat16", 8: "int8", 6: "k8v4"}  # 6: the mean of K and V
 MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
 
 
@@ -49,7 +49,7 @@ class ModelSpec:
     stored: KVFormat = KV_FORMATS["bfloat16"]
 
     def with_kv_bits(self, bits: int) -> "ModelSpec":
-        """The model with KV in bfloat16, or in this engine's int8, which has a scale for each entry and head.
+        """The model with KV in bfloat16, or in this engine's int8 or k8v4, with a scale for each entry and head.
 
         Raises InvalidRequest for other bits.
         """
@@ -57,8 +57,9 @@ class ModelSpec:
 
     @property
     def kv_bits(self) -> int:
-        """Bits of a number in the KV cache, without scales."""
-        return 8 * self.stored.dtype.itemsize
+        """Mean bits of a number in the KV cache, without scales."""
+        codes = self.stored.codes
+        return 8 * self.stored.dtype.itemsize if codes is None else sum(one.bits for one in codes) // 2
 
     @property
     def num_layers(self) -> int:
@@ -186,7 +187,7 @@ class ModelSpec:
 def kv_format_of(bits: int) -> KVFormat:
     """How KV of so many bits is stored. Raises InvalidRequest."""
     if bits not in KV_BITS:
-        raise InvalidRequest(f"a number in the KV cache has 16 or 8 bits, not {bits}")
+        raise InvalidRequest(f"a number in the KV cache has 16, 8 or 6 bits (K of 8 and V of 4), not {bits}")
     return KV_FORMATS[KV_BITS[bits]]
 
 

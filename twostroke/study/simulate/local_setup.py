@@ -30,7 +30,7 @@ def measured_setup(
 
     Args:
         name, weights, kv_bytes, page_size, index: as for `LLM`.
-        kv_bits: of a number in the KV cache, 16 or 8.
+        kv_bits: of a number in the KV cache, 16, 8 or 6.
         scheduler: limits of a step.
         seconds: how long it is timed.
         progress: called with what is done now.

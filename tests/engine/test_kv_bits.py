@@ -97,7 +97,9 @@ def test_any_schedule(kind: str, dtype: str, asked: list[Asked], chunk: int, pla
 def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(
     kind: str, dtype: str, ends: list[int], more: int, index: str
 ) -> None:
-    ANY[kind, dtype].check_cuts(ends, more, index, lambda kv, other: kv.entries().tobytes() == other.entries().tobytes())
+    ANY[kind, dtype].check_cuts(
+        ends, more, index, lambda kv, other: kv.entries().tobytes() == other.entries().tobytes()
+    )
 
 
 @pytest.mark.parametrize(("dtype", "value_bytes", "most"), [("int8", 64 + 4, 0.05), ("k8v4", 32 + 4, 0.3)])

@@ -543,8 +543,9 @@ class RecurrentValues(Values):
 TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
 TestScaledValues, TestRecurrentValues = ScaledValues.TestCase, RecurrentValues.TestCase
 TestScaledPlainValues, TestHalvedValues = ScaledPlainValues.TestCase, HalvedValues.TestCase
-CASES = TestValues, TestWindowedValues, TestScaledValues, TestScaledPlainValues, TestHalvedValues, TestRecurrentValues
-for case in CASES:
+for case in (
+    TestValues, TestWindowedValues, TestScaledValues, TestScaledPlainValues, TestHalvedValues, TestRecurrentValues,
+):  # fmt: skip
     case.settings = settings(
         max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

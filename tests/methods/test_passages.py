@@ -14,7 +14,11 @@ from twostroke.methods.passages import Joining
 from twostroke.sampling.params import SamplingParams
 
 Native = Callable[..., LLM]
-WORDS = ["the quick brown fox jumps over the lazy dog", "and then the cat jumps over the dog", "a dog and a fox and a cat"]
+WORDS = [
+    "the quick brown fox jumps over the lazy dog",
+    "and then the cat jumps over the dog",
+    "a dog and a fox and a cat",
+]
 QUESTION = "who jumps over the dog?"
 ASKED = SamplingParams(max_tokens=8, ignore_eos=True)
 

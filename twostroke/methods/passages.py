@@ -1,8 +1,8 @@
 """Passages are read once, each alone, and joined in any order: reuse that is no prefix.
 
 Each passage is prefilled behind the prompt's head (template and system message), where the prefix index finds it again
-whatever comes before it in another prompt. Then its entries are moved to where it lies here (`KVCache.at`). Such entries
-have not seen the passages before theirs. Hu et al. 2024, "EPIC: Efficient Position-Independent Caching for Serving
+whatever comes before it in another prompt. Then its entries are moved to where it lies here (`KVCache.at`). They have
+not seen the passages before theirs. Hu et al. 2024, "EPIC: Efficient Position-Independent Caching for Serving
 Large Language Models" (arXiv:2410.15332), section 4: the first tokens of each passage are computed again in their place
 (LegoLink), since they act as sinks of their passage. In the paper passages are read behind nothing.
 

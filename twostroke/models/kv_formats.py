@@ -6,6 +6,7 @@ the others, and a rotation spreads them over all. Attention over codes rotates q
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class KVFormat:
         return self.parts * self.width(head_dim) * self.dtype.itemsize
 
     def sides(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Views of K and of V, as they are stored, of [..., parts, n, KV heads, width]: [..., n, KV heads, own width]."""
+        """Views of K and of V as stored, of [..., parts, n, KV heads, width]: [..., n, KV heads, own width]."""
         if not self.codes:
             return entries[..., 0, :, :, :], entries[..., 1, :, :, :]
         records = entries[..., 0, :, :, :]
@@ -133,12 +134,12 @@ class KVFormat:
         return self.codes[0].decode(stored) if self.codes else stored
 
 
-def in_one_byte(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Bytes of the low four bits of two arrays of uint8."""
+def in_one_byte(low: Any, high: Any) -> Any:
+    """Bytes of the low four bits of two arrays, or tensors, of uint8."""
     return (low & 15) | (high << 4)
 
 
-def two_of_byte(both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def two_of_byte(both: Any) -> tuple[Any, Any]:
     """The integers of four bits, of both signs, in the low and the high half of each byte: uint8 as int8 has them."""
     return ((both ^ 8) & 15) - 8, ((both >> 4) ^ 8) - 8
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.engine.engine import Engine
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.http.responses import json_response
 
 router = APIRouter()
@@ -14,16 +14,14 @@ router = APIRouter()
 
 @router.get("/health")
 @router.get("/health/ready")
-async def ready(http: HttpRequest) -> Response:
+async def ready(engine: CurrentEngine) -> Response:
     """200 while new calls should be sent here; 503 once the server is to end, a step hangs, or the engine failed."""
-    engine: AsyncEngine = http.app.state.engine
     return _health(engine, engine.ready)
 
 
 @router.get("/health/live")
-async def live(http: HttpRequest) -> Response:
+async def live(engine: CurrentEngine) -> Response:
     """200 while the engine lives; 503 once it has failed and the process must be restarted."""
-    engine: AsyncEngine = http.app.state.engine
     return _health(engine, engine.alive)
 
 
@@ -46,17 +44,15 @@ async def version() -> Response:
 
 
 @router.get("/metrics")
-async def metrics(http: HttpRequest) -> Response:
+async def metrics(http: HttpRequest, engine: CurrentEngine) -> Response:
     """All metrics, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
-    engine: AsyncEngine = http.app.state.engine
     text, media_type = engine.metrics.exposition(http.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type, "vary": "accept"})
 
 
 @router.post("/reset_prefix_cache")
-async def reset_prefix_cache(http: HttpRequest) -> Response:
+async def reset_prefix_cache(engine: CurrentEngine) -> Response:
     """Empty the prefix indexes, so that the next request is a cold one. Returns how many pages they held."""
-    engine: AsyncEngine = http.app.state.engine
 
     def clear(engine: Engine) -> int:
         indexes = [model.index for model in engine.models.values() if model.index is not None]

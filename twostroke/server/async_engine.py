@@ -6,7 +6,10 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends
+from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
 from twostroke.api.reasoning.reasoning import Reasoning
@@ -200,3 +203,11 @@ class AsyncEngine:
     def _closed(self, active_call: ActiveCall) -> None:
         self._active_calls.discard(active_call)
         self._choices_in_flight -= active_call.choices
+
+
+async def current_engine(http: HttpRequest) -> AsyncEngine:
+    """The engine of the application that has been called."""
+    return http.app.state.engine
+
+
+CurrentEngine = Annotated[AsyncEngine, Depends(current_engine)]  # a parameter of routes

@@ -8,7 +8,7 @@ from twostroke.server.answer import Answer
 from twostroke.server.anthropic.answer import MessageAnswer
 from twostroke.server.anthropic.schemas import MessagesBody, PromptBody
 from twostroke.server.anthropic.translate import chat_from_anthropic
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
@@ -19,9 +19,8 @@ router = APIRouter(prefix="/v1/messages")
 
 
 @router.post("")
-async def messages(body: MessagesBody, http: HttpRequest) -> Response:
+async def messages(body: MessagesBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Answer a conversation."""
-    engine: AsyncEngine = http.app.state.engine
     chat, warnings = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
     unused = unused_variables(engine, chat, {"reasoning_effort": "output_config.effort"})
@@ -37,9 +36,8 @@ async def messages(body: MessagesBody, http: HttpRequest) -> Response:
 
 
 @router.post("/count_tokens")
-async def count_tokens(body: PromptBody, http: HttpRequest) -> Response:
+async def count_tokens(body: PromptBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """How many tokens the same body has as a prompt."""
-    engine: AsyncEngine = http.app.state.engine
     chat, _ = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
     tokens = await engine.run_in_thread(lambda: prompt_ids(engine, chat))

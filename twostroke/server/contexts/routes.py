@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.contexts.hold import find_context, hold
@@ -23,18 +23,16 @@ router = APIRouter(prefix="/v1/contexts")
 
 
 @router.post("")
-async def make(body: ContextBody, http: HttpRequest) -> Response:
+async def make(body: ContextBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Compute a context and hold it. The same content under the same name again only lives longer."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body, *(unused_variables(engine, body) if body.messages else ()))
     choose_method(engine.name, body.model, None)
     return await _answer(http, body, body.seconds)
 
 
 @router.post("/{name}/fork")
-async def fork(name: str, body: ForkBody, http: HttpRequest) -> Response:
+async def fork(name: str, body: ForkBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """A context that is another one's up to a token of the answer at its end; the pages before are the same."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     parent = await find_context(http, name)
     assert parent is not None
@@ -43,9 +41,8 @@ async def fork(name: str, body: ForkBody, http: HttpRequest) -> Response:
 
 
 @router.patch("/{name}")
-async def set_life(name: str, body: LifeBody, http: HttpRequest) -> Response:
+async def set_life(name: str, body: LifeBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Let a context live for another time from now on, or until it is deleted."""
-    engine: AsyncEngine = http.app.state.engine
     contexts: Contexts = http.app.state.contexts
     warn_of_fields(http, body)
     engine.require_engine_process()

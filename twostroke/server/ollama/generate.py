@@ -9,7 +9,7 @@ from fastapi import Request as HttpRequest
 
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
@@ -26,9 +26,8 @@ router = APIRouter(prefix="/api")
 
 
 @router.post("/chat")
-async def chat(body: OllamaChatBody, http: HttpRequest) -> Response:
+async def chat(body: OllamaChatBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Answer a conversation."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     if not body.messages:
         return _loaded(engine, body, {"message": {"role": "assistant", "content": ""}})
@@ -37,9 +36,8 @@ async def chat(body: OllamaChatBody, http: HttpRequest) -> Response:
 
 
 @router.post("/generate")
-async def generate_text(body: OllamaGenerateBody, http: HttpRequest) -> Response:
+async def generate_text(body: OllamaGenerateBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Answer a prompt."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     refuse(("suffix", bool(body.suffix)))
     if not body.prompt:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.models.config import tensor_shapes
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError, NoEmbeddings
 from twostroke.server.http.responses import json_response
@@ -45,9 +45,8 @@ async def tags(http: HttpRequest) -> Response:
 
 
 @router.get("/ps")
-async def running(http: HttpRequest) -> Response:
+async def running(engine: CurrentEngine) -> Response:
     """The model, which is always loaded."""
-    engine: AsyncEngine = http.app.state.engine
     model = _model(engine)
     expires = (datetime.now(UTC) + timedelta(days=365)).isoformat()
     status = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.max_model_len}
@@ -55,9 +54,8 @@ async def running(http: HttpRequest) -> Response:
 
 
 @router.post("/show")
-async def show(body: NamedBody, http: HttpRequest) -> Response:
+async def show(body: NamedBody, engine: CurrentEngine) -> Response:
     """Describe the model."""
-    engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
     config, template, thinks = engine.llm.config, engine.llm.tokenizer.chat_template, engine.reasoning is not None
     kind = config.architecture
@@ -108,9 +106,8 @@ async def change() -> Response:
 
 @router.post("/embed")
 @router.post("/embeddings")
-async def embed(body: NamedBody, http: HttpRequest) -> Response:
+async def embed(body: NamedBody, engine: CurrentEngine) -> Response:
     """Raises ApiError: the model generates text."""
-    engine: AsyncEngine = http.app.state.engine
     _check(engine, body)
     raise NoEmbeddings(engine.name)
 

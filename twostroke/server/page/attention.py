@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from twostroke.engine.strokes import Prefilled
 from twostroke.server.active_call import ActiveCall
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length, choose_method
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import (
@@ -40,9 +40,8 @@ class AttentionBody(LenientModel):
 
 
 @router.post("/attention")
-async def attention(body: AttentionBody, http: HttpRequest) -> Response:
+async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """The attention weights of one token's query, which the engine computes in a step of its own."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     choose_method(engine.name, body.model, None)
     config = engine.llm.config

@@ -11,7 +11,7 @@ from twostroke.engine.calibration import calibrate
 from twostroke.errors import EngineStopped
 from twostroke.models.cost import StepPredictor
 from twostroke.sampling.params import SamplingParams
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length
 from twostroke.server.errors import to_api_error
 from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
@@ -34,13 +34,12 @@ class ExplainBody(LenientModel):
 
 
 @router.post("/explain")
-async def explain_answer(body: ExplainBody, http: HttpRequest) -> Response:
+async def explain_answer(body: ExplainBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """The page of an answer: a plain pass over the same tokens, with everything observed.
 
     It takes some seconds, in which other requests go on; the first call also times the model, which takes one in
     which they wait.
     """
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     llm, answer = engine.llm, body.answer[:MAX_ANSWER]
     check_length(llm, len(body.tokens) + len(answer) - 1)

@@ -21,7 +21,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import Rule, rules
 from twostroke.methods import METHODS
 from twostroke.methods.method import Method
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import StreamedResponse, json_response
 from twostroke.server.page.feed import EngineFeed
@@ -101,17 +101,15 @@ async def file(name: str, http: HttpRequest) -> Response:
 
 
 @router.get("/methods")
-async def methods(http: HttpRequest) -> Response:
+async def methods(engine: CurrentEngine) -> Response:
     """The techniques that this server can serve, with their parameters."""
-    engine: AsyncEngine = http.app.state.engine
     listed = [_described(METHODS[name]) for name in sorted(METHODS) if _runs(engine, METHODS[name]())]
     return json_response({"model": engine.name, "max_model_len": engine.llm.max_model_len, "methods": listed})
 
 
 @router.get("/watch")
-async def watch(http: HttpRequest) -> Response:
+async def watch(http: HttpRequest, engine: CurrentEngine) -> Response:
     """What the engine does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
-    engine: AsyncEngine = http.app.state.engine
     engine.require_engine_process()
     feed: EngineFeed = http.app.state.feed
     return FeedResponse(feed)

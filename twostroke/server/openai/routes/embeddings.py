@@ -1,9 +1,8 @@
 """/v1/embeddings: a clear line instead of a path that does not exist."""
 
 from fastapi import APIRouter, Response
-from fastapi import Request as HttpRequest
 
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import NoEmbeddings
 from twostroke.server.openai.schemas.base_model import LenientModel
@@ -18,8 +17,7 @@ class EmbeddingsBody(LenientModel):
 
 
 @router.post("")
-async def embeddings(body: EmbeddingsBody, http: HttpRequest) -> Response:
+async def embeddings(body: EmbeddingsBody, engine: CurrentEngine) -> Response:
     """Raises ApiError: 404 for another model, 400 for the one that is served."""
-    engine: AsyncEngine = http.app.state.engine
     choose_method(engine.name, body.model, None)
     raise NoEmbeddings(engine.name)

@@ -10,7 +10,7 @@ from twostroke.api.llm import LLM
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.contexts.hold import find_context
 from twostroke.server.contexts.keep import keep_answer
 from twostroke.server.engine_requests import (
@@ -37,9 +37,8 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/completions")
-async def completions(body: CompletionBody, http: HttpRequest) -> Response:
+async def completions(body: CompletionBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Continue texts or token ids."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
@@ -74,9 +73,8 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 
 
 @router.post("/chat/completions")
-async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
+async def chat_completions(body: ChatBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Answer a conversation."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body, *unused_variables(engine, body))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
     context = await find_context(http, body.context)

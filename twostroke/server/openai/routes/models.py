@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi import Request as HttpRequest
 
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.http.responses import json_response
 
@@ -14,17 +13,15 @@ router = APIRouter(prefix="/v1/models")
 
 
 @router.get("")
-async def models(http: HttpRequest) -> Response:
+async def models(engine: CurrentEngine) -> Response:
     """The model, once: menus of clients show each entry. `/methods` lists the techniques for `NAME:METHOD`."""
-    engine: AsyncEngine = http.app.state.engine
     page = {"has_more": False, "first_id": engine.name, "last_id": engine.name}
     return json_response({"object": "list", "data": [_model(engine, engine.name)], **page})
 
 
 @router.get("/{name:path}")
-async def model(name: str, http: HttpRequest) -> Response:
+async def model(name: str, engine: CurrentEngine) -> Response:
     """The model under any name that it has: `NAME`, `NAME:METHOD`, `NAME:latest`. 404 for any other."""
-    engine: AsyncEngine = http.app.state.engine
     choose_method(engine.name, name, None)
     return json_response(_model(engine, name))
 

@@ -8,7 +8,7 @@ from fastapi import Request as HttpRequest
 
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.contexts.hold import find_context
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
@@ -26,9 +26,8 @@ router = APIRouter(prefix="/v1/responses")
 
 
 @router.post("")
-async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
+async def responses(body: ResponsesBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Answer an input with text or calls of tools."""
-    engine: AsyncEngine = http.app.state.engine
     stored: StoredResponses = http.app.state.stored_responses
     body = body.with_defaults(engine.llm.generation)
     body = body.model_copy(update={"truncation": body.truncation or engine.settings.truncation})
@@ -61,9 +60,8 @@ async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
 
 
 @router.post("/input_tokens")
-async def input_tokens(body: ResponsesBody, http: HttpRequest) -> Response:
+async def input_tokens(body: ResponsesBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """How many tokens the same body has as a prompt."""
-    engine: AsyncEngine = http.app.state.engine
     before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
     chat = chat_from_items(body, items, history, offered_tools(body.tools, []), [])

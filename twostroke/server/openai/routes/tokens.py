@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
@@ -16,9 +16,8 @@ router = APIRouter()
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(http: HttpRequest) -> Response:
+async def tokenizer_info(engine: CurrentEngine) -> Response:
     """Describe the tokenizer: its special tokens and its chat template."""
-    engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
     special = {f"{name}_token": tokenizer.special_tokens.get(f"{name}_token") for name in ("bos", "eos", "unk", "pad")}
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": tokenizer.add_bos, **special}
@@ -27,9 +26,8 @@ async def tokenizer_info(http: HttpRequest) -> Response:
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
+async def tokenize(body: TokenizeBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """The ids of a text, or of messages as a chat would enter them, with their texts."""
-    engine: AsyncEngine = http.app.state.engine
     tokenizer = engine.llm.tokenizer
     warn_of_fields(http, body, *(unused_variables(engine, body) if body.messages else ()))
     choose_method(engine.name, body.model, None)
@@ -47,9 +45,8 @@ async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
+async def detokenize(body: DetokenizeBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """The text of ids, special tokens by name."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
     choose_method(engine.name, body.model, None)
     if any(id >= engine.llm.config.vocab_size for id in body.tokens):

@@ -242,19 +242,3 @@ def _shown(value: object) -> str:
         return reprlib.repr(value)
     except ValueError:  # thousands of digits
         return "so huge a number"
-
-
-__all__ = [
-    "LARGE",
-    "Checked",
-    "Rule",
-    "check_arguments",
-    "declare",
-    "flag",
-    "integer",
-    "like",
-    "number",
-    "rules",
-    "size",
-    "text",
-]

@@ -261,11 +261,6 @@ class StepPredictor:
     def __init__(self, cost: CostModel, prices: Sequence[float]) -> None:
         self.cost, self.prices = cost, tuple(prices)
 
-    @property
-    def kv_price(self) -> float:
-        """Seconds per byte of KV that is read."""
-        return self.prices[2]
-
     @classmethod
     def fit(cls, cost: CostModel, samples: Sequence[tuple[Sequence[SequenceRows], float]]) -> "StepPredictor":
         """Fit prices to (step, measured seconds) by least squares of relative errors, so that short steps count too."""

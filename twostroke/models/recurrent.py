@@ -85,7 +85,19 @@ class RecurrentMixer(ABC):
 
 
 @dataclass(frozen=True)
-class GatedDeltaNet(RecurrentMixer):
+class LinearAttention(RecurrentMixer):
+    """A state that is a matrix a head, and the row of each token."""
+
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    conv_width: int
+    chunk: int = 64
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet(LinearAttention):
     """Linear attention whose state is a matrix a head (Yang et al. 2024, arXiv:2412.06464), as in Qwen3.5.
 
     With decay g in (0, 1), write strength b, key k, value v and query q of a token, and the state S [k_dim, v_dim]:
@@ -96,12 +108,6 @@ class GatedDeltaNet(RecurrentMixer):
     of the steps between, so nothing depends on how many tokens came at once.
     """
 
-    num_k_heads: int
-    num_v_heads: int
-    k_dim: int
-    v_dim: int
-    conv_width: int
-    chunk: int = 64
     tiled: bool = False
 
     @property
@@ -128,7 +134,7 @@ class GatedDeltaNet(RecurrentMixer):
 
 
 @dataclass(frozen=True)
-class Mamba2(RecurrentMixer):
+class Mamba2(LinearAttention):
     """A state space whose state is a matrix a head (Dao and Gu 2024, arXiv:2405.21060), as in Granite 4.
 
     With a step d > 0 and what a head has learned, A > 0 and D, of a token's key k, value v and query q:
@@ -138,13 +144,6 @@ class Mamba2(RecurrentMixer):
     The papers' B is k, their C is q, and their x is v. Outputs times silu(z) pass a norm over all heads of v that share
     one of k. Between snapshots there are rows as for `GatedDeltaNet`, whose u needs no correction.
     """
-
-    num_k_heads: int
-    num_v_heads: int
-    k_dim: int
-    v_dim: int
-    conv_width: int
-    chunk: int = 64
 
     @property
     def projections(self) -> dict[str, int]:

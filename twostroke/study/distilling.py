@@ -105,15 +105,12 @@ class Differentiable(Operations):
         k, v = batch.scratch["entries"][-1].transpose(1, 2)
         own, keys = batch.positions[:, None], torch.arange(k.shape[1])
         seen = (keys <= own) & (keys > own - (attention.window or k.shape[1]))
-        if cap is None and sink_logits is None:
+        if cap is None:
             out = F.scaled_dot_product_attention(q.transpose(0, 1), k, v, seen, scale=attention.scale, enable_gqa=True)
             return out.transpose(0, 1).flatten(1)
         k, v = (side.repeat_interleave(q.shape[1] // len(side), dim=0) for side in (k, v))
-        scores = q.transpose(0, 1) @ k.transpose(1, 2) * attention.scale
-        scores = (scores if cap is None else capped(scores, cap)).masked_fill(~seen, -torch.inf)
-        if sink_logits is not None:  # a key without a value
-            scores = torch.cat([scores, sink_logits[:, None, None].expand(-1, len(own), 1)], dim=-1)
-        return (scores.softmax(-1)[..., : k.shape[1]] @ v).transpose(0, 1).flatten(1)
+        scores = capped(q.transpose(0, 1) @ k.transpose(1, 2) * attention.scale, cap).masked_fill(~seen, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 
 class WindowModel:

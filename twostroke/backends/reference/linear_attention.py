@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from twostroke.backends.reference.operations import Operations, TensorBatch
+from twostroke.backends.reference.operations import Operations
 from twostroke.backends.reference.states import SequenceStep, StateLayer, StateWeights, entries_at, places
 from twostroke.models.config import ModelConfig
 from twostroke.models.layer_groups import entry_places
@@ -44,22 +43,16 @@ class LinearAttentionLayer(StateLayer):
         return made[:, : self.shape.conv_size]
 
     def _run(
-        self,
-        seen: torch.Tensor,
-        state: torch.Tensor,
-        step: SequenceStep,
-        kv: Sequence[torch.Tensor],
-        batch: TensorBatch,
-        own: slice,
+        self, seen: torch.Tensor, state: torch.Tensor, step: SequenceStep
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        rows = entries_at(kv, self.rows)
+        rows = entries_at(step.kv, self.rows)
         q, k, v = self._heads(F.silu(self._convolved(seen)))
         k = k.to(rows.dtype).float()
         step_size = F.softplus(step.made[:, -self.shape.num_v_heads :].float() + self.weights.vectors["dt_bias"])
         write, log_decay = self._write(step.made, step_size), -self.weights.vectors["decay"] * step_size
         known = self._known(rows, step.table, step.since, len(q))
         found, new, reached = self._chunks(q, k, v, write, log_decay, known, state, step.positions)
-        self._keep(rows, batch, self.rows[0], new, own)
+        self._keep(rows, step.batch, self.rows[0], new, step.own)
         return self._skipped(found, v).flatten(1), reached
 
     def _heads(self, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -26,13 +26,16 @@ class StateWeights(NamedTuple):
 class SequenceStep(NamedTuple):
     """A sequence's part of a step: what the projections made of its rows, and where its entries are.
 
-    `since`: the number of entries between the snapshot and these rows.
+    `own`: its rows of the batch; `since`: the number of entries between the snapshot and these rows.
     """
 
     made: torch.Tensor
     positions: torch.Tensor
     table: np.ndarray
     since: int
+    kv: Sequence[torch.Tensor]
+    batch: TensorBatch
+    own: slice
 
 
 class StateLayer(ABC):
@@ -55,8 +58,8 @@ class StateLayer(ABC):
             own = slice(batch.row_starts[i], batch.row_starts[i + 1])
             state, before = self._load(snapshots, step.source)
             seen = self._seen(mixed[own], inputs, before, batch.tables[i], step.rows)
-            part = SequenceStep(made[own], batch.positions[own], batch.tables[i], step.rows)
-            out[own], reached = self._run(seen, state, part, kv, batch, own)
+            part = SequenceStep(made[own], batch.positions[own], batch.tables[i], step.rows, kv, batch, own)
+            out[own], reached = self._run(seen, state, part)
             for count, frames in step.targets:
                 last = seen[count : count + self.shape.conv_width - 1]
                 self._store(snapshots, frames, reached.get(count, state), last)
@@ -68,13 +71,7 @@ class StateLayer(ABC):
 
     @abstractmethod
     def _run(
-        self,
-        seen: torch.Tensor,
-        state: torch.Tensor,
-        step: SequenceStep,
-        kv: Sequence[torch.Tensor],
-        batch: TensorBatch,
-        own: slice,
+        self, seen: torch.Tensor, state: torch.Tensor, step: SequenceStep
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Run a sequence's rows, and keep theirs.
 
@@ -142,13 +139,7 @@ class ShortConvolutionLayer(StateLayer):
         return b * x
 
     def _run(
-        self,
-        seen: torch.Tensor,
-        state: torch.Tensor,
-        step: SequenceStep,
-        kv: Sequence[torch.Tensor],
-        batch: TensorBatch,
-        own: slice,
+        self, seen: torch.Tensor, state: torch.Tensor, step: SequenceStep
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         return self._convolved(seen), {}
 

@@ -196,38 +196,16 @@ class Tokenizer:
 
         return TextStream(bytes_of, strip_leading_space=self._strip)
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt for a conversation. With `continue_final_message` it ends within the last message.
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt for a conversation; options and errors are those of `ChatTemplates.render`."""
+        return self._chat.render(messages, **options)
 
-        Raises InvalidRequest if there is no template or it refuses the messages.
-        """
-        variables |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-        return self._chat.render(messages, tools=tools, **variables)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> ChatTokens:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatTokens:
         """The ids of `chat`. Only the template adds BOS, as in transformers, so BOS never appears twice."""
-        variables |= {"add_generation_prompt": add_generation_prompt, "tools": tools}
-        variables["continue_final_message"] = continue_final_message
-        text = self.chat(messages, **variables)
+        text = self.chat(messages, **options)
         said = [dict(message) for message in messages]
         ids = self.encode(text, add_bos=False)
-        return ChatTokens(ids, said, text, lambda changed: self.chat(changed, **variables), self._offsets)
+        return ChatTokens(ids, said, text, lambda changed: self.chat(changed, **options), self._offsets)
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
         """The first and past-the-last character of each token of a text."""

@@ -124,27 +124,29 @@ GGUF_KEYS = {
     "sliding_window_pattern": "attention.sliding_window_pattern",
 }
 
+
+def with_biases(parts: dict[str, str]) -> dict[str, str]:
+    """Names of a layer's tensors, and of the biases of its matrices."""
+    biased = ("q", "k", "v", "o", "gate", "up", "down")
+    return parts | {f"{part}_bias": parts[part].removesuffix("weight") + "bias" for part in biased}
+
+
 GGUF_OUTER = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
-GGUF_PARTS = {
-    "attn_norm": "attn_norm.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "o": "attn_output.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "o_bias": "attn_output.bias",
-    "q_norm": "attn_q_norm.weight",
-    "k_norm": "attn_k_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-    "gate_bias": "ffn_gate.bias",
-    "up_bias": "ffn_up.bias",
-    "down_bias": "ffn_down.bias",
-}
+GGUF_PARTS = with_biases(
+    {
+        "attn_norm": "attn_norm.weight",
+        "q": "attn_q.weight",
+        "k": "attn_k.weight",
+        "v": "attn_v.weight",
+        "o": "attn_output.weight",
+        "q_norm": "attn_q_norm.weight",
+        "k_norm": "attn_k_norm.weight",
+        "mlp_norm": "ffn_norm.weight",
+        "gate": "ffn_gate.weight",
+        "up": "ffn_up.weight",
+        "down": "ffn_down.weight",
+    }
+)
 # For families with experts.
 GGUF_EXPERT_KEYS = {
     "num_experts": "expert_count",
@@ -157,26 +159,21 @@ GGUF_EXPERT_PARTS = {
     "experts.up": "ffn_up_exps.weight",
     "experts.down": "ffn_down_exps.weight",
 }
-HUGGINGFACE_PARTS = {
-    "attn_norm": "input_layernorm.weight",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "o": "self_attn.o_proj.weight",
-    "q_bias": "self_attn.q_proj.bias",
-    "k_bias": "self_attn.k_proj.bias",
-    "v_bias": "self_attn.v_proj.bias",
-    "o_bias": "self_attn.o_proj.bias",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "gate_bias": "mlp.gate_proj.bias",
-    "up_bias": "mlp.up_proj.bias",
-    "down_bias": "mlp.down_proj.bias",
-}
+HUGGINGFACE_PARTS = with_biases(
+    {
+        "attn_norm": "input_layernorm.weight",
+        "q": "self_attn.q_proj.weight",
+        "k": "self_attn.k_proj.weight",
+        "v": "self_attn.v_proj.weight",
+        "o": "self_attn.o_proj.weight",
+        "q_norm": "self_attn.q_norm.weight",
+        "k_norm": "self_attn.k_norm.weight",
+        "mlp_norm": "post_attention_layernorm.weight",
+        "gate": "mlp.gate_proj.weight",
+        "up": "mlp.up_proj.weight",
+        "down": "mlp.down_proj.weight",
+    }
+)
 POST_NORMS_GGUF = {"attn_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight"}
 
 # The names where gate and up are one matrix.

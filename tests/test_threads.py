@@ -243,7 +243,7 @@ def test_a_step_that_is_cut_ends_all_requests(llm: LLM, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm.engine._flight, "launch_sampling", cut)
+        patched.setattr(llm.engine.flight, "launch_sampling", cut)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([PROMPTS[0]], max_tokens=2)
     with pytest.raises(EngineStopped, match="interrupted"):

@@ -179,7 +179,7 @@ def test_an_error_amid_a_reply_keeps_what_was_said(
     next(reply)
     with monkeypatch.context() as patch:
         patch.setattr(Choice, "deliver", lambda *_, **__: (_ for _ in ()).throw(OutOfPages("full")))
-        patch.setattr(model.engine._programs, "end_with_length", lambda *_: False)
+        patch.setattr(model.engine.programs, "end_with_length", lambda *_: False)
         with pytest.raises(OutOfPages):
             list(reply)
     assert conversation.messages[-1] == {"role": "assistant", "content": reply.text}

@@ -1,7 +1,5 @@
 """`twostroke generate`: the same answer as the API, its facts, and its messages for bad input."""
 
-# pyright: reportPrivateUsage=false
-
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,7 +273,7 @@ def technique(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "mine.py").write_text(TECHNIQUE)
     yield tmp_path / "mine.py"
     METHODS.pop("again", None)
-    registry._loaded.clear()
+    registry.loaded_sources.clear()
 
 
 def test_a_technique_from_a_file(
@@ -287,7 +285,7 @@ def test_a_technique_from_a_file(
     assert facts["token_ids"] == expected["token_ids"]
     assert facts["prefilled_tokens"] == 3 * facts["prompt_tokens"]
     METHODS.pop("again")
-    registry._loaded.clear()
+    registry.loaded_sources.clear()
     monkeypatch.setenv("TWOSTROKE_METHOD_MODULES", str(technique))
     assert run_json(*common, "again")["prefilled_tokens"] == 2 * facts["prompt_tokens"]
 

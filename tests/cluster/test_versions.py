@@ -3,8 +3,6 @@
 One side's version is raised by one: of the wire, of a takeover's pointer, of pages on disk and in Redis, and of files.
 """
 
-# pyright: reportPrivateUsage=false
-
 import json
 import logging
 import shutil

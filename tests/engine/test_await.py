@@ -1,7 +1,5 @@
 """A program may wait for other threads: no step waits for them, and the choice does not count as running."""
 
-# pyright: reportPrivateUsage=false
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -117,7 +115,7 @@ def test_nobody_waits_for_what_nobody_wants(llm: LLM, end: str) -> None:
         assert (first.cancelled(), llm.engine.num_arriving, seen) == (True, 0, [])
         return
     (choice,) = one.choices
-    llm.engine._placement.preempt(choice)
+    llm.engine.placement.preempt(choice)
     assert first.cancelled()
     llm.engine.step()
     second.set_result("again")

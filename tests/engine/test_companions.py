@@ -1,7 +1,5 @@
 """Several models in one engine: students share the pool, drafts need not, and mismatches are refused with names."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,14 +136,14 @@ def test_a_preemption_among_guesses_changes_nothing(seen: int, tiny_llm: TinyLLM
 
     choice.output.push = push  # type: ignore[method-assign]
     llm.engine.submit(request)
-    resume = llm.engine._requests.resume_programs
+    resume = llm.engine.requests.resume_programs
 
     def preempting() -> None:
         if taken == seen + 1 and not request.preemptions:
-            llm.engine._placement.preempt(choice)
+            llm.engine.placement.preempt(choice)
         resume()
 
-    llm.engine._requests.resume_programs = preempting  # type: ignore[method-assign]
+    llm.engine.requests.resume_programs = preempting  # type: ignore[method-assign]
     llm.engine.finish([request])
     assert request.preemptions == 1
     assert request.result == undisturbed.result

@@ -1,7 +1,5 @@
 """A model's identity has everything that determines an entry's bits, so values of other models are not canonical."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ import pytest
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend
-from twostroke.engine.model_loader import _identity
+from twostroke.engine.model_loader import model_identity
 from twostroke.kv.cache import KVCache
 from twostroke.models.rope import Rope
 
@@ -81,5 +79,5 @@ def test_kv_of_other_bits_is_another_identity() -> None:
         weights_id = "these"
         config = SimpleNamespace(attentions=[SimpleNamespace(rope=Rope(1e4), head_dim=64)])
 
-    ids = {_identity(Checkpoint(), kernels(), 16) for kernels in (Kernels, Narrow)}  # pyright: ignore[reportArgumentType]
+    ids = {model_identity(Checkpoint(), kernels(), 16) for kernels in (Kernels, Narrow)}  # pyright: ignore[reportArgumentType]
     assert len(ids) == 2

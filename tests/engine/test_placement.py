@@ -1,7 +1,5 @@
 """Placement: which requests get pages or wait for them, and in which pool."""
 
-# pyright: reportPrivateUsage=false
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,7 +47,7 @@ def test_a_preempted_choice_comes_back_when_each_of_its_pools_has_room(tiny_llm:
         llm.engine.step()
     assert len(choice.lanes) == 2
     held = {llm.pool: llm.pool.num_used - 5, draft: draft.num_used}
-    llm.engine._placement.preempt(choice)
+    llm.engine.placement.preempt(choice)
     assert choice.reserved == {pool: pages + 1 for pool, pages in held.items()}
     assert max(choice.reserved.values()) <= llm.pool.num_free < sum(choice.reserved.values())
     llm.engine.step()
@@ -69,7 +67,7 @@ def test_lanes_that_share_pages_count_them_once(tiny_llm: TinyLLM) -> None:
     for _ in range(3):
         llm.engine.step()
     used = llm.pool.num_used
-    llm.engine._placement.preempt(request.choices[0])
+    llm.engine.placement.preempt(request.choices[0])
     assert request.choices[0].reserved == {llm.pool: used + 1}
     llm.engine.finish([request])
 

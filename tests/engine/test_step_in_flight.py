@@ -1,7 +1,5 @@
 """One step in flight: the same bits as when tokens are read at once, no page lost, no token waited for too early."""
 
-# pyright: reportPrivateUsage=false
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,7 +51,7 @@ def opened(directory: Path) -> Iterator[Callable[..., LLM]]:
     yield open_model
     for llm in models:
         assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
-        assert llm.engine._flight.step is None
+        assert llm.engine.flight.step is None
 
 
 def test_a_step_is_launched_before_tokens_are_read(opened: Callable[..., LLM]) -> None:
@@ -259,7 +257,7 @@ def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
     """From the end of the step before; not if the caller pauses meanwhile."""
     now = 0.0
     engine = opened().engine
-    one = step_in_flight.StepInFlight(engine._placement, lambda: now)
+    one = step_in_flight.StepInFlight(engine.placement, lambda: now)
     found: list[float | None] = []
     for began, left, entered, over in [
         (10, 11, 11.1, 15),
@@ -268,16 +266,16 @@ def test_a_step_is_timed_to_its_end(opened: Callable[..., LLM]) -> None:
         (30, 31, 31, 36),
     ]:
         now = left
-        one.launch_sampling(ScheduledStep([], 1.0, began), [], engine._requests.guarded)
+        one.launch_sampling(ScheduledStep([], 1.0, began), [], engine.requests.guarded)
         now = over
-        found.append(one.collect_tokens(engine._requests.guarded, entered))
+        found.append(one.collect_tokens(engine.requests.guarded, entered))
     assert found == [5, 4, None, pytest.approx(5.9)]
 
 
 def test_a_forecast_follows_steps_in_flight(opened: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = opened(itl_ms=50.0)
     llm.engine.config = SchedulerConfig(itl_ms=50.0, in_flight=True)
-    device, forecast = late(llm), llm.engine._forecast
+    device, forecast = late(llm), llm.engine.forecast
     assert forecast is not None
     seen: list[float] = []
     monkeypatch.setattr(forecast, "observe", lambda _chunks, _predicted, measured: seen.append(measured))

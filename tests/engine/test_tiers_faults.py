@@ -1,7 +1,5 @@
 """Stores that hang, lie and lose, and what is under way when something else ends."""
 
-# pyright: reportPrivateUsage=false
-
 import functools
 import threading
 
@@ -106,7 +104,7 @@ def test_pages_that_a_request_waits_for_are_not_expected_back(opener: Opener) ->
     """Else a parked choice would wait for them and let younger ones pass, for as long as any of these loads pages."""
     store = MemoryStore("disk")
     llm = opener(Tiers(disk=store), index="off")
-    kv, budget = llm.prefill(tokens_of(1)).to("disk"), llm.engine._budget
+    kv, budget = llm.prefill(tokens_of(1)).to("disk"), llm.engine.budget
     hanging = Hanging(store, "fetch")
     waiting = continued(llm, kv)
     llm.engine.step()

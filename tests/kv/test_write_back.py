@@ -1,7 +1,5 @@
 """Pages that wait to be written while they leave the index."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable
 
 import pytest
@@ -45,9 +43,9 @@ def test_bytes_of_pages_that_have_left(pool: PagePool, kind: type[PrefixIndex], 
     index.clear()
     assert read(offers, waiting) == data
     assert (pool.num_used, pool.num_held) == (0, 0)
-    assert offers._slots.num_used == 3
+    assert offers.slots.num_used == 3
     del waiting
-    assert offers._slots.num_used == 0
+    assert offers.slots.num_used == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +75,7 @@ def test_who_does_not_wait_is_not_copied(pool: PagePool, kind: type[PrefixIndex]
     offers = WriteBack(index)
     offers.enqueue(pages)
     index.clear()
-    assert offers._slots.num_used == 0
+    assert offers.slots.num_used == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,9 +83,9 @@ def test_copies_are_bounded(pool: PagePool, kind: type[PrefixIndex]) -> None:
     """What does not fit is lost, and with it all that follows."""
     index, pages, _ = indexed(pool, kind)
     offers = WriteBack(index)
-    offers._max_copies = 2
+    offers.max_copies = 2
     waiting = offers.enqueue(pages)
     for _ in range(3):  # the deepest goes first
         index.evict(1)
     assert read(offers, waiting) == []
-    assert offers._slots.num_used == 2
+    assert offers.slots.num_used == 2

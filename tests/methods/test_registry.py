@@ -1,7 +1,5 @@
 """Techniques from outside the tree: files, modules, installed packages."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -30,12 +28,12 @@ class Twice(Method, name="twice"):
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
     """Removes techniques that a test registers."""
-    before, loaded = dict(METHODS), set(registry._loaded)
+    before, loaded = dict(METHODS), set(registry.loaded_sources)
     yield
     METHODS.clear()
     METHODS.update(before)
-    registry._loaded.clear()
-    registry._loaded.update(loaded)
+    registry.loaded_sources.clear()
+    registry.loaded_sources.update(loaded)
 
 
 def written(directory: Path, text: str = TECHNIQUE, name: str = "mine.py") -> str:

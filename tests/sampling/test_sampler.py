@@ -1,7 +1,5 @@
 """Sampling, against transformers' processors and naive formulas; test_randomness.py has the statistics."""
 
-# pyright: reportPrivateUsage=false
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -139,7 +137,7 @@ def test_repetition_penalty_is_that_of_transformers(
     if known.numel():
         scores = RepetitionPenaltyLogitsProcessor(penalty)(known, scores[None])[0]
     shaped = row.copy()
-    sampler._shape(shaped, draw(**options))
+    sampler.shape_logits(shaped, draw(**options))
     assert torch.equal(torch.from_numpy(shaped), scores)
     got = one(row, **options, logprobs=0)
     assert got.id == int(np.argmax(scores.numpy()))
@@ -158,7 +156,7 @@ def test_presence_and_frequency_penalties(
         expected[id] -= count * frequency + (count > 0) * presence
     options: dict[str, Any] = {"presence_penalty": presence, "frequency_penalty": frequency}
     shaped = row.copy()
-    sampler._shape(shaped, draw(prompt=range(len(row)), output=output, **options))
+    sampler.shape_logits(shaped, draw(prompt=range(len(row)), output=output, **options))
     np.testing.assert_allclose(shaped, expected, rtol=1e-5, atol=1e-5, equal_nan=False)
     assert one(row, output=output, **options).id == int(shaped.argmax())
 

@@ -1,7 +1,5 @@
 """/v1/contexts: a named beginning of prompts, held until it expires, and answers equal to those of whole prompts."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -324,7 +322,7 @@ def test_a_context_ends_while_it_is_in_use(running: Serving, end: str) -> None:
 def at_once(running: Serving, *bodies: dict[str, Any]) -> list[tuple[int, Any]]:
     """Statuses and answers of contexts that are all being computed before the first one is done."""
     with ThreadPoolExecutor() as threads, running.http() as http:
-        with running.llm.engine._lock:  # nobody steps meanwhile
+        with running.llm.engine.lock:  # nobody steps meanwhile
             calls = [threads.submit(http.post, "/v1/contexts", json=body) for body in bodies]
             eventually(lambda: http.get("/health").json()["in_flight"] == len(bodies))
         answers = [call.result() for call in calls]
@@ -348,7 +346,7 @@ def test_the_limit_counts_what_is_being_computed(open_tiny: Callable[..., LLM]) 
     llm = open_tiny()
     with serving(llm, max_context_bytes=20 * llm.pool.page_bytes) as running, ThreadPoolExecutor() as threads:
         contexts: Contexts = running.server.config.app.state.contexts  # pyright: ignore
-        with llm.engine._lock, running.http() as http:  # nobody steps meanwhile
+        with llm.engine.lock, running.http() as http:  # nobody steps meanwhile
             first = threads.submit(put, running, tokens=IDS)
             eventually(lambda: contexts.size)
             assert http.post("/v1/contexts", json={"tokens": IDS[::-1]}).status_code == 413
@@ -358,7 +356,7 @@ def test_the_limit_counts_what_is_being_computed(open_tiny: Callable[..., LLM]) 
 
 def test_a_client_that_goes_leaves_nothing(running: Serving) -> None:
     contexts: Contexts = running.server.config.app.state.contexts  # pyright: ignore
-    with running.llm.engine._lock, running.http() as http:
+    with running.llm.engine.lock, running.http() as http:
         with pytest.raises(httpx.ReadTimeout):
             http.post("/v1/contexts", json={"tokens": IDS, "name": "mine"}, timeout=0.3)
         eventually(lambda: contexts.size == 0)

@@ -202,7 +202,7 @@ class Idle:
 
 def test_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = ConnectionPool("redis://127.0.0.1:1")
-    endpoint._idle = cast(Any, [Idle() for _ in range(1000)])
+    endpoint.idle = cast(Any, [Idle() for _ in range(1000)])
 
     def act() -> None:
         with endpoint.connection(1.0):
@@ -239,7 +239,7 @@ def test_private_pages() -> None:
         private.settle(1.0)
 
     def check() -> None:
-        assert private._thread is not None
+        assert private.thread is not None
         settled: list[bool] = []
         in_a_thread(lambda: settled.append(private.settle(1.5)))
         assert settled == [True]

@@ -2,7 +2,7 @@
 
 A field that changes the answer is followed or refused; none is passed over. The front end keeps some fields to itself
 (`logit_bias`), and refuses those that it does not know (`method`). What it cannot say goes along in an annotation,
-which it hands on as it is: `"nvext": {"annotations": ["twostroke:{...}"]}`, with a JSON object of `Extras`.
+which it hands on as it is: `"nvext": {"annotations": ["twostroke:{...}"]}`, with a JSON object of `RequestAnnotation`.
 """
 
 import hashlib

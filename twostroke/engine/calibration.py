@@ -29,7 +29,7 @@ def calibrate(model: Model) -> StepPredictor:
     The steps are one row, without and with logits; eight sequences that make a token; chunks of 4 rows, 16, 32 and so
     on; and, after a context of 2,048 entries (fewer if the model has fewer positions, or if they exceed 64 MiB), one
     row, 4 and the last chunk. Takes about a second, or as long as three rounds need. The quickest time of each step
-    counts: delays from outside are not the cost of a row or a key, and `Correction` follows the machine's load later.
+    counts: delays from outside are not the cost of a row or a key, and `Forecast` follows the machine's load later.
     """
     began = time.perf_counter()
     entry_bytes, longest = model.pool.entry_bytes, model.max_position

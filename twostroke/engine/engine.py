@@ -56,6 +56,9 @@ class Engine:
         on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
         observer: told of each step; None while nobody watches. Any thread may set it.
+        lock: held for every change of the engine's state.
+        budget, programs, placement, flight, requests: its parts.
+        forecast: what steps are predicted by, once it is calibrated.
     """
 
     def __init__(
@@ -69,13 +72,13 @@ class Engine:
     ) -> None:
         """`clock` is where it reads time. `forecast` predicts steps; None: models are calibrated when it is needed."""
         self.models, self.default = dict(models), default
-        self._lock = FairLock()  # held for every change of the engine's state
+        self.lock = FairLock()  # held for every change of the engine's state
         self._waiters = LeaderFollower()
         self.on_arrival: Callable[[], None] | None = None
         self.observer: EngineObserver | None = None
         self._closed = False
         self._ending_thread: int | None = None  # the thread that ends the process, once it does
-        self._clock, self._forecast = clock, forecast
+        self._clock, self.forecast = clock, forecast
         self.tiers = tiers or Tiers()
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
 
@@ -85,13 +88,13 @@ class Engine:
 
         self._queues = Queues()
         self._loads = LoadQueue(self.tiers, wake, clock)
-        self._budget = PageBudget(dict.fromkeys(self.models.values()), self._loads)
+        self.budget = PageBudget(dict.fromkeys(self.models.values()), self._loads)
         self.config = config or SchedulerConfig()
-        self._programs = ProgramRunner(self.models, default, wake, clock)
-        self._placement = Placement(self._budget, self._queues, self._programs.index_computed, clock)
-        self._flight = StepInFlight(self._placement, clock)
-        idle = self._flight.clear  # nobody may step for a long time
-        self._requests = RequestManager(self._queues, self._programs, self._placement, self._loads, idle, clock)
+        self.programs = ProgramRunner(self.models, default, wake, clock)
+        self.placement = Placement(self.budget, self._queues, self.programs.index_computed, clock)
+        self.flight = StepInFlight(self.placement, clock)
+        idle = self.flight.clear  # nobody may step for a long time
+        self.requests = RequestManager(self._queues, self.programs, self.placement, self._loads, idle, clock)
         if self.tiers.stores:
             measure_stores(self._calibrate(), self.config.max_step_tokens)
         self.report = StepReport()
@@ -104,20 +107,20 @@ class Engine:
 
     @config.setter
     def config(self, config: SchedulerConfig) -> None:
-        with self._lock:
+        with self.lock:
             if config.itl_ms is not None:
                 self._calibrate()
-            self._config, self._budget.max_chunk = config, config.max_step_tokens
+            self._config, self.budget.max_chunk = config, config.max_step_tokens
 
     def _calibrate(self) -> Forecast:
         """Forecasts of steps; the first call times the models. The caller holds the lock."""
-        if self._forecast is None:
-            self._forecast = Forecast.calibrated(self.models.values())
-        return self._forecast
+        if self.forecast is None:
+            self.forecast = Forecast.calibrated(self.models.values())
+        return self.forecast
 
     def choose_itl(self) -> None:
         """Set an ITL objective by what a decode step costs here (`engine/itl_objective.py`)."""
-        with self._lock:
+        with self.lock:
             step_s = self._calibrate().decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))
 
@@ -126,7 +129,7 @@ class Engine:
 
         The first call calibrates the models, unless that is done.
         """
-        with self._lock:
+        with self.lock:
             return self._calibrate().prefill(model, self.config.max_step_tokens)
 
     # What others look at ----------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ class Engine:
     @property
     def num_requests(self) -> int:
         """Number of requests that have not ended."""
-        return len(self._requests)
+        return len(self.requests)
 
     @property
     def choices(self) -> list[Choice]:
@@ -157,7 +160,7 @@ class Engine:
     @property
     def step_in_flight(self) -> ScheduledStep | None:
         """The step whose tokens are not read yet, if there is one."""
-        return self._flight.step
+        return self.flight.step
 
     @property
     def lanes(self) -> list[Lane]:
@@ -166,7 +169,7 @@ class Engine:
 
     def cached_pages(self, pool: PagePool) -> int:
         """Number of the pool's pages that are held by prefix indexes."""
-        return self._budget.cached_pages(pool)
+        return self.budget.cached_pages(pool)
 
     @property
     def failure(self) -> EngineFailed | None:
@@ -176,22 +179,22 @@ class Engine:
     @property
     def preemptions(self) -> int:
         """Number of times that a choice was preempted."""
-        return self._placement.preemptions
+        return self.placement.preemptions
 
     @property
     def evicted_pages(self) -> int:
         """Number of times that a page of a prefix index had to give up its frame."""
-        return self._budget.evicted_pages
+        return self.budget.evicted_pages
 
     # Requests, of any thread ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> Request:
         """Queue a request. Raises EngineStopped after `close`."""
         try:
-            with self._lock:
+            with self.lock:
                 if self._closed:
                     raise EngineStopped(CLOSED)
-                self._requests.add(request)
+                self.requests.add(request)
             self._waiters.notify()
         except BaseException:  # also Ctrl-C, which comes when the lock is released
             self._stay_if_process_ends()
@@ -213,30 +216,30 @@ class Engine:
         """End a request and free its pages, once the step that another thread is in is over."""
         if request.done:
             return
-        if self._lock.mine:  # called by a program or by a callback of a step
-            self._requests.cancel(request)
+        if self.lock.mine:  # called by a program or by a callback of a step
+            self.requests.cancel(request)
             return
         try:
-            with self._lock:
-                self._requests.cancel(request)
+            with self.lock:
+                self.requests.cancel(request)
         finally:
             self._waiters.notify()
 
     def drop(self, request: Request) -> None:
         """`cancel` for finalizers: at once if no step is running, else after it. Never waits."""
         if not request.done and not request.is_garbage:
-            self._lock.defer(lambda: self._requests.cancel(request))
+            self.lock.defer(lambda: self.requests.cancel(request))
 
     def close(self) -> None:
         """End every request with EngineStopped, take no more, close the tiers, and drop the prefix indexes."""
         try:
-            with self._lock:
+            with self.lock:
                 self._closed = True
-                for request in self._requests:
-                    self._requests.fail({request}, EngineStopped(CLOSED))
+                for request in self.requests:
+                    self.requests.fail({request}, EngineStopped(CLOSED))
             self.tiers.close()  # first: what waits to be written is in the indexes
-            with self._lock:
-                self._budget.close()
+            with self.lock:
+                self.budget.close()
         finally:
             self._waiters.notify()
 
@@ -246,9 +249,9 @@ class Engine:
         Daemon threads that wait for a request, or submit another one, stay where they are until the process is gone. If
         another exit function waits for them, they get EngineStopped in the end (`stay_until_exit`).
         """
-        with self._lock:
+        with self.lock:
             self._closed, self._ending_thread = True, threading.get_ident()
-            self._requests.fail(self._requests, EngineStopped(ENDS))
+            self.requests.fail(self.requests, EngineStopped(ENDS))
 
     def _stay_if_process_ends(self) -> None:
         if self._ending_thread is not None:
@@ -295,10 +298,10 @@ class Engine:
 
     def _pause(self) -> float | None:
         """Seconds to wait after a step without work; None: until another thread brings something."""
-        return self.idle_timeout() or (None if self._requests.awaiting_threads else 0)
+        return self.idle_timeout() or (None if self.requests.awaiting_threads else 0)
 
     def _step_unless(self, ready: Callable[[], bool]) -> bool:
-        with self._lock:
+        with self.lock:
             return ready() or self._step()  # a server's thread may step too
 
     def _arrival(self) -> None:
@@ -309,7 +312,7 @@ class Engine:
 
     def idle_timeout(self) -> float | None:
         """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
-        pauses = self._loads.next_deadline() if self._loads.busy else None, self._placement.retry_after()
+        pauses = self._loads.next_deadline() if self._loads.busy else None, self.placement.retry_after()
         return min((pause for pause in pauses if pause is not None), default=None)
 
     # The step ---------------------------------------------------------------------------------------------------
@@ -317,7 +320,7 @@ class Engine:
     def step(self) -> bool:
         """Admit, compute, sample, and hand results to programs. Returns False if there was nothing to do."""
         try:
-            with self._lock:
+            with self.lock:
                 return self._step()
         finally:
             self._waiters.notify()
@@ -327,15 +330,15 @@ class Engine:
         try:
             return self._advance()
         except BaseException as error:  # a mistake here, or a later Ctrl-C: what is in flight is lost
-            self._requests.fail(self._requests, error if isinstance(error, EngineFailed) else EngineStopped(CUT))
+            self.requests.fail(self.requests, error if isinstance(error, EngineFailed) else EngineStopped(CUT))
             raise
 
     def _advance(self) -> bool:
-        began, requests, flight = self._clock(), self._requests, self._flight
+        began, requests, flight = self._clock(), self.requests, self.flight
         arrived = requests.collect_arrivals()
         requests.admit(self.config.max_running)
-        chunks, failed = self._placement.place(plan(self._queues.running, self.config, self._fits))
-        step = ScheduledStep(chunks, None if self._forecast is None else self._forecast.placed(chunks), began)
+        chunks, failed = self.placement.place(plan(self._queues.running, self.config, self._fits))
+        step = ScheduledStep(chunks, None if self.forecast is None else self.forecast.placed(chunks), began)
         self.report = StepReport.of(step)
         models = flight.launch_forward(chunks, requests.guarded)
         if (before := flight.step) is not None:
@@ -355,7 +358,7 @@ class Engine:
                 ready = requests.ready
             self._observe(step, self._clock() - began)
         if self._loads.busy:
-            self._loads.start(self._placement.may_load)
+            self._loads.start(self.placement.may_load)
         if (observer := self.observer) is not None and worked:
             observer.record(self, chunks, began)
         return worked
@@ -367,10 +370,10 @@ class Engine:
 
     def _observe(self, step: ScheduledStep, seconds: float | None) -> None:
         """Correct the forecast by a step that is over, and took so many seconds."""
-        if self._forecast is not None and step.predicted is not None and step.chunks and seconds is not None:
-            self._forecast.observe(step.chunks, step.predicted, seconds)
+        if self.forecast is not None and step.predicted is not None and step.chunks and seconds is not None:
+            self.forecast.observe(step.chunks, step.predicted, seconds)
 
     def _fits(self, planned: Plan) -> bool:
         """Whether the planned step is predicted to meet the ITL objective."""
-        forecast, itl_ms = self._forecast, self.config.itl_ms
+        forecast, itl_ms = self.forecast, self.config.itl_ms
         return forecast is None or itl_ms is None or forecast.planned(planned) <= itl_ms / 1e3

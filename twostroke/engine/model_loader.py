@@ -115,7 +115,7 @@ class ModelLoader:
         self.budget.require("take a smaller model, fewer bits (weights=int4), or raise the limit")
         pool = pool_for(geometry)
         pool.max_position = min(pool.max_position, checkpoint.config.max_position)
-        identity, made = _identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
+        identity, made = model_identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
         checkpoint.release()
         compiled = backend.compile(checkpoint.config, _reported(checkpoint, self.progress))
         if checkpoint.encoders != stored.encoders:
@@ -169,7 +169,7 @@ class ModelLoader:
         if tokenizer.fingerprint != main.tokenizer.fingerprint:
             raise GeometryMismatch(f"{checkpoint.name} cannot be the {role} of {main.name}: their tokenizers differ")
         fit = fitted(checkpoint, backend.formats, threads)
-        if _identity(fit, backend, shared.page_size) == main.id:
+        if model_identity(fit, backend, shared.page_size) == main.id:
             return main
         if checkpoint.config.max_position < main.max_position:
             raise InvalidRequest(
@@ -246,7 +246,7 @@ def _trim() -> None:
         trim(0)
 
 
-def _identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
+def model_identity(checkpoint: Checkpoint, backend: Backend, page_size: int) -> str:
     """Hex digest of everything that the bits of an entry depend on, beside the tokens before it."""
     turned = dict.fromkeys((one.rope, one.head_dim) for one in checkpoint.config.attentions)
     angles = [np.arange(64, dtype=np.float32)[:, None] * frequencies(rope, dim) for rope, dim in turned]

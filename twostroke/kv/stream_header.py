@@ -99,7 +99,7 @@ def _state_fields(state: RecurrentMixer) -> dict[str, Any]:
 
 
 def decode(text: bytes) -> StreamHeader:
-    """Parse and check the output of `encode`. Raises Invalid for anything else."""
+    """Parse and check the output of `encode`. Raises InvalidHeader for anything else."""
     names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
     fields = parse_json(text)
     snapshots = fields.pop("snapshots", []) if isinstance(fields, dict) else []
@@ -130,7 +130,7 @@ def decode(text: bytes) -> StreamHeader:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse untrusted JSON. Raises Invalid."""
+    """Parse untrusted JSON. Raises InvalidHeader."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ def _geometry(value: Any) -> Geometry:
     require(isinstance(fields["ropes"], list), "ropes are not a list")
     return Geometry(
         groups=_groups(fields["groups"]),
-        ropes=tuple(map(_rope, fields["ropes"])),
+        ropes=tuple(map(rope_from_fields, fields["ropes"])),
         kv_dtype=fields["kv_dtype"],
         tokenizer=_name(fields["tokenizer"], "geometry's tokenizer"),
         states=_states(fields["states"]),
@@ -235,7 +235,8 @@ def _group(value: Any) -> LayerGroup:
     return LayerGroup(layers, window, heads, dim, depth, fields["kind"])
 
 
-def _rope(value: Any) -> Rope:
+def rope_from_fields(value: Any) -> Rope:
+    """A RoPE from a header's JSON. Raises InvalidHeader."""
     if isinstance(value, dict):
         value = {"amplitude": 1.0, "rotated": None} | value  # a file that is older than these fields
     fields = _object(value, "a rope", "base", "factors", "amplitude", "rotated")

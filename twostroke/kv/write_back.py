@@ -42,8 +42,8 @@ class WriteBack:
     def __init__(self, index: PrefixIndex) -> None:
         self._index, self._pool = index, index.pool
         self._waiting: WeakValueDictionary[int, WriteBackBlock] = WeakValueDictionary()  # by each of its pages
-        self._slots = SlabAllocator(index.pool.block_bytes)
-        self._max_copies = max(MIN_COPIES, index.pool.num_pages // index.pool.num_groups // COPIED_FRACTION)
+        self.slots = SlabAllocator(index.pool.block_bytes)
+        self.max_copies = max(MIN_COPIES, index.pool.num_pages // index.pool.num_groups // COPIED_FRACTION)
         self._columns = [group for group, _ in index.pool.geometry.kv_groups]
         index.on_remove.append(self._copy_leaving)
 
@@ -104,9 +104,9 @@ class WriteBack:
                 one.copy.fill(data, self._pool.page_size)
 
     def _new_copy(self) -> HostCopy | None:
-        if self._slots.num_used >= self._max_copies:
+        if self.slots.num_used >= self.max_copies:
             return None
         try:
-            return HostCopy(self._slots)
+            return HostCopy(self.slots)
         except OutOfPages:  # there is no memory
             return None

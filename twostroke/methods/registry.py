@@ -23,7 +23,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods.method import METHODS, Method
 
 GROUP = "twostroke.methods"  # of entry points
-_loaded: set[str] = set()  # sources that were imported
+loaded_sources: set[str] = set()  # sources that were imported
 
 
 def method(name: str, **parameters: Any) -> Method:
@@ -59,7 +59,7 @@ def load_module(name: str) -> None:
 
 def _import_from(source: str, load: Callable[[], Any]) -> None:
     """Import one source of techniques. If that fails, none of its techniques is registered."""
-    if source in _loaded:
+    if source in loaded_sources:
         return
     before = dict(METHODS)
     try:
@@ -73,7 +73,7 @@ def _import_from(source: str, load: Callable[[], Any]) -> None:
     except (Exception, SystemExit) as error:
         _restore(before)
         raise InvalidRequest(f"{source} cannot be used: {_reason(error)}") from None
-    _loaded.add(source)
+    loaded_sources.add(source)
     if not new and not any(technique.__module__ == source for technique in METHODS.values()):
         raise InvalidRequest(f"{source} has no technique: write a class X(Method, name=...)")
 

@@ -28,7 +28,7 @@ class SamplingParams(Checked):
     """Parameters of one request, checked on construction (InvalidRequest names the field).
 
     `constraint` makes a `Constraint` (a grammar) for each choice. Its end ends the choice, even before `min_tokens`.
-    `reader` makes a `Reader` for each choice, which tells where in its text stop strings do not apply.
+    `reader` makes an `AnswerReader` for each choice, which tells where in its text stop strings do not apply.
     """
 
     max_tokens: int | None = integer(
@@ -120,7 +120,7 @@ class SamplingParams(Checked):
         None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
     )
     reader: AnswerReaderFactory | None = declare(
-        None, Rule(object, optional=True, test=callable, words="what makes a Reader")
+        None, Rule(object, optional=True, test=callable, words="what makes an AnswerReader")
     )
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ def sample(
         np.copyto(shaped := ROOM.array(*logits.shape), logits)
         with np.errstate(over="ignore", invalid="ignore"):  # extreme biases and penalties may overflow
             for row, draw in zip(shaped, draws, strict=True):
-                _shape(row, draw)
+                shape_logits(row, draw)
     noises = [NO_NOISE if draw.params.filters else draw.noise for draw in draws]  # filters need the most likely id
 
     greedy = shaped is logits and all(noise == NO_NOISE for noise in noises)
@@ -90,7 +90,7 @@ def _draw_filtered(rows: np.ndarray, draws: Sequence[Draw], ids: list[int], stat
             ids[i] = int(left[(np.log(chances) + gumbel(draws[i].noise.key or 0, left)).argmax()])
 
 
-def _shape(row: np.ndarray, draw: Draw) -> None:
+def shape_logits(row: np.ndarray, draw: Draw) -> None:
     """Apply bias, penalties, bans and the constraint's mask in place. Ids outside the vocabulary are ignored."""
     params = draw.params
     if params.logit_bias:

@@ -193,7 +193,7 @@ def embedded_schema(
 def _read_schema(
     schema: Mapping[str, Any], strict: bool, warnings: list[str] | None, *, objects: bool = False
 ) -> EnforcedSchema:
-    """A schema that the grammar library compiles, see `json_schema` and `with_options`."""
+    """A schema that the grammar library compiles, see `json_schema`."""
     read = enforced_schema(schema, strict, objects=objects)
     if warnings is not None:
         warnings += read.warnings

@@ -21,7 +21,7 @@ def check_file_name(path: Path) -> None:
 
 
 def check_replaceable(path: Path) -> tuple[Path, int | None]:
-    """The file that `replacing` would write, and its mode if it exists; raises what `replacing` would raise at once."""
+    """The file that `atomic_replace` would write, and its mode if it exists; raises what that would raise at once."""
     check_file_name(path)
     target = Path(os.path.realpath(os.path.expanduser(path)))
     mode = _mode(target)

@@ -1,7 +1,5 @@
 """Requests whose values come over the wire: their answers, their fates, and the steps that go on meanwhile."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable
 from typing import Any
 
@@ -116,11 +114,11 @@ def test_preempted_on_both_sides(chosen: Method, pair: Opened) -> None:
     both.first.engine.submit(prefill)
     for _ in range(2):
         both.first.engine.step()
-    both.first.engine._placement.preempt(prefill.choices[0])
+    both.first.engine.placement.preempt(prefill.choices[0])
     both.first.engine.finish([prefill])
     while len(decode.events) < 5:
         both.second.engine.step()
-    both.second.engine._placement.preempt(decode.choices[0])
+    both.second.engine.placement.preempt(decode.choices[0])
     both.second.engine.finish([decode])
     assert list(decode.events) == local(both.first, PROMPT, chosen, **OPTIONS)
     assert both.receiver.release(offer.handle)

@@ -1,7 +1,5 @@
 """What tests do with a remote store."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +36,7 @@ def client(server: RedisServer) -> Any:
 
 
 def key_of(store: RedisStore, one: Prompt, number: int) -> bytes:
-    return store._page_format(one.namespace).key(one.names[number])
+    return store.page_format(one.namespace).key(one.names[number])
 
 
 class Clock:
@@ -51,7 +49,7 @@ class Clock:
 def clocked(store: RedisStore) -> Clock:
     """Let the circuits of a store go by a clock of ours."""
     clock = Clock()
-    store._pool.circuit, store._pool.writing = CircuitBreaker(clock), CircuitBreaker(clock)
+    store.connections.circuit, store.connections.writing = CircuitBreaker(clock), CircuitBreaker(clock)
     return clock
 
 

@@ -1,7 +1,5 @@
 """Private pages: deleted by a thread, so that nobody waits for it."""
 
-# pyright: reportPrivateUsage=false
-
 import gc
 import threading
 import weakref
@@ -57,7 +55,7 @@ def test_the_thread_ends_with_the_pages() -> None:
     pages = PrivatePages(store, NAMESPACE)
     name: PageName = pages.keep(memoryview(b"12345678"))
     pages.forget(name)
-    thread, gone = pages._thread, weakref.ref(pages)
+    thread, gone = pages.thread, weakref.ref(pages)
     assert thread is not None
     del pages
     gc.collect()

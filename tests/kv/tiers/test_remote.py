@@ -1,7 +1,5 @@
 """The remote tier beside a real server: what goes in comes out, under whose name, for how long."""
 
-# pyright: reportPrivateUsage=false
-
 import subprocess
 import sys
 import time
@@ -123,7 +121,7 @@ def test_private_pages(redis_server: Server, open_store: Open) -> None:
     for name in names:
         fetch(name)
     assert store.find(NAMESPACE, names) == 0, "no prompt finds them"
-    key = store._page_format(NAMESPACE).key(names[0], "private")
+    key = store.page_format(NAMESPACE).key(names[0], "private")
     assert 0 < raw.pttl(key) <= 600_000, "gone soon after this process"
     raw.pexpire(key, 60_000)
     until = time.monotonic() + PATIENCE_S
@@ -142,7 +140,7 @@ def test_the_thread_that_refreshes_ends_with_the_store(redis_server: Server) -> 
     store = RedisStore.open(redis_server().url, refresh_s=0.01)
     name = private_name()
     store.keep(NAMESPACE, name, memoryview(content(NAMESPACE, name)))
-    thread = store._private._thread
+    thread = store.refresher.thread
     assert thread is not None
     del store
     thread.join(PATIENCE_S)
@@ -170,7 +168,7 @@ def test_many_threads(redis_server: Server, open_store: Open) -> None:
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(work, prompts))
     assert store.counters.read().reasons == {}
-    assert len(store._pool._idle) <= 8
+    assert len(store.connections.idle) <= 8
 
 
 FORKED = """

@@ -1,7 +1,5 @@
 """The remote tier's URL: passwords, which are never shown, TLS, and what is wrong with it."""
 
-# pyright: reportPrivateUsage=false
-
 import logging
 import subprocess
 import sys
@@ -72,7 +70,7 @@ def test_tls(redis_server: Server, open_store: Open, certificate: tuple[Path, Pa
         store = open_store(f"{server.url}?{options}")
         assert (write(store, one), read(store, one), find(store, one)) == (6, 6, 6)
         assert reasons(store) == {}
-        assert len(store._pool._idle) == 1, "the connection was used again"
+        assert len(store.connections.idle) == 1, "the connection was used again"
     for url in (server.url, server.url.replace("rediss", "redis")):
         stranger = open_store(url)
         for _ in range(IN_A_ROW):

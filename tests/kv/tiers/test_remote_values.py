@@ -1,7 +1,5 @@
 """The remote tier beside a server that lies: a value that is not the page, or bytes that are no reply, are a miss."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -66,7 +64,7 @@ def test_private_pages_that_were_changed_or_evicted(redis_server: Server, open_s
     store, raw = open_store(server.url), client(server)
     for name in names:
         store.keep(NAMESPACE, name, memoryview(content(NAMESPACE, name)))
-    keys = [store._page_format(NAMESPACE).key(name, "private") for name in names]
+    keys = [store.page_format(NAMESPACE).key(name, "private") for name in names]
     raw.setrange(keys[0], 500, b"xx")
     raw.delete(keys[1])
     room = memoryview(bytearray(1000))

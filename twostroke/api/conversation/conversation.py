@@ -1,23 +1,18 @@
 """A conversation whose KV cache grows with it: every turn enters only new tokens."""
 
-# A reply and its conversation are classes of one file.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from twostroke.api.conversation import file
 from twostroke.api.conversation.fitting import LeftOut, cut_passages
 from twostroke.api.conversation.overflow import Message, Overflow, Turn, fit_turn, including_passages
-from twostroke.api.llm import LLM, Decoding
-from twostroke.api.reasoning.reasoning import parts_reader, set_apart
-from twostroke.engine.output import Token
-from twostroke.engine.timings import Timings
+from twostroke.api.conversation.reply import Reply
+from twostroke.api.llm import LLM
+from twostroke.api.reasoning.reasoning import set_apart
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
@@ -108,7 +103,7 @@ class Conversation:
         self._drop_left_out(turn)
         start = self.llm.prefill(turn.tokens, after=turn.base)
         params = self.llm.chat_params(prompt, params)
-        self._reply = Reply(self, turn, start, self.llm.decode(start, params), arrival)
+        self._reply = Reply(turn, start, self.llm.decode(start, params), arrival, self._end_of)
         self._reply.recomputed, self._reply.left_out = recomputed, including_passages(turn.left_out, cut)
         return self._reply
 
@@ -243,8 +238,11 @@ class Conversation:
                 return tokens[1:]
         return tokenizer.encode(text, add_bos=False)
 
-    def _append_reply(self, reply: Reply, kv: KVCache, due: list[int]) -> None:
-        """Add a finished reply to the conversation."""
+    def _end_of(self, reply: Reply, kv: KVCache | None, due: list[int]) -> None:
+        """Add a reply, unless it was dropped (None), with its value, behind which `due` is not entered yet."""
+        self._reply = None
+        if kv is None:
+            return
         ids = [token.id for token in reply.tokens]
         plain, whole = self._texts(ids)
         # Some tokenizers drop a space at the beginning of a text; within the conversation it is kept.
@@ -260,75 +258,3 @@ class Conversation:
 
 def _message(thought: str, content: str) -> Message:
     return {"role": "assistant", "content": content} | ({"reasoning_content": thought} if thought else {})
-
-
-class Reply(Iterator[Token]):
-    """The tokens of a reply as they are made. If it is closed early, the tokens so far are the reply.
-
-    Attributes:
-        messages: what the reply answers, the user's message last; prompt: the same, rendered.
-        left_out: what there was no room for.
-        reused: number of entries that were already there; entered: number of entries that this turn's prompt added.
-        recomputed: number of entries dropped because the template changed their text (0 in an ordinary turn).
-        text: the answer so far, without special tokens and stop strings; thought: what comes before it, set apart.
-        tokens: the tokens so far; max_tokens: the most that it may have, None for all that the context allows.
-        timings: its arrival is the time of the call to `say`.
-    """
-
-    recomputed = 0
-    left_out = LeftOut()
-
-    def __init__(
-        self, conversation: Conversation, turn: Turn, start: KVCache, decoding: Decoding, arrival: float
-    ) -> None:
-        self.messages, self.prompt, self.reused = turn.messages, turn.prompt, len(turn.base)
-        params = decoding.request.params
-        self.tokens, self.max_tokens = decoding.tokens, params.max_tokens
-        self.thought = self.text = ""
-        self._parts = parts_reader(params)
-        self._start: KVCache | None = start  # this and _decoding hold pages until the reply is over
-        self._decoding: Decoding | None = decoding
-        self._conversation = conversation
-        self.timings = Timings(arrival=arrival, tokens=decoding.request.timings.tokens)
-        self.prompt_tokens = len(start)
-
-    @property
-    def entered(self) -> int:
-        return self.prompt_tokens - self.reused
-
-    @property
-    def finish_reason(self) -> str | None:
-        """ "stop" or "length"; None while the reply is in progress, and if it was closed early."""
-        return self.tokens[-1].finish_reason if self.tokens else None
-
-    def __next__(self) -> Token:
-        if self._decoding is None:
-            raise StopIteration
-        try:
-            token = next(self._decoding)
-        except BaseException:
-            self.close()
-            raise
-        self._tell(token.text, ended=token.finish_reason is not None)
-        if token.finish_reason is not None:
-            self._conversation._append_reply(self, self._decoding.kv, [])
-            self._finish()
-        return token
-
-    def close(self) -> None:
-        """Stop. If no token has been made, the turn is dropped."""
-        if self._decoding is None or self._start is None:
-            return
-        self._decoding.close()
-        if self.tokens:
-            self._tell("", ended=True)
-            self._conversation._append_reply(self, self._start, [token.id for token in self.tokens])
-        self._finish()
-
-    def _tell(self, text: str, ended: bool) -> None:
-        thought, answer = self._parts(text, ended)
-        self.thought += thought
-        self.text += answer
-
-    def _finish(self) -> None:
-        self._conversation._reply = self._start = self._decoding = None

@@ -25,7 +25,7 @@ class Overflow(Checked):
             is computed anew behind the system message. "window": KV entries stay, those of the system message, the
             first `sinks` and the last ones (`window`); where positions end, as "drop".
         sinks: see "window".
-        passage_budget: how many tokens the passages of a message may take together (`fitting.with_cut_passages`).
+        passage_budget: how many tokens the passages of a message may take together (`fitting.cut_passages`).
     """
 
     when_full: str = text(

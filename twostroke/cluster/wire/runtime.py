@@ -47,7 +47,7 @@ class Runtime(Protocol):
     """Connections and listeners are sockets, or behave like them.
 
     Attributes:
-        cores: for which threads are started that make digests (`checks.Digesting`); None: those of the machine.
+        cores: for which threads are started that make digests (`page_digests`); None: those of the machine.
         machine: a random name that all processes of the machine find, until it is started again; None if there is none.
     """
 

@@ -106,7 +106,7 @@ class ValueDescription:
 
     Attributes:
         header: over pages 0 to n - 1.
-        order, logits, state, queries: as in `Final`.
+        order, logits, state, queries: as in `CompleteValue`.
     """
 
     header: StreamHeader

@@ -20,17 +20,17 @@ class PrivatePages:
     def __init__(self, store: Store, namespace: Namespace) -> None:
         self.store, self.namespace = store, namespace
         self._tasks: SimpleQueue[Task] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._lock = threading.Lock()
         weakref.finalize(self, self._tasks.put, None)
 
     def keep(self, page: memoryview) -> PageName:
         """Write a page, and return its name. Raises OutOfPages."""
         with DeferredInterrupts(), self._lock:  # a thread whose start is cut may never begin
-            if self._thread is None or not self._thread.is_alive():  # a forked process has no thread yet
+            if self.thread is None or not self.thread.is_alive():  # a forked process has no thread yet
                 tasks = self.store, self.namespace, self._tasks
-                self._thread = threading.Thread(target=_delete, args=tasks, name="tier-deletions", daemon=True)
-                self._thread.start()
+                self.thread = threading.Thread(target=_delete, args=tasks, name="tier-deletions", daemon=True)
+                self.thread.start()
         name = private_name()
         self.store.keep(self.namespace, name, page)
         return name
@@ -45,7 +45,7 @@ class PrivatePages:
 
     def settle(self, limit_s: float) -> bool:
         """Wait until all pages forgotten so far are deleted. Returns False if that takes longer."""
-        if self._thread is None:
+        if self.thread is None:
             return True
         done = Done()
         self._tasks.put(done)

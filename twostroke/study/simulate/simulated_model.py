@@ -69,7 +69,7 @@ class NullLogits:
 
 
 class PendingTokens:
-    """Implements `Drawn`: they are there when the device has come so far."""
+    """Implements `DrawnTokens`: they are there when the device has come so far."""
 
     __slots__ = ("_clock", "_sampled", "ready")
 

@@ -46,7 +46,7 @@ class Simulation:
         calls: these, in order; none unless they are kept. begun: those that were decoded from the start.
         events: what happens when.
         workers: those that live.
-        happened: how often each thing of `RARE` has happened.
+        happened: how often each of `FAULTS` has happened.
         steps: steps of workers that are gone. stranded: pages that these still counted as used: always 0.
     """
 

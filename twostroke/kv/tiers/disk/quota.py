@@ -62,7 +62,7 @@ class Quota:
     def reserved(self, path: str, size: int, budgeted: bool = False) -> Generator[int]:
         """A new file of `size` bytes with its space taken, which is deleted if writing it fails.
 
-        `budgeted` counts it against the day's budget. Raises Refused or OSError.
+        `budgeted` counts it against the day's budget. Raises QuotaExceeded or OSError.
         """
         with self._directory.ledger.locked() as account:
             if budgeted and account.written_today + size > self._day_bytes:
@@ -90,7 +90,7 @@ class Quota:
             os.close(file)
 
     def _make_room(self, account: Account, size: int) -> None:
-        """Delete what was not used for longest until `size` bytes fit; the account is held. Raises Refused."""
+        """Delete what was not used for longest until `size` bytes fit; the account is held. Raises QuotaExceeded."""
         free = os.statvfs(self._directory.root)
         wanted = FREE_BYTES + size - free.f_bavail * free.f_frsize
         if account.used + size <= self._most_bytes and wanted <= 0:
@@ -103,7 +103,7 @@ class Quota:
     def _evict(self, account: Account, least: int, size: int) -> None:
         """Delete `size` bytes of pages, or all. If all were less than `least`, none is deleted.
 
-        Raises Refused or OSError.
+        Raises QuotaExceeded or OSError.
         """
         scopes = [scope for scope, _ in self._directory.scopes()]
         entries = [entry for scope in scopes for entry in self._directory.entries(scope) if entry.regular]

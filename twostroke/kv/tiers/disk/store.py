@@ -267,7 +267,7 @@ class DiskStore:
         return False
 
     def _put(self, page_format: PageFormat, name: PageName, page: memoryview) -> bool:
-        """Write a page if it is not there. Returns whether it is there now. Raises Refused or OSError."""
+        """Write a page if it is not there. Returns whether it is there now. Raises QuotaExceeded or OSError."""
         if self._is_there(page_format, name):
             return True
         owner = self._owner

@@ -115,7 +115,7 @@ class DeadlineSocket(io.RawIOBase):
 
 
 def with_deadline(connection_class: Any) -> Any:
-    """A class of connections whose bytes go through a `Stream` with the deadline of the instance."""
+    """A class of connections whose bytes go through a `DeadlineSocket` with the deadline of the instance."""
 
     class WithDeadline(connection_class):
         deadline: float
@@ -129,7 +129,7 @@ def with_deadline(connection_class: Any) -> Any:
 
 
 class RedisConnection:
-    """A connection. One thread at a time uses it; after Unanswered or Late it is closed.
+    """A connection. One thread at a time uses it; after ServerUnavailable or CallTimedOut it is closed.
 
     Attributes:
         waiting: replies that have not been read.
@@ -137,7 +137,7 @@ class RedisConnection:
     """
 
     def __init__(self, connection: Any, deadline: float) -> None:
-        """Connect and log in; `connection` is of a class made by `timed`. Raises Unanswered or Late."""
+        """Connect and log in, by a class made by `with_deadline`. Raises ServerUnavailable or CallTimedOut."""
         self.waiting, self.trusted = 0, True
         self._connection, began = connection, time.monotonic()
         connection.deadline = deadline
@@ -164,7 +164,7 @@ class RedisConnection:
         self._stream.begin(deadline)
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send commands at once. Raises Unanswered or Late."""
+        """Send commands at once. Raises ServerUnavailable or CallTimedOut."""
         try:
             for part in self._connection.pack_commands(commands):
                 self._stream.sendall(part)
@@ -173,7 +173,7 @@ class RedisConnection:
         self.waiting += len(commands)
 
     def reply(self) -> Any:
-        """The next reply: int, bytes, None, a list of these, or Refused. Raises Unanswered or Late."""
+        """The next reply: int, bytes, None, list of these, or ErrorReply. Raises ServerUnavailable or CallTimedOut."""
         try:
             found = self._reply()
         except (OSError, ValueError) as error:
@@ -187,7 +187,7 @@ class RedisConnection:
         return [self.reply() for _ in commands]
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
-        """Replies of a server that can answer: an error reply, as while it loads, is Unanswered."""
+        """Replies of a server that can answer: an error reply, as while it loads, is ServerUnavailable."""
         try:
             return accepted(self.replies(commands))
         except ErrorReply as refused:
@@ -198,7 +198,7 @@ class RedisConnection:
         """The next reply, which is a value, into `parts` in turn.
 
         Returns its size, or None if there is none. If the size is another than theirs, nothing is read, and the line is
-        of no more use. Raises Unanswered or Late.
+        of no more use. Raises ServerUnavailable or CallTimedOut.
         """
         try:
             kind, rest = self._head()
@@ -266,7 +266,7 @@ class RedisConnection:
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """Replies of which none is an error. Raises Refused."""
+    """Replies of which none is an error. Raises ErrorReply."""
     for reply in replies:
         if isinstance(reply, ErrorReply):
             raise reply

@@ -52,7 +52,7 @@ class ConnectionPool:
         """Checks the URL's form and connects to nothing. Raises KVError."""
         self.where, self._class, self._options = _parse(url)
         self.circuit, self.writing = CircuitBreaker(), CircuitBreaker()
-        self._idle: list[RedisConnection] = []
+        self.idle: list[RedisConnection] = []
         self._changed = Monitor()
         self._most, self._out, self._pid, self._closed = most, 0, os.getpid(), False
         self._warned = False
@@ -61,7 +61,7 @@ class ConnectionPool:
     def connection(self, limit_s: float) -> Generator[RedisConnection]:
         """A connection for one call of at most `limit_s` seconds. What is unread at the end closes it.
 
-        Ctrl-C waits for its end, since its place has to be given back. Raises Open, Unanswered or Late.
+        Ctrl-C waits for its end, since its place has to be given back. Raises one of `UNAVAILABLE`.
         """
         with DeferredInterrupts(), self._connection(limit_s) as connection:
             yield connection
@@ -101,7 +101,7 @@ class ConnectionPool:
             self._changed.notify_all()
         self._changed.wait_for(lambda: not self._out, CLOSE_S)
         with DeferredInterrupts(), self._changed.lock:
-            idle, self._idle = self._idle, []
+            idle, self.idle = self.idle, []
         for connection in idle:
             connection.close()
 
@@ -118,7 +118,7 @@ class ConnectionPool:
 
         def take() -> bool:
             if self._pid != os.getpid():  # a forked process must not use the connections of its parent
-                self._idle, self._out, self._pid = [], 0, os.getpid()
+                self.idle, self._out, self._pid = [], 0, os.getpid()
             if self._closed:
                 raise CircuitOpen
             if self._out >= self._most:
@@ -137,7 +137,7 @@ class ConnectionPool:
             if left <= 0:
                 raise CallTimedOut
             with self._changed.lock:
-                connection = self._idle.pop() if self._idle else None
+                connection = self.idle.pop() if self.idle else None
             if connection is None:
                 options = self._options | {"socket_connect_timeout": min(CONNECT_S, left)}
                 connection = RedisConnection(self._class(**options), deadline)
@@ -154,7 +154,7 @@ class ConnectionPool:
                 connection is not None and good and connection.trusted and not connection.waiting and not self._closed
             )
             if connection is not None and keep:
-                self._idle.append(connection)
+                self.idle.append(connection)
             self._changed.notify_all()
         if connection is not None and not keep:
             connection.close()

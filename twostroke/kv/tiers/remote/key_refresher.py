@@ -26,7 +26,7 @@ class KeyRefresher:
         self._pool, self._refresh_s = pool, refresh_s
         self._keys: set[bytes] = set()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._ended = threading.Event()
         weakref.finalize(self, self._ended.set)
 
@@ -34,10 +34,10 @@ class KeyRefresher:
         """Let a key last that has been written."""
         with self._lock:
             self._keys.add(key)
-            if self._thread is None or not self._thread.is_alive():  # a forked process has none
+            if self.thread is None or not self.thread.is_alive():  # a forked process has none
                 mine = weakref.ref(self), self._ended, self._refresh_s
-                self._thread = threading.Thread(target=_keep_refreshing, args=mine, name="remote tier", daemon=True)
-                self._thread.start()
+                self.thread = threading.Thread(target=_keep_refreshing, args=mine, name="remote tier", daemon=True)
+                self.thread.start()
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Keys that are no longer wanted; the caller deletes them."""

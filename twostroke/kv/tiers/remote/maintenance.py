@@ -114,7 +114,7 @@ def _keys(connection: RedisConnection) -> set[bytes]:
 
 
 def _asked(connection: RedisConnection, commands: Sequence[Command]) -> list[Any]:
-    """Replies to commands; each batch has its time. Raises Refused, Unanswered or Late."""
+    """Replies to commands; each batch has its time. Raises ErrorReply, ServerUnavailable or CallTimedOut."""
     found = list[Any]()
     for start in range(0, len(commands), SCANNED):
         connection.begin(time.monotonic() + LIMIT_S)

@@ -42,8 +42,8 @@ class RedisStore:
         self, pool: ConnectionPool, keys: Sequence[bytes], ttl_s: float, private_ttl_s: float, refresh_s: float
     ) -> None:
         self.where, self.counters = pool.where, TierCounters()
-        self._pool, self._keys = pool, keys
-        self._ttl_s, self._private = ttl_s, KeyRefresher(pool, private_ttl_s, refresh_s)
+        self.connections, self._keys = pool, keys
+        self._ttl_s, self.refresher = ttl_s, KeyRefresher(pool, private_ttl_s, refresh_s)
         self._page_formats: dict[Namespace, RemotePageFormat] = {}
         self._announced: dict[str, float] = {}  # when each namespace's model was last told
 
@@ -76,7 +76,7 @@ class RedisStore:
     @property
     def answering(self) -> bool:
         """Whether the server is asked; it is left alone for a while after failures."""
-        return self._pool.circuit.closed
+        return self.connections.circuit.closed
 
     @property
     def used_bytes(self) -> int | None:
@@ -98,9 +98,9 @@ class RedisStore:
 
     def _leading(self, namespace: Namespace, names: Sequence[PageName], there: bool) -> int:
         """How many leading pages are there, or are not. What the server does not say is not there."""
-        page_format, count = self._page_format(namespace), 0
+        page_format, count = self.page_format(namespace), 0
         try:
-            with self._pool.connection(CALL_S) as connection:
+            with self.connections.connection(CALL_S) as connection:
                 for start in range(0, len(names), BATCH_KEYS):
                     some = names[start : start + BATCH_KEYS]
                     replies = connection.answers([("EXISTS", *page_format.keys(one)) for one in some])
@@ -114,7 +114,7 @@ class RedisStore:
         return count
 
     def read(self, namespace: Namespace, names: Sequence[PageName], into: Sequence[memoryview], limit_s: float) -> int:
-        began, own = time.perf_counter(), self._page_format(namespace)
+        began, own = time.perf_counter(), self.page_format(namespace)
         until = began + min(limit_s, _patience(len(names) * namespace.page_bytes))
         formats, count, fruitless = [own, *own.others], 0, 0
         while fruitless < len(formats) and count < len(names):  # a run of pages under one key, then under the next
@@ -132,7 +132,7 @@ class RedisStore:
         """Read leading pages under one key. Returns how many are right."""
         right, count = None, 0
         try:
-            with self._pool.connection(limit_s) as connection:
+            with self.connections.connection(limit_s) as connection:
                 for start, stop in _batches(len(names), page_format.namespace.page_bytes):
                     connection.send([("GET", page_format.key(name)) for name in names[start:stop]])
                     while count < stop and (right := self._take(page_format, connection, names[count], into[count])):
@@ -148,7 +148,7 @@ class RedisStore:
     def write(self, namespace: Namespace, names: Sequence[PageName], pages: Sequence[memoryview]) -> int:
         if not names:
             return 0
-        page_format = self._page_format(namespace)
+        page_format = self.page_format(namespace)
 
         def put(connection: RedisConnection) -> int:
             return self._put(connection, page_format, names, pages)
@@ -163,17 +163,17 @@ class RedisStore:
             return refused.before
 
     def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
-        page_format = self._page_format(namespace)
-        with suppress(*UNAVAILABLE, ErrorReply), self._pool.connection(CALL_S) as connection:
+        page_format = self.page_format(namespace)
+        with suppress(*UNAVAILABLE, ErrorReply), self.connections.connection(CALL_S) as connection:
             self._stay(connection, page_format, names[::-1])  # the first page is the most recently used
             self._announce(connection, page_format)
 
     # Pages of one value ---------------------------------------------------------------------------------------
 
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
-        page_format, began = self._page_format(namespace), time.perf_counter()
+        page_format, began = self.page_format(namespace), time.perf_counter()
         key = page_format.key(name, PRIVATE)
-        command = "SET", key, page_format.value(name, page), "PX", self._private.milliseconds
+        command = "SET", key, page_format.value(name, page), "PX", self.refresher.milliseconds
 
         def put(connection: RedisConnection) -> None:
             accepted(connection.replies([command]))
@@ -185,15 +185,15 @@ class RedisStore:
             raise OutOfPages(f"{self.where} does not answer, or is full: no value can go there now") from None
         except ErrorReply as refused:
             self.counters.skipped("full" if refused.full else "error")
-            raise OutOfPages(f"{self.where} takes no value: {self._pool.describe(refused)}") from None
-        self._private.add(key)
+            raise OutOfPages(f"{self.where} takes no value: {self.connections.describe(refused)}") from None
+        self.refresher.add(key)
         self.counters.moved("out", 1, len(page), time.perf_counter() - began)
 
     def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
-        page_format, began = self._page_format(namespace), time.perf_counter()
+        page_format, began = self.page_format(namespace), time.perf_counter()
         right: bool | None = None
         try:
-            with self._pool.connection(PRIVATE_S + _patience(len(into))) as connection:
+            with self.connections.connection(PRIVATE_S + _patience(len(into))) as connection:
                 connection.send([("GET", page_format.key(name, PRIVATE))])
                 right = self._take(page_format, connection, name, into)
         except UNAVAILABLE as trouble:
@@ -204,18 +204,18 @@ class RedisStore:
         self.counters.moved("in", 1, len(into), time.perf_counter() - began)
 
     def discard(self, namespace: Namespace, names: Sequence[PageName]) -> None:
-        page_format = self._page_format(namespace)
+        page_format = self.page_format(namespace)
         keys = [page_format.key(name, PRIVATE) for name in names]
-        self._private.remove(keys)
+        self.refresher.remove(keys)
         self._delete(keys)
 
     def close(self) -> None:
-        self._delete(self._private.close())
-        self._pool.close()
+        self._delete(self.refresher.close())
+        self.connections.close()
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _page_format(self, namespace: Namespace) -> RemotePageFormat:
+    def page_format(self, namespace: Namespace) -> RemotePageFormat:
         page_format = self._page_formats.get(namespace)
         if page_format is None:
             page_format = self._page_formats[namespace] = RemotePageFormat.of(namespace, self._keys)
@@ -242,12 +242,12 @@ class RedisStore:
 
     def _writing(self, limit_s: float, put: Callable[[RedisConnection], T]) -> T:
         """Let `put` write, unless writing has failed before. Raises what it raises."""
-        writing = self._pool.writing
+        writing = self.connections.writing
         ticket = writing.acquire()
         if ticket is None:
             raise CircuitOpen
         try:
-            with self._pool.connection(limit_s) as connection:
+            with self.connections.connection(limit_s) as connection:
                 done = put(connection)
             writing.succeeded(ticket)
             return done
@@ -257,7 +257,7 @@ class RedisStore:
         except ErrorReply as refused:
             if (wait := writing.failed(ticket, at_once=refused.full)) is not None:
                 text = "%s takes no pages (%s): nothing is written there for %.0f s"
-                log.info(text, self.where, self._pool.describe(refused), wait)
+                log.info(text, self.where, self.connections.describe(refused), wait)
             raise
         finally:
             writing.abandon(ticket)  # does nothing if it has been decided
@@ -269,7 +269,7 @@ class RedisStore:
         names: Sequence[PageName],
         pages: Sequence[memoryview],
     ) -> int:
-        """Write the pages that are missing, in order. Returns how many leading ones are there. Raises Refused."""
+        """Write the pages that are missing, in order. Returns how many leading ones are there. Raises ErrorReply."""
         parents = [_parent(names[0])] if names[0].number else []
         there = self._stay(connection, page_format, [*parents, *names])
         if parents and not there.pop(0):
@@ -302,7 +302,7 @@ class RedisStore:
     def _stay(
         self, connection: RedisConnection, page_format: RemotePageFormat, names: Sequence[PageName]
     ) -> list[bool]:
-        """Let pages live on. Returns which of them are there. Raises Refused."""
+        """Let pages live on. Returns which of them are there. Raises ErrorReply."""
         commands = [("PEXPIRE", key, self._milliseconds(name)) for name in names for key in page_format.keys(name)]
         replies, each = accepted(connection.replies(commands)), 1 + len(page_format.others)
         return [1 in replies[i : i + each] for i in range(0, len(replies), each)]
@@ -318,7 +318,7 @@ class RedisStore:
 
     def _delete(self, keys: Sequence[bytes]) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
-            with suppress(*UNAVAILABLE), self._pool.connection(CALL_S) as connection:
+            with suppress(*UNAVAILABLE), self.connections.connection(CALL_S) as connection:
                 connection.replies([("DEL", *keys[start : start + BATCH_KEYS])])
 
     def _skipped(self, trouble: Exception, pages: int) -> None:

@@ -24,6 +24,8 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("keydiff", {"budget": 30}, "KeyDiffPress", {}),
     ("key-norms", {"budget": 30}, "KnormPress", {}),
     ("curdkv", {"budget": 30, "part": 7}, "CURPress", {"local_window_size": 7}),
+    ("expected-attention", {"budget": 30, "future": 99}, "ExpectedAttentionPress", {"n_future_positions": 99}),
+    ("heavy-hitters", {"budget": 30, "recent": 0, "mean": True}, "ObservedAttentionPress", {}),
     ("lagkv", {"budget": 4 + 2 * 13 + 12, "lag": 8}, "LagKVPress", {"n_sink": 4, "lag_size": 8}),
     (
         "snap",
@@ -56,7 +58,9 @@ def record() -> None:
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as directory:
             path = write_model(family, Path(directory))
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation="eager"
+            )
         found[family] = {
             name: kept(model, getattr(kvpress, press)(compression_ratio=0.5, **own), options["budget"])
             for name, options, press, own in CASES

@@ -13,13 +13,27 @@ from tests.methods.watching import PROMPT, needs_native, queried, runs_of
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, OutOfPages
 from twostroke.kv.attention import attention_weights
-from twostroke.methods import CurDKV, KeyDiff, KeyNorms, LagKV, Method, Plain, Snap, Tova, method
-from twostroke.methods.by_head import ByHead, best
+from twostroke.methods import (
+    CurDKV,
+    ExpectedAttention,
+    HeavyHitters,
+    KeyDiff,
+    KeyNorms,
+    LagKV,
+    Method,
+    Plain,
+    Snap,
+    Tova,
+    method,
+)
+from twostroke.methods.by_head import RankedByHead, best
 from twostroke.sampling.params import SamplingParams
 
 Native = Callable[..., LLM]
 LONG = PROMPT * 4
-BY_HEAD: list[ByHead] = [Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV()]
+BY_HEAD: list[RankedByHead] = [
+    *(Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV(), ExpectedAttention(), HeavyHitters())
+]
 Head = Callable[[LLM, int, int], list[float]]  # a layer and a KV head: the worth of each entry
 
 
@@ -64,6 +78,34 @@ def lagkv(llm: LLM, layer: int, head: int, sinks: int = 4, lag: int = 8) -> list
     return worth
 
 
+def expected_attention(llm: LLM, layer: int, head: int, sinks: int = 4, future: int = 9) -> list[float]:
+    """By whole matrices, from attention that is a mean over positions."""
+    made = queried(llm, LONG, len(LONG))
+    keys, values = made.kv.entries(layer)[:, sinks:, head].astype(float)
+    half, rope = keys.shape[-1] // 2, llm.pool.geometry.rope_of(layer)
+    turns = rope.base ** (-np.arange(half) / half)
+
+    def rotation(position: int) -> np.ndarray:
+        cos, sin = np.diag(np.cos(position * turns)), np.diag(np.sin(position * turns))
+        return np.block([[cos, -sin], [sin, cos]])
+
+    ahead = np.mean([rotation(len(LONG) + step) for step in range(future)], 0)
+    shares = []
+    for rows in made.queries.rows[layer].swapaxes(0, 1).reshape(2, -1, len(LONG), 2 * half)[head].astype(float):
+        before = np.array([rotation(position).T @ row for position, row in enumerate(rows)])[sinks:]
+        mean, covariance = ahead @ before.mean(0), ahead @ np.cov(before.T, bias=True) @ ahead.T
+        scores = np.array([key @ mean + key @ covariance @ key / 2 for key in keys])
+        shares.append(np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum())
+    worth = [share * math.hypot(*value) for share, value in zip(np.mean(shares, 0), values, strict=True)]
+    return [0.0] * sinks + worth
+
+
+def heavy_hitters(llm: LLM, layer: int, head: int) -> list[float]:
+    made = queried(llm, LONG, len(LONG))
+    weights = list(attention_weights(made.kv, made.queries))[layer]
+    return weights.reshape(2, -1, len(LONG), len(LONG))[head].mean(0).sum(0).tolist()
+
+
 def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int]:
     always = [*range(sinks), *range(len(worth) - newest, len(worth))]
     others = sorted(range(sinks, len(worth) - newest), key=lambda i: -worth[i])
@@ -79,19 +121,23 @@ def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int
         (KeyDiff(budget=20), keydiff),
         (KeyNorms(ratio=0.25, sinks=1), key_norms),
         (CurDKV(budget=23, sinks=3), curdkv),
+        (ExpectedAttention(budget=20, future=9), expected_attention),
+        (HeavyHitters(budget=20, recent=0), heavy_hitters),
+        (HeavyHitters(budget=21, sinks=1, recent=0.3, newest=2), heavy_hitters),
         (LagKV(budget=4 + 2 * 8 + 16, lag=8), lagkv),  # 76 - 4 = 9 parts of 8: 8 keep 2, the last all
     ],
     ids=lambda one: getattr(one, "name", "") or one.__name__,
 )
-def test_what_each_head_keeps(technique: ByHead, formula: Head, native_llm: Native) -> None:
+def test_what_each_head_keeps(technique: RankedByHead, formula: Head, native_llm: Native) -> None:
     llm = native_llm()
     count = technique.budget or int(technique.ratio * len(LONG))
+    newest = 6 if isinstance(technique, HeavyHitters) and technique.recent else technique.newest
     made, (run,), _ = runs_of(llm, technique, LONG)
     assert run.kv.head_positions is not None
     layers, heads, length = run.kv.head_positions.shape
     assert length == count + 39, "and nothing decoded is dropped"
     stays = [
-        [by_hand(formula(llm, layer, head), count, technique.sinks, technique.newest) for head in range(heads)]
+        [by_hand(formula(llm, layer, head), count, technique.sinks, newest) for head in range(heads)]
         for layer in range(layers)
     ]
     assert run.kv.head_positions[..., :count].tolist() == stays
@@ -191,6 +237,9 @@ def test_the_earlier_of_equals_stays() -> None:
         ("keydiff", {"budget": 4, "sinks": 4}, r"budget must be an integer of at least 5 \(sinks \+ newest\)"),
         ("key-norms", {"newest": 0}, "newest must be an integer of at least 1"),
         ("curdkv", {"part": 0}, "part must be an integer of at least 1"),
+        ("expected-attention", {"future": 0}, "future must be an integer from 1 to 65536"),
+        ("expected-attention", {"epsilon": -1}, "epsilon must be a number of at least 0"),
+        ("heavy-hitters", {"recent": 2}, "recent must be a number from 0 to 1"),
         ("lagkv", {"lag": 1}, "lag must be an integer of at least 2"),
         ("snap", {"per": "layer"}, "per must be one of sequence, head"),
         ("snap", {"pool": "sum"}, "pool must be one of max, mean"),

@@ -5,8 +5,10 @@ weights of a few rows are computed from them here, with the same order and masks
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -64,7 +66,7 @@ def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
     )  # [Hkv, D, len]
     # Query heads that share a KV head are adjacent: [Hkv, Hq / Hkv * n, D].
     shared = q[..., : keys.shape[1]].swapaxes(0, 1).reshape(len(keys), -1, keys.shape[1])
-    with _blas().limit(limits=1):  # idle BLAS threads would spin on the cores that the kernels use
+    with one_thread():
         scores = (shared @ keys).reshape(-1, n, len(kv))
     if queries.cap is not None:
         scores = queries.cap * np.tanh(scores / np.float32(queries.cap))
@@ -81,6 +83,11 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
     return scores
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """Matrix products of numpy in this thread alone: idle BLAS threads would spin on the cores that the kernels use."""
+    return _blas().limit(limits=1)
 
 
 @cache

@@ -4,6 +4,8 @@ from twostroke.methods.best_of import BestOf
 from twostroke.methods.compress import Compress
 from twostroke.methods.curdkv import CurDKV
 from twostroke.methods.drop import Drop
+from twostroke.methods.expected_attention import ExpectedAttention
+from twostroke.methods.heavy_hitters import HeavyHitters
 from twostroke.methods.key_norms import KeyNorms
 from twostroke.methods.keydiff import KeyDiff
 from twostroke.methods.lagkv import LagKV
@@ -26,6 +28,8 @@ __all__ = [
     "Compress",
     "CurDKV",
     "Drop",
+    "ExpectedAttention",
+    "HeavyHitters",
     "KeyDiff",
     "KeyNorms",
     "LagKV",

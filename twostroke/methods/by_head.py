@@ -5,17 +5,21 @@ leave open which of equals stays: here the earlier one.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
+from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program, Stroke
 from twostroke.fields import integer, number
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
+
+MAX_OBSERVED = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
+Choice = Generator[Stroke, Any, tuple[KVCache, np.ndarray]]  # strokes, then a value and an array about its entries
 
 
 @dataclass(frozen=True)
@@ -30,29 +34,25 @@ class ChosenOnce(Repeat):
     sinks: int = integer(0, least=0)
     keep: str = "all"
 
-    @property
-    def observed(self) -> int:
-        """How many of the prompt's last queries the choice takes."""
-        return 0
-
     def kept_so_far(self, prompt: Prompt, kv: KVCache) -> None:
         return None
 
     def program(self, prompt: Prompt) -> Program:
-        tokens, kept = self.copies(prompt)
-        made: Prefilled = yield Prefill(tokens, queries=self.observed)
-        kv = self.cut(made.kv, self.chosen_of(made, kept))
-        del made  # it would keep the pages of dropped entries
+        kv, stays = yield from self.chosen(*self.copies(prompt))
+        kv = self.cut(kv, stays)  # the prompt's own value would keep the pages of dropped entries
         yield Decode(kv)
 
     @abstractmethod
-    def chosen_of(self, made: Prefilled, kept: np.ndarray) -> np.ndarray:
-        """Those that stay of the indices `kept`, [n], rising: [m], or [layers, KV heads, m] for each head."""
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray) -> Choice:
+        """Prefill the tokens, and choose among the entries `kept`, [n] rising indices.
+
+        Returns (value, indices of those that stay): [m], or [layers, KV heads, m] for each head, rising.
+        """
 
 
 @dataclass(frozen=True)
-class ByHead(ChosenOnce):
-    """Decoding from the entries of each head that are best by a score.
+class RankedByHead(ChosenOnce):
+    """Decoding from the entries of each head that are worth most.
 
     Attributes:
         ratio: the share of the entries that each head keeps.
@@ -74,17 +74,59 @@ class ByHead(ChosenOnce):
     def by_head(self) -> bool:
         return True
 
-    def chosen_of(self, made: Prefilled, kept: np.ndarray) -> np.ndarray:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray) -> Choice:
         count = max(self.sinks + self.newest, self.budget or int(self.ratio * len(kept)))
         if count >= len(kept):
-            return kept
-        worth = self.scores(made.kv, made.queries)[..., kept]
-        worth[..., : self.sinks] = worth[..., -self.newest :] = np.inf
-        return kept[best(worth, count)]
+            return (yield Prefill(tokens)), kept
+        kv, worth = yield from self.ranked(tokens)
+        worth = worth[..., kept]
+        worth[..., : self.sinks] = worth[..., -self.newest_of(count) :] = np.inf
+        return kv, kept[best(worth, count)]
+
+    def newest_of(self, count: int) -> int:
+        """How many of the last entries are among the `count` that stay, whatever they are worth."""
+        return self.newest
+
+    @abstractmethod
+    def ranked(self, tokens: Sequence[int]) -> Choice:
+        """Prefill the tokens. Returns (value, the worth of its entries, [layers, KV heads, n] float: the most stay)."""
+
+
+@dataclass(frozen=True)
+class ByHead(RankedByHead):
+    """A worth that follows from the prompt's value, and the queries of its last tokens."""
+
+    @property
+    def observed(self) -> int:
+        """How many of the prompt's last queries `scores` takes."""
+        return 0
+
+    def ranked(self, tokens: Sequence[int]) -> Choice:
+        made: Prefilled = yield Prefill(tokens, queries=self.observed)
+        return made.kv, self.scores(made.kv, made.queries)
 
     @abstractmethod
     def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
         """The worth of each entry, [layers, KV heads, len(kv)], float: the greatest stay."""
+
+
+def watched(
+    tokens: Sequence[int], see: Callable[[KVCache, Queries], object], after: KVCache | None = None
+) -> Generator[Prefill, Prefilled, KVCache]:
+    """Prefill all of the tokens, and see the queries of each: a few are in memory at once. For `yield from`.
+
+    `see` gets the value so far and the queries of its last entries. It gets the same parts under every schedule, so
+    what it adds up has the same bits.
+    """
+    kv = after
+    for start in range(0, len(tokens), MAX_OBSERVED):
+        part = tokens[start : start + MAX_OBSERVED]
+        last = start + len(part) == len(tokens)
+        made = yield Prefill(part, kv, logits="last" if last else "none", queries=len(part))
+        kv = made.kv
+        see(kv, made.queries)
+    assert kv is not None, "a prompt has tokens"
+    return kv
 
 
 def best(worth: np.ndarray, count: int) -> np.ndarray:

@@ -27,7 +27,7 @@ class CurDKV(ByHead, name="curdkv"):
     part: int = integer(16, least=1)
 
     def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
-        entries = (kv.entries(layer).astype(np.float32) for layer in kv.pool.geometry.kv_layers)
+        entries = (one.astype(np.float32) for one in kv.entries())
         leverage = np.stack([(one**2).sum(-1).swapaxes(1, 2) for one in entries])  # [layers, 2, KV heads, n]
         sums = np.add.reduceat(leverage, np.arange(0, len(kv), self.part), -1)
         shares = leverage / np.maximum(np.repeat(sums, self.part, -1)[..., : len(kv)], np.float32(1e-30))

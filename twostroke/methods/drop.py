@@ -16,11 +16,9 @@ from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Progra
 from twostroke.fields import integer, text
 from twostroke.kv.attention import attention_mass
 from twostroke.kv.cache import KVCache
-from twostroke.methods.by_head import best
+from twostroke.methods.by_head import MAX_OBSERVED, best
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat, chosen
-
-MAX_OBSERVED = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
 
 
 @dataclass(frozen=True)

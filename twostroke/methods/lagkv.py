@@ -27,7 +27,7 @@ class LagKV(ByHead, name="lagkv"):
     lag: int = integer(128, least=2)
 
     def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
-        return np.stack([self.ranks(kv.entries(layer).astype(np.float32)) for layer in kv.pool.geometry.kv_layers])
+        return np.stack([self.ranks(one.astype(np.float32)) for one in kv.entries()])
 
     def ranks(self, entries: np.ndarray) -> np.ndarray:
         """The worth of a layer's entries, [2, n, KV heads, head_dim], by their rank in their part: [KV heads, n]."""

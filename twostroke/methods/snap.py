@@ -6,15 +6,15 @@ is per sequence, by the mean over layers and heads. Entries keep their positions
 the prompt in sight, and what is decoded is never dropped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.strokes import Prefilled
+from twostroke.engine.strokes import Prefill, Prefilled
 from twostroke.fields import integer, text
 from twostroke.kv.attention import attention_by_head, attention_mass
-from twostroke.methods.by_head import ChosenOnce, best
-from twostroke.methods.drop import MAX_OBSERVED
+from twostroke.methods.by_head import MAX_OBSERVED, Choice, ChosenOnce, best
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,10 @@ class Snap(ChosenOnce, name="snap"):
     def by_head(self) -> bool:
         return self.per == "head"
 
-    @property
-    def observed(self) -> int:
-        return self.window
-
-    def chosen_of(self, made: Prefilled, kept: np.ndarray) -> np.ndarray:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray) -> Choice:
+        made: Prefilled = yield Prefill(tokens, queries=self.window)
         seen = attention_by_head if self.by_head else attention_mass
-        return kept[self.staying(seen(made.kv, made.queries)[..., kept])]
+        return made.kv, kept[self.staying(seen(made.kv, made.queries)[..., kept])]
 
     def staying(self, mass: np.ndarray) -> np.ndarray:
         """Indices of the entries that stay, rising, by the attention they got, [n] or [layers, KV heads, n].

@@ -58,19 +58,30 @@ def amplitudes(rope: Rope, head_dim: int) -> np.ndarray:
     return sizes
 
 
-def turned_on(rope: Rope, keys: np.ndarray, positions: np.ndarray, distance: int) -> np.ndarray:
-    """Keys that are rotated to `positions`, rotated on to positions that are `distance` further.
+def turned_on(rope: Rope, keys: np.ndarray, positions: np.ndarray, distance: int | np.ndarray) -> np.ndarray:
+    """Keys (or queries) that are rotated to `positions`, rotated on to positions that are `distance` further.
 
     Pairs turn by the difference of the two float32 angles that backends compute, so no rounding of an angle grows with
     the position.
 
     Args:
         keys: [n, heads, head_dim] float32; positions: [n, heads], or [n, 1] if they are those of all heads.
+        distance: one for all, or an array as `positions`.
     """
     turns, start = frequencies(rope, keys.shape[-1]), positions.astype(np.float32)[..., None]
     goal = (positions + distance).astype(np.float32)[..., None]
-    angles = (goal * turns).astype(np.float64) - start * turns
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return _turned(keys, np.exp(1j * ((goal * turns).astype(np.float64) - start * turns)))
+
+
+def mean_turned_back(rope: Rope, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The mean of keys, [..., head_dim] float32, that are each turned back by the angles of several positions, [n]."""
+    angles = positions.astype(np.float32)[:, None] * frequencies(rope, keys.shape[-1])
+    return _turned(keys, np.exp(-1j * angles.astype(np.float64)).mean(0))
+
+
+def _turned(keys: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """The pairs of keys, [..., head_dim] float32, as complex numbers times others, [..., head_dim / 2]."""
+    cos, sin = by.real.astype(np.float32), by.imag.astype(np.float32)
     x, y = np.split(keys, 2, -1)
     return np.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
 

@@ -81,7 +81,7 @@ def mean_turned_back(rope: Rope, keys: np.ndarray, positions: np.ndarray) -> np.
 
 def _turned(keys: np.ndarray, by: np.ndarray) -> np.ndarray:
     """The pairs of keys, [..., head_dim] float32, as complex numbers times others, [..., head_dim / 2]."""
-    cos, sin = by.real.astype(np.float32), by.imag.astype(np.float32)
+    cos, sin = np.real(by).astype(np.float32), np.imag(by).astype(np.float32)
     x, y = np.split(keys, 2, -1)
     return np.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
 

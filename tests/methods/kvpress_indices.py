@@ -17,6 +17,7 @@ from tests.tiny import write_model
 RECORDED = Path(__file__).with_name("kvpress_indices.json")
 FAMILIES = ("llama", "qwen3")
 TOKENS = [3 + 7 * i % 180 for i in range(120)]
+CHUNKED = {"compression_ratio": 0.75, "window_size": 10, "kernel_size": 1}  # SnapKV, by which chunks are chosen
 # Our technique with its options, and the press with its own. LagKV's budget lets each part keep as many entries, since
 # kvpress takes any of equal ranks.
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
@@ -26,6 +27,8 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("curdkv", {"budget": 30, "part": 7}, "CURPress", {"local_window_size": 7}),
     ("expected-attention", {"budget": 30, "future": 99}, "ExpectedAttentionPress", {"n_future_positions": 99}),
     ("heavy-hitters", {"budget": 30, "recent": 0, "mean": True}, "ObservedAttentionPress", {}),
+    ("chunkkv", {"budget": 30, "newest": 10}, "ChunkKVPress", {"chunk_length": 10, "press": CHUNKED}),
+    ("kvzip", {"budget": 30, "part": 50}, "KVzipPress", {"chunk_size": 50}),
     ("lagkv", {"budget": 4 + 2 * 13 + 12, "lag": 8}, "LagKVPress", {"n_sink": 4, "lag_size": 8}),
     (
         "snap",
@@ -38,33 +41,55 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
 
 @torch.inference_mode()
 def kept(model: Any, press: Any, count: int) -> list[list[list[int]]]:
-    """The indices of greatest score for each layer and head, the best first."""
+    """The indices of greatest score for each layer and head, the best first; of chunks, those that stay."""
     layers: list[list[list[int]]] = []
-    score = press.score
 
-    def seen(*arguments: Any) -> torch.Tensor:
-        scores = score(*arguments)
+    def ranked(scores: torch.Tensor) -> torch.Tensor:
         layers.append(scores[0].topk(count).indices.tolist())
         return scores
 
-    press.score = seen
+    if hasattr(press, "press"):
+        compress = press.compress
+
+        def compressed(module: Any, hidden: torch.Tensor, keys: torch.Tensor, *others: Any) -> Any:
+            made = compress(module, hidden, keys, *others)
+            same = (made[0][0][:, :, None] == keys[0][:, None]).all(-1)
+            layers.append(same.int().argmax(-1).tolist())
+            return made
+
+        press.compress = compressed
+    elif hasattr(press, "compress_post"):
+        def ended(_: Any) -> None:
+            press.score_val[..., : press.n_sink] = 1  # they stay, as in what is replaced here
+            for scores in press.score_val:
+                ranked(scores)
+
+        press.compress_post = ended
+    else:
+        score = press.score
+        press.score = lambda *arguments: ranked(score(*arguments))
+    model.set_attn_implementation("eager" if type(press).__name__ == "ObservedAttentionPress" else "sdpa")
     with press(model):
-        model(torch.tensor([TOKENS]))
+        model(input_ids=torch.tensor([TOKENS]), past_key_values=transformers.DynamicCache())
     return layers
 
 
 def record() -> None:
     kvpress, found = import_module("kvpress"), {}
+
+    def made(press: str, own: dict[str, Any]) -> Any:
+        inner = {"press": kvpress.SnapKVPress(**own["press"])} if "press" in own else {"compression_ratio": 0.5}
+        return getattr(kvpress, press)(**(own | inner))
+
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as directory:
             path = write_model(family, Path(directory))
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation="eager"
-            )
-        found[family] = {
-            name: kept(model, getattr(kvpress, press)(compression_ratio=0.5, **own), options["budget"])
-            for name, options, press, own in CASES
-        }
+            # Without a chat template, KVzip repeats all of it.
+            (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            found[family] = {
+                name: kept(model, made(press, own), options["budget"]) for name, options, press, own in CASES
+            }
     RECORDED.write_text(json.dumps(found) + "\n")
 
 

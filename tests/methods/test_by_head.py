@@ -14,9 +14,11 @@ from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, OutOfPages
 from twostroke.kv.attention import attention_weights
 from twostroke.methods import (
+    ChunkKV,
     CurDKV,
     ExpectedAttention,
     HeavyHitters,
+    KVzip,
     KeyDiff,
     KeyNorms,
     LagKV,
@@ -32,7 +34,7 @@ from twostroke.sampling.params import SamplingParams
 Native = Callable[..., LLM]
 LONG = PROMPT * 4
 BY_HEAD: list[RankedByHead] = [
-    *(Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV(), ExpectedAttention(), HeavyHitters())
+    *(Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV(), ExpectedAttention(), HeavyHitters(), ChunkKV(), KVzip())
 ]
 Head = Callable[[LLM, int, int], list[float]]  # a layer and a KV head: the worth of each entry
 
@@ -106,6 +108,22 @@ def heavy_hitters(llm: LLM, layer: int, head: int) -> list[float]:
     return weights.reshape(2, -1, len(LONG), len(LONG))[head].mean(0).sum(0).tolist()
 
 
+def chunkkv(llm: LLM, layer: int, head: int, window: int = 6, chunk: int = 7) -> list[float]:
+    made = queried(llm, LONG, window)
+    weights = list(attention_weights(made.kv, made.queries))[layer].astype(float)
+    chunks = [range(start, min(start + chunk, len(LONG))) for start in range(0, len(LONG), chunk)]
+    means = [float(np.mean([weights[:, :, i].sum() for i in one])) for one in chunks]
+    return [mean for mean, one in zip(means, chunks, strict=True) for _ in one]
+
+
+def kvzip(llm: LLM, layer: int, head: int) -> list[float]:
+    asked = llm.tokenizer.encode("\n\nRepeat the previous context exactly.", add_bos=False)
+    again = [*asked, *llm.tokenizer.encode("\n", add_bos=False), *LONG]
+    made = queried(llm, LONG + again, len(again))
+    weights = list(attention_weights(made.kv, made.queries))[layer]
+    return weights.reshape(2, -1, len(made.kv))[head].max(0)[: len(LONG)].tolist()
+
+
 def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int]:
     always = [*range(sinks), *range(len(worth) - newest, len(worth))]
     others = sorted(range(sinks, len(worth) - newest), key=lambda i: -worth[i])
@@ -124,6 +142,8 @@ def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int
         (ExpectedAttention(budget=20, future=9), expected_attention),
         (HeavyHitters(budget=20, recent=0), heavy_hitters),
         (HeavyHitters(budget=21, sinks=1, recent=0.3, newest=2), heavy_hitters),
+        (ChunkKV(budget=6 + 2 * 7 + 3, newest=6, chunk=7), chunkkv),  # 76 = 10 chunks and 6
+        (KVzip(budget=20, sinks=1), kvzip),
         (LagKV(budget=4 + 2 * 8 + 16, lag=8), lagkv),  # 76 - 4 = 9 parts of 8: 8 keep 2, the last all
     ],
     ids=lambda one: getattr(one, "name", "") or one.__name__,
@@ -240,6 +260,9 @@ def test_the_earlier_of_equals_stays() -> None:
         ("expected-attention", {"future": 0}, "future must be an integer from 1 to 65536"),
         ("expected-attention", {"epsilon": -1}, "epsilon must be a number of at least 0"),
         ("heavy-hitters", {"recent": 2}, "recent must be a number from 0 to 1"),
+        ("chunkkv", {"chunk": 0}, "chunk must be an integer of at least 1"),
+        ("chunkkv", {"newest": 65}, "newest must be an integer from 1 to 64"),
+        ("kvzip", {"part": 0}, "part must be an integer of at least 1"),
         ("lagkv", {"lag": 1}, "lag must be an integer of at least 2"),
         ("snap", {"per": "layer"}, "per must be one of sequence, head"),
         ("snap", {"pool": "sum"}, "pool must be one of max, mean"),

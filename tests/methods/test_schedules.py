@@ -41,6 +41,8 @@ TECHNIQUES: list[Method] = [
     method("snap", window=4, budget=12, per="head"),
     method("keydiff", times=2, keep="last", sinks=2, budget=9, offset="wrong"),
     method("lagkv", lag=3, ratio=0.7),
+    method("chunkkv", budget=12, newest=3, chunk=4),
+    method("kvzip", times=2, keep="last", budget=12, part=7),
     method("expected-attention", times=2, keep="last", budget=9, newest=2),
     method("heavy-hitters", times=2, keep="last", sinks=2, budget=9, mean=True),
     method("compress", last=0, segment=8),

@@ -1,6 +1,7 @@
 """Techniques, one file each. A technique imported here is known everywhere."""
 
 from twostroke.methods.best_of import BestOf
+from twostroke.methods.chunkkv import ChunkKV
 from twostroke.methods.compress import Compress
 from twostroke.methods.curdkv import CurDKV
 from twostroke.methods.drop import Drop
@@ -8,6 +9,7 @@ from twostroke.methods.expected_attention import ExpectedAttention
 from twostroke.methods.heavy_hitters import HeavyHitters
 from twostroke.methods.key_norms import KeyNorms
 from twostroke.methods.keydiff import KeyDiff
+from twostroke.methods.kvzip import KVzip
 from twostroke.methods.lagkv import LagKV
 from twostroke.methods.method import METHODS, Method, Prompt
 from twostroke.methods.overfill import OverFill
@@ -25,11 +27,13 @@ from twostroke.methods.tova import Tova
 __all__ = [
     "METHODS",
     "BestOf",
+    "ChunkKV",
     "Compress",
     "CurDKV",
     "Drop",
     "ExpectedAttention",
     "HeavyHitters",
+    "KVzip",
     "KeyDiff",
     "KeyNorms",
     "LagKV",

@@ -38,13 +38,13 @@ class ChosenOnce(Repeat):
         return None
 
     def program(self, prompt: Prompt) -> Program:
-        kv, stays = yield from self.chosen(*self.copies(prompt))
+        kv, stays = yield from self.chosen(*self.copies(prompt), prompt)
         kv = self.cut(kv, stays)  # the prompt's own value would keep the pages of dropped entries
         yield Decode(kv)
 
     @abstractmethod
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray) -> Choice:
-        """Prefill the tokens, and choose among the entries `kept`, [n] rising indices.
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
+        """Prefill the tokens of a prompt, and choose among the entries `kept`, [n] rising indices.
 
         Returns (value, indices of those that stay): [m], or [layers, KV heads, m] for each head, rising.
         """
@@ -74,11 +74,11 @@ class RankedByHead(ChosenOnce):
     def by_head(self) -> bool:
         return True
 
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray) -> Choice:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
         count = max(self.sinks + self.newest, self.budget or int(self.ratio * len(kept)))
         if count >= len(kept):
             return (yield Prefill(tokens)), kept
-        kv, worth = yield from self.ranked(tokens)
+        kv, worth = yield from self.ranked(tokens, prompt)
         worth = worth[..., kept]
         worth[..., : self.sinks] = worth[..., -self.newest_of(count) :] = np.inf
         return kv, kept[best(worth, count)]
@@ -88,8 +88,8 @@ class RankedByHead(ChosenOnce):
         return self.newest
 
     @abstractmethod
-    def ranked(self, tokens: Sequence[int]) -> Choice:
-        """Prefill the tokens. Returns (value, the worth of its entries, [layers, KV heads, n] float: the most stay)."""
+    def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
+        """Prefill the tokens of a prompt. Returns (value, the worth of its entries, [layers, KV heads, n] float: the most stay)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ByHead(RankedByHead):
         """How many of the prompt's last queries `scores` takes."""
         return 0
 
-    def ranked(self, tokens: Sequence[int]) -> Choice:
+    def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
         made: Prefilled = yield Prefill(tokens, queries=self.observed)
         return made.kv, self.scores(made.kv, made.queries)
 

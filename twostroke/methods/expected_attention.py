@@ -15,6 +15,7 @@ from twostroke.fields import integer, number
 from twostroke.kv.attention import Queries, one_thread, softmax
 from twostroke.kv.cache import KVCache
 from twostroke.methods.by_head import Choice, RankedByHead, watched
+from twostroke.methods.method import Prompt
 from twostroke.models.rope import Rope, mean_turned_back, turned_on
 
 
@@ -32,7 +33,7 @@ class ExpectedAttention(RankedByHead, name="expected-attention"):
     future: int = integer(512, least=1, most=1 << 16)
     epsilon: float = number(0.0, least=0)
 
-    def ranked(self, tokens: Sequence[int]) -> Choice:
+    def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
         moments = Moments(self.sinks)
         kv = yield from watched(tokens, moments.add)
         ahead = kv.next_position + np.arange(self.future)

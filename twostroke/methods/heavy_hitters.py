@@ -15,6 +15,7 @@ from twostroke.fields import flag, number
 from twostroke.kv.attention import Queries, attention_by_head
 from twostroke.kv.cache import KVCache
 from twostroke.methods.by_head import Choice, RankedByHead, watched
+from twostroke.methods.method import Prompt
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class HeavyHitters(RankedByHead, name="heavy-hitters"):
     def newest_of(self, count: int) -> int:
         return max(self.newest, min(int(self.recent * count), count - self.sinks))
 
-    def ranked(self, tokens: Sequence[int]) -> Choice:
+    def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
         sums = np.zeros((1, 1, len(tokens)))
 
         def see(kv: KVCache, queries: Queries) -> None:

@@ -15,6 +15,7 @@ from twostroke.engine.strokes import Prefill, Prefilled
 from twostroke.fields import integer, text
 from twostroke.kv.attention import attention_by_head, attention_mass
 from twostroke.methods.by_head import MAX_OBSERVED, Choice, ChosenOnce, best
+from twostroke.methods.method import Prompt
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Snap(ChosenOnce, name="snap"):
     def by_head(self) -> bool:
         return self.per == "head"
 
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray) -> Choice:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
         made: Prefilled = yield Prefill(tokens, queries=self.window)
         seen = attention_by_head if self.by_head else attention_mass
         return made.kv, kept[self.staying(seen(made.kv, made.queries)[..., kept])]

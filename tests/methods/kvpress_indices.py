@@ -59,6 +59,7 @@ def kept(model: Any, press: Any, count: int) -> list[list[list[int]]]:
 
         press.compress = compressed
     elif hasattr(press, "compress_post"):
+
         def ended(_: Any) -> None:
             press.score_val[..., : press.n_sink] = 1  # they stay, as in what is replaced here
             for scores in press.score_val:

@@ -89,7 +89,10 @@ class RankedByHead(ChosenOnce):
 
     @abstractmethod
     def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
-        """Prefill the tokens of a prompt. Returns (value, the worth of its entries, [layers, KV heads, n] float: the most stay)."""
+        """Prefill the tokens of a prompt.
+
+        Returns (value, the worth of each entry, [layers, KV heads, n] float: the greatest stay).
+        """
 
 
 @dataclass(frozen=True)

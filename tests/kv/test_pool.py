@@ -23,6 +23,7 @@ from twostroke.kv.frames import Frames
 from twostroke.kv.page_contents import masked_page, read_entries
 from twostroke.kv.pages import HOST, POOL, ReferenceCounts
 from twostroke.kv.pool import PagePool
+from twostroke.kv.releases import Releases
 from twostroke.kv.tier_moves import join_pages, spill
 from twostroke.kv.writer import KVWriter
 
@@ -204,8 +205,8 @@ def test_check_counts_notices_every_kind_of_miscount(pool: PagePool) -> None:
 def test_a_value_dropped_in_the_midst_of_a_release_frees_its_pages_once(new_pool: NewPool) -> None:
     """The garbage collector may run between any two lines; here another value is dropped at each line in turn."""
     parts = (
-        PagePool._settle,
-        PagePool._remove,
+        Releases._settle,
+        Releases._remove,
         Frames.vacate,
         ReferenceCounts.subtract,
         ReferenceCounts.free_unused_ids,

@@ -17,9 +17,7 @@ value; a value is read where it is from any copy that has its slots.
 Any thread may make, cut and drop values. `lock` guards the counts, the places of pages, and the prefix indexes.
 """
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -32,12 +30,12 @@ from twostroke.kv.frames import Frames
 from twostroke.kv.garbage import GarbageCollection
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.page_copies import PageCopies
-from twostroke.kv.pages import HOST, NOWHERE, POOL, TIERS, ReferenceCounts, distinct
+from twostroke.kv.pages import HOST, NOWHERE, POOL, ReferenceCounts
 from twostroke.kv.pins import Pins
+from twostroke.kv.releases import Releases
 from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.tiers.private_pages import PrivatePages
 from twostroke.kv.tiers.store import Store
-from twostroke.system.interrupts import DeferredInterrupts
 
 LOCKED_BYTES = 1 << 20  # bytes that may be copied while the lock is held
 LET_OTHERS_S = 1e-4  # pause after which a thread that waits for the lock has it
@@ -59,6 +57,7 @@ class PagePool:
         stores: the stores of the tiers "disk" and "remote", if there are any.
         private: what the pool keeps in them, by tier, that nobody else may read.
         lock: held for every change of a count or a place, and across several changes that must agree.
+        release, drop, settle, drop_unneeded_copies: remove references (`kv.releases`).
         reclaim: called with the number of missing frames; may release some (prefix eviction).
         num_quarantined: number of pages that nobody wants, and that are free as soon as nothing can be written to them.
         recomputed_tokens: tokens of values that were cut back to where windowed layers lacked entries, and that were
@@ -84,8 +83,16 @@ class PagePool:
         self.pages_to_go_on = self.num_groups + self.snapshot_pages
         max_ids = num_pages + self.max_elsewhere
         self.references, self.frames = ReferenceCounts(max_ids), Frames(num_pages, max_ids)
-        self.group_of = np.zeros(max_ids, np.int16)
         self.copies, self.pins = PageCopies(self.page_bytes), Pins()
+        releases = Releases(self.references, self.frames, self.copies)
+        self.lock, self.release, self.drop, self.settle = (
+            releases.lock,
+            releases.release,
+            releases.drop,
+            releases.settle,
+        )
+        self.drop_unneeded_copies = releases.drop_unneeded_copies
+        self.group_of = np.zeros(max_ids, np.int16)
         self.stores: dict[str, Store] = {}
         self.private: dict[str, PrivatePages] = {}
         self.reclaim: Callable[[int], None] | None = None
@@ -94,10 +101,6 @@ class PagePool:
         self._for_kv = np.array([*(group.kind == "kv" for group in geometry.groups), False])
         self._other = np.zeros(num_pages, bool)  # frames that have held other numbers than K and V
         self._garbage = GarbageCollection()
-        self._dropped: deque[tuple[np.ndarray, str]] = deque()  # references to remove once the lock is free
-        self._settling = False  # the thread that holds the lock is removing references
-        # Garbage collection may drop values in a thread that holds the lock: so the lock is reentrant.
-        self.lock = threading.RLock()
 
     @property
     def block_bytes(self) -> int:
@@ -270,78 +273,6 @@ class PagePool:
         if len(pages):
             with self.lock:
                 self.references.add(pages, tier)
-
-    def release(self, pages: np.ndarray, tier: str = POOL) -> int:
-        """Remove one reference for every occurrence, and free pages without references. Returns frames freed.
-
-        The garbage collector may drop another value between any two lines here. Its references are removed afterwards.
-        """
-        if not len(pages):
-            return 0
-        with DeferredInterrupts(), self.lock:
-            outer, self._settling = self._settling, True
-            try:
-                freed = self._remove(pages, tier)
-            finally:
-                self._settling = outer
-            self._settle()
-            return freed
-
-    def drop(self, pages: np.ndarray, tier: str) -> None:
-        """`release` for finalizers, which may run anywhere: never waits for a lock that another thread holds."""
-        if not len(pages):
-            return
-        with DeferredInterrupts():  # nothing may come between taking the lock and `try`
-            self._dropped.append((pages, tier))
-            if self.lock.acquire(blocking=False):
-                try:
-                    self._settle()
-                finally:
-                    self.lock.release()
-
-    def settle(self) -> None:
-        """Remove all references that were dropped so far."""
-        if self._dropped:
-            with DeferredInterrupts(), self.lock:
-                self._settle()
-
-    def _settle(self) -> None:
-        """`settle` for those who hold the lock and have postponed Ctrl-C."""
-        if self._settling:  # in a finalizer, in the midst of a release by this thread, which does this at its end
-            return
-        self._settling = True
-        try:
-            while self._dropped:
-                self._remove(*self._dropped.popleft())
-        finally:
-            self._settling = False
-
-    def _remove(self, pages: np.ndarray, tier: str) -> int:
-        """`release` for those who hold the lock and settle what was dropped meanwhile."""
-        references = self.references
-        references.subtract(pages, tier)
-        if copied := bool(self.copies):
-            self.drop_unneeded_copies(pages)
-        if not copied and np.count_nonzero(references.in_pool[pages]) == len(pages):  # held by others, as most are
-            return 0
-        idle = distinct(pages[(references.in_pool[pages] == 0) & ~self.frames.absent(pages)])
-        if len(idle):
-            self.frames.vacate(idle)
-        references.free_unused_ids(pages)
-        return len(idle)
-
-    def drop_unneeded_copies(self, pages: np.ndarray) -> None:
-        """Drop copies that no reference needs. Outside of the pool the fullest copy says how many slots are claimed.
-
-        The lock must be held.
-        """
-        references = self.references
-        for page in distinct(pages).tolist():
-            in_pool = references.in_pool[page]
-            spilled = in_pool and self.frames.of_page[page] == NOWHERE
-            needed = [tier for tier in TIERS if references.of_tier(tier)[page] or (spilled and tier == HOST)]
-            if (stop := self.copies.keep_only(page, needed)) and not in_pool:
-                references.claimed[page] = stop
 
     # Slots -----------------------------------------------------------------------------------------------------
 

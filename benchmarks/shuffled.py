@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from twostroke.models.checkpoints.checkpoint import Checkpoint
-from twostroke.models.config import ROUTER, SHARED_GATE, Experts
+from twostroke.models.config import Experts
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import ROUTER, SHARED_GATE
 
 INNER = ("gate", "up", "gate_bias", "up_bias")  # of an MLP
 VALUES = ("v", "v_bias", "q_gate")  # in the order of values in each head

@@ -37,7 +37,7 @@ from twostroke.cli.simulate import run
 from twostroke.cli.traffic import TrafficOptions, parse_range
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import TwostrokeError
-from twostroke.models.cost import StepPredictor
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet
 from twostroke.study.simulate.local_setup import setup_of

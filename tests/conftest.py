@@ -35,7 +35,7 @@ from twostroke.engine.model import Model
 from twostroke.models.checkpoints import resolve
 from twostroke.models.checkpoints.catalog import CatalogEntry
 from twostroke.models.checkpoints.fetch import fetch
-from twostroke.models.cost import StepPredictor
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.explain import explanation
 
 # The longest files by CPU time, about half of it. With `--no-loadscope-reorder` they begin first, so that at the end no

@@ -8,9 +8,10 @@ from zlib import crc32
 import ml_dtypes
 import numpy as np
 
-from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import is_weight_matrix, tensor_shapes
 
 # Where a block has its float16 scale, and its float16 minimum if it has one (bytes from the block's start).
 SCALES: dict[str, tuple[int, int | None]] = {

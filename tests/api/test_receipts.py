@@ -13,7 +13,8 @@ import pytest
 from tests.methods.watching import needs_native
 from tests.watching import entered_rows
 from twostroke.api.llm import LLM
-from twostroke.api.receipts import STRETCH, Receipt, digest, verify
+from twostroke.api.receipt_check import verify
+from twostroke.api.receipts import STRETCH, Receipt, digest
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.grammar import Grammars, choice

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.http_costs import ANSWER, LONG, SHORT, STREAMS, Pace, Stream, with_http
 from tests.study.simulate.chaos import draw
-from twostroke.models.cost import CostModel, SequenceRows, StepPredictor
+from twostroke.models.cost import CostModel, SequenceRows
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts
 

@@ -11,7 +11,8 @@ import pytest
 from benchmarks.http_costs import probes
 from benchmarks.simulated import Comparison, figures, highest_rate
 from tests.study.simulate.chaos import draw
-from twostroke.models.cost import CostModel, StepPredictor
+from twostroke.models.cost import CostModel
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.step_costs import MeasuredCosts
 

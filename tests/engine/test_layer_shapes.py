@@ -24,10 +24,11 @@ from twostroke.kv.spans import NO_PAGE
 from twostroke.methods import method
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
-from twostroke.models.config import Attention, Layer, tensor_shapes
+from twostroke.models.config import Attention, Layer
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.kv_formats import kv_format
 from twostroke.models.rope import Rope
+from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.sampling.params import SamplingParams
 
 needs_native = pytest.mark.skipif(library.unavailable() is not None, reason=str(library.unavailable()))

@@ -17,8 +17,8 @@ from twostroke.errors import NotFinite
 from twostroke.methods import method
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
-from twostroke.models.config import is_weight_matrix
 from twostroke.models.formats.encode import Encoder
+from twostroke.models.tensor_shapes import is_weight_matrix
 from twostroke.sampling.params import SamplingParams
 
 VARIANTS = ["reference", *([] if library.unavailable() else ["native"])]

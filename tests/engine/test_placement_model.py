@@ -21,7 +21,7 @@ from twostroke.engine.request import Choice, Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.strokes import Await, Decode, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, OutOfPages
-from twostroke.models.cost import StepPredictor
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.clock import VirtualClock

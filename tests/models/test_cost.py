@@ -12,15 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from twostroke.api.llm import LLM
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import (
-    CostModel,
-    SequenceRows,
-    StepCorrection,
-    StepPredictor,
-    WorkAmounts,
-    nonnegative_least_squares,
-)
+from twostroke.models.cost import CostModel, SequenceRows, WorkAmounts
 from twostroke.models.rope import Rope
+from twostroke.models.step_predictor import StepCorrection, StepPredictor, nonnegative_least_squares
 
 
 def config(windows: tuple[int | None, ...], max_position: int = 100, experts: Experts | None = None) -> ModelConfig:

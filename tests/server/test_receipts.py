@@ -12,7 +12,8 @@ from tests.methods.watching import needs_native
 from tests.server.conftest import Serving, serving
 from tests.thinking import thinking_model
 from twostroke.api.llm import LLM
-from twostroke.api.receipts import Receipt, digest, verify
+from twostroke.api.receipt_check import verify
+from twostroke.api.receipts import Receipt, digest
 from twostroke.errors import InvalidRequest
 from twostroke.server.grammar import Grammars
 

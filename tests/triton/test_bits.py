@@ -13,10 +13,11 @@ from twostroke.backends.triton.backend import TritonBackend
 from twostroke.backends.triton.decoder import KV_DTYPE
 from twostroke.backends.triton.linear import DenseMatrix, Linear, UnpackBuffer
 from twostroke.backends.triton.model import TritonModel
-from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape, layer_groups
 from twostroke.models.rope import Rope
+from twostroke.models.tensor_shapes import tensor_shapes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="bits are those of a GPU")
 PAGE, LENGTH = 16, 700

@@ -72,7 +72,7 @@ class StateStep:
 ONE_RANK = "several ranks do not share recurrent layers: leave out tp"
 
 Array = TypeVar("Array")  # a numpy array or a tensor
-Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.config.tensor_shapes`)
+Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.tensor_shapes`)
 
 
 @dataclass

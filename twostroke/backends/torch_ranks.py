@@ -27,9 +27,10 @@ from twostroke.backends.ranks.sharding import ColumnSplit, Shard
 from twostroke.backends.reference.memory import device_kv_room
 from twostroke.backends.sharded_memory import PageShards, ShardedMemory
 from twostroke.errors import RankLost
-from twostroke.models.config import ROUTER, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape
+from twostroke.models.tensor_shapes import ROUTER
 
 FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
 NewMemory = Callable[[int, PageShape, str], PageMemory]  # of a number of pages, a shape, a device

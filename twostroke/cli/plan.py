@@ -14,8 +14,9 @@ from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoints.checkpoint import Checkpoint
+    from twostroke.study.plan.changes import ChangeLimits
     from twostroke.study.plan.plan import Plan
-    from twostroke.study.plan.search import Advice, ChangeLimits
+    from twostroke.study.plan.search import Advice
     from twostroke.study.plan.service import LoadSimulator
 
 
@@ -100,10 +101,11 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     if model is None or configuration.on is None:
         missing = "a model" if model is None else "--on MACHINE"
         raise InvalidRequest(f"a plan needs {missing}, as in: twostroke plan llama-3-70b --on h100")
+    from twostroke.study.plan.changes import ENGINE_FORMATS, ChangeLimits
     from twostroke.study.plan.loads import mean_profile, require_load
     from twostroke.study.plan.local_machine import machine_for
     from twostroke.study.plan.plan import make_plan
-    from twostroke.study.plan.search import ENGINE_FORMATS, ChangeLimits, LoadSearch, advise
+    from twostroke.study.plan.search import LoadSearch, advise
     from twostroke.study.plan.service import LoadSimulator
     from twostroke.study.roofline.named_models import companion_of, find_model
     from twostroke.study.roofline.techniques import choose_technique, techniques

@@ -12,7 +12,8 @@ from twostroke.cli.report import note, print_json, write
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.api.receipts import Receipt, ReceiptCheck
+    from twostroke.api.receipt_check import ReceiptCheck
+    from twostroke.api.receipts import Receipt
 
 
 @spread
@@ -26,8 +27,8 @@ def verify(
 
     Without --model it is the model that the receipt names. The exit status is 1 if anything is different.
     """
+    from twostroke.api.receipt_check import verify as check
     from twostroke.api.receipts import Receipt
-    from twostroke.api.receipts import verify as check
     from twostroke.server.grammar import Grammars
 
     if not file.is_file():

@@ -9,7 +9,8 @@ import numpy as np
 from twostroke.backends.interface import RaggedBatch, StateStep
 from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
-from twostroke.models.cost import SequenceRows, StepPredictor
+from twostroke.models.cost import SequenceRows
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.draw import NO_NOISE, Draw
 from twostroke.sampling.params import SamplingParams
 

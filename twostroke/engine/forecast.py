@@ -7,7 +7,8 @@ from twostroke.engine.calibration import calibrate
 from twostroke.engine.model import Model
 from twostroke.engine.scheduler import Plan
 from twostroke.engine.step import Chunk
-from twostroke.models.cost import SequenceRows, StepCorrection, StepSeconds
+from twostroke.models.cost import SequenceRows
+from twostroke.models.step_predictor import StepCorrection, StepSeconds
 
 
 class Forecast:

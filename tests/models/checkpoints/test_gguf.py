@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
 from twostroke.models.checkpoints.gguf.file import open_gguf, read_gguf
-from twostroke.models.config import GatedMLP, tensor_shapes
+from twostroke.models.config import GatedMLP
+from twostroke.models.tensor_shapes import tensor_shapes
 
 HIDDEN, FFN, VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 40, 2, 4, 2, 16
 Weights = dict[str, np.ndarray]

@@ -28,8 +28,8 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface, tensor_names
 from twostroke.models.checkpoints.huggingface.safetensors import read_safetensors
-from twostroke.models.config import tensor_shapes
 from twostroke.models.rope import Rope
+from twostroke.models.tensor_shapes import tensor_shapes
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,

@@ -20,8 +20,8 @@ from twostroke.models.checkpoints import file_digests, verify
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
-from twostroke.models.config import is_weight_matrix
 from twostroke.models.formats.encode import Encoder
+from twostroke.models.tensor_shapes import is_weight_matrix
 
 Open = Callable[[], Checkpoint]
 

@@ -9,11 +9,12 @@ from rich.console import Console
 from tests.study.plan.conftest import short_trials
 from twostroke.cli import plan_report
 from twostroke.study.plan.account import account
+from twostroke.study.plan.changes import ChangeLimits
 from twostroke.study.plan.loads import drawn_traffic
 from twostroke.study.plan.plan import RequestProfile, make_plan
 from twostroke.study.plan.report import report
 from twostroke.study.plan.report_blocks import Block, Cell, Grid, Line, Section, Verdict, record_grid, shown, title
-from twostroke.study.plan.search import ChangeLimits, LoadSearch, advise
+from twostroke.study.plan.search import LoadSearch, advise
 from twostroke.study.plan.service import LoadSimulator
 from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import specifications

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from twostroke.study.plan.account import account
+from twostroke.study.plan.changes import ChangeLimits, changes_alone
 from twostroke.study.plan.loads import drawn_traffic
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
-from twostroke.study.plan.search import ChangeLimits, LoadSearch, advise, changes_alone, describe
+from twostroke.study.plan.search import LoadSearch, advise, describe
 from twostroke.study.plan.service import LoadSimulator
 from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import specifications

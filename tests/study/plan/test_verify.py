@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from twostroke.api.llm import LLM
-from twostroke.models.cost import SequenceRows, StepPredictor
+from twostroke.models.cost import SequenceRows
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.plan.verification_cells import CELLS, QUICK, VerificationCell
 from twostroke.study.plan.verify import CellResult as Figure
 from twostroke.study.plan.verify import Verification, predict, verify

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
-from twostroke.models.config import tensor_shapes
 from twostroke.models.cost import SequenceRows
+from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.study.roofline.machines import find_machine, machines
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.named_models import find_model, specifications

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from tests.seeds import outcomes
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
-from twostroke.models.cost import CostModel, StepPredictor
+from twostroke.models.cost import CostModel
 from twostroke.models.rope import Rope
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink

@@ -16,7 +16,8 @@ from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 from twostroke.engine.request import _arrivals
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.models.cost import CostModel, StepPredictor
+from twostroke.models.cost import CostModel
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink

@@ -11,19 +11,11 @@ from twostroke.backends.native.library import NativeAttention, NativeState, Thre
 from twostroke.backends.native.rope_tables import RopeTables
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PackedMatrix
-from twostroke.models.config import (
-    ROUTER,
-    SELECTION_BIAS,
-    SHARED_GATE,
-    Attention,
-    Experts,
-    GatedMLP,
-    Layer,
-    ModelConfig,
-)
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.layer_groups import StatePages, entry_places
 from twostroke.models.recurrent import STATE_VECTORS, GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
 from twostroke.models.rope import NO_ROPE
+from twostroke.models.tensor_shapes import ROUTER, SELECTION_BIAS, SHARED_GATE
 from twostroke.system.scratch import address
 
 STATES: tuple[type[RecurrentMixer], ...] = (GatedDeltaNet, ShortConvolution, Mamba2)  # in the order of native/decoder.h

@@ -13,6 +13,7 @@ from twostroke.backends.reference.states import ShortConvolutionLayer, StateLaye
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
 from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
+from twostroke.models.tensor_shapes import SELECTION_BIAS, SHARED_GATE
 
 STATE_LAYERS: dict[type[RecurrentMixer], type[StateLayer]] = {
     GatedDeltaNet: GatedDeltaNetLayer,
@@ -94,10 +95,10 @@ class ReferenceLayer:
             ]
             self.selection = None
             if layer.feed_forward.selection_bias:
-                self.selection = operations.floats(weights(f"layers.{index}.{models.SELECTION_BIAS}"))
+                self.selection = operations.floats(weights(f"layers.{index}.{SELECTION_BIAS}"))
             self.shared = None
             if layer.feed_forward.shared_size:
-                gate = pack(models.SHARED_GATE) if layer.feed_forward.shared_gated else None
+                gate = pack(SHARED_GATE) if layer.feed_forward.shared_gated else None
                 self.shared = gate, pack("shared.gate", "shared.up"), pack("shared.down")
         else:
             biased = layer.feed_forward.bias

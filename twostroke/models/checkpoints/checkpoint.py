@@ -15,9 +15,10 @@ import numpy as np
 
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.file_digests import file_digest
-from twostroke.models.config import ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.config import ModelConfig
 from twostroke.models.formats.encode import Encoder
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import is_weight_matrix, tensor_shapes
 from twostroke.system.mapped_files import MappedFile, locate_in_file
 
 

@@ -3,7 +3,8 @@
 from typing import ClassVar
 
 from twostroke.models.config import ModelConfig
-from twostroke.models.families.family import ConfigSource, attention_of
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import attention_of
 from twostroke.models.families.gemma3 import Gemma3
 
 CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, tensor_shapes
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     POST_NORMS_GGUF,
-    ConfigSource,
     Family,
     Transform,
     activation_of,
@@ -22,6 +22,7 @@ from twostroke.models.families.family import (
 )
 from twostroke.models.families.windows import windows_by_pattern
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import tensor_shapes
 
 PATTERN = 6  # five sliding layers, then a global one
 

@@ -7,15 +7,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
-from twostroke.models.families.family import (
-    GGUF_PARTS,
-    MAX_HEAD_DIM,
-    POST_NORMS_GGUF,
-    ConfigSource,
-    Family,
-    activation_of,
-    model_of,
-)
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import GGUF_PARTS, MAX_HEAD_DIM, POST_NORMS_GGUF, Family, activation_of, model_of
 from twostroke.models.families.gemma3 import PATTERN, Gemma3
 from twostroke.models.families.windows import windows_by_pattern
 

@@ -3,12 +3,12 @@
 from typing import ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
     FUSED_MLP_GGUF,
     FUSED_MLP_HUGGINGFACE,
     POST_NORMS_GGUF,
-    ConfigSource,
     Family,
     Transform,
     attention_of,

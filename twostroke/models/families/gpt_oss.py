@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
-    ConfigSource,
     Family,
     attention_of,
     experts_of,

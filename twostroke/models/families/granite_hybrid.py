@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
-    ConfigSource,
     Transform,
     activation_of,
     attention_of,

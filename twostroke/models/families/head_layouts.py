@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from twostroke.models.config import Attention, ModelConfig, tensor_shapes
+from twostroke.models.config import Attention, ModelConfig
 from twostroke.models.families.family import Transform
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import tensor_shapes
 
 # Of the rotated numbers, which come first: pair i is (i, i + rotated / 2), or (2 i, 2 i + 1).
 Layout = Literal["halves", "pairs"]

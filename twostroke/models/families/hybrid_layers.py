@@ -1,6 +1,6 @@
 """Which layers have attention, and which a state: in GGUF files those without KV heads."""
 
-from twostroke.models.families.family import ConfigSource
+from twostroke.models.families.config_source import ConfigSource
 
 RECURRENT, FULL = "recurrent", "full_attention"
 NAMES = {"full_attention": FULL, "attention": FULL} | dict.fromkeys(("conv", "mamba", "linear_attention"), RECURRENT)

@@ -3,15 +3,8 @@
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
-from twostroke.models.families.family import (
-    DEFAULTS,
-    GGUF_PARTS,
-    HUGGINGFACE_PARTS,
-    ConfigSource,
-    Family,
-    attention_of,
-    model_of,
-)
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import DEFAULTS, GGUF_PARTS, HUGGINGFACE_PARTS, Family, attention_of, model_of
 from twostroke.models.families.hybrid_layers import FULL, hybrid_kinds, kv_heads
 from twostroke.models.recurrent import ShortConvolution
 

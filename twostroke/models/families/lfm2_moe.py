@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP
-from twostroke.models.families.family import GGUF_EXPERT_KEYS, GGUF_EXPERT_PARTS, ConfigSource, experts_of
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import GGUF_EXPERT_KEYS, GGUF_EXPERT_PARTS, experts_of
 from twostroke.models.families.lfm2 import Lfm2
 
 SIGMOID = 2  # in GGUF files

@@ -1,12 +1,12 @@
 """Llama, with Llama 3's scaled RoPE (Touvron et al. 2023); also Mistral and Mixtral in GGUF files."""
 
 from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
-    ConfigSource,
     Family,
     Transform,
     attention_of,

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 
 from twostroke.models.config import ModelConfig
-from twostroke.models.families.family import ConfigSource, Transform
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import Transform
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.recurrent import Mamba2, RecurrentMixer
 

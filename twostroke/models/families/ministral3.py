@@ -3,7 +3,8 @@
 from typing import Any, ClassVar
 
 from twostroke.models.config import Layer, ModelConfig, QueryGrowth
-from twostroke.models.families.family import DEFAULTS, ConfigSource, attention_of, mlp_of, model_of
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import DEFAULTS, attention_of, mlp_of, model_of
 from twostroke.models.families.llama import Llama
 
 

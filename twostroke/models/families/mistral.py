@@ -1,7 +1,8 @@
 """Mistral in Hugging Face form (Jiang et al. 2023, arXiv:2310.06825); GGUF files of it say `llama`."""
 
 from twostroke.models.config import Layer, ModelConfig
-from twostroke.models.families.family import DEFAULTS, ConfigSource, Family, attention_of, mlp_of, model_of
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import DEFAULTS, Family, attention_of, mlp_of, model_of
 
 
 class Mistral(Family):

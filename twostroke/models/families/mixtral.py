@@ -1,15 +1,8 @@
 """Mixtral in Hugging Face form (Jiang et al. 2024, arXiv:2401.04088); GGUF files of it say `llama`."""
 
 from twostroke.models.config import Layer, ModelConfig
-from twostroke.models.families.family import (
-    DEFAULTS,
-    HUGGINGFACE_PARTS,
-    ConfigSource,
-    Family,
-    attention_of,
-    experts_of,
-    model_of,
-)
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import DEFAULTS, HUGGINGFACE_PARTS, Family, attention_of, experts_of, model_of
 
 
 class Mixtral(Family):

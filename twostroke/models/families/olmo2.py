@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     POST_NORMS_GGUF,
-    ConfigSource,
     Family,
     attention_of,
     mlp_of,

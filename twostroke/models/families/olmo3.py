@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from twostroke.models.config import ModelConfig
-from twostroke.models.families.family import ConfigSource
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.olmo2 import Olmo2
 from twostroke.models.families.windows import windows_by_type
 

@@ -3,11 +3,11 @@
 from typing import Any, ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
     FUSED_MLP_GGUF,
     FUSED_MLP_HUGGINGFACE,
-    ConfigSource,
     Family,
     Transform,
     attention_of,

@@ -4,14 +4,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
-from twostroke.models.families.family import (
-    DEFAULTS,
-    ConfigSource,
-    Family,
-    attention_of,
-    mlp_of,
-    model_of,
-)
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import DEFAULTS, Family, attention_of, mlp_of, model_of
 from twostroke.models.families.windows import windows_by_type
 
 QWEN_DEFAULTS = DEFAULTS | {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP, ModelConfig
-from twostroke.models.families.family import ConfigSource
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.qwen2 import Qwen2
 from twostroke.models.families.qwen3_moe import Qwen3MoE
 

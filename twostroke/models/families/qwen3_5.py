@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig, tensor_shapes
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
-    ConfigSource,
     Family,
     Transform,
     attention_of,
@@ -21,6 +21,7 @@ from twostroke.models.families.gemma3 import plus_one
 from twostroke.models.families.head_layouts import to_our_layout
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.recurrent import GatedDeltaNet
+from twostroke.models.tensor_shapes import tensor_shapes
 
 LINEAR, FULL = "linear_attention", "full_attention"
 

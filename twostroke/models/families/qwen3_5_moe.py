@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP
-from twostroke.models.families.family import ConfigSource, experts_of
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import experts_of
 from twostroke.models.families.qwen2_moe import Qwen2MoE
 from twostroke.models.families.qwen3_5 import Qwen3_5
 

@@ -3,12 +3,12 @@
 from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
-    ConfigSource,
     experts_of,
     mlp_of,
 )

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from twostroke.models.config import Experts, GatedMLP, ModelConfig
-from twostroke.models.families.family import ConfigSource
+from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.qwen3_5_moe import Qwen3_5MoE
 from twostroke.models.recurrent import GatedDeltaNet, RecurrentMixer
 

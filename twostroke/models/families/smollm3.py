@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
-from twostroke.models.families.family import DEFAULTS, ConfigSource, attention_of, mlp_of, model_of
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import DEFAULTS, attention_of, mlp_of, model_of
 from twostroke.models.families.llama import Llama
 from twostroke.models.rope import NO_ROPE
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.config import ModelConfig, tensor_shapes
+from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import tensor_shapes
 
 
 class StoredName(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twostroke.models.families.family import ConfigSource
+from twostroke.models.families.config_source import ConfigSource
 
 
 def windows_by_type(source: ConfigSource, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:

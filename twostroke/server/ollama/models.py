@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.models.config import tensor_shapes
+from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError, NoEmbeddings

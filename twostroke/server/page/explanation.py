@@ -9,7 +9,7 @@ from pydantic import Field
 
 from twostroke.engine.calibration import calibrate
 from twostroke.errors import EngineStopped
-from twostroke.models.cost import StepPredictor
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length

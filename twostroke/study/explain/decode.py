@@ -9,7 +9,8 @@ import numpy as np
 from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decoded
 from twostroke.kv.cache import KVCache
-from twostroke.models.cost import SequenceRows, StepPredictor
+from twostroke.models.cost import SequenceRows
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.explain.attention import TokenAttention
 from twostroke.study.explain.lens import LensLayer, lens
 from twostroke.study.explain.shown_tokens import Candidate, ShownToken, shown_tokens

@@ -17,7 +17,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.calibration import calibrate
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Prompt
-from twostroke.models.cost import StepPredictor
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.explain.attention import check_index, chosen_layer
 from twostroke.study.explain.attention_maps import PromptAttention

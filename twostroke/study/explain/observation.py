@@ -10,7 +10,7 @@ import numpy as np
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
-from twostroke.models.cost import StepPredictor
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.explain.attention import TokenAttention
 from twostroke.study.explain.attention_maps import AttentionCollector, PromptAttention

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.model import Model
-from twostroke.models.cost import SequenceRows, StepPredictor, WorkAmounts
+from twostroke.models.cost import SequenceRows, WorkAmounts
+from twostroke.models.step_predictor import StepPredictor
 
 READING, COMPUTING = "reading memory", "computing"
 

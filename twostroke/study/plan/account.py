@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.study.plan.changes import DEGREES, ChangeLimits, changes_alone
 from twostroke.study.plan.plan import Plan
-from twostroke.study.plan.search import DEGREES, Advice, ChangeLimits, WayOut, changes_alone
+from twostroke.study.plan.search import Advice, WayOut
 from twostroke.study.plan.service import LoadSimulator, Service
 from twostroke.study.roofline.machines import MachineSpec
 from twostroke.study.roofline.roofline import StepTime

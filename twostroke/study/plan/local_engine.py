@@ -9,9 +9,9 @@ from twostroke.backends.native.weights import FORMATS, PANEL, packed_bytes
 from twostroke.kv.geometry import Geometry
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import fitted, quantize
-from twostroke.models.config import SELECTION_BIAS, is_weight_matrix
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.recurrent import STATE_VECTORS
+from twostroke.models.tensor_shapes import SELECTION_BIAS, is_weight_matrix
 from twostroke.study.plan.plan import Plan
 
 PAGE_SIZE = 16

@@ -24,11 +24,12 @@ from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
 from twostroke.errors import InvalidRequest
 from twostroke.kv.geometry import Geometry
-from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig, is_weight_matrix, tensor_shapes
+from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope
+from twostroke.models.tensor_shapes import is_weight_matrix, tensor_shapes
 from twostroke.system.cores import count_threads
 from twostroke.system.home import home
 from twostroke.system.memory import available_memory

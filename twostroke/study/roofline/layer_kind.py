@@ -5,18 +5,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from twostroke.models.config import (
-    ROUTER,
-    Attention,
-    Experts,
-    Layer,
-    ModelConfig,
-    is_weight_matrix,
-    tensor_shapes,
-)
+from twostroke.models.config import Attention, Experts, Layer, ModelConfig
 from twostroke.models.cost import SequenceRows, attended, experts_read, recurrent
 from twostroke.models.kv_formats import KVFormat
 from twostroke.models.recurrent import RecurrentMixer
+from twostroke.models.tensor_shapes import ROUTER, is_weight_matrix, tensor_shapes
 
 
 class WeightMatrix(NamedTuple):

@@ -16,7 +16,8 @@ import numpy as np
 from twostroke.api.llm import LLM
 from twostroke.engine.calibration import StepBench
 from twostroke.engine.request import Request
-from twostroke.models.cost import SequenceRows, StepPredictor, nonnegative_least_squares
+from twostroke.models.cost import SequenceRows
+from twostroke.models.step_predictor import StepPredictor, nonnegative_least_squares
 from twostroke.sampling.params import SamplingParams
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from twostroke.models.cost import SequenceRows, StepPredictor, attended, recurrent
+from twostroke.models.cost import SequenceRows, attended, recurrent
+from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.roofline import Roofline
 
 

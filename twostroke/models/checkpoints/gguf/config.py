@@ -16,7 +16,8 @@ import numpy as np
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
-from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_HEAD_DIM, ConfigSource
+from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_HEAD_DIM
 from twostroke.models.families.tensor_names import StoredName, stored_names, unread_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude

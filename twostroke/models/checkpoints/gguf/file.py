@@ -23,12 +23,12 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSou
 from twostroke.models.checkpoints.generation import gguf_generation
 from twostroke.models.checkpoints.gguf.config import read_config, tensor_names
 from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of, set_name
-from twostroke.models.config import tensor_shapes
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import StoredName, fused_rows
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.system.mapped_files import MappedFile
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.huggingface.json_files import read_json
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
-from twostroke.models.families.family import MAX_COUNT, ConfigSource
+from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
 from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
 
 log = logging.getLogger(__name__)

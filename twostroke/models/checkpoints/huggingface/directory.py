@@ -12,11 +12,12 @@ from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
 from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
-from twostroke.models.config import SHARED_GATE, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import fused_rows, stored_names, unread_names
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import SHARED_GATE
 
 # Gemma 3 with vision has a longer prefix. A model that was saved without its head (transformers' AutoModel) has none.
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")

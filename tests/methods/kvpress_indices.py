@@ -29,6 +29,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("heavy-hitters", {"budget": 30, "recent": 0, "mean": True}, "ObservedAttentionPress", {}),
     ("chunkkv", {"budget": 30, "newest": 10}, "ChunkKVPress", {"chunk_length": 10, "press": CHUNKED}),
     ("kvzip", {"budget": 30, "part": 50}, "KVzipPress", {"chunk_size": 50}),
+    ("finch", {"budget": 30, "question": 5}, "FinchPress", {"rerotate_keys": False}),
     ("lagkv", {"budget": 4 + 2 * 13 + 12, "lag": 8}, "LagKVPress", {"n_sink": 4, "lag_size": 8}),
     (
         "snap",
@@ -80,7 +81,10 @@ def record() -> None:
 
     def made(press: str, own: dict[str, Any]) -> Any:
         inner = {"press": kvpress.SnapKVPress(**own["press"])} if "press" in own else {"compression_ratio": 0.5}
-        return getattr(kvpress, press)(**(own | inner))
+        one = getattr(kvpress, press)(**(own | inner))
+        if press == "FinchPress":  # no token says where the question begins
+            one.window_size, one.delimiter_token_id = 5, -1
+        return one
 
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as directory:

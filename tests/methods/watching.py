@@ -9,6 +9,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decoded, Prefill, Prefilled, Program
+from twostroke.kv.cache import KVCache
 from twostroke.methods import Method, Prompt
 from twostroke.sampling.params import SamplingParams
 
@@ -32,11 +33,11 @@ def runs_of(llm: LLM, method: Method, prompt: list[int], **sampling: Any) -> tup
     return [token.id for token in request.events], runs, request.result
 
 
-def queried(llm: LLM, ids: list[int], count: int) -> Prefilled:
+def queried(llm: LLM, ids: list[int], count: int, after: KVCache | None = None) -> Prefilled:
     """A prefill that returns the queries of its last `count` tokens."""
 
     def program() -> Program:
-        return (yield Prefill(ids, queries=count))
+        return (yield Prefill(ids, after, queries=count))
 
     request = Request(program, SamplingParams(), llm.tokenizer)
     llm.engine.finish([llm.engine.submit(request)])

@@ -6,6 +6,7 @@ from twostroke.methods.compress import Compress
 from twostroke.methods.curdkv import CurDKV
 from twostroke.methods.drop import Drop
 from twostroke.methods.expected_attention import ExpectedAttention
+from twostroke.methods.finch import Finch
 from twostroke.methods.heavy_hitters import HeavyHitters
 from twostroke.methods.key_norms import KeyNorms
 from twostroke.methods.keydiff import KeyDiff
@@ -32,6 +33,7 @@ __all__ = [
     "CurDKV",
     "Drop",
     "ExpectedAttention",
+    "Finch",
     "HeavyHitters",
     "KVzip",
     "KeyDiff",

@@ -22,7 +22,7 @@ def chosen_by_hand(llm: LLM, ids: list[int], after: KVCache | None, count: int, 
     text, heads = len(made.kv) - ASKING, []
     for weights in attention_weights(made.kv, made.queries):
         for head in weights.astype(float).reshape(2, -1, ASKING, len(made.kv)):
-            mass = sum(rows[row, :text] * (text + row + 1) for rows in head for row in range(ASKING))
+            mass = np.sum([rows[row, :text] * (text + row + 1) for rows in head for row in range(ASKING)], 0)
             others = sorted(range(sinks, text), key=lambda i: -mass[i])
             heads.append(sorted([*range(sinks), *others[: count - sinks]]))
     return np.array(heads).reshape(-1, 2, count)

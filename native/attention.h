@@ -30,9 +30,10 @@ struct SplitPages {
   const uint8_t *keys[SPLIT + AHEAD_PAGES], *values[SPLIT + AHEAD_PAGES];
 
   SplitPages(const Layer& layer, const Reads& pages) {
-    const auto [spans, count, head] = pages;
-    for (int i = 0; i < count; i++)
-      keys[i] = layer.page(0, spans[i].page, head), values[i] = layer.page(1, spans[i].page, head);
+    for (int i = 0; i < pages.count; i++) {
+      const int page = pages.spans[i].page;
+      keys[i] = layer.page(0, page, pages.head), values[i] = layer.page(1, page, pages.head);
+    }
   }
 };
 
@@ -58,7 +59,9 @@ struct PagesAhead : SplitPages {
 class SplitMask {
  public:
   SplitMask(const Reads& pages, int before, int window)
-      : pages_(pages), before_(before), window_(window), end_(before), whole_(window == 0) {}
+      : pages_(pages), before_(before), window_(window), end_(before), whole_(window == 0) {
+    if (pages.bias.values) set_bias();
+  }
 
   // The number of pages that rows up to `last` attend to. A row's pages include those of the rows before it: weights of
   // 0 add nothing.
@@ -80,11 +83,13 @@ class SplitMask {
     return top_size(most);
   }
 
-  // Caps the scores of a row's keys, masks them, and calls put(page, their powers of 2); their maximum and sum go to
+  // Caps the scores of a row's keys, adds their bias, masks them, and calls put(page, their powers of 2); their maximum and sum go to
   // `out`.
   template <class Put>
   void make_weights(const Query& query, float cap, float* row, const Partial& out, const Put& put) const {
     for (int i = 0; cap > 0 && i < reach_; i++) store(row + PAGE_SIZE * i, cap16(load(row + PAGE_SIZE * i), cap));
+    for (int i = 0; pages_.bias.values && i < reach_; i++)
+      store(row + PAGE_SIZE * i, add(load(row + PAGE_SIZE * i), load(bias_ + PAGE_SIZE * i)));
     F highest = set1(UNSEEN), total = zero();
     uint32_t any = 0;
     for_pages(query, [&](int i, uint32_t seen) {
@@ -119,7 +124,21 @@ class SplitMask {
     }
   }
 
+  // The bias of each slot, for scores of powers of 2. A hidden entry gets a finite score, as a masked one has.
+  void set_bias() {
+    const auto [values, count] = pages_.bias;
+    for (int i = 0, order = before_; i < pages_.count; i++) {
+      const Span& span = pages_.spans[i];
+      for (int slot = 0; slot < PAGE_SIZE; slot++) {
+        const bool known = slot >= span.start && slot < span.stop && order < count;
+        bias_[PAGE_SIZE * i + slot] = known ? std::max(values[order] * LOG2_E, UNSEEN) : 0;
+        order += slot >= span.start && slot < span.stop;
+      }
+    }
+  }
+
   const Reads& pages_;
+  alignas(64) float bias_[KEYS];  // set if there is any
   const int before_, window_;
   int end_, reach_ = 0;
   bool whole_;  // all pages are full, and rows attend to all entries before them

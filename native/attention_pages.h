@@ -95,10 +95,17 @@ struct Ahead {
   }
 };
 
+// What a head adds to scores of the first `count` entries of a sequence, in nats; to others 0.
+struct EntryBias {
+  const float* values = nullptr;
+  int count = 0;
+};
+
 // Pages of a sequence that a head reads.
 struct Reads {
   const Span* spans;
   int count, head;
+  EntryBias bias;
 };
 
 // Asks for the codes of the next split in even steps: a burst would wait for the few buffers of outstanding lines.

@@ -38,9 +38,20 @@ struct Batch {
   const int32_t* target_sequences;  // [targets]
   const int32_t* target_rows;       // [targets]: number of the sequence's rows before each
   const int32_t* target_pages;      // [targets, state_pages]
+  // What is added to scores of each sequence's first entries: addresses of [blocks, KV heads, length] floats, or 0; null
+  // for none.
+  const int64_t* biases;        // [sequences]
+  const int32_t* bias_lengths;  // [sequences]
 
   int targets() const { return state_pages ? target_starts[num_sequences] : 0; }
 };
+
+// What a KV head of a layer, the `place`-th, adds to scores of a sequence's entries.
+inline EntryBias bias_of(const Batch& batch, int sequence, int place, int kv_heads, int head) {
+  if (!batch.biases || !batch.biases[sequence]) return {};
+  const int count = batch.bias_lengths[sequence];
+  return {(const float*)batch.biases[sequence] + (size_t(place) * kv_heads + head) * count, count};
+}
 
 // The spans of a group of layers.
 inline const Span* spans_of(const Batch& batch, int group) {
@@ -86,7 +97,8 @@ inline std::span<const Split> splits_of(const Attention& plan, const Attention::
 
 // The pages of a group of layers that a unit reads of a split.
 inline Reads reads_of(const Attention& plan, const Batch& batch, int group, const Attention::Unit& unit, const Split& split) {
-  return {spans_of(batch, group) + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head};
+  return {
+      spans_of(batch, group) + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head, {}};
 }
 
 // Orders units by length, longest first, and gives each member's range the same share of each length. So ranges have

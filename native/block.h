@@ -45,7 +45,11 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
         }
       }
   };
-  auto reads = [&](const Attention::Unit& unit, const Split& s) { return reads_of(plan, batch, c.group, unit, s); };
+  auto reads = [&](const Attention::Unit& unit, const Split& s) {
+    Reads made = reads_of(plan, batch, c.group, unit, s);
+    made.bias = bias_of(batch, plan.pieces[unit.piece].sequence, c.place, c.kv_heads, unit.head);
+    return made;
+  };
   const int units = int(plan.units.size());
   m.team->share(units, own.member, [&](int u) {
     const Attention::Unit &unit = plan.units[u], &after = plan.units[std::min(u + 1, units - 1)];

@@ -111,6 +111,7 @@ class Pass {
     keep(target_starts_, batch.target_starts, state_pages ? sequences + 1 : 0);
     keep(target_sequences_, batch.target_sequences, targets), keep(target_rows_, batch.target_rows, targets);
     keep(target_pages_, batch.target_pages, targets * state_pages);
+    if (lent.biases) keep(biases_, batch.biases, sequences), keep(bias_lengths_, batch.bias_lengths, sequences);
     keep(spans_, batch.spans, groups * lent.span_starts[sequences]);
     keep(row_starts_, batch.row_starts, sequences + 1), keep(span_starts_, batch.span_starts, sequences + 1);
     cos_.clear(), sin_.clear();
@@ -151,7 +152,7 @@ class Pass {
   // where the next pass is.
   bool pure() const {
     const bool returns = batch.num_queries || batch.num_states;
-    return !ranks_ && room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !returns;
+    return !ranks_ && room.apart() && (!cut_ || rest_.apart()) && !batch.dropout && !batch.biases && !returns;
   }
 
   // Whether a block continues with only some rows after its keys and values; these rows, and their memory.
@@ -247,7 +248,9 @@ class Pass {
   std::vector<uint8_t> embeddings_, token_inputs_;
   std::vector<int64_t> tokens_, pages_, slots_, positions_, wanted_, state_rows_, all_;
   std::vector<int32_t> row_starts_, span_starts_, places_;
-  std::vector<int32_t> state_counts_, state_sources_, target_starts_, target_sequences_, target_rows_, target_pages_;
+  std::vector<int32_t> state_counts_, state_sources_, target_starts_, target_sequences_, target_rows_, target_pages_,
+      bias_lengths_;
+  std::vector<int64_t> biases_;
   std::vector<Span> spans_;
   std::vector<float> cos_, sin_;
   std::vector<Plan> plans_;

@@ -70,6 +70,7 @@ class Entry:
         self.state = before + np.outer(self.k, self.u)  # integers, whose sums are exact
         self.moves: tuple[tuple[int, int], ...] = ()  # (position, distance), in order
         self.heads: list[list[Entry]] | None = None  # by layer and head, if they hold different ones
+        self.bias = np.zeros((2, 2), np.float32)  # by layer and head
 
     def of(self, layer: int, head: int) -> "Entry":
         return self if self.heads is None else self.heads[layer][head]
@@ -82,9 +83,14 @@ class Entry:
             other.heads = [[one.moved(distance) for one in row] for row in self.heads]
         return other
 
-    def by_head(self, heads: "list[list[Entry]]", position: int) -> "Entry":
+    def by_head(self, heads: "list[list[Entry]]", position: int, bias: np.ndarray) -> "Entry":
         other = copy.copy(self)
-        other.position, other.model, other.moves, other.heads = position, None, (), heads
+        other.position, other.model, other.moves, other.heads, other.bias = position, None, (), heads, bias
+        return other
+
+    def biased(self, bias: np.ndarray) -> "Entry":
+        other = copy.copy(self)
+        other.model, other.bias = None, bias
         return other
 
 
@@ -144,10 +150,21 @@ class Expected:
         ]
         last = max(one.position for slot in slots for row in slot for one in row)
         first = max(0, last - count + 1)
-        entries = [self.entries[indices[0, 0, j]].by_head(slot, first + j) for j, slot in enumerate(slots)]
+        biases = [
+            np.array([[self.entries[indices[i, h, j]].bias[i, h] for h in range(heads)] for i in range(layers)])
+            for j in range(count)
+        ]
+        entries = [
+            self.entries[indices[0, 0, j]].by_head(slot, first + j, biases[j]) for j, slot in enumerate(slots)
+        ]
         ends = indices[:, :, -1] == len(self.entries) - 1
         next_position = self.next_position if last == self.entries[-1].position else entries[-1].position + 1
         return Expected(entries, next_position, self.tail if ends.all() else None)
+
+    def with_bias(self, bias: np.ndarray) -> "Expected":
+        tail = self.tail if self.tail is not None and self.tail.pending is not None else None
+        each = zip(self.entries, np.moveaxis(bias, 2, 0), strict=True)
+        return Expected([entry.biased(own) for entry, own in each], self.next_position, tail)
 
     def joins(self, other: "Expected") -> bool:
         return not self.entries or not other.entries or self.entries[-1].position < other.entries[0].position
@@ -313,6 +330,17 @@ class Values(RuleBasedStateMachine):
         self.keep(made, expected.gather(chosen) if count else expected[length:])
 
     @precondition(lambda self: self.values)
+    @rule(i=indices, seed=st.integers(0, 99))
+    def with_bias(self, i: int, seed: int) -> None:
+        kv, expected = self.pick(i)
+        bias = np.random.default_rng(seed).choice(np.array([-np.inf, 0, 1.5], np.float32), (2, 2, len(kv)))
+        if self.geometry.windowed:
+            with pytest.raises(KVError, match="a model whose layers attend to all entries"):
+                kv.with_bias(bias)
+            return
+        self.keep(kv.with_bias(bias), expected.with_bias(bias))
+
+    @precondition(lambda self: self.values)
     @rule(i=indices, j=indices, fault=faults)
     def add(self, i: int, j: int, fault: int | None) -> None:
         self._join(*self.pick(i), *self.pick(j), fault)
@@ -435,6 +463,8 @@ class Values(RuleBasedStateMachine):
                     assert heads[i, head, j] == entries[j].of(i, head).position
             else:
                 assert all(entry.heads is None for entry in entries)
+            biases = np.zeros((2, 2, len(kv))) if kv.bias is None else kv.bias
+            assert all(np.array_equal(biases[..., j], entry.bias) for j, entry in enumerate(entries))
             self.check_contents(kv, expected)
             assert same_tail(kv.tail, expected.tail)
             for model in MODELS:

@@ -1,5 +1,6 @@
 """Values in files: loading returns the same value, or raises a typed error, for any file."""
 
+import base64
 import copy
 import hashlib
 import json
@@ -108,6 +109,10 @@ def test_the_empty_value_can_be_saved_too(tmp_path: Path, pool: PagePool) -> Non
     prefill(pool, range(5))[3:3].save(tmp_path / "value")
     loaded = load(tmp_path / "value", pool)
     assert (len(loaded), loaded.next_position, pool.num_used) == (0, 3, 0)
+
+
+def packed(numbers: list[Any], dtype: str) -> str:
+    return base64.b64encode(np.array(numbers, dtype).tobytes()).decode()
 
 
 def _saved(directory: Path) -> tuple[Path, bytes]:
@@ -484,9 +489,13 @@ def _is_an_error_or_a_value(path: Path, good: bytes) -> None:
         (lambda header: header | {"stretches": [[5, None, []]]}, "fewer entries"),
         (lambda header: header | {"stretches": [[6, None, [1]]]}, "not canonical has tokens"),
         (lambda header: header | {"stretches": [[6, "m", [1]]]}, "wrong positions"),
-        (lambda header: header | {"head_positions": [0] * 23}, "as many positions of heads as heads"),
-        (lambda header: header | {"head_positions": [*[0] * 23, -1]}, "positions of heads are not integers"),
-        (lambda header: header | {"head_positions": [*[0] * 23, 6]}, "comes behind its slot"),
+        (lambda header: header | {"head_positions": packed([0] * 23, "<i4")}, "as many numbers as heads"),
+        (lambda header: header | {"head_positions": [0] * 24}, "as many numbers as heads"),
+        (lambda header: header | {"head_positions": "*"}, "not base64"),
+        (lambda header: header | {"head_positions": packed([*[0] * 23, -1], "<i4")}, "comes behind its slot"),
+        (lambda header: header | {"head_positions": packed([*[0] * 23, 6], "<i4")}, "comes behind its slot"),
+        (lambda header: header | {"bias": packed([0] * 23, "<f4")}, "as many numbers as heads"),
+        (lambda header: header | {"bias": packed([*[0] * 23, np.nan], "<f4")}, "a bias is no number"),
         (lambda header: header | {"next_position": -1}, "next_position is not an integer"),
         (lambda header: header | {"tail": header["tail"] | {"num_logits": 2**31 - 1}}, "size is not what"),
         (lambda header: header | {"tail": header["tail"] | {"num_logits": 2}}, "size is not what"),

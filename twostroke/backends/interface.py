@@ -94,6 +94,8 @@ class RaggedBatch(Generic[Array]):
         query_rows: [R] int64, distinct rows whose queries are returned; None for none.
         state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
         dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
+        biases: for each sequence what is added to scores of its first entries, [layers, KV heads, n] float32 (-inf hides
+            an entry), or None for 0; empty if no sequence has any. Then all layers are one group.
         drawn: tokens of the previous step, which the host may not know yet.
         states: for a model with states, what each sequence reads and writes of them.
         scratch: holds what a backend derives once per step (RoPE tables, masks).
@@ -109,6 +111,7 @@ class RaggedBatch(Generic[Array]):
     query_rows: Array | None = None
     state_rows: Array | None = None
     dropout: Array | None = None
+    biases: Sequence[np.ndarray | None] = ()
     drawn: DrawnTokens | None = None
     states: Sequence[StateStep] = ()
     scratch: dict[Any, Any] = field(default_factory=dict)
@@ -216,6 +219,7 @@ class Backend(Protocol):
         device: "cpu", or another PyTorch device name.
         threads: number of CPU threads.
         formats: the formats of weight matrices that it computes with; None for all. Others are re-encoded on load.
+        takes_bias: whether attention adds `RaggedBatch.biases`.
         failure: why it computes nothing any more, since a rank is lost; None while it does.
         dtype, kv_dtype: dtypes of activations, and of K and V: "float32", "bfloat16".
     """
@@ -240,6 +244,9 @@ class Backend(Protocol):
 
     @property
     def threads(self) -> int: ...
+
+    @property
+    def takes_bias(self) -> bool: ...
 
     @property
     def formats(self) -> Collection[str] | None: ...

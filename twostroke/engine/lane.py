@@ -13,7 +13,7 @@ from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
 from twostroke.engine.prefix_match import MissingPages, missing_in_pool
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
-from twostroke.errors import InvalidRequest
+from twostroke.errors import KVError, InvalidRequest
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.writer import KVWriter, SlotMapping
@@ -78,6 +78,11 @@ class Lane(ABC, Generic[StrokeKind]):
         # Entries under dropout are canonical only for the same dropout, as for another model.
         name = self.model.id if self.dropout is None else f"{self.model.id}, {self.dropout}"
         lookback = 1 + (self.stroke.queries or 0)
+        if base.entry_table.bias is not None and not self.model.backend.takes_bias:
+            raise KVError(
+                f"the {self.model.backend.label} backend adds no bias to scores: use the native backend or the reference, "
+                "in one rank"
+            )
         self.writer = KVWriter(base.copy_to(self.model.pool), name, lookback, self.num_guesses, self.parting)
         self.num_computed = len(self.writer)
 

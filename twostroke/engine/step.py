@@ -87,6 +87,7 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         query_rows=last([chunk.query_rows for chunk in chunks]) if any(chunk.query_rows for chunk in chunks) else None,
         state_rows=last([chunk.state_rows for chunk in chunks]) if any(chunk.state_rows for chunk in chunks) else None,
         dropout=_dropout(model, chunks),
+        biases=_biases(chunks),
         drawn=None if drawn is None or token_ids.min() >= 0 else drawn,
         states=[chunk.slot_mapping.states for chunk in chunks if chunk.slot_mapping.states is not None],
     )
@@ -102,6 +103,11 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         chunk.lane.num_computed = len(chunk.lane.writer) - (chunk.tokens[-1] < 0)
         chunk.lane.computed(logits[taken : taken + chunk.logit_rows])
         taken += chunk.logit_rows
+
+
+def _biases(chunks: Sequence[Chunk]) -> list[np.ndarray | None]:
+    biases = [chunk.lane.writer.bias for chunk in chunks]
+    return [] if all(one is None for one in biases) else biases
 
 
 def _dropout(model: Model, chunks: Sequence[Chunk]) -> np.ndarray | None:

@@ -70,6 +70,10 @@ def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
         scores = (shared @ keys).reshape(-1, n, len(kv))
     if queries.cap is not None:
         scores = queries.cap * np.tanh(scores / np.float32(queries.cap))
+    if kv.entry_table.bias is not None:
+        source = queries.sources[layer] if queries.sources else layer
+        bias = kv.entry_table.bias[:, kv.pool.geometry.kv_layers.index(source)].T
+        scores += np.repeat(bias, len(scores) // len(bias), 0)[:, None]
     hidden = order > own_order
     if window is not None:
         hidden = hidden | (positions <= own - window)

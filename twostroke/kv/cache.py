@@ -16,7 +16,7 @@ from twostroke.backends.interface import POSITION
 from twostroke.errors import KVError
 from twostroke.kv import spans, states, stream
 from twostroke.kv.entries import EntryTable, Tail
-from twostroke.kv.entries_by_head import checked_indices, gathered, written
+from twostroke.kv.entries_by_head import biased, checked_indices, gathered, written
 from twostroke.kv.other_dtype import converted
 from twostroke.kv.other_positions import moved, require_positions
 from twostroke.kv.page_contents import copy_pages, read_entries, read_keys, require_page_size
@@ -77,6 +77,7 @@ class KVCache:
         values: np.ndarray,
         positions: np.ndarray | Sequence[int],
         tokens: Sequence[int] | None = None,
+        bias: np.ndarray | None = None,
     ) -> KVCache:
         """A value of entries that a technique has made, such as merged or fitted ones. They are canonical for no model.
 
@@ -85,6 +86,7 @@ class KVCache:
             keys, values: [layers with K and V of their own, KV heads, n, head_dim], finite, with K as after RoPE.
             positions: [n] or [layers, KV heads, n] integers, which rise for each head: where K is rotated to.
             tokens: n ids that stand for the entries, as where penalties count a prompt's tokens; None: all 0.
+            bias: as `with_bias` takes it; None: 0.
 
         Raises:
             KVError: other shapes or positions, or the model has windows, states, or layers of different shapes.
@@ -94,7 +96,8 @@ class KVCache:
         if not (count := places.shape[-1] if places.ndim else 0):
             raise KVError("there are no entries: give at least one position")
         ids = np.zeros(count, np.int32) if tokens is None else np.asarray(tokens, np.int32)
-        return cls._in_fresh_pages(llm.pool, *written(llm.pool, keys, values, places, ids))
+        made = cls._in_fresh_pages(llm.pool, *written(llm.pool, keys, values, places, ids))
+        return made if bias is None else made.with_bias(bias)
 
     # Attributes ------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,13 @@ class KVCache:
         hold the same (see `gather`)."""
         heads = self.entry_table.head_positions
         return None if heads is None else heads.transpose(1, 2, 0).copy()
+
+    @property
+    def bias(self) -> np.ndarray | None:
+        """What is added to the score of each head's entries, [layers with K and V of their own, KV heads, n] float32; None
+        where that is 0 (see `with_bias`)."""
+        bias = self.entry_table.bias
+        return None if bias is None else bias.transpose(1, 2, 0).copy()
 
     @property
     def next_position(self) -> int:
@@ -337,6 +347,23 @@ class KVCache:
         if not chosen.shape[-1]:
             return self[len(self) :]
         return self._in_fresh_pages(self.pool, *gathered(self.pool, self.entry_table, chosen)).to(self.tier)
+
+    def with_bias(self, bias: np.ndarray) -> KVCache:
+        """The same entries with a number that each head adds to the score of an entry, in place of what they have.
+
+        log n makes an entry count as n equal ones, as where a technique has merged them; -inf hides it, so that heads
+        see different numbers of entries. Entries that come later have 0. The bias is kept by cuts, `+`, `gather`, `at`,
+        files and the wire; it takes 4 bytes an entry, layer and head of ordinary memory. Nothing of the value is
+        canonical, and logits at its end are left out.
+
+        Args:
+            bias: floats [layers with K and V of their own, KV heads, n], in nats, finite or -inf.
+
+        Raises:
+            KVError: another shape, nan or inf, or the model has windows, states, or layers of different shapes. A
+                stroke raises it where the backend cannot: Triton, and several ranks.
+        """
+        return KVCache(self.pool, biased(self.pool, self.entry_table, bias), self.tier)
 
     @classmethod
     def _in_fresh_pages(cls, pool: PagePool, contents: EntryTable, fresh: np.ndarray) -> KVCache:

@@ -73,6 +73,7 @@ class EntryTable:
         snapshots: known states of recurrent layers, by rising number of entries; none for a model without such layers.
         head_positions: [n, layers with K and V, KV heads] int32, the position of each head's entry, where heads hold
             different ones (`kv.entries_by_head`); None: all hold the same.
+        bias: [n, layers with K and V, KV heads] float32, what is added to the scores of each head's entry; None: 0.
     """
 
     table: np.ndarray
@@ -82,6 +83,7 @@ class EntryTable:
     tail: Tail | None = None
     snapshots: tuple[StateSnapshot, ...] = ()
     head_positions: np.ndarray | None = None
+    bias: np.ndarray | None = None
 
     @classmethod
     def empty(cls, groups: int, states: bool = False) -> EntryTable:
@@ -96,7 +98,7 @@ class EntryTable:
         """Bytes of all of this."""
         before = sum(stretch.before.nbytes for stretch in self.stretches)
         tail = 0 if self.tail is None else self.tail.nbytes
-        heads = 0 if self.head_positions is None else self.head_positions.nbytes
+        heads = sum(0 if one is None else one.nbytes for one in (self.head_positions, self.bias))
         return self.table.nbytes + self.tokens.nbytes + before + tail + heads
 
     def positions_by_head(self, layers: int, heads: int) -> np.ndarray:
@@ -125,8 +127,8 @@ class EntryTable:
         snapshots = tuple(replace(one, at=one.at - start) for one in inside)
         if start == stop and self.snapshots:  # nothing was read
             snapshots = (ZEROS,)
-        heads = None if self.head_positions is None else self.head_positions[start:stop]
-        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail, snapshots, heads)
+        heads, bias = (None if one is None else one[start:stop] for one in (self.head_positions, self.bias))
+        return EntryTable(table, self.tokens[start:stop], stretches, next_position, tail, snapshots, heads, bias)
 
     def require_before(self, other: EntryTable) -> None:
         """Raise KVError unless the positions of both increase where `other` follows."""
@@ -147,6 +149,7 @@ class EntryTable:
             other.tail,
             tuple(replace(one, at=one.at + len(self)) for one in other.snapshots),
             joined_heads(self, other),
+            joined_bias(self, other),
         )
 
     def in_pages(self, old: np.ndarray, new: np.ndarray) -> EntryTable:
@@ -189,3 +192,12 @@ def joined_heads(left: EntryTable, right: EntryTable) -> np.ndarray | None:
     if known is None:
         return None
     return np.concatenate([one.positions_by_head(*known.shape[1:]) for one in (left, right)])
+
+
+def joined_bias(left: EntryTable, right: EntryTable) -> np.ndarray | None:
+    """`bias` of the entries of both."""
+    known = left.bias if left.bias is not None else right.bias
+    if known is None:
+        return None
+    zeros = [np.zeros((len(one), *known.shape[1:]), np.float32) for one in (left, right)]
+    return np.concatenate([none if one.bias is None else one.bias for one, none in zip((left, right), zeros, strict=True)])

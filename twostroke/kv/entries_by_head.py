@@ -61,7 +61,10 @@ def gathered(pool: PagePool, contents: EntryTable, indices: np.ndarray) -> tuple
     at_end = int(positions.max()) == spans.end_position(contents.table) - 1
     whole = bool((indices[..., -1] == len(contents) - 1).all())
     next_position = contents.next_position if at_end else made.next_position
-    return replace(made, next_position=next_position, tail=contents.tail if whole else None), fresh
+    bias = contents.bias
+    if bias is not None:
+        bias = np.take_along_axis(bias, indices.transpose(2, 0, 1), 0)
+    return replace(made, next_position=next_position, tail=contents.tail if whole else None, bias=bias), fresh
 
 
 def placed(
@@ -127,6 +130,24 @@ def written(
 
     by_head = np.broadcast_to(positions, shape[:3]).transpose(2, 0, 1).astype(np.int32)
     return placed(pool, by_head, tokens, entries)
+
+
+def biased(pool: PagePool, contents: EntryTable, bias: np.ndarray) -> EntryTable:
+    """The entries with this bias, [layers, KV heads, n], in place of what they have. Nothing is canonical any more.
+
+    Raises KVError: it is none of this model.
+    """
+    shape, given = (*require_heads(pool.geometry), len(contents)), np.asarray(bias)
+    if given.shape != shape or not np.issubdtype(given.dtype, np.floating):
+        raise KVError(
+            f"a bias is floats of shape [layers, KV heads, n], here {list(shape)}, not {given.dtype} {list(given.shape)}"
+        )
+    if not (given < np.inf).all():
+        raise KVError("a bias is a finite number, or -inf for an entry that a head does not see")
+    by_entry = given.transpose(2, 0, 1).astype(np.float32)
+    tail = contents.tail if contents.tail is not None and contents.tail.pending is not None else None
+    unknown = (Stretch(len(contents), None, NOTHING),) if len(contents) else ()
+    return replace(contents, bias=by_entry, stretches=unknown, tail=tail)
 
 
 def _chosen(pool: PagePool, group: int, table: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ No field of a header is used before `decode` has checked them all. A header that
 program could have made; the caller still has to compare its geometry.
 """
 
+import base64
 import dataclasses
 import json
 import math
@@ -72,7 +73,9 @@ def encode(header: StreamHeader) -> bytes:
     if header.geometry.states:
         fields["snapshots"] = [[one.at, one.pages.tolist()] for one in contents.snapshots]
     if contents.head_positions is not None:
-        fields["head_positions"] = contents.head_positions.ravel().tolist()
+        fields["head_positions"] = _packed(contents.head_positions, "<i4")
+    if contents.bias is not None:
+        fields["bias"] = _packed(contents.bias, "<f4")
     return json.dumps(fields).encode()
 
 
@@ -103,7 +106,7 @@ def decode(text: bytes) -> StreamHeader:
     names = ("geometry", "page_size", "layout", "num_pages", "spans", "tokens", "stretches", "next_position", "tail")
     fields = parse_json(text)
     snapshots = fields.pop("snapshots", []) if isinstance(fields, dict) else []
-    heads = fields.pop("head_positions", None) if isinstance(fields, dict) else None
+    heads, bias = (fields.pop(name, None) if isinstance(fields, dict) else None for name in ("head_positions", "bias"))
     fields = _object(fields, "the header", *names)
     geometry = _geometry(fields["geometry"])
     page_size = _integer(fields["page_size"], "page_size", 1)
@@ -125,7 +128,8 @@ def decode(text: bytes) -> StreamHeader:
     next_position = _integer(fields["next_position"], "next_position")
     tail, num_logits = _tail(fields["tail"])
     by_head = None if heads is None else _head_positions(heads, geometry, spans.positions(table))
-    contents = EntryTable(table, tokens, stretches, next_position, tail, states, by_head)
+    biased = None if bias is None else _bias(bias, geometry, len(tokens))
+    contents = EntryTable(table, tokens, stretches, next_position, tail, states, by_head, biased)
     return StreamHeader(geometry, page_size, layout, num_pages, contents, num_logits)
 
 
@@ -289,13 +293,32 @@ def _table(value: Any, geometry: Geometry, page_size: int) -> np.ndarray:
 
 def _head_positions(value: Any, geometry: Geometry, positions: np.ndarray) -> np.ndarray:
     """Check that heads rise, and hold nothing that comes behind its slot."""
-    found, heads = _integers(value, "positions of heads"), geometry.kv_heads
-    require(heads is not None and not geometry.windowed, "heads of such a model hold the same entries")
-    shape = len(positions), len(geometry.kv_layers), heads or 0
-    require(len(found) == math.prod(shape), "there are not as many positions of heads as heads")
-    found = found.reshape(shape)
-    require((found <= positions[:, None, None]).all(), "a head's entry comes behind its slot")
+    found = _by_head(value, "<i4", geometry, len(positions))
+    require((found >= 0).all() and (found <= positions[:, None, None]).all(), "a head's entry comes behind its slot")
     return found
+
+
+def _bias(value: Any, geometry: Geometry, length: int) -> np.ndarray:
+    found = _by_head(value, "<f4", geometry, length)
+    require((found < np.inf).all(), "a bias is no number")
+    return found
+
+
+def _by_head(value: Any, dtype: str, geometry: Geometry, length: int) -> np.ndarray:
+    """[n, layers, KV heads] numbers from what `_packed` made."""
+    heads = geometry.kv_heads
+    require(heads is not None and not geometry.windowed, "heads of such a model hold the same entries")
+    shape = length, len(geometry.kv_layers), heads or 0
+    try:
+        data = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+    except ValueError:
+        raise InvalidHeader("numbers of heads are not base64") from None
+    require(len(data) == math.prod(shape) * np.dtype(dtype).itemsize, "there are not as many numbers as heads")
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype[1:])
+
+
+def _packed(array: np.ndarray, dtype: str) -> str:
+    return base64.b64encode(array.astype(dtype).tobytes()).decode()
 
 
 def _stretches(value: Any, positions: np.ndarray) -> tuple[Stretch, ...]:

@@ -11,7 +11,7 @@ from twostroke.backends.interface import PAGE, POSITION, START, STOP, StateStep
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries import EntryTable, StateSnapshot, Tail, joined_heads
+from twostroke.kv.entries import EntryTable, StateSnapshot, Tail, joined_bias, joined_heads
 from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import extend
@@ -79,6 +79,9 @@ class KVWriter:
             )
         base = base.to(POOL)
         self.base, self.model = base, model
+        by_entry = base.entry_table.bias
+        # What is added to scores of the base's entries, [layers, KV heads, n] float32.
+        self.bias = None if by_entry is None else np.ascontiguousarray(by_entry.transpose(1, 2, 0))
         self._base_length = len(base)
         self.next_position = base.next_position
         self._table = np.concatenate([base.table, np.zeros((8, base.table.shape[1]), np.int32)])
@@ -313,9 +316,9 @@ class KVWriter:
         tokens = np.concatenate([base.token_array, np.fromiter(self._tokens, np.int32, len(self._tokens))])
         stretches = extend(base.stretches, base.token_array, base.next_position, self.model, len(self._tokens))
         made = EntryTable(table, tokens, stretches, self.next_position, tail, tuple(snapshots))
-        if base.entry_table.head_positions is not None:
-            new = made.cut(self._base_length, len(made))
-            made = replace(made, head_positions=joined_heads(base.entry_table, new))
+        if base.entry_table.head_positions is not None or base.entry_table.bias is not None:
+            old, new = base.entry_table, made.cut(self._base_length, len(made))
+            made = replace(made, head_positions=joined_heads(old, new), bias=joined_bias(old, new))
         return KVCache(base.pool, made)
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class Passages(Method, name="passages"):
         bound: of the error, in nats; above it a checked request gets the plain answer.
     """
 
-    mend: int = integer(16, least=0)
+    mend: int = integer(32, least=0)
     least: int = integer(64, least=1)
     last: int = integer(1, least=1)
     checked: float = number(0.0, least=0, most=1)

@@ -62,6 +62,10 @@ class NativeBackend:
         self.statistics = NativeStatistics(self.team)
 
     @property
+    def takes_bias(self) -> bool:
+        return self.tp == 1
+
+    @property
     def failure(self) -> RankLost | None:
         return None if self.ranks is None else self.ranks.failure
 

@@ -128,6 +128,9 @@ class NativeModel:
         if batch.dropout is not None:
             fields.dropout = address(batch.dropout)
         steps = self._state_fields(batch.states)  # which the pass copies
+        if batch.biases:
+            steps["biases"] = np.array([0 if one is None else address(one) for one in batch.biases], np.int64)
+            steps["bias_lengths"] = np.array([0 if one is None else one.shape[2] for one in batch.biases], np.int32)
         for name, array in steps.items():
             setattr(fields, name, array if isinstance(array, int) else address(array))
         queries = None

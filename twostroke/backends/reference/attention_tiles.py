@@ -4,7 +4,7 @@ All decode rows of a batch are one group. A prefill chunk is cut into blocks of 
 attends to. A tile is of fixed size, so its scores, K and V stay in cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ class SequenceGroup:
     rows: torch.Tensor  # [G * T] indices into the batch
     num_rows: int  # T
     tables: list[np.ndarray]  # [P, 3 + groups] spans each
+    biases: list[np.ndarray | None]  # `RaggedBatch.biases`, one for each table; empty if none has any
     _tiles: dict[tuple[int, int | None], list["PageTile"]] = field(
         default_factory=dict
     )  # by group of layers and window
@@ -44,25 +45,29 @@ class PageTile:
     count: int
     pages: torch.Tensor  # [count, P]
     mask: torch.Tensor | None  # [count, T, P * page_size], None if every row attends to every key
+    orders: np.ndarray  # [count, P * page_size], entries of the sequence before each slot
 
 
 def groups_of(batch: RaggedBatch[torch.Tensor], device: torch.device) -> Iterator[SequenceGroup]:
     """One group for each block of `BLOCK_ROWS` rows of a prefill chunk, and one of all decode rows; on `device`."""
-    decoding: list[tuple[np.ndarray, int]] = []
-    for table, start, stop in zip(batch.tables, batch.row_starts[:-1], batch.row_starts[1:], strict=True):
+    decoding: list[tuple[np.ndarray, int, np.ndarray | None]] = []
+    biases = batch.biases or [None] * len(batch.tables)
+    for table, bias, start, stop in zip(batch.tables, biases, batch.row_starts[:-1], batch.row_starts[1:], strict=True):
         if stop - start == 1:
-            decoding.append((table, start))
+            decoding.append((table, start, bias))
             continue
         for first in range(start, stop, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, stop)
-            yield SequenceGroup(
-                torch.arange(first, last, device=device), last - first, [_without_last(table, stop - last)]
-            )
+            cut = _without_last(table, stop - last)
+            yield SequenceGroup(torch.arange(first, last, device=device), last - first, [cut], _any([bias]))
     if decoding:
-        decoding.sort(key=lambda pair: len(pair[0]), reverse=True)
-        yield SequenceGroup(
-            torch.tensor([row for _, row in decoding], device=device), 1, [table for table, _ in decoding]
-        )
+        decoding.sort(key=lambda one: len(one[0]), reverse=True)
+        tables, rows, own = zip(*decoding, strict=True)
+        yield SequenceGroup(torch.tensor(rows, device=device), 1, list(tables), _any(own))
+
+
+def _any(biases: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    return [] if all(one is None for one in biases) else list(biases)
 
 
 def _without_last(table: np.ndarray, count: int) -> np.ndarray:
@@ -83,9 +88,11 @@ def _cut(group: SequenceGroup, page_size: int, layers: int, window: int | None) 
         width = max(min(len(table) - first, per_tile) for table in tables)
         pages = np.zeros((len(tables), width), np.int64)
         mask = np.zeros((len(tables), group.num_rows, width, page_size), bool)
+        orders = np.zeros((len(tables), width, page_size), np.int64)
         for g, table in enumerate(tables):
             part = table[first : first + width]
             pages[g, : len(part)] = part[:, PAGE + layers]
+            orders[g, : len(part)] = _orders(table, page_size)[first : first + len(part)]
             mask[g, :, : len(part)] = _visible(table, first, len(part), group.num_rows, page_size, window)
         if not mask.any():
             continue
@@ -94,14 +101,20 @@ def _cut(group: SequenceGroup, page_size: int, layers: int, window: int | None) 
             len(tables),
             torch.from_numpy(pages).to(device),
             None if mask.all() else torch.from_numpy(mask).to(device),
+            orders.reshape(len(tables), -1),
         )
+
+
+def _orders(table: np.ndarray, page_size: int) -> np.ndarray:
+    """Number of the sequence's entries before each slot, [P, page_size]."""
+    return (np.cumsum(table[:, STOP] - table[:, START]) - table[:, STOP])[:, None] + np.arange(page_size)
 
 
 def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: int, window: int | None) -> np.ndarray:
     """Mask [rows, count, page_size]: whether the table's last `rows` entries attend to each slot of these pages."""
     ends = np.cumsum(table[:, STOP] - table[:, START])
     part, slot = table[first : first + count, :, None], np.arange(page_size)
-    order = (ends - table[:, STOP])[first : first + count, None] + slot  # number of entries before the slot
+    order = _orders(table, page_size)[first : first + count]
     row_order = ends[-1] - rows + np.arange(rows)
     filled = (slot >= part[:, START]) & (slot < part[:, STOP])
     visible = filled & (order <= row_order[:, None, None])
@@ -110,3 +123,14 @@ def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: in
         row_position = table[row_ends, POSITION] + row_order - (ends - table[:, STOP] + table[:, START])[row_ends]
         visible &= part[:, POSITION] - part[:, START] + slot > (row_position - window)[:, None, None]
     return visible
+
+
+def tile_bias(biases: Sequence[np.ndarray | None], tile: PageTile, layer: int) -> np.ndarray:
+    """What each KV head of a layer adds to scores of a tile's slots: [count, KV heads, P * page_size] float32."""
+    heads = next(one.shape[1] for one in biases if one is not None)
+    added = np.zeros((tile.count, heads, tile.orders.shape[1]), np.float32)
+    for one, bias, order in zip(added, biases, tile.orders, strict=False):
+        if bias is not None:
+            known = (order >= 0) & (order < bias.shape[2])
+            one[:, known] = bias[layer][:, order[known]]
+    return added

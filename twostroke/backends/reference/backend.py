@@ -63,6 +63,10 @@ class ReferenceBackend:
         self.arithmetic = self.operations.arithmetic
 
     @property
+    def takes_bias(self) -> bool:
+        return self.ranks is None
+
+    @property
     def failure(self) -> RankLost | None:
         return None if self.ranks is None else self.ranks.group.failure
 

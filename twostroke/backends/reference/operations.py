@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.ranks.sharding import ColumnSplit
-from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of
+from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of, tile_bias
 from twostroke.models.config import Activation, Attention, Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.kv_formats import SCALE_BYTES, Codes, in_one_byte, kv_format, rotated_together, two_of_byte
@@ -228,18 +228,19 @@ class Operations:
         attention: Attention,
         cap: float | None,
         sink_logits: torch.Tensor | None = None,
+        place: int = 0,
     ) -> torch.Tensor:
         """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D].
 
         `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one. `sink_logits`:
-        [Hq], if the layer has them.
+        [Hq], if the layer has them. `place`: of `kv` among the group's layers, for biases.
         """
         out = torch.empty_like(q)
         alike = batch.scratch.get("groups")
         if alike is None:
             alike = batch.scratch["groups"] = list(groups_of(batch, q.device))
         for some in alike:
-            out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap, sink_logits).to(q.dtype)
+            out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap, sink_logits, place).to(q.dtype)
         return out.flatten(1)
 
     def _attend(
@@ -251,6 +252,7 @@ class Operations:
         attention: Attention,
         cap: float | None,
         sink_logits: torch.Tensor | None,
+        place: int,
     ) -> torch.Tensor:
         """Attention of some sequences over their tiles, computed in float32: [G * T, Hq, D]."""
         (num_kv_heads, page_size), head_dim = kv.shape[2:4], q.shape[2]
@@ -272,6 +274,8 @@ class Operations:
             scores = q[:n] @ k.transpose(-1, -2)
             if cap is not None:
                 scores = capped(scores, cap)
+            if sequences.biases:
+                scores += torch.from_numpy(tile_bias(sequences.biases, tile, place)).to(q.device)[:, :, None]
             if tile.mask is not None:
                 mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)
                 scores.masked_fill_(~mask.reshape(scores.shape), -torch.inf)

@@ -68,6 +68,7 @@ class ShardedOperations(Operations):
         attention: Attention,
         cap: float | None,
         sink_logits: torch.Tensor | None = None,
+        place: int = 0,
     ) -> torch.Tensor:
         if not q.shape[1]:
             return q.flatten(1)
@@ -75,7 +76,7 @@ class ShardedOperations(Operations):
             first = Shard(self.group.rank, self.group.size).kv_heads(attention).start
             first *= attention.num_heads // attention.num_kv_heads
             sink_logits = sink_logits[first : first + q.shape[1]]
-        return super().attention(q, kv, batch, group, attention, cap, sink_logits)
+        return super().attention(q, kv, batch, group, attention, cap, sink_logits, place)
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         return self.whole(super().head(x, weight), weight.split)

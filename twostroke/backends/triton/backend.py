@@ -56,6 +56,7 @@ class TritonBackend:
         self.device = device = device if self.ranks is None else self.ranks.links.device
         self.label = self.name + (f" in {tp} ranks" if tp > 1 else "")
         # The interpreter multiplies by numpy, whose sums depend on shapes.
+        self.takes_bias = False
         self.exact = self.asynchronous = device.startswith("cuda")
         kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else "interpreter"
         self.arithmetic = f"triton {triton.__version__} {kind} {_digest()}"

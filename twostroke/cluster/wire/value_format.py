@@ -209,5 +209,6 @@ def _of_nothing(geometry: Geometry, page_size: int, layout: Layout) -> str:
 def digest_of(kv: KVCache) -> str:
     """Stands for a value's tokens and positions: both sides hold the same value if they agree on it."""
     tokens = kv.token_array.astype("<i4").tobytes() + spans.positions(kv.table).astype("<i8").tobytes()
-    heads = kv.entry_table.head_positions
-    return hashlib.blake2b(tokens + (b"" if heads is None else heads.tobytes()), digest_size=16).hexdigest()
+    by_head = kv.entry_table.head_positions, kv.entry_table.bias
+    more = [b"" if one is None else one.tobytes() for one in by_head]
+    return hashlib.blake2b(b"".join([tokens, *more]), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""A bias of entries, by layer and head: what transformers computes with it, and what no schedule, cut or file changes."""
+"""A bias of entries, by layer and head: what transformers computes with it, and what no schedule or file changes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +198,6 @@ def test_ranks_refuse_a_bias_in_one_line() -> None:
     path = ANY["bfloat16"].directory()
     with LLM(path, backend="native", threads=1, kv_bytes=8 << 20, tp=2) as llm:
         kv = llm.prefill(PROMPT[:20])
-        with pytest.raises(KVError, match="adds no bias to scores: use the native backend or the reference, in one rank"):
+        with pytest.raises(KVError, match="adds no bias to scores: use the native backend or the reference"):
             llm.prefill(NEXT, after=kv.with_bias(random_bias(llm, 20)))
         assert len(list(llm.decode(kv, params=PARAMS))) == 20

@@ -154,9 +154,7 @@ class Expected:
             np.array([[self.entries[indices[i, h, j]].bias[i, h] for h in range(heads)] for i in range(layers)])
             for j in range(count)
         ]
-        entries = [
-            self.entries[indices[0, 0, j]].by_head(slot, first + j, biases[j]) for j, slot in enumerate(slots)
-        ]
+        entries = [self.entries[indices[0, 0, j]].by_head(slot, first + j, biases[j]) for j, slot in enumerate(slots)]
         ends = indices[:, :, -1] == len(self.entries) - 1
         next_position = self.next_position if last == self.entries[-1].position else entries[-1].position + 1
         return Expected(entries, next_position, self.tail if ends.all() else None)

@@ -94,8 +94,8 @@ class RaggedBatch(Generic[Array]):
         query_rows: [R] int64, distinct rows whose queries are returned; None for none.
         state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
         dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
-        biases: for each sequence what is added to scores of its first entries, [layers, KV heads, n] float32 (-inf hides
-            an entry), or None for 0; empty if no sequence has any. Then all layers are one group.
+        biases: for each sequence what is added to scores of its first entries, [layers, KV heads, n] float32, or None
+            for 0; -inf hides an entry; empty if no sequence has any. Then all layers are one group.
         drawn: tokens of the previous step, which the host may not know yet.
         states: for a model with states, what each sequence reads and writes of them.
         scratch: holds what a backend derives once per step (RoPE tables, masks).

@@ -13,7 +13,7 @@ from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
 from twostroke.engine.prefix_match import MissingPages, missing_in_pool
 from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
-from twostroke.errors import KVError, InvalidRequest
+from twostroke.errors import InvalidRequest, KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
 from twostroke.kv.writer import KVWriter, SlotMapping
@@ -80,8 +80,8 @@ class Lane(ABC, Generic[StrokeKind]):
         lookback = 1 + (self.stroke.queries or 0)
         if base.entry_table.bias is not None and not self.model.backend.takes_bias:
             raise KVError(
-                f"the {self.model.backend.label} backend adds no bias to scores: use the native backend or the reference, "
-                "in one rank"
+                f"the {self.model.backend.label} backend adds no bias to scores: use the native backend or the "
+                "reference, in one rank"
             )
         self.writer = KVWriter(base.copy_to(self.model.pool), name, lookback, self.num_guesses, self.parting)
         self.num_computed = len(self.writer)

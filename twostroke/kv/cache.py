@@ -123,8 +123,8 @@ class KVCache:
 
     @property
     def bias(self) -> np.ndarray | None:
-        """What is added to the score of each head's entries, [layers with K and V of their own, KV heads, n] float32; None
-        where that is 0 (see `with_bias`)."""
+        """What is added to the score of each head's entries (`with_bias`), [layers with K and V of their own, KV heads,
+        n] float32; None for 0."""
         bias = self.entry_table.bias
         return None if bias is None else bias.transpose(1, 2, 0).copy()
 

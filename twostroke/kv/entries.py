@@ -199,5 +199,6 @@ def joined_bias(left: EntryTable, right: EntryTable) -> np.ndarray | None:
     known = left.bias if left.bias is not None else right.bias
     if known is None:
         return None
-    zeros = [np.zeros((len(one), *known.shape[1:]), np.float32) for one in (left, right)]
-    return np.concatenate([none if one.bias is None else one.bias for one, none in zip((left, right), zeros, strict=True)])
+    shape = known.shape[1:]
+    each = [np.zeros((len(one), *shape), np.float32) if one.bias is None else one.bias for one in (left, right)]
+    return np.concatenate(each)

@@ -140,7 +140,8 @@ def biased(pool: PagePool, contents: EntryTable, bias: np.ndarray) -> EntryTable
     shape, given = (*require_heads(pool.geometry), len(contents)), np.asarray(bias)
     if given.shape != shape or not np.issubdtype(given.dtype, np.floating):
         raise KVError(
-            f"a bias is floats of shape [layers, KV heads, n], here {list(shape)}, not {given.dtype} {list(given.shape)}"
+            f"a bias is floats of shape [layers, KV heads, n], here {list(shape)}, not {given.dtype} "
+            f"{list(given.shape)}"
         )
     if not (given < np.inf).all():
         raise KVError("a bias is a finite number, or -inf for an entry that a head does not see")

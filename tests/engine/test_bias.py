@@ -155,7 +155,9 @@ def test_a_bias_is_kept(tmp_path: Path) -> None:
     assert longer.canonical_length(llm.model.id) == 0
     assert kv.bias is None
     indices = chosen(llm, len(kept), 50)
-    assert np.array_equal(kept.gather(indices).bias, np.take_along_axis(whole, indices, 2))
+    gathered = kept.gather(indices).bias
+    assert gathered is not None
+    assert np.array_equal(gathered, np.take_along_axis(whole, indices, 2))
 
 
 def test_explanations_know_a_bias(tiny_llm: Callable[..., LLM]) -> None:

@@ -46,6 +46,8 @@ TECHNIQUES: list[Method] = [
     method("finch", budget=12, question=3, chunk=8),
     method("expected-attention", times=2, keep="last", budget=9, newest=2),
     method("heavy-hitters", times=2, keep="last", sinks=2, budget=9, mean=True),
+    method("keydiff", budgets="ada", budget=9),
+    method("tova", budgets="pyramid", budget=9, sinks=2),
     method("compress", last=0, segment=8),
     method("compress", last=0, segment=8, scorer="draft"),
     method("passages", mend=2, least=3),

@@ -361,6 +361,11 @@ class LLM:
         for role in method.companions:
             if role not in self.engine.models:
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
+        if method.biased and not self.backend.takes_bias:
+            raise InvalidRequest(
+                f"method {method.name} gives heads other budgets, which the {self.backend.label} backend cannot: use the "
+                "native backend or the reference, in one rank"
+            )
         if method.by_head:
             try:
                 require_heads(self.pool.geometry)

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program, Stroke
-from twostroke.fields import integer, number
+from twostroke.fields import integer, number, text
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
+from twostroke.methods.budgets import KINDS, budgets, seen_of
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
 
 MAX_OBSERVED = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
 Choice = Generator[Stroke, Any, tuple[KVCache, np.ndarray]]  # strokes, then a value and an array about its entries
+Kept = Generator[Stroke, Any, tuple[KVCache, np.ndarray, np.ndarray | None]]
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,18 @@ class ChosenOnce(Repeat):
         return None
 
     def program(self, prompt: Prompt) -> Program:
-        kv, stays = yield from self.chosen(*self.copies(prompt), prompt)
+        kv, stays, seen = yield from self.chosen(*self.copies(prompt), prompt)
         kv = self.cut(kv, stays)  # the prompt's own value would keep the pages of dropped entries
+        if seen is not None:
+            kv = kv.with_bias(np.where(seen, np.float32(0), np.float32(-np.inf))).with_tail(kv.tail)
         yield Decode(kv)
 
     @abstractmethod
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Kept:
         """Prefill the tokens of a prompt, and choose among the entries `kept`, [n] rising indices.
 
-        Returns (value, indices of those that stay): [m], or [layers, KV heads, m] for each head, rising.
+        Returns (value, indices of those that stay, which of them each head sees): the indices are [m], or [layers, KV
+        heads, m] for each head, rising; the last is bool of that shape, or None for all.
         """
 
 
@@ -58,11 +63,16 @@ class RankedByHead(ChosenOnce):
         ratio: the share of the entries that each head keeps.
         budget: how many it keeps, instead of a ratio; sinks and the newest are among them.
         newest: how many of the last entries always stay.
+        budgets: whether heads keep "equal" numbers; or as many as are among the best of their layer ("ada"); or lower
+            layers keep more ("pyramid"). See `budgets`.
+        floor: with "ada", the share of the mean that each head keeps in any case.
     """
 
     ratio: float = number(0.5, above=0, most=1)
     budget: int | None = integer(None, least=1)
     newest: int = integer(1, least=1)
+    budgets: str = text("equal", choices=KINDS)
+    floor: float = number(0.2, least=0, most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,14 +84,22 @@ class RankedByHead(ChosenOnce):
     def by_head(self) -> bool:
         return True
 
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
+    @property
+    def biased(self) -> bool:
+        return self.budgets != "equal"
+
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Kept:
         count = max(self.sinks + self.newest, self.budget or int(self.ratio * len(kept)))
         if count >= len(kept):
-            return (yield Prefill(tokens)), kept
+            return (yield Prefill(tokens)), kept, None
         kv, worth = yield from self.ranked(tokens, prompt)
         worth = worth[..., kept]
-        worth[..., : self.sinks] = worth[..., -self.newest_of(count) :] = np.inf
-        return kv, kept[best(worth, count)]
+        newest = self.newest_of(count)
+        worth[..., : self.sinks] = worth[..., -newest:] = np.inf
+        if not self.biased:
+            return kv, kept[best(worth, count)], None
+        stays, seen = seen_of(worth, budgets(self.budgets, worth, count, self.sinks + newest, self.floor))
+        return kv, kept[stays], seen
 
     def newest_of(self, count: int) -> int:
         """How many of the last entries are among the `count` that stay, whatever they are worth."""

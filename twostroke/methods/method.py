@@ -83,6 +83,11 @@ class Method(Checked, ABC):
         """Whether heads keep different entries: models with windows or recurrent layers are then refused."""
         return False
 
+    @property
+    def biased(self) -> bool:
+        """Whether it adds to scores of entries: backends that cannot are then refused."""
+        return False
+
     def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache | None:
         """The part of an unfinished prefill from position 0 that the first decode will need; None: not known yet."""
         return None

@@ -98,5 +98,5 @@ def test_bad_budgets_are_one_line() -> None:
 @needs_native
 def test_ranks_refuse_other_budgets_in_one_line(native_llm: Native) -> None:
     llm = native_llm(tp=2)
-    with pytest.raises(InvalidRequest, match="method tova gives heads other budgets, which the native-.* in 2 ranks"):
+    with pytest.raises(InvalidRequest, match=r"method tova gives heads other budgets, which the native-.* in 2 ranks"):
         llm.generate([PROMPT], method=method("tova", budgets="ada"))

@@ -363,8 +363,8 @@ class LLM:
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
         if method.biased and not self.backend.takes_bias:
             raise InvalidRequest(
-                f"method {method.name} gives heads other budgets, which the {self.backend.label} backend cannot: use the "
-                "native backend or the reference, in one rank"
+                f"method {method.name} gives heads other budgets, which the {self.backend.label} backend cannot: use "
+                "the native backend or the reference, in one rank"
             )
         if method.by_head:
             try:

@@ -72,6 +72,7 @@ CASES: list[Method] = [
     method("chunkkv", budget=12, newest=3, chunk=4),
     method("kvzip", times=2, keep="last", budget=12, part=7),
     method("finch", budget=12, question=3, chunk=40),
+    method("rkv", budget=12, every=5, window=3),
     method("expected-attention", times=2, keep="last", budget=9, newest=2),
     method("heavy-hitters", times=2, keep="last", sinks=2, budget=9, mean=True),
     method("repeat", times=(" and ", ""), keep="first", offset="wrong"),

@@ -14,6 +14,7 @@ from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, OutOfPages
 from twostroke.kv.attention import attention_weights
 from twostroke.methods import (
+    RKV,
     ChunkKV,
     CurDKV,
     ExpectedAttention,
@@ -169,7 +170,7 @@ def test_what_each_head_keeps(technique: RankedByHead, formula: Head, native_llm
 
 
 @needs_native
-@pytest.mark.parametrize("technique", [*BY_HEAD, Snap(per="head"), Finch()], ids=lambda one: one.name)
+@pytest.mark.parametrize("technique", [*BY_HEAD, Snap(per="head"), Finch(), RKV()], ids=lambda one: one.name)
 @pytest.mark.parametrize("prompt", [LONG, [7]], ids=len)
 def test_room_for_everything_is_the_plain_request(technique: Method, prompt: list[int], native_llm: Native) -> None:
     llm = native_llm()
@@ -236,7 +237,7 @@ def test_without_room_beside_the_prompt_the_request_ends_and_others_go_on(native
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
-@pytest.mark.parametrize("technique", [*BY_HEAD, Snap(per="head"), Finch()], ids=lambda one: one.name)
+@pytest.mark.parametrize("technique", [*BY_HEAD, Snap(per="head"), Finch(), RKV()], ids=lambda one: one.name)
 def test_models_with_windows_or_states_are_refused(family: str, technique: Method, tiny_llm: Native) -> None:
     """Before work starts; a choice per sequence runs."""
     llm = tiny_llm(family)

@@ -20,6 +20,7 @@ from twostroke.methods.refresh import Refresh
 from twostroke.methods.registry import load_installed, load_module, method
 from twostroke.methods.repeat import Repeat
 from twostroke.methods.reread import Reread
+from twostroke.methods.rkv import RKV
 from twostroke.methods.snap import Snap
 from twostroke.methods.speculative import Speculative
 from twostroke.methods.student import Student
@@ -27,6 +28,7 @@ from twostroke.methods.tova import Tova
 
 __all__ = [
     "METHODS",
+    "RKV",
     "BestOf",
     "ChunkKV",
     "Compress",

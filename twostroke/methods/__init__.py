@@ -1,5 +1,6 @@
 """Techniques, one file each. A technique imported here is known everywhere."""
 
+from twostroke.methods.attention_matching import AttentionMatching
 from twostroke.methods.best_of import BestOf
 from twostroke.methods.chunkkv import ChunkKV
 from twostroke.methods.compress import Compress
@@ -29,6 +30,7 @@ from twostroke.methods.tova import Tova
 __all__ = [
     "METHODS",
     "RKV",
+    "AttentionMatching",
     "BestOf",
     "ChunkKV",
     "Compress",

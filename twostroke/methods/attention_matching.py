@@ -1,0 +1,104 @@
+"""Attention matching: fewer entries, fitted so that attention to them is what attention to all of them was.
+
+Zweiger, Fu, Guo and Kim 2026, "Fast KV Compaction via Attention Matching" (arXiv:2602.16284): of each head, keys that
+queries attend to most; a bias for each, so that their mass is that of all; and values by least squares, so that the
+results are. Here the queries are those of the prompt's last tokens, where the paper also lets the model repeat the
+prompt, and the masses are fitted by multiplicative steps (Lee and Seung 2001) from equal weights. Values stay near what
+they were as far as queries say nothing (ridge), since there may be fewer queries than entries.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
+from twostroke.fields import integer, number
+from twostroke.kv.attention import Queries, attention_by_head, attention_scores
+from twostroke.kv.cache import KVCache
+from twostroke.methods.by_head import MAX_OBSERVED, ByHead, best
+from twostroke.methods.method import Prompt
+
+MASS_STEPS = 100
+MIN_SHARE = 1e-9  # of the mass, below which no query says anything of an entry
+
+
+@dataclass(frozen=True)
+class AttentionMatching(ByHead, name="attention-matching"):
+    """Decode from fewer entries with fitted biases and values.
+
+    Attributes:
+        queries: how many of the prompt's last tokens give the queries.
+        ridge: how much a value resists its change, as a share of the mean square of weights.
+    """
+
+    sinks: int = integer(4, least=0)
+    queries: int = integer(MAX_OBSERVED, least=1, most=MAX_OBSERVED)
+    ridge: float = number(0.01, above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("budgets", self.budgets == "equal", "'equal': fitted entries are as many in each head")
+
+    @property
+    def observed(self) -> int:
+        return self.queries
+
+    @property
+    def biased(self) -> bool:
+        return True
+
+    def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
+        return attention_by_head(kv, queries)
+
+    def program(self, prompt: Prompt) -> Program:
+        tokens, kept = self.copies(prompt)
+        made: Prefilled = yield Prefill(tokens, queries=self.observed)
+        count = max(self.sinks + self.newest, self.budget or int(self.ratio * len(kept)))
+        kv = self.cut(made.kv, kept) if count >= len(kept) else self.fitted(made, kept, count)
+        del made  # it would keep the pages of all entries
+        yield Decode(kv)
+
+    def fitted(self, made: Prefilled, kept: np.ndarray, count: int) -> KVCache:
+        """A value of `count` entries for each head, for those of the indices `kept`."""
+        kv, geometry = made.kv, made.kv.pool.geometry
+        worth = self.scores(kv, made.queries)[..., kept]
+        worth[..., : self.sinks] = worth[..., -self.newest :] = np.inf
+        stays = best(worth, count)
+        keys = np.empty((*stays.shape, geometry.groups[0].head_dim), np.float32)
+        values, bias = np.empty_like(keys), np.zeros(stays.shape, np.float32)
+        for layer, own in enumerate(geometry.kv_layers):
+            every = kv.entries(own)[:, kept].astype(np.float32)  # [2, n, KV heads, head_dim]
+            scores = attention_scores(kv, made.queries, layer)[..., kept]
+            for head, of_head in enumerate(scores.reshape(stays.shape[1], -1, len(kept))):
+                some, (k, v) = stays[layer, head], every[:, :, head]
+                keys[layer, head] = k[some]
+                values[layer, head], bias[layer, head] = fit(of_head.astype(np.float64), v, some, self.ridge)
+        places = np.array(kv.positions)[kept][stays]
+        ids = kv.token_array[kept][stays[0, 0]].tolist()
+        value = KVCache.of_entries(kv, keys, values, places, ids, bias).with_tail(kv.tail)
+        return value.resumed_at(kv.next_position if self.offset == "right" else count)
+
+
+def fit(scores: np.ndarray, values: np.ndarray, some: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:
+    """Values and biases of the entries `some`, [m] indices, with which attention is as to all.
+
+    Args:
+        scores: [queries, n] float64, -inf where a query does not see an entry.
+        values: [n, head_dim].
+
+    Returns:
+        ([m, head_dim], [m]): of an entry of which no query says anything, its own value, and 0.
+    """
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    seen = shares[:, some]
+    squares, wanted, weights = seen.T @ seen, seen.sum(0), np.ones(len(some))
+    for _ in range(MASS_STEPS):
+        weights *= wanted / np.maximum(squares @ weights, MIN_SHARE)
+    weights = np.where(wanted > MIN_SHARE * len(seen), np.maximum(weights, MIN_SHARE), 1)
+    mixed = seen * weights
+    mixed /= np.maximum(mixed.sum(-1, keepdims=True), MIN_SHARE)
+    own = values[some].astype(np.float64)
+    gram = mixed @ mixed.T
+    gram += ridge * np.trace(gram) / len(gram) * np.eye(len(gram))
+    return own + mixed.T @ np.linalg.solve(gram, shares @ values - mixed @ own), np.log(weights)

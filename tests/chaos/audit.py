@@ -33,7 +33,7 @@ def audit(worker: Worker) -> None:
     for one in worker.offers:
         final = one._final
         values += [one._kv, *one._longer, None if final is None else final.kv]
-    values += [load.known for load in engine._loads.unfinished]
+    values += [load.known for load in engine.loads.unfinished]
     for choice in engine.choices:
         shared = [one.value for one in choice.request.shared_prefills.values()]
         values += [getattr(result, "kv", result) for result in (*choice.results, *shared)]

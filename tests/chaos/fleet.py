@@ -1,7 +1,5 @@
 """A fleet of one seed: workers, their network, a front end, clients, and what goes wrong."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import random
@@ -179,7 +177,7 @@ class Fleet:
         """What a fault has hit."""
         state = "idle"
         if worker.prefilling is not None:
-            if worker.prefilling.sender._channels:
+            if worker.prefilling.sender.channels:
                 state = "while it sends"
             elif worker.streams:
                 state = "while it prefills"

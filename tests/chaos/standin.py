@@ -5,8 +5,6 @@ A step reads every entry that its rows attend to. So a page with other bytes tha
 a comparison with an undisturbed run finds.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import hashlib
@@ -122,7 +120,7 @@ class Opened:
         models = {role: self._model(weights, sizes, pause) for role, weights in roles.items()}
         self.model = models["main"]
         tiers = Tiers()
-        tiers._readers = readers or tiers._readers
+        tiers.readers = readers or tiers.readers
         config = SchedulerConfig(sizes.max_step_tokens, sizes.max_running, in_flight=sizes.in_flight)
         self.engine = Engine(models, "main", config, tiers, clock=clock)
         self.engine.prefill_seconds = lambda model: lambda before, tokens: 1e-3 * tokens  # pyright: ignore

@@ -278,7 +278,7 @@ class Worker:
 
     @property
     def sends(self) -> bool:
-        return self.prefilling is not None and bool(self.prefilling.sender._channels)
+        return self.prefilling is not None and bool(self.prefilling.sender.channels)
 
     @property
     def takes(self) -> bool:
@@ -289,11 +289,11 @@ class Worker:
 
     @property
     def offers(self) -> list[ValueOffer]:
-        return [] if self.prefilling is None else list(self.prefilling.sender._offers.values())
+        return [] if self.prefilling is None else list(self.prefilling.sender.offers.values())
 
     @property
     def transfers(self) -> list[Any]:
-        return [] if self.decoding is None else list(self.decoding.receiver._transfers)
+        return [] if self.decoding is None else list(self.decoding.receiver.transfers)
 
     @property
     def reservations(self) -> list[PageReservation]:
@@ -313,7 +313,7 @@ class Worker:
 
     def tell_ends(self) -> None:
         """Count how its leases have ended, before it ends itself."""
-        for lease, why in () if self.prefilling is None else self.prefilling.sender._ended.items():
+        for lease, why in () if self.prefilling is None else self.prefilling.sender.ended.items():
             self.fleet.happened[f"offer: {why}"] += 1
             if why == "its lease has ended":
                 self.fleet.hit("the lease is outlived", self.fleet.leases[lease])

@@ -1,7 +1,5 @@
 """A check that a pool counts exactly the pages that are held."""
 
-# pyright: reportPrivateUsage=false
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -33,5 +31,5 @@ def check_counts(
     assert pool.copies.num_host_slots == pool.num_copies
     here = frames[(expected[POOL] > 0) & (frames != NOWHERE)]
     assert len(set(here.tolist())) == len(here) == pool.num_used
-    assert sorted([*here.tolist(), *pool.frames._free]) == list(range(pool.num_pages))
+    assert sorted([*here.tolist(), *pool.frames.free]) == list(range(pool.num_pages))
     assert pool.num_arriving == 0

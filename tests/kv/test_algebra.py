@@ -1,7 +1,5 @@
 """Random sequences of every operation on KV values, against plain lists of entries."""
 
-# pyright: reportPrivateUsage=false
-
 import copy
 import gc
 import tempfile
@@ -485,7 +483,7 @@ class Values(RuleBasedStateMachine):
         for pool in self.pools:
             mine = [kv for kv in holders.values() if kv.pool is pool]
             tables = {tier: [kv.entry_table.pages for kv in mine if kv.tier == tier] for tier in TIERS}
-            own = [np.array(list(w._own), np.int64) for w, _ in self.writers if w.base.pool is pool]
+            own = [np.array(list(w.own_pages), np.int64) for w, _ in self.writers if w.base.pool is pool]
             check_counts(pool, tables.pop(POOL) + own, tables)
             assert self.faults.kept(pool) == {tier: pool.num_in(tier) for tier in pool.stores}
 

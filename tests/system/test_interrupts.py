@@ -1,7 +1,5 @@
 """Ctrl-C at every moment of the main thread: no lock stays held, and no thread is left waiting."""
 
-# pyright: reportPrivateUsage=false
-
 import os
 import signal
 import subprocess
@@ -108,7 +106,7 @@ def test_every_moment_is_found() -> None:
 
 def test_turns(turns: LeaderFollower) -> None:
     def check() -> None:
-        assert not turns._stepping
+        assert not turns.stepping
         in_a_thread(lambda: take_a_turn(turns))
 
     assert at_each_moment(turns.notify, check) > 5
@@ -120,7 +118,7 @@ def test_a_second_ctrl_c_ends_a_step_and_not_the_turns(turns: LeaderFollower, mo
     monkeypatch.setattr(interrupts, "PATIENCE_S", 0.0)
 
     def check() -> None:
-        assert not turns._stepping
+        assert not turns.stepping
         in_a_thread(lambda: take_a_turn(turns))
 
     def wait() -> None:
@@ -131,11 +129,11 @@ def test_a_second_ctrl_c_ends_a_step_and_not_the_turns(turns: LeaderFollower, mo
 
 def test_waiting_while_another_thread_steps(turns: LeaderFollower) -> None:
     def act() -> None:
-        turns._stepping = True
+        turns.stepping = True
         try:
             turns.wait(soon(False), lambda _: True, lambda: None)
         finally:
-            turns._stepping = False
+            turns.stepping = False
 
     assert at_each_moment(act, lambda: in_a_thread(lambda: take_a_turn(turns))) > 5
 
@@ -152,7 +150,7 @@ def test_fair_lock() -> None:
 
     assert at_each_moment(take, check) > 10
     assert at_each_moment(lambda: lock.defer(lambda: done.append(2)), check) > 5
-    assert not lock._deferred
+    assert not lock.deferred
 
 
 def test_values_that_are_dropped() -> None:
@@ -209,7 +207,7 @@ def test_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     def check() -> None:
-        assert not endpoint._out
+        assert not endpoint.in_use
         in_a_thread(act)
 
     assert at_each_moment(act, check) > 10

@@ -1,7 +1,5 @@
 """Memory is reused once no reference is left, and not before."""
 
-# pyright: reportPrivateUsage=false
-
 import threading
 
 import numpy as np
@@ -28,7 +26,7 @@ def test_memory_comes_back_when_nobody_holds_it() -> None:
 def test_what_is_too_large_is_not_kept() -> None:
     room = ScratchMemory()
     room.array(MAX_KEPT_BYTES // 4 + 1)
-    assert not room._free
+    assert not room.free
 
 
 def test_threads_get_memory_of_their_own() -> None:

@@ -25,7 +25,7 @@ class FairLock:
         self._mutex = threading.Lock()
         self._owner: int | None = None
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
-        self._deferred: deque[Callable[[], None]] = deque()
+        self.deferred: deque[Callable[[], None]] = deque()
         self._postponed: DeferredInterrupts | None = None  # of the thread that holds the lock
 
     def __enter__(self) -> None:
@@ -79,7 +79,7 @@ class FairLock:
     def defer(self, action: Callable[[], None]) -> None:
         """Run an action under the lock, without waiting for it."""
         with DeferredInterrupts():
-            self._deferred.append(action)
+            self.deferred.append(action)
             self._flush()
 
     def _give_up(self, me: int, gate: threading.Lock) -> None:
@@ -99,7 +99,7 @@ class FairLock:
 
     def _flush(self) -> None:
         """Run what is deferred if the lock is free; its holder does so when releasing it."""
-        while self._deferred and self._mutex.acquire(blocking=False):
+        while self.deferred and self._mutex.acquire(blocking=False):
             try:
                 free = self._owner is None
                 if free:
@@ -115,8 +115,8 @@ class FairLock:
                     self._hand_on()
 
     def _run_deferred(self) -> None:
-        while self._deferred:
-            self._deferred.popleft()()
+        while self.deferred:
+            self.deferred.popleft()()
 
 
 class LeaderFollower:
@@ -124,7 +124,7 @@ class LeaderFollower:
 
     def __init__(self) -> None:
         self._news = Monitor()  # guards what follows
-        self._stepping = False  # whether one of the threads that wait steps
+        self.stepping = False  # whether one of the threads that wait steps
         self._changes = 0  # number of events that may give a step something to do
 
     def notify(self) -> None:
@@ -142,7 +142,7 @@ class LeaderFollower:
             seen = self._changes
             worked = self._stepped(ready, step)
             if worked is None:
-                self._news.wait_for(lambda: not self._stepping or ready())
+                self._news.wait_for(lambda: not self.stepping or ready())
             elif not worked and (seconds := pause()) != 0:
                 self._news.wait_unless(lambda seen=seen: seen != self._changes or ready(), seconds)
 
@@ -152,13 +152,13 @@ class LeaderFollower:
             mine = False
             try:
                 with self._news.lock:
-                    if self._stepping:
+                    if self.stepping:
                         return None
-                    self._stepping = mine = True
+                    self.stepping = mine = True
                 return step(ready)
             finally:
                 postponed.final = True  # `_stepping` must not stay set
                 if mine:
                     with self._news.lock:
-                        self._stepping = False
+                        self.stepping = False
                         self._news.notify_all()

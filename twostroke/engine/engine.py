@@ -87,14 +87,14 @@ class Engine:
                 called()
 
         self._queues = Queues()
-        self._loads = LoadQueue(self.tiers, wake, clock)
-        self.budget = PageBudget(dict.fromkeys(self.models.values()), self._loads)
+        self.loads = LoadQueue(self.tiers, wake, clock)
+        self.budget = PageBudget(dict.fromkeys(self.models.values()), self.loads)
         self.config = config or SchedulerConfig()
         self.programs = ProgramRunner(self.models, default, wake, clock)
         self.placement = Placement(self.budget, self._queues, self.programs.index_computed, clock)
         self.flight = StepInFlight(self.placement, clock)
         idle = self.flight.clear  # nobody may step for a long time
-        self.requests = RequestManager(self._queues, self.programs, self.placement, self._loads, idle, clock)
+        self.requests = RequestManager(self._queues, self.programs, self.placement, self.loads, idle, clock)
         if self.tiers.stores:
             measure_stores(self._calibrate(), self.config.max_step_tokens)
         self.report = StepReport()
@@ -312,7 +312,7 @@ class Engine:
 
     def idle_timeout(self) -> float | None:
         """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
-        pauses = self._loads.next_deadline() if self._loads.busy else None, self.placement.retry_after()
+        pauses = self.loads.next_deadline() if self.loads.busy else None, self.placement.retry_after()
         return min((pause for pause in pauses if pause is not None), default=None)
 
     # The step ---------------------------------------------------------------------------------------------------
@@ -357,8 +357,8 @@ class Engine:
                 requests.resume_programs()
                 ready = requests.ready
             self._observe(step, self._clock() - began)
-        if self._loads.busy:
-            self._loads.start(self.placement.may_load)
+        if self.loads.busy:
+            self.loads.start(self.placement.may_load)
         if (observer := self.observer) is not None and worked:
             observer.record(self, chunks, began)
         return worked

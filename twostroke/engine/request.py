@@ -27,7 +27,7 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
 log = logging.getLogger(__name__)
-_arrivals = itertools.count()
+arrival_numbers = itertools.count()
 PENDING = object()  # the result of a stroke that is still in flight
 PRIORITY_S = 10.0  # seconds that each unit of priority adds to the arrival time
 
@@ -275,7 +275,7 @@ class Request:
         self.make_program, self.params, self.tokenizer = make_program, params, tokenizer
         self.prompt_tokens = prompt_tokens
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
-        self.arrival_order = next(_arrivals)
+        self.arrival_order = next(arrival_numbers)
         self.priority, self.name, self.cache_salt = 0, "", b""
         self.first_choice = 0
         self.timings = Timings()

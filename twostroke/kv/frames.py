@@ -19,12 +19,12 @@ class Frames:
     def __init__(self, num_frames: int, max_ids: int) -> None:
         self.of_page = np.zeros(max_ids, np.int32)
         self.reserved: set[int] = set()
-        self._free = [*_countdown(num_frames)]
+        self.free = [*_countdown(num_frames)]
 
     @property
     def num_free(self) -> int:
         """Number of frames that hold no page and are not reserved."""
-        return len(self._free)
+        return len(self.free)
 
     def absent(self, pages: np.ndarray) -> np.ndarray:
         """Whether each page has no frame, [n] bool."""
@@ -32,17 +32,17 @@ class Frames:
 
     def take(self, count: int) -> list[int]:
         """Take free frames, of which there must be as many."""
-        return [self._free.pop() for _ in range(count)]
+        return [self.free.pop() for _ in range(count)]
 
     def give_back(self, frames: Iterable[int]) -> None:
         """Free frames that hold no page. Atomic, so a finalizer may do it without the lock."""
-        self._free.extend(frames)
+        self.free.extend(frames)
 
     def vacate(self, pages: np.ndarray) -> None:
         """Free the frames of distinct pages that have one."""
         frames = self.of_page[pages]
         self.of_page[pages] = NOWHERE
-        self._free.extend(frames[::-1].tolist())
+        self.free.extend(frames[::-1].tolist())
 
     def fill(self, page: int, frame: int) -> None:
         """Let a page be found in a reserved frame, which is freed if the page has another one by now."""
@@ -50,7 +50,7 @@ class Frames:
         if self.of_page[page] == NOWHERE:
             self.of_page[page] = frame
         else:
-            self._free.append(frame)
+            self.free.append(frame)
 
     def cancel(self, frames: list[int]) -> None:
         """Free reserved frames. A finalizer may do it without the lock."""

@@ -88,7 +88,7 @@ class KVWriter:
         self._num_spans = len(base.table)
         self._tokens: list[int] = []
         self._closed = False
-        self._own: dict[int, None] = {}  # pages allocated here, one reference each, released by close
+        self.own_pages: dict[int, None] = {}  # pages allocated here, one reference each, released by close
         self._windows = [_Window(base.pool, window, kind) for window, kind in _window_kinds(base.pool)]
         self._lookback, self._guesses = lookback, guesses
         self._states: OpenStates | None = None
@@ -218,7 +218,7 @@ class KVWriter:
         except BaseException:
             pool.release(np.array(snapshots, np.int64))
             raise
-        self._own.update(dict.fromkeys(snapshots))
+        self.own_pages.update(dict.fromkeys(snapshots))
         pages = np.full(kept.shape, NO_PAGE)
         pages[kept] = taken
         every: list[int] = pages.ravel().tolist()
@@ -233,7 +233,7 @@ class KVWriter:
         """Fresh pages, with references that `close` releases."""
         pool = self.base.pool
         pages = pool.allocate(count, groups)
-        self._own.update(dict.fromkeys(pages))
+        self.own_pages.update(dict.fromkeys(pages))
         if pool.wipes:
             for id in pages:
                 pool.put(id, bytes(pool.page_bytes), 0)
@@ -273,9 +273,9 @@ class KVWriter:
 
     def _release_own(self, pages: list[int]) -> None:
         """Release those of these pages that are not the base's."""
-        own = [page for page in pages if page in self._own]
+        own = [page for page in pages if page in self.own_pages]
         for page in own:
-            del self._own[page]
+            del self.own_pages[page]
         self.base.pool.release(np.array(own, np.int64))
 
     def set_last_token(self, token: int) -> None:
@@ -330,7 +330,7 @@ class KVWriter:
         if hasattr(self, "base"):  # not set if __init__ failed
             self.base.pool.pins.remove(self)
         if own := getattr(self, "_own", None):
-            self._own = {}
+            self.own_pages = {}
             release(np.fromiter(own, np.int64, len(own)))
 
     def _require_open(self) -> None:

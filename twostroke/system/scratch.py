@@ -16,13 +16,13 @@ class ScratchMemory:
     """Float32 arrays whose memory is reused once no reference to them or a view of them is left. One block is kept."""
 
     def __init__(self) -> None:
-        self._free: list[memoryview] = []
+        self.free: list[memoryview] = []
 
     def array(self, *shape: int) -> np.ndarray:
         """An uninitialized array, in huge pages if large. It is the base of its views, as if it owned its memory."""
         size = 4 * math.prod(shape)
         try:
-            memory = self._free.pop()  # atomic: two threads may call this
+            memory = self.free.pop()  # atomic: two threads may call this
         except IndexError:
             memory = NONE
         if len(memory) < size:
@@ -33,7 +33,7 @@ class ScratchMemory:
 
     def _give_back(self, memory: memoryview) -> None:
         if len(memory) <= MAX_KEPT_BYTES:
-            self._free = [memory]
+            self.free = [memory]
 
 
 def _mapped(size: int) -> memoryview:

@@ -207,7 +207,7 @@ def test_a_sender_that_starts_again_at_the_same_address(ends: Ends) -> None:
     handle = ends.offered(prefill(ends.there, range(9))).handle
     ends.sender.close()
     other = Sender(ends.there, "m", port=handle.port, secret=SECRET)
-    other._offers[handle.lease] = other.offer()  # even with the same number
+    other.offers[handle.lease] = other.offer()  # even with the same number
     with pytest.raises(WireError, match="a process that has ended"):
         ends.receiver.receive(handle).result(SOON_S)
     other.close()

@@ -1,7 +1,5 @@
 """The identity of weights depends on every byte of their files, which are hashed once and cached."""
 
-# pyright: reportPrivateUsage=false
-
 import json
 import multiprocessing
 import os
@@ -37,20 +35,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clears the state, as in a new process."""
-    monkeypatch.setattr(file_digests, "_known", {})
+    monkeypatch.setattr(file_digests, "known_digests", {})
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are read as a whole."""
     seen: list[str] = []
-    read = file_digests._read
+    read = file_digests.read_unchanged
 
     def counted(file: MappedFile, state: file_digests.State) -> str:
         seen.append(file.path.name)
         return read(file, state)
 
-    monkeypatch.setattr(file_digests, "_read", counted)
+    monkeypatch.setattr(file_digests, "read_unchanged", counted)
     return seen
 
 
@@ -154,7 +152,7 @@ def test_a_damaged_note_costs_time_alone(
 ) -> None:
     first = open_path(model).weights_id
     file = model / "model.safetensors"
-    state = json.dumps(list(file_digests._state(file.stat())))
+    state = json.dumps(list(file_digests.file_state(file.stat())))
     forget(monkeypatch)
     (home / "digests.json").write_text(damage.replace("PATH", str(file)).replace("STATE", state), encoding="latin-1")
     assert open_path(model).weights_id == first
@@ -198,7 +196,7 @@ def test_several_processes_at_once(home: Path, tmp_path: Path) -> None:
     path.write_bytes(bytes(range(256)) * 1000)
     expected = file_digest(MappedFile(path))
     (home / "digests.json").unlink()
-    file_digests._known.clear()
+    file_digests.known_digests.clear()
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[str] = context.Queue()
     workers = [context.Process(target=_digest_of, args=(path, results)) for _ in range(8)]

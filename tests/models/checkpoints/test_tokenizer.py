@@ -1,7 +1,5 @@
 """Token ids and texts agree with independent implementations, transformers and SentencePiece."""
 
-# pyright: reportPrivateUsage=false
-
 import io
 import json
 import threading
@@ -351,8 +349,8 @@ def test_sentencepiece_bytes(trained: tuple[Tokenizer, Any, bool]) -> None:
 
 def save(tokenizer: Tokenizer, directory: Path, **config: Any) -> Path:
     """A Hugging Face directory with the same tokenizer."""
-    tokenizer._backend.encode_special_tokens = False
-    tokenizer._backend.save(str(directory / "tokenizer.json"))
+    tokenizer.backend.encode_special_tokens = False
+    tokenizer.backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
 

@@ -1,7 +1,5 @@
 """Costs, figures, names and routers, each by itself."""
 
-# pyright: reportPrivateUsage=false
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -151,7 +149,7 @@ def test_events_report_what_an_index_holds() -> None:
     assert isinstance(service.router, KvAware)
     for worker in service.workers:
         assert worker.model.index is not None
-        assert len(service.router._held[worker]) == len(worker.model.index.pages)
+        assert len(service.router.held[worker]) == len(worker.model.index.pages)
     assert sum(one.cached for one in service.calls) > 0
 
 

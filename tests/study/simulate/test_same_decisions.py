@@ -14,7 +14,7 @@ from tests.study.simulate.real import RealSetup
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
-from twostroke.engine.request import _arrivals
+from twostroke.engine.request import arrival_numbers
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.step_predictor import StepPredictor
@@ -46,14 +46,14 @@ class Log:
     def __init__(self, service: Simulation) -> None:
         self.lines: list[Any] = []
         self._service = service
-        self._first = next(_arrivals)
-        begin = service._begin
+        self._first = next(arrival_numbers)
+        begin = service.begin_worker
 
         def beginning(router: Any) -> None:
             begin(router)
             self.watch(service.workers[-1])
 
-        service._begin = beginning
+        service.begin_worker = beginning
         for worker in service.workers:
             self.watch(worker)
 
@@ -74,8 +74,8 @@ class Log:
 
     def state(self, engine: Engine, worker: SimulatedWorker) -> tuple[Any, ...]:
         index, pool = worker.model.index, worker.pool
-        known = None if index is None else (index.hit_tokens, index.queried_tokens, list(index._in_pool))
-        return engine.num_running, engine.num_waiting, engine.preemptions, pool.frames._free[-8:], pool.num_free, known
+        known = None if index is None else (index.hit_tokens, index.queried_tokens, index.pages_in_pool().tolist())
+        return engine.num_running, engine.num_waiting, engine.preemptions, pool.frames.free[-8:], pool.num_free, known
 
     def _number(self, request: Any) -> int:
         # By its order of arrival: a reference to a request would keep its pages.

@@ -140,7 +140,7 @@ class Receiver:
         self._transport, self._runtime = transport or Tcp(), runtime
         self._same_identity, self._convert, self.num_mismatched = same_identity, convert, 0
         self._workers = runtime.workers("wire receiver", MAX_VALUES)
-        self._transfers: dict[IncomingTransfer, None] = {}
+        self.transfers: dict[IncomingTransfer, None] = {}
         self._digesting = DigestThreads("wire checks", runtime.cores)
         self._lock = threading.Lock()
 
@@ -195,12 +195,12 @@ class Receiver:
     def num_quarantined(self) -> int:
         """Number of pages that nobody wants, and that nobody may use yet, since something is still read into them."""
         with self._lock:
-            return sum(transfer.num_quarantined for transfer in self._transfers)
+            return sum(transfer.num_quarantined for transfer in self.transfers)
 
     def close(self, limit_s: float = 5.0) -> None:
         """Turn away from all that is on its way."""
         with self._lock:
-            transfers = list(self._transfers)
+            transfers = list(self.transfers)
         for transfer in transfers:
             transfer.cancel()
         self._workers.close(limit_s)
@@ -227,7 +227,7 @@ class Receiver:
         until = self._runtime.now() + limit_s
         transfer = IncomingTransfer(self.pool, self._transport, self._digesting, until, self._runtime)
         with self._lock:
-            self._transfers[transfer] = None
+            self.transfers[transfer] = None
         try:
             outcome = self._receive(transfer, incoming, handle, release, extend)
         except TwostrokeError as error:
@@ -262,4 +262,4 @@ class Receiver:
 
     def _forget(self, transfer: IncomingTransfer) -> None:
         with self._lock:
-            self._transfers.pop(transfer, None)
+            self.transfers.pop(transfer, None)

@@ -81,9 +81,9 @@ class Sender:
             raise WireError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
         self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
         self.incarnation, self.num_mismatched = secrets.token_hex(8), 0
-        self._offers: dict[str, ValueOffer] = {}
-        self._ended: dict[str, str] = {}  # why values are not there any more
-        self._channels: dict[Channel, None] = {}
+        self.offers: dict[str, ValueOffer] = {}
+        self.ended: dict[str, str] = {}  # why values are not there any more
+        self.channels: dict[Channel, None] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._workers = runtime.workers("wire sender", MAX_CONNECTIONS)
@@ -107,14 +107,14 @@ class Sender:
         with self._lock:
             if self._closed:
                 raise WireError("this sender is closed")
-            self._offers[handle.lease] = offer
+            self.offers[handle.lease] = offer
         return offer
 
     @property
     def num_offers(self) -> int:
         """Number of values that are held, or are still to be computed."""
         self._sweep()
-        return len(self._offers)
+        return len(self.offers)
 
     def close(self, limit_s: float = 5.0) -> None:
         """Stop listening, end all transfers, and let go of all values. A second call does nothing."""
@@ -122,7 +122,7 @@ class Sender:
             if self._closed:
                 return
             self._closed = True
-            offers, channels = list(self._offers.values()), list(self._channels)
+            offers, channels = list(self.offers.values()), list(self.channels)
         for offer in offers:
             offer.fail("its sender was closed")
         for channel in channels:
@@ -153,14 +153,14 @@ class Sender:
 
     def _sweep(self) -> None:
         with self._lock:
-            offers = list(self._offers.items())
+            offers = list(self.offers.items())
         for lease, offer in offers:
             if (why := offer.sweep()) is not None:
                 with self._lock:
-                    self._offers.pop(lease, None)
-                    self._ended[lease] = why
-                    while len(self._ended) > MAX_REMEMBERED:
-                        del self._ended[next(iter(self._ended))]
+                    self.offers.pop(lease, None)
+                    self.ended[lease] = why
+                    while len(self.ended) > MAX_REMEMBERED:
+                        del self.ended[next(iter(self.ended))]
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -169,7 +169,7 @@ class Sender:
             log.warning("a connection was refused: %s", error)
             return
         with self._lock:
-            self._channels[channel] = None
+            self.channels[channel] = None
         try:
             if not self._closed:
                 self._answer(channel, channel.receive(5.0))
@@ -178,13 +178,13 @@ class Sender:
         finally:
             channel.close()
             with self._lock:
-                del self._channels[channel]
+                del self.channels[channel]
 
     def _answer(self, channel: Channel, asked: Message) -> None:
         self._sweep()
         own, lease = asked["incarnation"] == self.incarnation, asked["lease"]
-        if not own or (offer := self._offers.get(lease)) is None:
-            why = self._ended.get(lease) if own else "it was offered by a process that has ended"
+        if not own or (offer := self.offers.get(lease)) is None:
+            why = self.ended.get(lease) if own else "it was offered by a process that has ended"
             channel.send("gone", why=why or "there is no such value")
             return
         if asked.get("identity") not in (None, self.identity):

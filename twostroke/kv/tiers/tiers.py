@@ -41,7 +41,7 @@ class Tiers:
         self.first_touch_s = FIRST_TOUCH_S
         self.speeds = {store.tier: TransferSpeed() for store in self.stores}
         self.write_queues = {store.tier: WriteQueue(store.tier, store.counters) for store in self.stores}
-        self._readers = DaemonThreads("tiers reader", READERS)
+        self.readers = DaemonThreads("tiers reader", READERS)
         self._clerk = DaemonThreads("tiers clerk", 1)
         self._closed = False
 
@@ -57,7 +57,7 @@ class Tiers:
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run a job that reads, on a thread of its own."""
-        self._readers.submit(job)
+        self.readers.submit(job)
 
     def note(self, job: Callable[[], object]) -> None:
         """Run a short job that neither reads nor writes, beside the step loop and in order."""
@@ -70,7 +70,7 @@ class Tiers:
         def left() -> float:
             return max(0.0, until - time.monotonic())
 
-        done = self._clerk.settle(left()) and self._readers.settle(left())
+        done = self._clerk.settle(left()) and self.readers.settle(left())
         written = [outbox.settle(left()) for outbox in self.write_queues.values()]
         return done and all(written)
 
@@ -83,7 +83,7 @@ class Tiers:
         self._clerk.settle(limit_s)
         self._clerk.close(limit_s)
         ended = [outbox.close(max(0.1, until - time.monotonic())) for outbox in self.write_queues.values()]
-        ended.append(self._readers.close(max(0.1, until - time.monotonic())))
+        ended.append(self.readers.close(max(0.1, until - time.monotonic())))
         if not all(ended):
             log.warning("a tier does not answer: what it still had to write was dropped")
         ending = DaemonThreads("tiers end", len(self.stores))

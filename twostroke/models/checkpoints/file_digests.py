@@ -29,7 +29,7 @@ MAX_ENTRIES = 512  # files in the cache
 
 State: TypeAlias = tuple[int, ...]  # of a file: device, inode, size, mtime_ns, ctime_ns
 
-_known: dict[tuple[str, State], str] = {}  # digests that this process has found
+known_digests: dict[tuple[str, State], str] = {}  # digests that this process has found
 
 
 def file_digest(file: MappedFile) -> str:
@@ -37,24 +37,24 @@ def file_digest(file: MappedFile) -> str:
 
     Raises CheckpointError if the file cannot be read, or changes while it is read.
     """
-    path, state = _path(file.path), _state(os.fstat(file.fd))
-    if (found := _known.get((path, state))) is not None:
+    path, state = _path(file.path), file_state(os.fstat(file.fd))
+    if (found := known_digests.get((path, state))) is not None:
         return found
     worthwhile = os.fstat(file.fd).st_size >= SMALL
     found = _remembered(path, state) if worthwhile else None
     if found is None:
-        found = _read(file, state)
+        found = read_unchanged(file, state)
         if worthwhile and _is_settled(state):
             _remember(path, state, found)
     if _is_settled(state):
-        _known[path, state] = found
+        known_digests[path, state] = found
     return found
 
 
 def remember(path: Path, digest: str) -> None:
     """Cache the sha256 of a file that was just written and verified, so that it is not hashed again."""
     with suppress(OSError):
-        _remember(_path(path), _state(path.stat()), digest)
+        _remember(_path(path), file_state(path.stat()), digest)
 
 
 def read_digest(path: Path, progress: Callable[[int], None]) -> str:
@@ -83,7 +83,7 @@ def recorded_digest(path: Path) -> str | None:
             return None
 
 
-def _read(file: MappedFile, state: State) -> str:
+def read_unchanged(file: MappedFile, state: State) -> str:
     digest, offset = hashlib.sha256(), 0
     try:
         while block := os.pread(file.fd, BLOCK, offset):
@@ -91,7 +91,7 @@ def _read(file: MappedFile, state: State) -> str:
             offset += len(block)
     except OSError as error:
         raise CheckpointError(f"{file.path}: it cannot be read ({error.strerror or error}): check its disk") from error
-    if _state(os.fstat(file.fd)) != state:
+    if file_state(os.fstat(file.fd)) != state:
         raise CheckpointError(f"{file.path}: the file was changed while it was read: open it again")
     return digest.hexdigest()
 
@@ -100,7 +100,7 @@ def _path(path: Path) -> str:
     return str(path.absolute())
 
 
-def _state(stat: os.stat_result) -> State:
+def file_state(stat: os.stat_result) -> State:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 

@@ -72,7 +72,7 @@ class Tokenizer:
         _make_special(backend, self.eos_ids, where)
         added = backend.get_added_tokens_decoder()
         names = {token.content: index for index, token in added.items() if token.special}
-        self._backend = backend
+        self.backend = backend
         self._lock = threading.Lock()
         self._where = where
         self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
@@ -94,9 +94,9 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Hex digest of all that determines ids: model, vocabulary, merges, normalization, splits, added tokens."""
         digest = hashlib.blake2b(digest_size=16)
-        for part in (self._backend.model, self._backend.normalizer, self._backend.pre_tokenizer):
+        for part in (self.backend.model, self.backend.normalizer, self.backend.pre_tokenizer):
             digest.update(b"\n" if part is None else part.__getstate__() + b"\n")
-        for index, token in sorted(self._backend.get_added_tokens_decoder().items()):
+        for index, token in sorted(self.backend.get_added_tokens_decoder().items()):
             digest.update(f"{index} {token!r}\n".encode())
         return digest.hexdigest()
 
@@ -122,9 +122,9 @@ class Tokenizer:
         """
         try:
             with self._lock:  # `encode_special_tokens` is state of the shared backend
-                self._backend.encode_special_tokens = not parse_special
+                self.backend.encode_special_tokens = not parse_special
                 # Of the library's calls, those for batches let other threads run meanwhile.
-                [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=False)
+                [encoded] = self.backend.encode_batch_fast([text], add_special_tokens=False)
                 ids = encoded.ids
         except (TypeError, UnicodeEncodeError):
             raise InvalidRequest("the prompt is not text that UTF-8 can encode (a lone surrogate?)") from None
@@ -150,7 +150,7 @@ class Tokenizer:
     @cached_property
     def _bounds(self) -> tuple[set[str], int]:
         """(kinds of normalizer, most bytes that a token stands for; 0 where it may be any number)."""
-        state = json.loads(self._backend.to_str())
+        state = json.loads(self.backend.to_str())
         kinds = _normalizers(state["normalizer"])
         # Such tokens take in all spaces beside them, or all unknown characters in a row.
         greedy = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
@@ -165,7 +165,7 @@ class Tokenizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock, self._bytes = threading.Lock(), {}
-        self._read, self._strip = byte_reader(self._backend, self._where)
+        self._read, self._strip = byte_reader(self.backend, self._where)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of all ids; bytes that are not UTF-8 become U+FFFD."""
@@ -210,13 +210,13 @@ class Tokenizer:
     def _offsets(self, text: str) -> list[tuple[int, int]]:
         """The first and past-the-last character of each token of a text."""
         with self._lock:
-            self._backend.encode_special_tokens = False
-            return self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
+            self.backend.encode_special_tokens = False
+            return self.backend.encode_batch([text], add_special_tokens=False)[0].offsets
 
     def save(self, directory: Path) -> None:
         """Write the files of a Hugging Face directory: the same ids, the same EOS, the same (default) template."""
-        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        affixes = {id: self._backend.id_to_token(id) for id in (*self._prefix, *self._suffix)}
+        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        affixes = {id: self.backend.id_to_token(id) for id in (*self._prefix, *self._suffix)}
         if affixes:
             around = [*(affixes[id] for id in self._prefix), "$A", *(affixes[id] for id in self._suffix)]
             names = [(text, id) for id, text in affixes.items() if text is not None]

@@ -120,7 +120,7 @@ class KvAware(LeastLoaded):
         # Who has a page, in order of their numbers. Pages that become known together share one tuple.
         self._holders: dict[bytes, tuple[SimulatedWorker, ...]] = {}
         # In order of the pages' arrival, so that a simulation with the same seed is the same.
-        self._held: dict[SimulatedWorker, dict[bytes, None]] = {}
+        self.held: dict[SimulatedWorker, dict[bytes, None]] = {}
 
     def choose(self, call: SimulatedRequest) -> SimulatedWorker | None:
         least = self.least()
@@ -159,14 +159,14 @@ class KvAware(LeastLoaded):
 
     def join(self, worker: SimulatedWorker) -> None:
         super().join(worker)
-        self._held[worker] = {}
+        self.held[worker] = {}
 
     def leave(self, worker: SimulatedWorker) -> None:
         super().leave(worker)
-        self._change(worker, ((False, name) for name in self._held.pop(worker)))
+        self._change(worker, ((False, name) for name in self.held.pop(worker)))
 
     def tell(self, worker: SimulatedWorker, changes: Iterable[tuple[bool, bytes]]) -> None:
-        held = self._held.get(worker)
+        held = self.held.get(worker)
         if held is None:  # it has left meanwhile
             return
         changes = list(changes)

@@ -90,11 +90,11 @@ class Simulation:
         self._decoders: Router | None = None
         self._numbers = 0
         for _ in range(fleet.prefill or fleet.together):
-            self._begin(self.router)
+            self.begin_worker(self.router)
         if fleet.disaggregated:
             self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded(size)
             for _ in range(fleet.decode):
-                self._begin(self._decoders)
+                self.begin_worker(self._decoders)
         self._resume(begun)
         if traffic.concurrency is None:
             self._plan_next()
@@ -151,7 +151,7 @@ class Simulation:
 
     # Workers ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, router: Router) -> None:
+    def begin_worker(self, router: Router) -> None:
         """Start a worker."""
         worker = SimulatedWorker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
         self._numbers += 1
@@ -190,7 +190,7 @@ class Simulation:
         """Tell the router of a death, and give the worker's requests to others."""
         router = self._routers.pop(worker)
         router.leave(worker)
-        self.events.at(self.events.now + self.fleet.faults.down_s, partial(self._begin, router))
+        self.events.at(self.events.now + self.fleet.faults.down_s, partial(self.begin_worker, router))
         for call in sorted(worker.orphans, key=lambda call: call.number):
             call.deaths += 1
             if call.deaths - len(call.tokens) > MAX_DEATHS:

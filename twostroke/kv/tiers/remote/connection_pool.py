@@ -54,7 +54,7 @@ class ConnectionPool:
         self.circuit, self.writing = CircuitBreaker(), CircuitBreaker()
         self.idle: list[RedisConnection] = []
         self._changed = Monitor()
-        self._most, self._out, self._pid, self._closed = most, 0, os.getpid(), False
+        self._most, self.in_use, self._pid, self._closed = most, 0, os.getpid(), False
         self._warned = False
 
     @contextmanager
@@ -99,7 +99,7 @@ class ConnectionPool:
         with DeferredInterrupts(), self._changed.lock:
             self._closed = True
             self._changed.notify_all()
-        self._changed.wait_for(lambda: not self._out, CLOSE_S)
+        self._changed.wait_for(lambda: not self.in_use, CLOSE_S)
         with DeferredInterrupts(), self._changed.lock:
             idle, self.idle = self.idle, []
         for connection in idle:
@@ -118,12 +118,12 @@ class ConnectionPool:
 
         def take() -> bool:
             if self._pid != os.getpid():  # a forked process must not use the connections of its parent
-                self.idle, self._out, self._pid = [], 0, os.getpid()
+                self.idle, self.in_use, self._pid = [], 0, os.getpid()
             if self._closed:
                 raise CircuitOpen
-            if self._out >= self._most:
+            if self.in_use >= self._most:
                 return False
-            self._out += 1
+            self.in_use += 1
             return True
 
         if not self._changed.wait_for(take, max(0.0, deadline - time.monotonic())):
@@ -149,7 +149,7 @@ class ConnectionPool:
 
     def _give_back(self, connection: RedisConnection | None, good: bool) -> None:
         with self._changed.lock:
-            self._out -= 1
+            self.in_use -= 1
             keep = (
                 connection is not None and good and connection.trusted and not connection.waiting and not self._closed
             )

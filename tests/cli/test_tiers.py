@@ -7,7 +7,7 @@ import pytest
 from typer.testing import Result
 
 from tests.kv.tiers.memory_store import MemoryStore, Pages
-from twostroke.api import llm as llm_module
+from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.cli.eval import command_line
 from twostroke.cli.options import ModelOptions
@@ -32,7 +32,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         tiers.first_touch_s = 0.0
         return tiers
 
-    monkeypatch.setattr(llm_module, "open_tiers", opened)
+    monkeypatch.setattr(open_engine, "open_tiers", opened)
     return asked
 
 
@@ -115,7 +115,7 @@ def test_what_serve_prints(tiny_llm: Callable[..., LLM], monkeypatch: pytest.Mon
     disk, remote = MemoryStore("disk"), MemoryStore("remote")
     disk.most_bytes = 50 << 30
     monkeypatch.setattr(remote, "most_bytes", None)
-    monkeypatch.setattr(llm_module, "open_tiers", lambda *_: Tiers(8 << 30, disk, remote))
+    monkeypatch.setattr(open_engine, "open_tiers", lambda *_: Tiers(8 << 30, disk, remote))
     expected = "16.0 MiB in the pool, 8.0 GiB in ordinary memory, 50.0 GiB on disk in memory:disk, "
     assert tiers_text(tiny_llm()) == f"{expected}remote at memory:remote"
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import no_page_may_be_lost
 from tests.kv.tiers.memory_store import MemoryStore, Pages
-from twostroke.api import llm as llm_module
+from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.tiers.tiers import Tiers
@@ -37,7 +37,7 @@ class Opener:
         options = {"backend": "native", "threads": 1, "prefix_index": index, "kv_bytes": pages * PAGE_BYTES} | options
         checkpoint, tokenizer = read_once()
         with self._patch.context() as patch:
-            patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
+            patch.setattr(open_engine, "open_tiers", lambda *_: tiers)
             patch.setattr(Tokenizer, "from_source", lambda _: tokenizer)
             llm = LLM(checkpoint, **options)
         if eager:

@@ -14,7 +14,7 @@ from tests.methods.test_schedules import TECHNIQUES, prompt
 from tests.methods.watching import needs_native
 from tests.thinning import examples
 from tests.watching import Answer, answers
-from twostroke.api import llm as llm_module
+from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
@@ -49,7 +49,7 @@ def models(native_directory: Path) -> Iterator[Callable[[int | None], LLM]]:
             store.share = share
         tiers = Tiers(host * PAGE_BYTES, stores.get("disk"), stores.get("remote"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
+            patch.setattr(open_engine, "open_tiers", lambda *_: tiers)
             llm = LLM(str(native_directory), prefix_index=index, kv_bytes=pages * PAGE_BYTES, **options)
         for model in llm.engine.models.values():
             if model.backing_stores is not None:  # loading always seems quicker, and pages are written at once

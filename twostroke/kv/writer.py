@@ -329,7 +329,7 @@ class KVWriter:
         self._closed = True
         if hasattr(self, "base"):  # not set if __init__ failed
             self.base.pool.pins.remove(self)
-        if own := getattr(self, "_own", None):
+        if own := getattr(self, "own_pages", None):
             self.own_pages = {}
             release(np.fromiter(own, np.int64, len(own)))
 

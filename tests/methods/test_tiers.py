@@ -77,7 +77,7 @@ def requests(llm: LLM, asked: list[Asked]) -> list[Request]:
     made: list[Request] = []
     for length, technique, temperature, logprobs in asked:
         params = SamplingParams(20, temperature=temperature, seed=7, ignore_eos=True, logprobs=logprobs)
-        made.append(llm.request(prompt(length), params, technique))
+        made.append(llm.request(prompt(llm, length, technique), params, technique))
     return made
 
 

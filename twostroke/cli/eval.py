@@ -13,7 +13,16 @@ from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.fields import rules
 from twostroke.study.evaluate.options import EvaluationOptions
 from twostroke.study.evaluate.task import Task
-from twostroke.study.evaluate.tasks import ArcChallenge, ArcEasy, Cloze, LongForm, MiddleMatch, NameIndex, Perplexity
+from twostroke.study.evaluate.tasks import (
+    ArcChallenge,
+    ArcEasy,
+    Cloze,
+    LongForm,
+    MiddleMatch,
+    NameIndex,
+    Perplexity,
+    Ruler,
+)
 
 if TYPE_CHECKING:
     from twostroke.study.evaluate.contenders import Contender
@@ -122,7 +131,7 @@ def _add_command(kind: type[Task]) -> None:
         evaluate(kind(**vars(parameters)), contenders, eval_options, model_options, as_json)
 
 
-for _task in (NameIndex, MiddleMatch, Cloze, ArcChallenge, ArcEasy, LongForm, Perplexity):
+for _task in (NameIndex, MiddleMatch, Cloze, Ruler, ArcChallenge, ArcEasy, LongForm, Perplexity):
     _add_command(_task)
 
 

@@ -5,5 +5,6 @@ from twostroke.study.evaluate.tasks.cloze import Cloze
 from twostroke.study.evaluate.tasks.longform import LongForm
 from twostroke.study.evaluate.tasks.names import MiddleMatch, NameIndex
 from twostroke.study.evaluate.tasks.perplexity import Perplexity
+from twostroke.study.evaluate.tasks.ruler import Ruler
 
-__all__ = ["ArcChallenge", "ArcEasy", "Cloze", "LongForm", "MiddleMatch", "NameIndex", "Perplexity"]
+__all__ = ["ArcChallenge", "ArcEasy", "Cloze", "LongForm", "MiddleMatch", "NameIndex", "Perplexity", "Ruler"]

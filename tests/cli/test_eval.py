@@ -64,7 +64,7 @@ def test_methods_are_spelled() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("nameindex", "--methods", "ptd"), 1, "there is no method 'ptd'; there are best-of"),
+        (("nameindex", "--methods", "ptd"), 1, "there is no method 'ptd'; there are attention-matching, best-of"),
         (("nameindex", "--methods", "ptdo:sink=3"), 1, "no parameter 'sink'"),
         (("nameindex", "--methods", "ptdo:sinks"), 2, "key=value"),
         (("nameindex", "--measure", "kl"), 1, "no measure 'kl'"),

@@ -20,6 +20,7 @@ from twostroke.cluster.interleaving import ChoiceInterleaver, deinterleave
 from twostroke.cluster.migration import MigrationState, read_pointer
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
+from twostroke.fields import Rule
 from twostroke.methods import Method, method
 from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.sampling.params import SamplingParams
@@ -55,7 +56,7 @@ UNSUPPORTED = ("prompt_embeds", "multi_modal_data", "encoder_result")
 GUIDED = {  # what each of them must be
     "json": (lambda value: isinstance(value, dict), "a schema, as a JSON object"),
     "regex": (lambda value: isinstance(value, str), "a text"),
-    "choice": (lambda value: _is_list_of_texts(value), "a list of texts"),
+    "choice": (Rule(tuple, each=Rule(str), test=bool).accepts, "a list of texts"),
     "grammar": (lambda value: isinstance(value, str), "a text"),
 }
 
@@ -235,10 +236,6 @@ def _constraint(guided: Mapping[str, Any], grammars: Grammars) -> ConstraintFact
     else:
         made = {"regex": grammar.regex, "choice": grammar.choice, "grammar": grammar.lark}[name](value)
     return grammars.compile(made)
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
 
 
 def _group(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -75,7 +75,7 @@ def mamba2_transforms(config: ModelConfig, format: str) -> dict[str, Transform]:
     """Conversions of what products do not multiply; directories have the logarithm of decays, GGUF files -decay."""
     found = dict[str, Transform]()
     for i, state in config.state_layers.items():
-        order = partial(_reordered, order=_conv_order(state))
+        order = partial(RawTensor.permute_rows, order=_conv_order(state))
         found |= dict.fromkeys((f"layers.{i}.conv", f"layers.{i}.conv_bias"), order)
         found[f"layers.{i}.decay"] = partial(_decay, negated=format == "gguf")
     return found
@@ -84,10 +84,6 @@ def mamba2_transforms(config: ModelConfig, format: str) -> dict[str, Transform]:
 def _conv_order(state: RecurrentMixer) -> np.ndarray:
     v, k, q = np.split(np.arange(state.conv_size), [state.v_size, state.v_size + state.k_size])
     return np.concatenate([q, k, v])
-
-
-def _reordered(tensor: RawTensor, order: np.ndarray) -> RawTensor:
-    return tensor.permute_rows(order)
 
 
 def _decay(tensor: RawTensor, negated: bool) -> RawTensor:

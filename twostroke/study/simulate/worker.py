@@ -18,7 +18,6 @@ from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import ROLE, EngineSetup
 from twostroke.study.simulate.event_queue import STEP_RANK, EventQueue
 from twostroke.study.simulate.kv_events import KvEventLog
-from twostroke.study.simulate.null_objects import NullTokenizer
 from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.simulate.step_costs import NoCosts, StepCost
@@ -26,7 +25,6 @@ from twostroke.study.simulate.timeline import TimelineInterval
 
 IDLE_S = 0.01  # pause after a step without work while there are requests
 MAX_IDLE_STEPS = 10_000  # such steps in a row: more mean that a request waits for what never comes
-NO_TEXT = NullTokenizer()
 
 Over = Callable[["SimulatedWorker", SimulatedRequest, Request], None]
 Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `KvEventLog`

@@ -7,8 +7,7 @@ from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, own_fields
-from twostroke.server.openai.answers.logprobs import entry
-from twostroke.server.openai.answers.scores import prompt_logprobs
+from twostroke.server.openai.answers.logprobs import entry, prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText

@@ -200,5 +200,5 @@ def test_bad_parameters(parameters: dict[str, object], message: str) -> None:
 
 
 def test_unknown_method() -> None:
-    with pytest.raises(InvalidRequest, match=r"there are best-of, .*plain, .*repeat"):
+    with pytest.raises(InvalidRequest, match=r"there are attention-matching, best-of, .*plain, .*repeat"):
         method("repeet")

@@ -3,8 +3,8 @@
 Kim et al. 2025, "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv:2505.23416), section 3:
 the prompt is prefilled a second time behind itself and a request to repeat it. An entry is worth the most attention
 that any query of this prefill pays to it. Long prompts are repeated part by part, and attention is shared out among the
-sinks, the part, and its repetition. The paper's heads keep different numbers of entries; here all keep as many. It puts
-the request into the chat template; here it follows the prompt as text.
+sinks, the part, and its repetition. The paper's heads keep different numbers of entries, here with `budgets="ada"`
+alone. It puts the request into the chat template; here it follows the prompt as text.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ def tokenizer_directory(model: str, work: Path) -> str:
         tokenizer = Tokenizer.from_source(open_checkpoint(model).tokenizer_source)
         facts = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": tokenizer.chat_template}
         directory.mkdir()
-        tokenizer._backend.save(str(directory / "tokenizer.json"))
+        tokenizer.backend.save(str(directory / "tokenizer.json"))
         (directory / "tokenizer_config.json").write_text(json.dumps({**facts, **tokenizer.special_tokens}))
 
     return once(work / "tokenizers" / model, make)

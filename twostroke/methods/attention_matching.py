@@ -3,8 +3,10 @@
 Zweiger, Fu, Guo and Kim 2026, "Fast KV Compaction via Attention Matching" (arXiv:2602.16284): of each head, keys that
 queries attend to most; a bias for each, so that their mass is that of all; and values by least squares, so that the
 results are. Here the queries are those of the prompt's last tokens, where the paper also lets the model repeat the
-prompt, and the masses are fitted by multiplicative steps (Lee and Seung 2001) from equal weights. Values stay near what
-they were as far as queries say nothing (ridge), since there may be fewer queries than entries.
+prompt. An entry counts at least as itself, and what it counts beyond that is fitted to the mass of dropped entries by
+multiplicative steps (Lee and Seung 2001): free weights were 0 for most entries, and an answer of several tokens then
+broke off behind the first (docs/results/dropping.md). Values stay near what they were as far as queries say nothing
+(ridge), since there may be fewer queries than entries.
 """
 
 from dataclasses import dataclass
@@ -87,15 +89,16 @@ def fit(scores: np.ndarray, values: np.ndarray, some: np.ndarray, ridge: float) 
         values: [n, head_dim].
 
     Returns:
-        ([m, head_dim], [m]): of an entry of which no query says anything, its own value, and 0.
+        ([m, head_dim], [m]): of an entry of which no query says anything, its own value, and 0. Biases are 0 or more.
     """
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
     seen = shares[:, some]
-    squares, wanted, weights = seen.T @ seen, seen.sum(0), np.ones(len(some))
+    squares, wanted = seen.T @ seen, seen.T @ (1 - seen.sum(-1))  # of the mass that is dropped
+    more = (wanted > MIN_SHARE).astype(float)
     for _ in range(MASS_STEPS):
-        weights *= wanted / np.maximum(squares @ weights, MIN_SHARE)
-    weights = np.where(wanted > MIN_SHARE * len(seen), np.maximum(weights, MIN_SHARE), 1)
+        more *= wanted / np.maximum(squares @ more, MIN_SHARE)
+    weights = 1 + more
     mixed = seen * weights
     mixed /= np.maximum(mixed.sum(-1, keepdims=True), MIN_SHARE)
     own = values[some].astype(np.float64)

@@ -100,6 +100,7 @@ class Differentiable(Operations):
         attention: Attention,
         cap: float | None,
         sink_logits: torch.Tensor | None = None,
+        place: int = 0,
     ) -> torch.Tensor:
         assert sink_logits is None, "of families that are not distilled"
         k, v = batch.scratch["entries"][-1].transpose(1, 2)

@@ -302,7 +302,7 @@ def test_alternatives_and_attention(screen: Screen, server: Serving) -> None:
 def test_side_by_side(screen: Screen, server: Serving) -> None:
     """Plain beside PTDO: the second cache has four entries, and goes on where the second copy of the prompt begins."""
     screen.settings({"compare": "yes", "other": "repeat"})
-    screen.extra({"max_tokens": 300, "ignore_eos": True, "temperature": 0})
+    screen.extra({"max_tokens": 1200, "ignore_eos": True, "temperature": 0})
     screen.ask("the quick brown fox jumps over the lazy dog " * 4)
     captions = screen.find(".cache figcaption")
     eventually(lambda: captions.count() == 2 and all(captions.all_text_contents()))  # drawn from a later message

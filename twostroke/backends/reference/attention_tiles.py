@@ -92,8 +92,9 @@ def _cut(group: SequenceGroup, page_size: int, layers: int, window: int | None) 
         for g, table in enumerate(tables):
             part = table[first : first + width]
             pages[g, : len(part)] = part[:, PAGE + layers]
-            orders[g, : len(part)] = _orders(table, page_size)[first : first + len(part)]
-            mask[g, :, : len(part)] = _visible(table, first, len(part), group.num_rows, page_size, window)
+            order = _orders(table, page_size)[first : first + len(part)]
+            orders[g, : len(part)] = order
+            mask[g, :, : len(part)] = _visible(table, part, order, group.num_rows, window)
         if not mask.any():
             continue
         mask = mask.reshape(len(tables), group.num_rows, -1)
@@ -110,11 +111,11 @@ def _orders(table: np.ndarray, page_size: int) -> np.ndarray:
     return (np.cumsum(table[:, STOP] - table[:, START]) - table[:, STOP])[:, None] + np.arange(page_size)
 
 
-def _visible(table: np.ndarray, first: int, count: int, rows: int, page_size: int, window: int | None) -> np.ndarray:
-    """Mask [rows, count, page_size]: whether the table's last `rows` entries attend to each slot of these pages."""
+def _visible(table: np.ndarray, part: np.ndarray, order: np.ndarray, rows: int, window: int | None) -> np.ndarray:
+    """Mask [rows, P, page_size]: whether a table's last `rows` entries attend to each slot of a part of its spans, [P,
+    3 + groups], of which `order` is that of `_orders`."""
     ends = np.cumsum(table[:, STOP] - table[:, START])
-    part, slot = table[first : first + count, :, None], np.arange(page_size)
-    order = _orders(table, page_size)[first : first + count]
+    part, slot = part[:, :, None], np.arange(order.shape[1])
     row_order = ends[-1] - rows + np.arange(rows)
     filled = (slot >= part[:, START]) & (slot < part[:, STOP])
     visible = filled & (order <= row_order[:, None, None])

@@ -55,7 +55,7 @@ class AttentionMatching(ByHead, name="attention-matching"):
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)
         made: Prefilled = yield Prefill(tokens, queries=self.observed)
-        count = max(self.sinks + self.newest, self.budget or int(self.ratio * len(kept)))
+        count = self.count_of(len(kept))
         kv = self.cut(made.kv, kept) if count >= len(kept) else self.fitted(made, kept, count)
         del made  # it would keep the pages of all entries
         yield Decode(kv)
@@ -68,8 +68,8 @@ class AttentionMatching(ByHead, name="attention-matching"):
         stays = best(worth, count)
         keys = np.empty((*stays.shape, geometry.groups[0].head_dim), np.float32)
         values, bias = np.empty_like(keys), np.zeros(stays.shape, np.float32)
-        for layer, own in enumerate(geometry.kv_layers):
-            every = kv.entries(own)[:, kept].astype(np.float32)  # [2, n, KV heads, head_dim]
+        for layer, whole in enumerate(kv.entries()):
+            every = whole[:, kept].astype(np.float32)  # [2, n, KV heads, head_dim]
             scores = attention_scores(kv, made.queries, layer)[..., kept]
             for head, of_head in enumerate(scores.reshape(stays.shape[1], -1, len(kept))):
                 some, (k, v) = stays[layer, head], every[:, :, head]

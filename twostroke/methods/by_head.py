@@ -88,8 +88,12 @@ class RankedByHead(ChosenOnce):
     def biased(self) -> bool:
         return self.budgets != "equal"
 
+    def count_of(self, length: int) -> int:
+        """How many of so many entries each head keeps, on average."""
+        return max(self.sinks + self.newest, self.budget or int(self.ratio * length))
+
     def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Kept:
-        count = max(self.sinks + self.newest, self.budget or int(self.ratio * len(kept)))
+        count = self.count_of(len(kept))
         if count >= len(kept):
             return (yield Prefill(tokens)), kept, None
         kv, worth = yield from self.ranked(tokens, prompt)

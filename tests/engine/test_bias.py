@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.engine.any_schedule import PROMPT, AnySchedule
-from tests.engine.test_entries_by_head import NEXT, PARAMS, ask, chosen
+from tests.engine.test_entries_by_head import NEXT, PARAMS, check_schedules, chosen
 from tests.engine.test_kv_bits import CODED, KINDS, needs_native
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
@@ -121,18 +121,7 @@ def test_the_same_bits_under_every_schedule(dtype: str) -> None:
 
     programs = [biasing(ANY[dtype].model(), *one) for one in ((120, 1), (77, 2), (60, 3), (120, 1))]
     programs.insert(2, plain)
-    alone = [ask(ANY[dtype].model(), [program], 4096)[0] for program in programs]
-    assert alone[0] == alone[4] != alone[1]
-    preempted = 0
-    for chunk, index, pages, threads in (
-        (4096, "off", 1000, 1), (1, "radix", 1000, 2), (7, "hash", 30, 2), (16, "radix", 30, 1)
-    ):  # fmt: skip
-        llm = ANY[dtype].model(index, pages, threads)
-        before = llm.engine.preemptions
-        assert ask(llm, programs, chunk, steps=2) == alone
-        preempted += llm.engine.preemptions - before
-        assert llm.pool.num_used == llm.engine.cached_pages(llm.pool)
-    assert preempted
+    check_schedules(ANY[dtype], programs, few=30)
 
 
 @needs_native

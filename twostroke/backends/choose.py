@@ -14,6 +14,7 @@ from twostroke.backends.ranks.processes import RANK_TIMEOUT_S, under_torchrun
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.kv_formats import CODED
 from twostroke.system.extras import install_command
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 NATIVE = ("native", *(f"native-{variant}" for variant in library.VARIANTS))  # the best variant, or a given one
 BACKENDS = ("auto", *NATIVE, "triton", "reference")
 DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = (*DTYPES, "int8", "k8v4")
+KV_DTYPES = (*DTYPES, *CODED)
 
 
 def require_device(backend: str, device: str, tp: int = 1) -> None:

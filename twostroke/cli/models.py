@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.", metavar="MODEL")]
-KV_DTYPES = ("float32", "bfloat16", "int8", "k8v4")
 
 
 @app.command("list")
@@ -161,6 +160,7 @@ def _rope(facts: Mapping[str, Any]) -> str:
 
 def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     from twostroke.kv.geometry import Geometry
+    from twostroke.models.kv_formats import CODED
 
     config = checkpoint.config
     ropes = Counter(
@@ -169,6 +169,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     )
     shapes = Counter((one.num_heads, one.num_kv_heads, one.head_dim) for one in config.attentions)
     windows = Counter(config.windows)
+    dtypes = "float32", "bfloat16", *CODED
     return {
         "architecture": config.architecture,
         "layers": config.num_layers,
@@ -192,7 +193,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "tied_embeddings": config.tied,
         "recurrent_layers": list(config.state_layers),
         "state_bytes": Geometry.of(config, "bfloat16", "").state_bytes,
-        "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in KV_DTYPES},
+        "kv_bytes_per_token": {dtype: Geometry.of(config, dtype, "").entry_bytes for dtype in dtypes},
     }
 
 

@@ -181,6 +181,9 @@ KV_FORMATS = {
 }
 
 
+CODED = tuple(name for name, one in KV_FORMATS.items() if one.codes)  # names of those of codes
+
+
 def kv_format(name: str) -> KVFormat:
     """The format of that name. Raises InvalidRequest if there is none."""
     if name not in KV_FORMATS:

@@ -38,10 +38,11 @@ struct Batch {
   const int32_t* target_sequences;  // [targets]
   const int32_t* target_rows;       // [targets]: number of the sequence's rows before each
   const int32_t* target_pages;      // [targets, state_pages]
-  // What is added to scores of each sequence's first entries: addresses of [blocks, KV heads, length] floats, or 0; null
-  // for none.
+  // What is added to scores of each sequence's first entries: where [blocks, KV heads, length] floats are, in bytes from
+  // `bias_base` on (null for addresses), or 0; null for none.
   const int64_t* biases;        // [sequences]
   const int32_t* bias_lengths;  // [sequences]
+  const uint8_t* bias_base;
 
   int targets() const { return state_pages ? target_starts[num_sequences] : 0; }
 };
@@ -50,7 +51,8 @@ struct Batch {
 inline EntryBias bias_of(const Batch& batch, int sequence, int place, int kv_heads, int head) {
   if (!batch.biases || !batch.biases[sequence]) return {};
   const int count = batch.bias_lengths[sequence];
-  return {(const float*)batch.biases[sequence] + (size_t(place) * kv_heads + head) * count, count};
+  const auto* all = (const float*)(uintptr_t(batch.bias_base) + batch.biases[sequence]);
+  return {all + (size_t(place) * kv_heads + head) * count, count};
 }
 
 // The spans of a group of layers.

@@ -98,7 +98,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
 void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
   const int hidden = m.config.hidden;
   float* out = pass.room.of(0).x;
-  own.live = pass.live(0);
+  own.live = pass.live(0, true);
   // A rank that has a part of the embedding looks up its tokens.
   auto absent = [&](int64_t token) { return token < m.embed->first || token >= m.embed->first + m.embed->rows; };
   auto look_up = [&](int row) {

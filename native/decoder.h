@@ -205,6 +205,13 @@ struct Decoder {
   std::optional<TokenInputs> inputs;
   std::vector<float> zeros;  // the rows of states before the first token
 
+  // Rows of numbers that are added to scores: one for each layer and KV head.
+  size_t bias_rows() const {
+    size_t rows = 0;
+    for (const Block& b : blocks)
+      if (!b.state) rows = std::max(rows, size_t(b.attention.place + 1) * b.attention.kv_heads);
+    return rows;
+  }
   // Groups of layers whose entries share pages.
   size_t groups() const {
     int groups = 0;

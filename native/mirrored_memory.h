@@ -12,7 +12,7 @@
 #include "memory.h"
 
 // The bytes that a meeting makes equal: all that is written and read around it. Empty parts count nothing.
-using Live = std::array<std::span<uint8_t>, 4>;
+using Live = std::array<std::span<uint8_t>, 5>;
 
 class Mirror {
  public:

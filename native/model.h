@@ -59,11 +59,22 @@ struct Model : Decoder {
   void meet(Private& own) {
     if (ranks) ranks->meet(own.meeting++, own.live);
   }
-  // As Team::share, followed by a meeting, for pieces that any rank can compute: each takes a part.
+  // As Team::share, for pieces that any rank can compute: each takes a part.
   template <class Piece>
-  void spread(int count, Private& own, const Piece& piece) {
+  void share(int count, Private& own, const Piece& piece) {
     const int first = ranks ? ranks->first(count) : 0, last = ranks ? ranks->last(count) : count;
     team->share(last - first, own.member, [&](int i) { piece(first + i); });
+  }
+  // The same, followed by a meeting.
+  template <class Piece>
+  void spread(int count, Private& own, const Piece& piece) {
+    share(count, own, piece);
     meet(own);
+  }
+  // As Team::share_once.
+  template <class Piece>
+  void share_once(int count, Private& own, const Piece& piece) {
+    const int first = ranks ? ranks->first(count) : 0, last = ranks ? ranks->last(count) : count;
+    team->share_once(last - first, own.member, [&](int i) { piece(first + i); });
   }
 };

@@ -87,6 +87,7 @@ class Pass {
     ranks_ = &ranks;
     memory_.lend(ranks.region(PASS), ranks.region_bytes());
     rest_memory_.lend(ranks.region(REST), ranks.region_bytes());
+    numbers_.lend(ranks.region(TOKENS), ranks.region_bytes());
   }
 
   // `common` is memory of all passes of the model. The batch has angles by position, or `by_row`.
@@ -99,7 +100,8 @@ class Pass {
     if (model.inputs) {
       keep(token_inputs_, batch.token_inputs, rows * model.inputs->row_bytes());
       const size_t packed = round_up(Rows::bytes(rows, config_->hidden), LINE), width = model.inputs->projection.width;
-      tokens.rows = numbers_.get<uint8_t>(packed + 2 * sizeof(float) * rows * width);
+      const size_t size = packed + 2 * sizeof(float) * rows * width;
+      tokens.rows = numbers_.get<uint8_t>(size), token_bytes_ = {tokens.rows, size};
       tokens.made = (float*)(tokens.rows + packed), tokens.numbers = tokens.made + rows * width;
     }
     keep(tokens_, batch.tokens, rows), keep(pages_, batch.pages, groups * rows), keep(slots_, batch.slots, rows);
@@ -174,13 +176,13 @@ class Pass {
       std::copy_n(from + state_rows_[i] * config_->hidden, config_->hidden, states(last_ + 1) + i * config_->hidden);
   }
 
-  // What ranks write and read around the meetings of a block.
-  Live live(size_t block) const {
+  // What ranks write and read around the meetings of a block, or where rows are embedded.
+  Live live(size_t block, bool embeds = false) const {
     const size_t blocks = last_ + 1, queries = blocks * batch.num_queries * config_->q_width;
     const size_t states = batch.num_states ? (blocks + 1) * batch.num_states * config_->hidden : 0;
     auto bytes = [](float* data, size_t count) { return std::span((uint8_t*)data, count * sizeof(float)); };
     return {room.bytes(block), cut(block) ? rest_.bytes(0) : std::span<uint8_t>(), bytes(batch.queries, queries),
-            bytes(batch.states, states)};
+            bytes(batch.states, states), embeds ? token_bytes_ : std::span<uint8_t>()};
   }
 
   // The index of each row among those whose queries are returned, -1 for none; null if there are none.
@@ -261,5 +263,6 @@ class Pass {
   bool cut_ = false;
   PassMemory rest_;
   Buffer memory_, rest_memory_, choices_, rest_choices_, numbers_;
+  std::span<uint8_t> token_bytes_;
   const Ranks* ranks_ = nullptr;
 };

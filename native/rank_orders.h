@@ -52,7 +52,9 @@ class Shelf {
     action(b.tokens), action(b.pages), action(b.slots), action(b.positions), action(b.row_starts), action(b.span_starts);
     action(b.spans), action(b.cos), action(b.sin), action(b.query_rows), action(b.queries), action(b.dropout);
     action(b.embeddings), action(b.wanted), action(b.state_rows), action(b.states), action(order.x), action(order.noises);
-    action(order.strides);
+    action(order.strides), action(b.token_inputs), action(b.state_counts), action(b.state_sources);
+    action(b.target_starts), action(b.target_sequences), action(b.target_rows), action(b.target_pages);
+    action(b.biases), action(b.bias_lengths), action(b.bias_base);
   }
   template <class T>
   static int64_t& as_number(T*& pointer) {
@@ -61,6 +63,21 @@ class Shelf {
 
   uint8_t *const base_, *at_, *const end_;
 };
+
+// Puts the biases of scores on the shelf.
+inline void put_biases(const Model& m, Shelf& shelf, Batch& batch) {
+  const int sequences = batch.num_sequences;
+  const uint8_t* const base = shelf.take<uint8_t>(LINE);  // so that none is 0 from it
+  int64_t* places = shelf.take<int64_t>(sequences);
+  for (int s = 0; s < sequences; s++) {
+    places[s] = 0;
+    if (!batch.biases[s]) continue;
+    const auto* values = (const float*)batch.biases[s];
+    shelf.put(values, m.bias_rows() * batch.bias_lengths[s]);
+    places[s] = (const uint8_t*)values - base;
+  }
+  shelf.put(batch.bias_lengths, sequences), batch.biases = places, batch.bias_base = base;
+}
 
 // Puts a batch's arrays on the shelf, with the angles of its rows, and room for its queries and states.
 inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
@@ -82,5 +99,12 @@ inline Batch shelved(const Model& m, Shelf& shelf, Batch batch) {
   if (batch.num_states) batch.states = shelf.take<float>((m.blocks.size() + 1) * batch.num_states * m.config.hidden);
   shelf.put(batch.dropout, m.blocks.size() * rows * m.config.hidden);
   if (!m.embed) shelf.put(batch.embeddings, rows * m.config.embedding_bytes());
+  if (m.inputs) shelf.put(batch.token_inputs, rows * m.inputs->row_bytes());
+  if (const size_t pages = batch.state_pages, targets = batch.targets(); pages) {
+    shelf.put(batch.state_counts, sequences), shelf.put(batch.state_sources, sequences * pages);
+    shelf.put(batch.target_starts, sequences + 1), shelf.put(batch.target_sequences, targets);
+    shelf.put(batch.target_rows, targets), shelf.put(batch.target_pages, targets * pages);
+  }
+  if (batch.biases) put_biases(m, shelf, batch);
   return batch;
 }

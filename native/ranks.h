@@ -29,7 +29,7 @@
 constexpr int MOST_RANKS = 64;
 
 // Regions of the shared memory, for data of different life. All are sparse: an untouched page takes no memory.
-enum Region { BATCH, PASS, REST, COMMON, PRODUCT, REGIONS };
+enum Region { BATCH, PASS, REST, COMMON, TOKENS, PRODUCT, REGIONS };
 
 // The beginning of the shared memory, zeroed at first.
 struct Control {

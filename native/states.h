@@ -355,12 +355,13 @@ struct StateRun {
   }
 };
 
-// Copies new entries and states to pages. A late member must not do this: pages may have another owner after the pass.
+// Copies new entries and states to pages, which all ranks have. A late member must not do this: pages may have another
+// owner after the pass.
 inline void store_states(Model& m, Model::Private& own, const StateRun& run) {
   const Batch& batch = run.batch;
   const StateShape& c = run.c;
   const int rows = batch.num_rows, targets = batch.target_starts[batch.num_sequences];
-  m.team->share_once(rows + targets, own.member, [&](int i) {
+  m.share_once(rows + targets, own, [&](int i) {
     if (i < rows) {
       auto put = [&](int group, int place, const uint16_t* from, int size) {
         const int64_t page = batch.pages[size_t(group) * rows + i];
@@ -399,16 +400,17 @@ inline void run_states(Model& m, Model::Private& own, const Pass& pass, const Bl
           store(at.projected + size_t(row) * b.qkv.width + column, x);
       }
   }, [] {});
+  m.meet(own);
   const int parts = c.v_heads / (c.k_heads * c.together());  // of a head of k
   const int units = c.kind == SHORT_CONVOLUTION ? ceil_div(c.conv_size(), CHANNELS) : c.k_heads * parts;  // of a sequence
-  m.team->share(pass.batch.num_sequences * units, own.member, [&](int unit) {
+  m.spread(pass.batch.num_sequences * units, own, [&](int unit) {
     const int sequence = unit / units, part = unit % units;
     if (c.kind == SHORT_CONVOLUTION)
       return run.run_channels(sequence, part * CHANNELS, std::min((part + 1) * CHANNELS, c.conv_size()));
     run.run(sequence, {part / parts, part % parts * c.together(), c.together()}, own);
   });
   store_states(m, own, run);
-  m.team->share(int(kept.size()), own.member, [&](int i) {
+  m.share(int(kept.size()), own, [&](int i) {
     const float* mixed = at.mixed + size_t(kept[i]) * c.v_size();
     if (c.kind == MAMBA2) {
       const int size = c.v_size() / c.k_heads;

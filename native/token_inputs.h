@@ -9,10 +9,11 @@ void make_token_numbers(Model& m, Model::Private& own, const Pass& pass, const f
   const int count = pass.batch.num_rows, width = in.projection.width;
   const Rows rows = prepare_together(m, own, in.projection, x, count, pass.tokens.rows, nullptr);
   store_linear(m, own, in.projection, rows, count, pass.tokens.made, [] {});
+  m.meet(own);
   // The product is that of x / sqrt(hidden); a norm ignores the factor, but for its epsilon.
   const float eps = m.config.eps * m.config.hidden;
   const F scale = set1(std::sqrt(float(in.size))), half = set1(std::sqrt(0.5f));
-  m.team->share(count, own.member, [&](int row) {
+  m.spread(count, own, [&](int row) {
     float* found = own.row.get<float>(width);
     read_row(Format(in.format), pass.batch.token_inputs + row * in.row_bytes(), width, found);
     const float* made = pass.tokens.made + size_t(row) * width;
@@ -46,5 +47,6 @@ Rows gate_token_numbers(Model& m, Model::Private& own, const Pass& pass, size_t 
       }
   };
   linear(m, own, in.gate, inputs, inputs.count, emit, [&] { fetch_start(m, own, in.projection, inputs.count); });
+  m.meet(own);
   return out;
 }

@@ -185,10 +185,33 @@ def test_what_is_no_bias_is_one_line(tiny_llm: Callable[..., LLM]) -> None:
 
 
 @needs_native
-def test_ranks_refuse_a_bias_in_one_line() -> None:
-    path = ANY["bfloat16"].directory()
-    with LLM(path, backend="native", threads=1, kv_bytes=8 << 20, tp=2) as llm:
+@pytest.mark.parametrize("dtype", ["bfloat16", *CODED])
+def test_ranks_add_the_same_bias(dtype: str) -> None:
+    """Beside a sequence without one, in a step of several sequences."""
+
+    def tokens(llm: LLM) -> list[list[int]]:
+        plain = llm.prefill(PROMPT[:20])
+        biased = plain.with_bias(random_bias(llm, 20, hidden=0.1))
+        requests = [
+            Request(lambda kv=kv: decoded(kv), PARAMS, llm.tokenizer) for kv in (plain, biased, llm.prefill(PROMPT))
+        ]
+        llm.engine.run(requests)
+        return [request.result.tokens for request in requests]
+
+    def decoded(kv: KVCache) -> Program:
+        return (yield Decode(kv))
+
+    path = ANY[dtype].directory()
+    seen = []
+    for tp in (1, 2, 3):
+        with LLM(path, backend="native", threads=1, kv_bytes=8 << 20, tp=tp, kv_dtype=dtype) as llm:
+            seen.append(tokens(llm))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_ranks_of_the_reference_refuse_a_bias_in_one_line() -> None:
+    with LLM(ANY["bfloat16"].directory(), backend="reference", threads=1, kv_bytes=8 << 20, tp=2) as llm:
         kv = llm.prefill(PROMPT[:20])
-        with pytest.raises(KVError, match="adds no bias to scores: use the native backend or the reference"):
+        with pytest.raises(KVError, match="adds no bias to scores: use the native backend"):
             llm.prefill(NEXT, after=kv.with_bias(random_bias(llm, 20)))
         assert len(list(llm.decode(kv, params=PARAMS))) == 20

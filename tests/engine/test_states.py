@@ -13,6 +13,7 @@ from tests.engine.any_schedule import ENDS, INDEXES, METHODS, PROMPT, SAMPLING, 
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
+from twostroke.backends.native.backend import NativeBackend, unsupported
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.sampling.params import SamplingParams
@@ -140,7 +141,27 @@ def test_steps_of_all_shapes_are_timed(family: AnySchedule) -> None:
         assert same_states(kv, family.model().prefill(PROMPT))
 
 
-@pytest.mark.parametrize("backend", ["auto", "native", "reference"])
-def test_several_ranks_are_refused(family: AnySchedule, backend: str) -> None:
+def test_ranks_have_the_same_states(family: AnySchedule, tmp_path: Path) -> None:
+    """A value of one process goes on in two ranks, which save the same bytes."""
+    alone = family.model()
+    value = alone.prefill(PROMPT[:90])
+    value.save(tmp_path / "alone.kv")
+    with LLM(family.directory(), backend="native", weights="int8", threads=1, tp=2) as llm:
+        there = KVCache.load(tmp_path / "alone.kv", llm)
+        there.save(tmp_path / "again.kv")
+        assert same_states(there, value)
+        whole, longer = llm.prefill(PROMPT[90:], after=there), alone.prefill(PROMPT[90:], after=value)
+        assert same_states(whole, longer)
+        assert whole.entries().tobytes() == longer.entries().tobytes()
+        assert same_states(llm.prefill(PROMPT), whole)  # a hit
+    assert (tmp_path / "again.kv").read_bytes() == (tmp_path / "alone.kv").read_bytes()
+
+
+def test_ranks_that_share_nothing_are_refused(family: AnySchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="leave out tp"):
-        LLM(family.directory(), backend=backend, tp=2)
+        LLM(family.directory(), backend="reference", tp=2)
+    with LLM(family.directory(), backend="native", threads=1) as llm:
+        assert isinstance(llm.backend, NativeBackend)
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert "leave out tp" in (unsupported(llm.config, {}, 16, tp=2) or "")

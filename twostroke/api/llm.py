@@ -364,7 +364,7 @@ class LLM:
         if method.biased and not self.backend.takes_bias:
             raise InvalidRequest(
                 f"method {method.name} gives heads other budgets, which the {self.backend.label} backend cannot: use "
-                "the native backend or the reference, in one rank"
+                "the native backend, or the reference in one rank"
             )
         if method.by_head:
             try:

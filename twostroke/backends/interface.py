@@ -69,7 +69,7 @@ class StateStep:
     targets: Sequence[tuple[int, np.ndarray]]
 
 
-ONE_RANK = "several ranks do not share recurrent layers: leave out tp"
+ONE_RANK = "ranks share recurrent layers only by the native backend, and without torchrun: leave out tp"
 
 Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.tensor_shapes`)

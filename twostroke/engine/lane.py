@@ -80,8 +80,8 @@ class Lane(ABC, Generic[StrokeKind]):
         lookback = 1 + (self.stroke.queries or 0)
         if base.entry_table.bias is not None and not self.model.backend.takes_bias:
             raise KVError(
-                f"the {self.model.backend.label} backend adds no bias to scores: use the native backend or the "
-                "reference, in one rank"
+                f"the {self.model.backend.label} backend adds no bias to scores: use the native backend, or the "
+                "reference in one rank"
             )
         self.writer = KVWriter(base.copy_to(self.model.pool), name, lookback, self.num_guesses, self.parting)
         self.num_computed = len(self.writer)

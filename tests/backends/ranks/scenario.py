@@ -26,12 +26,13 @@ UNEVEN: dict[str, Any] = {
 
 
 def bits(kv: KVCache) -> dict[str, bytes]:
-    """Keys, values, and the logits after them."""
+    """Keys, values, states, and the logits after them."""
     assert kv.tail is not None
     logits = kv.tail.logits
     owners = sorted(layer for _, group in kv.pool.geometry.kv_groups for layer in group.layers)
     entries = b"".join(kv.entries(layer).tobytes() for layer in owners)
-    return {"entries": entries, "logits": b"" if logits is None else logits.tobytes()}
+    states = b"".join(state.tobytes() for state in (kv.states() or {}).values())
+    return {"entries": entries, "states": states, "logits": b"" if logits is None else logits.tobytes()}
 
 
 def record(llm: LLM, long: bool = True) -> dict[str, Any]:
@@ -59,6 +60,11 @@ def record(llm: LLM, long: bool = True) -> dict[str, Any]:
     if not llm.pool.geometry.windowed:
         (chosen,) = llm.generate([PROMPT], method=method("tova", budget=16), max_tokens=4, ignore_eos=True)
         seen["by head"] = [token.id for token in chosen.tokens]
+    if llm.backend.name == "native" and not llm.pool.geometry.windowed:
+        (fitted,) = llm.generate(
+            [PROMPT], method=method("attention-matching"), max_tokens=4, ignore_eos=True, logprobs=1
+        )
+        seen["fitted"] = [(token.id, token.logprob) for token in fitted.tokens]
 
     def dropped() -> Program:
         return (yield Prefill(PROMPT[:20], dropout=Dropout(0.3, seed=4)))

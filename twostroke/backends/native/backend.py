@@ -43,6 +43,7 @@ class NativeBackend:
     name = "native"
     exact = True
     asynchronous = False
+    takes_bias = True
     formats: Collection[str] | None = FORMATS
 
     def __init__(self, threads: int, variant: str | None = None, tp: int = 1, kv_dtype: str = KV_DTYPES[0]) -> None:
@@ -60,10 +61,6 @@ class NativeBackend:
         self.ranks = _ranks(self.variant, threads, tp) if tp > 1 else None
         self.team = library.ThreadTeam(self.variant, threads) if self.ranks is None else self.ranks.team
         self.statistics = NativeStatistics(self.team)
-
-    @property
-    def takes_bias(self) -> bool:
-        return self.tp == 1
 
     @property
     def failure(self) -> RankLost | None:
@@ -112,11 +109,9 @@ def unsupported(
     kv_dtype: str = KV_DTYPES[0],
 ) -> str | None:
     """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
-    if tp > 1 and config.token_inputs:
-        return "several ranks do not share numbers of tokens for each layer (per-layer embeddings): use tp=1"
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
-    if tp > 1 and config.state_layers:
+    if tp > 1 and config.state_layers and under_torchrun():
         return ONE_RANK
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:
         return f"it wants heads of a multiple of 32, not {dim}"

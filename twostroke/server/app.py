@@ -27,6 +27,7 @@ from twostroke.server.http.middleware import CallMiddleware
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.request_target import AbsoluteTargets
+from twostroke.server.llamacpp import infill
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
@@ -49,6 +50,7 @@ ROUTES = (
     anthropic,
     ollama,
     ollama_models,
+    infill,
     admin,
     page,
     attention,

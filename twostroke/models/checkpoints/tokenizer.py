@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.checkpoint import GgufTokenizerSource, HfTokenizerSource
 from twostroke.models.checkpoints.gguf.tokenizer import read_gguf
 from twostroke.models.checkpoints.huggingface.tokenizer import read_directory
+from twostroke.models.checkpoints.infill import NO_INFILL, InfillTokens
 from twostroke.models.checkpoints.text_stream import TextStream
 from twostroke.models.checkpoints.token_bytes import byte_reader
 
@@ -49,6 +50,7 @@ class Tokenizer:
     eos_ids: frozenset[int]  # every id that ends generation: EOS and end-of-turn tokens
     add_bos: bool  # whether `encode` begins with BOS by default
     special_ids: frozenset[int]
+    infill: InfillTokens | None  # for fill-in-the-middle; None if the model has no tokens for it
 
     def __init__(
         self,
@@ -59,8 +61,13 @@ class Tokenizer:
         eos_ids: Collection[int],
         affixes: tuple[Sequence[int], Sequence[int]],
         templates: Mapping[str, str],
+        infill: Mapping[str, int] | None = None,
     ) -> None:
-        """`special_tokens` has the texts of bos_token, eos_token and others; `affixes` surround every prompt."""
+        """Args:
+        special_tokens: the texts of bos_token, eos_token and others.
+        affixes: surround every prompt.
+        infill: ids that a file states for fill-in-the-middle (`InfillTokens.of`).
+        """
         self._chat = ChatTemplates(templates, special_tokens)
         self.vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), max(backend.get_added_tokens_decoder(), default=-1) + 1
@@ -73,6 +80,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         names = {token.content: index for index, token in added.items() if token.special}
         self.backend = backend
+        self.infill = InfillTokens.of(backend, infill or {})
         self._lock = threading.Lock()
         self._where = where
         self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
@@ -135,6 +143,31 @@ class Tokenizer:
         if self.bos_id is None:
             raise InvalidRequest("the model has no BOS token: leave add_bos out")
         return [self.bos_id, *ids]
+
+    def encode_infill(
+        self,
+        prefix: str | Sequence[int],
+        suffix: str | Sequence[int],
+        extra: Sequence[tuple[str, str]] = (),
+        most: int | None = None,
+    ) -> list[int]:
+        """The prompt that asks for what stands between two texts (`InfillTokens.prompt`); no text is a special token.
+
+        Raises InvalidRequest if the model has no tokens for it.
+        """
+        if self.infill is None:
+            raise InvalidRequest(NO_INFILL)
+        encode = self.infill.guarded(lambda text: self.encode(text, add_bos=False, parse_special=False))
+        before = encode(prefix) if isinstance(prefix, str) else prefix
+        after = self._without_space(encode, suffix) if isinstance(suffix, str) else suffix
+        most = None if most is None else most - len(self._prefix)
+        return [*self._prefix, *self.infill.prompt(encode, before, after, extra, most)]
+
+    def _without_space(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
+        """Encode without the space that SentencePiece puts before a text, as CodeLlama and Mistral do for suffixes."""
+        mark = encode("\n") if self._strip else []
+        whole = encode(f"\n{text}") if mark else []
+        return whole[len(mark) :] if mark and whole[: len(mark)] == mark else encode(text)
 
     def least_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens of a text, found without encoding it; 0 where there is none.

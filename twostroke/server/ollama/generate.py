@@ -14,12 +14,12 @@ from twostroke.server.engine_requests import choose_method
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
+from twostroke.server.infill import infill_prompt
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import OllamaBody, OllamaChatBody, OllamaGenerateBody
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
-from twostroke.server.openai.routes.generate import refuse
 from twostroke.server.openai.schemas.chat import ChatBody
 
 router = APIRouter(prefix="/api")
@@ -39,12 +39,13 @@ async def chat(body: OllamaChatBody, http: HttpRequest, engine: CurrentEngine) -
 async def generate_text(body: OllamaGenerateBody, http: HttpRequest, engine: CurrentEngine) -> Response:
     """Answer a prompt."""
     warn_of_fields(http, body)
-    refuse(("suffix", bool(body.suffix)))
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return _loaded(engine, body, {"response": ""})
     asked = translate.prompt(body, engine.llm.generation)
 
     def prepare() -> PreparedChat:
+        if body.suffix:
+            return _prepare_infill(engine, body, asked)
         if body.raw:
             return prepare_chat(engine, asked, prompt=body.prompt)
         if not body.context:
@@ -55,6 +56,14 @@ async def generate_text(body: OllamaGenerateBody, http: HttpRequest, engine: Cur
     return await _answer(http, body, asked, prepare)
 
 
+def _prepare_infill(engine: AsyncEngine, body: OllamaGenerateBody, asked: ChatBody) -> PreparedChat:
+    """What stands between prompt and suffix. They go through no template, so there is no system message."""
+    prompt = infill_prompt(engine.llm, body.prompt, body.suffix)
+    assert engine.llm.tokenizer.infill is not None
+    ends = {"stop_token_ids": sorted(engine.llm.tokenizer.infill.ends)}
+    return prepare_chat(engine, asked.model_copy(update=ends), prompt=prompt)
+
+
 async def _answer(
     http: HttpRequest, body: OllamaBody, asked: ChatBody, prepare: Callable[[], PreparedChat]
 ) -> Response:
@@ -62,7 +71,7 @@ async def _answer(
     call_log(http.scope).warn(unused_variables(engine, asked, dict.fromkeys(("thinking", "reasoning_effort"), "think")))
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
-        continuable = isinstance(body, OllamaGenerateBody) and not body.raw
+        continuable = isinstance(body, OllamaGenerateBody) and not body.raw and not body.suffix
         return OllamaAnswer(
             body.model,
             active_call,

@@ -71,6 +71,8 @@ async def show(body: NamedBody, engine: CurrentEngine) -> Response:
         f"{kind}.attention.head_count_kv": config.num_kv_heads,
         f"{kind}.vocab_size": config.vocab_size,
     }
+    infill = engine.llm.tokenizer.infill is not None
+    capabilities = {"completion": True, "tools": template, "insert": infill, "thinking": thinks}
     return json_response(
         {
             "modelfile": f"FROM {engine.name}",
@@ -80,7 +82,7 @@ async def show(body: NamedBody, engine: CurrentEngine) -> Response:
             "template": template or "",
             "details": model["details"],
             "model_info": info,
-            "capabilities": ["completion", *(["tools"] if template else []), *(["thinking"] if thinks else [])],
+            "capabilities": [name for name, there in capabilities.items() if there],
             "modified_at": model["modified_at"],
         }
     )

@@ -112,7 +112,7 @@ class OllamaChatBody(OllamaBody):
 
 
 class OllamaGenerateBody(OllamaBody):
-    """Answer a prompt, which goes through the chat template unless it is `raw`.
+    """Answer a prompt, which goes through the chat template unless it is `raw`, or say what comes before a `suffix`.
 
     `context` is what an earlier answer gave back: the tokens that come before the prompt.
     """
@@ -128,6 +128,8 @@ class OllamaGenerateBody(OllamaBody):
     @model_validator(mode="after")
     def _raw_alone(self) -> "OllamaGenerateBody":
         template = (self.model_extra or {}).get("template")
+        if self.suffix and (given := [name for name in ("raw", "context") if getattr(self, name)]):
+            raise ValueError(f"suffix: a prompt with a suffix has a form of its own: leave out {' and '.join(given)}")
         others = {"system": self.system, "template": template, "context": self.context}
         if self.raw and (given := [name for name, value in others.items() if value]):
             raise ValueError(f"raw: a raw prompt goes through no template: leave out {' and '.join(given)}")

@@ -68,7 +68,21 @@ def read_gguf(source: GgufTokenizerSource) -> dict[str, Any]:
         "eos_ids": [ids[name] for name in ("eos", "eot", "eom") if name in ids],
         "affixes": (prefix, suffix),
         "templates": templates,
+        "infill": _infill(source, len(tokens)),
     }
+
+
+def _infill(source: GgufTokenizerSource, size: int) -> dict[str, int]:
+    """The stated ids for fill-in-the-middle; those of the first three had other names before."""
+    found: dict[str, int] = {}
+    for name, old in (("pre", "prefix"), ("suf", "suffix"), ("mid", "middle"), ("pad", ""), ("rep", ""), ("sep", "")):
+        for key in (f"tokenizer.ggml.fim_{name}_token_id", f"tokenizer.ggml.{old}_token_id"):
+            id = source.metadata.get(key) if name not in found else None
+            if id is not None and not 0 <= id < size:
+                raise CheckpointError(f"{source.path}: {key} {id} is outside the vocabulary")
+            if id is not None:
+                found[name] = int(id)
+    return found
 
 
 def build_backend(source: GgufTokenizerSource) -> Tokenizer:

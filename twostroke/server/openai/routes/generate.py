@@ -23,6 +23,7 @@ from twostroke.server.engine_requests import (
 )
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
+from twostroke.server.infill import infill_ends, infill_prompt
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
@@ -44,11 +45,11 @@ async def completions(body: CompletionBody, http: HttpRequest, engine: CurrentEn
     technique = choose_method(engine.name, body.model, body.method)
     context = await find_context(http, body.context)
     refuse(
-        ("suffix", bool(body.suffix)),
         ("a receipt without an answer", body.receipt and body.max_tokens == 0),
         ("best_of", body.best_of is not None and body.best_of != body.n),
         ("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None),
     )
+    refuse_beside_suffix(body)
     tokenizer, echoes = engine.llm.tokenizer, list[Echo]()
 
     def prepare() -> Prepared:
@@ -56,6 +57,8 @@ async def completions(body: CompletionBody, http: HttpRequest, engine: CurrentEn
         params = body.sampling(body.max_tokens, body.logprobs, constraint(engine.grammars, body, warnings))
         if body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+        if body.suffix:
+            params = infill_ends(engine.llm, params)
         asked = body.prompt if context is None else [context.before_prompt(tokenizer, one) for one in body.prompt]
         prompts = [prompt_of(engine.llm, prompt, body) for prompt in asked]
         if body.echo:
@@ -99,6 +102,8 @@ async def chat_completions(body: ChatBody, http: HttpRequest, engine: CurrentEng
 def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:
     """A prompt's tokens, and the text that they are sent back with. Raises InvalidRequest."""
     tokenizer = llm.tokenizer
+    if body.suffix:
+        return Echo("", infill_prompt(llm, prompt, body.suffix))
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         check_size(llm, prompt)
     tokens = list(prompt) if not isinstance(prompt, str) else _encoded(tokenizer, prompt, body.add_special_tokens)
@@ -112,6 +117,18 @@ def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:
 
 def _encoded(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     return tokenizer.encode(text, add_bos=None if special else False)
+
+
+def refuse_beside_suffix(body: CompletionBody) -> None:
+    """Raise ApiError for a field that has no meaning where the prompt is a text with a gap."""
+    beside = {
+        "echo": body.echo,
+        "context": body.context is not None,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+    }
+    for field, given in beside.items():
+        if body.suffix and given:
+            raise ApiError(400, f"{field} cannot be combined with suffix: leave one of them out", param=field)
 
 
 def refuse(*asked: tuple[str, bool]) -> None:

@@ -88,6 +88,16 @@ ENGINES: dict[str, Engine] = {
             pip=("--no-cache-dir", "--no-binary", "llama-cpp-python"),
             build={"CMAKE_ARGS": f"-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS='-include {FOLDER / 'gcc12_tiles.h'}'"},
         ),
+        Engine(
+            "ik_llama.cpp",
+            adapter="ik_llama_cpp_api",
+            form="gguf",
+            weights="GGUF {quantization}, repacked",
+            requirements=("ik-llama-cpp-python", "numpy"),
+            # Its wheel has AVX2 alone, and so has a build that is not told otherwise.
+            pip=("--no-cache-dir", "--no-binary", "ik-llama-cpp-python"),
+            build={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+        ),
         OPENVINO,
         OPENVINO_INT8,
         Engine(

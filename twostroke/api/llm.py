@@ -82,6 +82,7 @@ class LLM:
         kv_disk: str | Path | None = None,
         kv_disk_bytes: int | None = None,
         kv_remote: str | None = None,
+        kv_compress: bool = False,
         max_step_tokens: int = 512,
         max_running: int = 256,
         itl_ms: float | None = None,
@@ -122,6 +123,7 @@ class LLM:
                 With it or `kv_remote`, opening takes about a second longer, to measure what computing costs.
             kv_disk_bytes: the most that it takes; None: a tenth of what is free there, at most 50 GiB.
             kv_remote: the URL of a server that speaks Redis' protocol, such as "redis://localhost:6379/0".
+            kv_compress: whether pages are written to both in a smaller form, exactly (docs/tiers.md).
             max_step_tokens: token budget of a step; longer prompts are prefilled in chunks.
             max_running: maximum number of choices that run at once.
             itl_ms: objective for ITL in milliseconds: prefill chunks shrink to meet it while anything decodes. Opening

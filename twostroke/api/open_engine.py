@@ -38,7 +38,7 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
     """Open an engine. Raises what `LLM` says."""
     tp, page_size, threads = options.tp, options.page_size, options.threads
     threads = max(1, count_threads(None) // tp) if threads is None else count_threads(threads)
-    tiers = open_tiers(options.kv_host, options.kv_disk, options.kv_disk_bytes, options.kv_remote)
+    tiers = open_tiers(options.kv_host, options.kv_disk, options.kv_disk_bytes, options.kv_remote, options.kv_compress)
     try:
         model = options.model
         stored = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)

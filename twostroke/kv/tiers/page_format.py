@@ -1,4 +1,5 @@
-"""What a page says of itself outside of a pool: a header, and a seal over the header and the entries.
+"""What a page says of itself outside of a pool: a header, and a seal over the header and the payload: the entries, or
+their compressed form. Who reads a page sees from the payload's size which it is.
 
 The seal is a keyed BLAKE3: a checksum, and a proof that only who has the user's key can make. So a store holds no page
 that was changed, that belongs to another model, or that somebody else put there.
@@ -11,6 +12,7 @@ from typing import Self
 
 from blake3 import blake3
 
+from twostroke.kv.tiers import compression
 from twostroke.kv.tiers.names import KEY_BYTES, Namespace, PageName
 
 VERSION = 1  # of headers and seals. Another version has other scopes, so it never looks at these pages
@@ -29,29 +31,46 @@ class PageFormat:
     Attributes:
         scope: stands for the namespace under the user's key, so two users of one store never meet.
         others: formats under the user's other keys: pages are found under them, and none is written.
+        compressed: whether pages are written compressed; they are read in either form.
     """
 
     namespace: Namespace
     user_key: bytes
     scope: str
     others: "tuple[Self, ...]" = ()
+    compressed: bool = False
 
     @classmethod
-    def of(cls, namespace: Namespace, user_keys: Sequence[bytes]) -> Self:
+    def of(cls, namespace: Namespace, user_keys: Sequence[bytes], compressed: bool = False) -> Self:
         """`user_keys`: the one that seals first."""
         own, *more = user_keys
         others = tuple(cls.of(namespace, [key]) for key in more)
-        return cls(namespace, own, scope(namespace.digest, own), others)
+        return cls(namespace, own, scope(namespace.digest, own), others, compressed)
 
-    def header(self, name: PageName) -> bytes:
-        """All that is known of a page before it is read."""
-        size, digest = self.namespace.page_bytes, self.namespace.digest
+    def payload(self, page: memoryview) -> memoryview:
+        """What is stored of a page."""
+        form = compression.compress(page) if self.compressed else None
+        return page if form is None else memoryview(form)
+
+    def header(self, name: PageName, size: int) -> bytes:
+        """All that is known of a page before it is read. `size`: bytes of its payload."""
+        digest = self.namespace.digest
         parts = (_MAGIC, VERSION, name.number, size, len(name.tokens), digest, name.key, name.parent)
         return _HEADER.pack(*parts) + name.tokens
 
     def seal(self, header: bytes, payload: memoryview) -> bytes:
         """The digest of a page, SEAL_BYTES long."""
         return seal(header, payload, self.user_key)
+
+    def room(self, size: int, into: memoryview) -> memoryview | None:
+        """Where a payload of `size` bytes is read before `unpack`; None: no page has such a size."""
+        if size == len(into):
+            return into
+        return memoryview(bytearray(size)) if len(into) // 2 < size < len(into) else None
+
+    def unpack(self, payload: memoryview, into: memoryview) -> bool:
+        """Make a page of a payload whose seal was right. False: it is none."""
+        return payload is into or compression.decompress(payload, into)
 
     @property
     def about(self) -> dict[str, object]:
@@ -65,7 +84,7 @@ class PageHeader:
     """A header that was read."""
 
     number: int
-    page_bytes: int
+    payload_bytes: int
     tokens_bytes: int
     namespace: bytes
     key: bytes

@@ -99,6 +99,7 @@ def open_tiers(
     kv_disk: str | Path | None = None,
     kv_disk_bytes: int | None = None,
     kv_remote: str | None = None,
+    kv_compress: bool = False,
 ) -> Tiers:
     """Open the tiers that were asked for.
 
@@ -107,6 +108,7 @@ def open_tiers(
         kv_disk: a directory, made if it is not there.
         kv_disk_bytes: the most that it may take; None: a tenth of what is free there, at most 50 GiB.
         kv_remote: the URL of a server that speaks Redis' protocol.
+        kv_compress: whether pages are written compressed to the disk and the server.
 
     Raises:
         InvalidRequest: an argument is out of range. KVError: the directory or the key cannot be used.
@@ -117,6 +119,8 @@ def open_tiers(
         raise InvalidRequest("kv_disk_bytes limits a disk tier: give its directory too (kv_disk)")
     if kv_disk_bytes is not None and kv_disk_bytes < MIN_DISK_BYTES:
         raise InvalidRequest(f"kv_disk_bytes is a number of bytes, at least 1 MiB, not {kv_disk_bytes:,}")
+    if kv_compress and kv_disk is None and kv_remote is None:
+        raise InvalidRequest("kv_compress is for a disk tier or a remote one: give kv_disk or kv_remote too")
     disk = remote = None
     if kv_disk is not None:
         from twostroke.kv.tiers.disk import DiskStore
@@ -127,12 +131,12 @@ def open_tiers(
         except OSError as error:
             raise KVError(f"{directory}: it cannot be the disk tier: {error.strerror}") from None
         most = kv_disk_bytes or min(DEFAULT_DISK_BYTES, _free(directory) // 10)
-        disk = DiskStore.open(directory, most)
+        disk = DiskStore.open(directory, most, compressed=kv_compress)
     try:
         if kv_remote is not None:
             from twostroke.kv.tiers.remote import RedisStore
 
-            remote = RedisStore.open(kv_remote)
+            remote = RedisStore.open(kv_remote, compressed=kv_compress)
     except BaseException:
         if disk is not None:
             disk.close()

@@ -1,7 +1,7 @@
 """One page in one file: a block that says what it is, and the entries.
 
     block    header and tokens, zeros, seal (the last 32 bytes); a multiple of 4,096 bytes
-    payload  page_bytes, as they lie in the pool
+    payload  the page, as it lies in the pool, or compressed
 
 The seal covers all of it. A file is written under another name, and gets its own when it is whole.
 """
@@ -26,12 +26,8 @@ def block_bytes(header_bytes: int) -> int:
     return -(-(header_bytes + SEAL_BYTES) // BLOCK) * BLOCK
 
 
-def file_bytes(page_format: PageFormat, name: PageName) -> int:
-    return block_bytes(HEADER_BYTES + len(name.tokens)) + page_format.namespace.page_bytes
-
-
 def block(page_format: PageFormat, name: PageName, payload: memoryview) -> bytes:
-    head = _head(page_format, name)
+    head = _head(page_format, name, len(payload))
     return head + page_format.seal(head, payload)
 
 
@@ -63,20 +59,20 @@ def disk_bytes(status: os.stat_result) -> int:
 
 def read_page(path: str, page_format: PageFormat, name: PageName, into: memoryview) -> bool:
     """Read a file, and say whether it is this page. `into` may hold anything if it is not. Raises OSError."""
-    head = _head(page_format, name)
-    own = bytearray(len(head) + SEAL_BYTES)
+    own = bytearray(block_bytes(HEADER_BYTES + len(name.tokens)))
     try:
         with opened(path) as file:
             status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != len(own) + len(into):
+            payload = page_format.room(status.st_size - len(own), into)
+            if not stat.S_ISREG(status.st_mode) or payload is None:
                 return False
-            if not _whole(file, [memoryview(own), into]):
+            if not _whole(file, [memoryview(own), payload]):
                 return False
     except OSError as error:
         if error.errno == errno.ELOOP:  # a link in its place
             return False
         raise
-    return bytes(own) == head + page_format.seal(head, into)
+    return bytes(own) == block(page_format, name, payload) and page_format.unpack(payload, into)
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def verify_file(file: int, user_key: bytes) -> StoredPage | None:
     if header is None:
         return None
     start = block_bytes(HEADER_BYTES + header.tokens_bytes)
-    view = memoryview(bytearray(start + header.page_bytes))
+    view = memoryview(bytearray(start + header.payload_bytes))
     if not _whole(file, [view]):
         return None
     head, sealed, payload = view[: start - SEAL_BYTES], view[start - SEAL_BYTES : start], view[start:]
@@ -125,7 +121,7 @@ def _header(file: int) -> PageHeader | None:
     header = read_header(os.pread(file, HEADER_BYTES, 0))
     if header is None:
         return None
-    size = block_bytes(HEADER_BYTES + header.tokens_bytes) + header.page_bytes
+    size = block_bytes(HEADER_BYTES + header.tokens_bytes) + header.payload_bytes
     return header if os.fstat(file).st_size == size else None
 
 
@@ -141,9 +137,9 @@ def opened(path: str) -> Generator[int]:
         os.close(file)
 
 
-def _head(page_format: PageFormat, name: PageName) -> bytes:
+def _head(page_format: PageFormat, name: PageName, size: int) -> bytes:
     """The block without its seal."""
-    header = page_format.header(name)
+    header = page_format.header(name, size)
     return header.ljust(block_bytes(len(header)) - SEAL_BYTES, b"\0")
 
 

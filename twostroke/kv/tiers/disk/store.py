@@ -40,9 +40,11 @@ class DiskStore:
 
     tier = "disk"
 
-    def __init__(self, directory: Directory, keys: Sequence[bytes], most_bytes: int, day_bytes: int) -> None:
+    def __init__(
+        self, directory: Directory, keys: Sequence[bytes], most_bytes: int, day_bytes: int, compressed: bool
+    ) -> None:
         self.where, self.counters, self.most_bytes = str(directory.root), TierCounters(), most_bytes
-        self._directory, self._keys = directory, keys
+        self._directory, self._keys, self._compressed = directory, keys, compressed
         self._quota = Quota(directory, most_bytes, day_bytes, self.counters)
         self._page_formats: dict[Namespace, PageFormat] = {}
         self._owner: Owner | None = None
@@ -53,13 +55,16 @@ class DiskStore:
         self._warned: set[str] = set()
 
     @classmethod
-    def open(cls, directory: Path, most_bytes: int, *, day_bytes: int | None = None) -> DiskStore:
+    def open(
+        cls, directory: Path, most_bytes: int, *, day_bytes: int | None = None, compressed: bool = False
+    ) -> DiskStore:
         """The store in a directory, which is made if it is not there.
 
         Args:
             directory: of its own, with no other files in it.
             most_bytes: what all processes together may take there.
             day_bytes: what may be written there in a day (UTC), by all processes; None: twice `most_bytes`.
+            compressed: whether pages are written compressed.
 
         Raises:
             KVError: the directory cannot be used, or there is no key to seal pages with.
@@ -67,7 +72,8 @@ class DiskStore:
         keys = user_keys(make=True)
         if not keys:
             raise KVError("a disk tier needs the user's key, which cannot be used here: see the warning before")
-        store = cls(Directory.open(directory, make=True), keys, most_bytes, day_bytes or WEAR * most_bytes)
+        own = Directory.open(directory, make=True)
+        store = cls(own, keys, most_bytes, day_bytes or WEAR * most_bytes, compressed)
         store._enter()
         return store
 
@@ -142,8 +148,9 @@ class DiskStore:
             if owner is None:
                 raise OutOfPages(f"{self.where} cannot be written to: no value can go there")
             path = owner.private(page_format.scope, name.key)
-            with self._quota.reserved(path, files.file_bytes(page_format, name)) as file:
-                files.fill(file, [files.block(page_format, name, page), page])
+            parts = self._parts(page_format, name, page)
+            with self._quota.reserved(path, sum(map(len, parts))) as file:
+                files.fill(file, parts)
         except QuotaExceeded:
             self.counters.skipped("full")
             text = f"{self.where} is full: drop values that are there, or give it more (kv_disk_bytes)"
@@ -226,8 +233,14 @@ class DiskStore:
     def _page_format(self, namespace: Namespace) -> PageFormat:
         page_format = self._page_formats.get(namespace)
         if page_format is None:
-            page_format = self._page_formats[namespace] = PageFormat.of(namespace, self._keys)
+            page_format = PageFormat.of(namespace, self._keys, self._compressed)
+            self._page_formats[namespace] = page_format
         return page_format
+
+    def _parts(self, page_format: PageFormat, name: PageName, page: memoryview) -> tuple[bytes, memoryview]:
+        """What a page's file holds."""
+        payload = page_format.payload(page)
+        return files.block(page_format, name, payload), payload
 
     def _is_there(self, page_format: PageFormat, name: PageName) -> bool:
         holder = self._directory.holder(page_format, name.key)
@@ -274,8 +287,9 @@ class DiskStore:
         if owner is None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         began, partial = time.perf_counter(), owner.partial()
-        with self._quota.reserved(partial, files.file_bytes(page_format, name), budgeted=True) as file:
-            files.fill(file, [files.block(page_format, name, page), page])
+        parts = self._parts(page_format, name, page)
+        with self._quota.reserved(partial, sum(map(len, parts)), budgeted=True) as file:
+            files.fill(file, parts)
         try:
             with self._directory.ledger.locked() as account:
                 self._tidy(account)

@@ -8,7 +8,7 @@ Protocol: RESP2, https://redis.io/docs/latest/develop/reference/protocol-spec/
 import io
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis import RedisError
@@ -194,11 +194,11 @@ class RedisConnection:
             self.close()
             raise ServerUnavailable(str(refused)) from None
 
-    def value(self, parts: Sequence[memoryview]) -> int | None:
-        """The next reply, which is a value, into `parts` in turn.
+    def value(self, parts_of: Callable[[int], Sequence[memoryview]]) -> Sequence[memoryview] | None:
+        """The next reply, which is a value, into the parts for its size, in turn.
 
-        Returns its size, or None if there is none. If the size is another than theirs, nothing is read, and the line is
-        of no more use. Raises ServerUnavailable or CallTimedOut.
+        Returns the parts, or None if there is no value. Without parts nothing is read, and the line is of no more use.
+        Raises ServerUnavailable or CallTimedOut.
         """
         try:
             kind, rest = self._head()
@@ -207,16 +207,17 @@ class RedisConnection:
             if kind != b"$":
                 raise ValueError("a reply is not a value")
             size = int(rest)
-            if size == sum(map(len, parts)):
+            parts = parts_of(size) if size >= 0 else None
+            if parts is not None:
+                if not parts:
+                    return parts
                 for part in parts:
                     self._fill(part)
                 self._end()
-            elif size >= 0:
-                return size
         except (OSError, ValueError) as error:
             raise self._broken(error) from None
         self.waiting -= 1
-        return None if size < 0 else size
+        return parts
 
     def close(self) -> None:
         self._connection.disconnect()

@@ -1,7 +1,7 @@
 """How a page lies in the server: one key with one value, which says whose page it is and proves it.
 
     key    twostroke:1:<scope>:page:<key of the page>        or :private: for a page that belongs to one value
-    value  header, tokens, payload (page_bytes), seal (32)
+    value  header, tokens, payload, seal (32)
 
 `twostroke:1:<scope>:about` names the model, for people.
 """
@@ -33,15 +33,16 @@ class RemotePageFormat(PageFormat):
     def about_value(self) -> bytes:
         return json.dumps(self.about).encode()
 
-    def value(self, name: PageName, payload: memoryview) -> bytes:
-        header = self.header(name)
+    def value(self, name: PageName, page: memoryview) -> bytes:
+        payload = self.payload(page)
+        header = self.header(name, len(payload))
         return b"".join((header, payload, self.seal(header, payload)))
 
 
 def right(key: bytes, value: bytes, user_key: bytes) -> bool:
     """Whether a value is what this user has written under this key."""
     header = read_header(value)
-    if header is None or len(value) != HEADER_BYTES + header.tokens_bytes + header.page_bytes + SEAL_BYTES:
+    if header is None or len(value) != HEADER_BYTES + header.tokens_bytes + header.payload_bytes + SEAL_BYTES:
         return False
     if seal(memoryview(value)[:-SEAL_BYTES], b"", user_key) != value[-SEAL_BYTES:]:
         return False

@@ -15,7 +15,7 @@ from typing import TypeVar
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.names import Namespace, PageName
-from twostroke.kv.tiers.page_format import SEAL_BYTES
+from twostroke.kv.tiers.page_format import HEADER_BYTES, SEAL_BYTES
 from twostroke.kv.tiers.remote.connection import CallTimedOut, Command, ErrorReply, RedisConnection, accepted
 from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, UNAVAILABLE, CircuitOpen, ConnectionPool
 from twostroke.kv.tiers.remote.format import PRIVATE, RemotePageFormat
@@ -39,10 +39,16 @@ class RedisStore:
     tier = "remote"
 
     def __init__(
-        self, pool: ConnectionPool, keys: Sequence[bytes], ttl_s: float, private_ttl_s: float, refresh_s: float
+        self,
+        pool: ConnectionPool,
+        keys: Sequence[bytes],
+        ttl_s: float,
+        private_ttl_s: float,
+        refresh_s: float,
+        compressed: bool,
     ) -> None:
         self.where, self.counters = pool.where, TierCounters()
-        self.connections, self._keys = pool, keys
+        self.connections, self._keys, self._compressed = pool, keys, compressed
         self._ttl_s, self.refresher = ttl_s, KeyRefresher(pool, private_ttl_s, refresh_s)
         self._page_formats: dict[Namespace, RemotePageFormat] = {}
         self._announced: dict[str, float] = {}  # when each namespace's model was last told
@@ -55,6 +61,7 @@ class RedisStore:
         ttl_s: float = TTL_S,
         private_ttl_s: float = PRIVATE_TTL_S,
         refresh_s: float = REFRESH_S,
+        compressed: bool = False,
     ) -> RedisStore:
         """The store at a URL. The server need not be there yet.
 
@@ -63,6 +70,7 @@ class RedisStore:
             ttl_s: pages are deleted this long after their last use.
             private_ttl_s: private pages are deleted this long after this process has ended, or stands still.
             refresh_s: how often they are told to stay.
+            compressed: whether pages are written compressed.
 
         Raises:
             KVError: the URL is wrong, or there is no key to seal pages with.
@@ -71,7 +79,7 @@ class RedisStore:
         keys = user_keys(make=True)
         if not keys:
             raise KVError("a remote tier needs the user's key, which cannot be used here: see the warning before")
-        return cls(pool, keys, ttl_s, private_ttl_s, refresh_s)
+        return cls(pool, keys, ttl_s, private_ttl_s, refresh_s, compressed)
 
     @property
     def answering(self) -> bool:
@@ -218,22 +226,29 @@ class RedisStore:
     def page_format(self, namespace: Namespace) -> RemotePageFormat:
         page_format = self._page_formats.get(namespace)
         if page_format is None:
-            page_format = self._page_formats[namespace] = RemotePageFormat.of(namespace, self._keys)
+            page_format = RemotePageFormat.of(namespace, self._keys, self._compressed)
+            self._page_formats[namespace] = page_format
         return page_format
 
     def _take(
         self, page_format: RemotePageFormat, connection: RedisConnection, name: PageName, into: memoryview
     ) -> bool | None:
         """The next reply, which should be this page. None: it is not there; False: it is wrong, as others may be."""
-        expected = page_format.header(name)
-        header, seal = bytearray(len(expected)), bytearray(SEAL_BYTES)
-        parts = [memoryview(header), into, memoryview(seal)]
-        size = connection.value(parts)
-        if size is None:
+        ahead = HEADER_BYTES + len(name.tokens)
+
+        def parts_of(size: int) -> list[memoryview]:
+            payload = page_format.room(size - ahead - SEAL_BYTES, into)
+            return [] if payload is None else [memoryview(bytearray(ahead)), payload, memoryview(bytearray(SEAL_BYTES))]
+
+        parts = connection.value(parts_of)
+        if parts is None:
             return None
-        whole = size == sum(map(len, parts)) and page_format.seal(bytes(header), into) == bytes(seal)
-        if whole and bytes(header) == expected:
-            return True
+        whole = False
+        if parts:
+            header, payload, seal = bytes(parts[0]), parts[1], bytes(parts[2])
+            whole = page_format.seal(header, payload) == seal
+            if whole and header == page_format.header(name, len(payload)) and page_format.unpack(payload, into):
+                return True
         connection.trusted = False
         reason = "foreign" if whole else "corrupt"
         self.counters.skipped(reason)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import httpx
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -96,14 +95,6 @@ def test_paths_that_do_not_exist(server: Serving) -> None:
 def test_version(server: Serving) -> None:
     with server.http() as http:
         assert http.get("/version").json() == {"version": version("twostroke")}
-
-
-def test_no_embeddings(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="this server gives no embeddings") as refused:
-        client.embeddings.create(model="tiny", input="x")
-    assert refused.value.code == "no_embeddings"
-    with pytest.raises(openai.NotFoundError, match="there is no model"):
-        client.embeddings.create(model="other", input=["x"])
 
 
 def test_vllms_metrics(open_tiny: Callable[..., LLM]) -> None:

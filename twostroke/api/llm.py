@@ -8,7 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+
 from twostroke.api.completion import Completion, Decoding, Output
+from twostroke.api.embedding import BatchRoom, Embedder
 from twostroke.api.open_engine import MAIN, open_engine
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.api.scoring import Score, score, scored_request
@@ -56,6 +59,7 @@ class LLM:
         pool: holds its KV values.
         engine: runs its requests.
         backend: computes its steps.
+        embedder: makes embeddings of texts, as the model's files say.
         tiers: where pages may be besides the pool, with what went in and out.
         verified: the result of the check of its weights; None without `check`.
     """
@@ -146,6 +150,7 @@ class LLM:
         self.engine, self.backend, self.tiers = opened.engine, opened.backend, opened.tiers
         self.model = self.engine.models[MAIN]
         self.tokenizer, self.pool = self.model.tokenizer, self.model.pool
+        self.embedder = Embedder.of(checkpoint)
 
     @property
     def max_model_len(self) -> int:
@@ -317,6 +322,44 @@ class LLM:
         if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
             raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
         return [self.request(prompt, params, method) for prompt in prompts]
+
+    def embed(
+        self,
+        texts: Sequence[TextOrTokens],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalized: bool | None = None,
+    ) -> np.ndarray:
+        """Compute embeddings of texts (or token ids): prefills alone, packed into full steps.
+
+        Args:
+            texts: the texts.
+            prompt: the name of a text of the model's that comes before each ("query"); None for its default.
+            dimensions: keep only so many numbers, the first, of a model that was trained for it (Kusupati et al. 2022).
+            normalized: whether an embedding has length 1; None as the model's files say.
+
+        Returns:
+            [texts, dimensions] float32.
+
+        Raises:
+            InvalidRequest: an empty text, an unknown prompt, or a model whose pooling is not supported.
+            ContextLengthExceeded: a text is longer than the context.
+        """
+        inputs = [self.embedder.encode(self.tokenizer, text, prompt) for text in texts]
+        request = self.embedding_request(inputs)
+        self.engine.run([request])
+        made = [self.embedder.finish(one, dimensions, normalized) for one in request.result]
+        return np.stack(made) if made else np.empty((0, self.config.hidden_size), np.float32)
+
+    def embedding_request(self, inputs: Sequence[Sequence[int]]) -> Request:
+        """Make the request that `embed` runs. Its result is a list of [hidden] float32. Raises InvalidRequest."""
+        for tokens in inputs:
+            self.model.require_entries(len(tokens))
+            self.encode(tokens)
+        room = BatchRoom(8 * self.engine.config.max_step_tokens, self.pool.max_entries // 4, self.pool.page_size)
+        count = sum(map(len, inputs))
+        return Request(lambda: self.embedder.program(inputs, room), SamplingParams(), self.tokenizer, count)
 
     @overload  # a text is a sequence of texts too, but never meant as one
     def score(  # pyright: ignore[reportOverlappingOverload]

@@ -145,6 +145,13 @@ class LazyLogits(Protocol):
         """
         ...
 
+    def hidden_states(self) -> np.ndarray:
+        """[rows, hidden] float32, a copy: the residual stream behind the last layer, before the last norm.
+
+        Waits for the device. Raises KVError for logits of a file or of another process.
+        """
+        ...
+
     @property
     def nbytes(self) -> int:
         """The number of bytes that the object holds."""

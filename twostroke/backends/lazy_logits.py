@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twostroke.backends.interface import LazyLogits, RaggedBatch
+from twostroke.errors import KVError
 from twostroke.sampling.draw import Draw, Noise, Sampled
 from twostroke.sampling.sampler import sample
 from twostroke.sampling.scores import TokenScore, score
@@ -37,6 +38,10 @@ class LogitsHead(Protocol):
         ...
 
     def copy(self, hidden: Any) -> Any: ...
+
+    def to_host(self, hidden: Any) -> np.ndarray:
+        """Copy hidden states to an array, float32."""
+        ...
 
 
 class SharedLogits:
@@ -97,6 +102,9 @@ class HiddenRows:
             made += score(logits, ids[piece], count, head.statistics, found)
         return made
 
+    def hidden_states(self) -> np.ndarray:
+        return self.computed.head.to_host(self.hidden)
+
     @property
     def nbytes(self) -> int:
         found = self.computed.found
@@ -124,6 +132,9 @@ class StoredLogits:
 
     def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
         return score(self.logits, ids, count)
+
+    def hidden_states(self) -> np.ndarray:
+        raise KVError("logits of a file or of another process have no hidden states: prefill the tokens again")
 
     @property
     def nbytes(self) -> int:

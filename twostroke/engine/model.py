@@ -52,6 +52,13 @@ class Model:
         """Maximum number of tokens of a prompt and its answer: what both the context and the pool can hold."""
         return min(self.max_position, self.pool.max_entries)
 
+    def require_entries(self, tokens: int) -> None:
+        """Raise ContextLengthExceeded for a text that is only read, and has no room."""
+        if tokens > self.max_model_len:
+            raise ContextLengthExceeded(
+                f"the text has {tokens} tokens; there is room for {self.max_model_len}: shorten it"
+            )
+
     def require_room(self, tokens: int) -> None:
         """Raise ContextLengthExceeded for a prompt of `tokens` tokens that leaves no room for a token of an answer."""
         if tokens >= self.max_model_len:

@@ -9,7 +9,7 @@ from twostroke.engine.lane import Lane, reopen_last
 from twostroke.engine.model import Model
 from twostroke.engine.prefix_match import match_prefix, parting_after, tokens_by_tier, with_windows
 from twostroke.engine.strokes import Prefill, Prefilled
-from twostroke.errors import ContextLengthExceeded
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.sampling.scores import TokenScore
@@ -20,6 +20,8 @@ class PrefillLane(Lane[Prefill]):
 
     def __init__(self, slot: int, model: Model, stroke: Prefill, salt: bytes = b"") -> None:
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
+        if stroke.hidden and (stroke.logits == "all" or stroke.logprobs is not None):
+            raise InvalidRequest("a prefill returns hidden states, or logits and log-probabilities: leave one out")
         todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
         has_logits = base.tail is not None and base.tail.row is not None
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
@@ -45,7 +47,7 @@ class PrefillLane(Lane[Prefill]):
         known, missing, parting = base, None, 0
         found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
         if model.index is not None and found_before and todo:
-            needed = max(1, stroke.queries or 0, stroke.states or 0, 1 + len(self._targets))
+            needed = max(1, stroke.queries or 0, stroke.states or 0, stroke.hidden or 0, 1 + len(self._targets))
             known, todo, missing = match_prefix(model, base, todo, needed, salt)
             parting = parting_after(model, known, todo, needed, salt)
         found = tokens_by_tier(known, len(base))
@@ -53,6 +55,7 @@ class PrefillLane(Lane[Prefill]):
         self.cached = found
         self._tail = tail
         self._logits: list[np.ndarray] = []
+        self._hidden: list[np.ndarray] = []
         self._scores: list[TokenScore | None] = []
         if first == 0:  # its row is in the value's tail; the first token of a context has none
             row = None if tail is None else tail.row
@@ -82,6 +85,8 @@ class PrefillLane(Lane[Prefill]):
     def logit_rows(self, count: int) -> int:
         if self.stroke.logits == "all":
             return self.own_rows(count)
+        if self.stroke.hidden:
+            return max(0, count - max(0, len(self.todo) - self.stroke.hidden))
         if self._targets:  # the rows before the targets, and the last one
             return max(0, count - (len(self.todo) - 1 - len(self._targets)))
         return int(self.stroke.logits == "last" and count == len(self.todo))
@@ -94,6 +99,8 @@ class PrefillLane(Lane[Prefill]):
             del self._targets[:scored]
         if self.stroke.logits == "all" and len(rows):
             self._logits.append(rows.read())
+        if self.stroke.hidden and len(rows):
+            self._hidden.append(rows.hidden_states())
         if not self.todo:
             made = Tail(self.model.id, rows[-1:].kept()) if len(rows) else None
             self._finish(self._tail if self._keeps_tail else made)
@@ -102,15 +109,17 @@ class PrefillLane(Lane[Prefill]):
 
     def _forget(self) -> None:
         self._logits.clear()
+        self._hidden.clear()
 
     def _finish(self, tail: Tail | None) -> None:
         self.kv = kv = self.writer.freeze(tail)
         stroke = self.stroke
-        more = (stroke.queries, stroke.states, stroke.logprobs)
+        more = (stroke.queries, stroke.states, stroke.logprobs, stroke.hidden)
         if stroke.logits == "all" or any(asked is not None for asked in more):
             logits = self._logits or [np.empty((0, self.model.vocab_size), np.float32)]
             scores, states = tuple(self._scores), self.states.rows()
-            self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), scores, states)
+            hidden = np.concatenate(self._hidden) if self._hidden else None
+            self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), scores, states, hidden)
         else:
             self.result = kv
 

@@ -126,7 +126,7 @@ class ProgramRunner:
         # Only prefills from position 0 are shared: later ones continue values that differ between choices.
         if len(request.choices) > 1 and stroke.after is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
-            key += (stroke.logprobs, stroke.scored_from, stroke.states)
+            key += (stroke.logprobs, stroke.scored_from, stroke.states, stroke.hidden)
             if (shared := request.shared_prefills.get(key)) is not None:
                 choice.results[slot] = shared.value
                 if shared.value is PENDING:

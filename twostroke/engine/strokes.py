@@ -23,7 +23,7 @@ from twostroke.sampling.scores import TokenScore
 
 @dataclass(frozen=True)
 class Prefill:
-    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all", `queries`, `states` or `logprobs`.
+    """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all" or what else it is to return.
 
     Attributes:
         tokens: the tokens to enter, after the pending token of `after` if it has one.
@@ -38,6 +38,8 @@ class Prefill:
             never covers a position whose logits are needed; the positions before it may come from the index.
         scored_from: index in `tokens` of the first token to score.
         states: also return the hidden states of the last `states` tokens, of every layer. No prefix hit covers them.
+        hidden: also return the hidden states of the last `hidden` tokens, behind the last layer and before the last
+            norm. No prefix hit covers them. Not together with `logprobs` or logits="all".
         fresh: compute every token, also those whose entries the prefix index or a store has.
         progress: called with the value so far when the prefill begins behind known entries, and after each chunk but
             the last, in the thread that steps: it must be quick.
@@ -52,6 +54,7 @@ class Prefill:
     logprobs: int | None = None
     scored_from: int = 0
     states: int | None = None
+    hidden: int | None = None
     fresh: bool = False
     progress: Callable[[KVCache], None] | None = None
 
@@ -129,6 +132,7 @@ class Prefilled:
         logits: with logits="all" those of every entered token, [n, vocab] float32; otherwise [0, vocab].
         queries: query vectors of the last entered tokens, up to the requested number.
         states: their hidden states, [layers + 1, n, hidden] float32 (see `Output` in `backends.interface`), or None.
+        hidden: with `hidden`, [n, hidden] float32; otherwise None.
         scores: with `logprobs`, one for each token from `scored_from` on: its log-probability given all before it.
             None for the first token of a context, which nothing precedes.
     """
@@ -138,6 +142,7 @@ class Prefilled:
     queries: Queries = NO_QUERIES
     scores: tuple[TokenScore | None, ...] = ()
     states: np.ndarray | None = None
+    hidden: np.ndarray | None = None
 
     @property
     def finite(self) -> bool:

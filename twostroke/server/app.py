@@ -27,8 +27,9 @@ from twostroke.server.http.middleware import CallMiddleware
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.request_target import AbsoluteTargets
-from twostroke.server.llamacpp import infill
+from twostroke.server.llamacpp import embedding, infill
 from twostroke.server.observability.metrics import Metrics
+from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
@@ -50,7 +51,9 @@ ROUTES = (
     anthropic,
     ollama,
     ollama_models,
+    ollama_embed,
     infill,
+    embedding,
     admin,
     page,
     attention,

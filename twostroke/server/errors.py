@@ -77,13 +77,6 @@ class ModelLoading(ApiError):
         super().__init__(503, message, code="loading", headers={"retry-after": "2"})
 
 
-class NoEmbeddings(ApiError):
-    """Embeddings are asked for: the engine computes hidden states for its next token alone, and pools none."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__(400, f"this server gives no embeddings: it generates text with {model}", code="no_embeddings")
-
-
 class DeadlineExceeded(ApiError):
     """The request did not end before its deadline."""
 

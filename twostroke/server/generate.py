@@ -61,7 +61,7 @@ async def generate(
         active_call.trace.operation, active_call.trace.response_id = answer.operation, answer.id or None
         if not options.stream:
             await cancel_on_disconnect(http.receive, _collect(answer, updates))
-            return json_response(answer.body() | log.answer_fields)
+            return json_response(answer.whole(log.answer_fields))
         first = await cancel_on_disconnect(http.receive, anext(updates))
         streaming = True
         return EventStream(answer, first, updates, active_call)

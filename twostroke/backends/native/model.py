@@ -213,6 +213,9 @@ class NativeModel:
     def copy(self, hidden: np.ndarray) -> np.ndarray:
         return hidden.copy()
 
+    def to_host(self, hidden: np.ndarray) -> np.ndarray:
+        return hidden.astype(np.float32)
+
     def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
         """Search with the sketch, even if it is not faster (for tests). At most SKETCH_ROWS rows.
 

@@ -135,6 +135,9 @@ class ReferenceModel:
     def copy(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
 
+    def to_host(self, hidden: torch.Tensor) -> np.ndarray:
+        return as_array(hidden.float()).copy()
+
 
 def _padded(queries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """[R, Hq, D] of each layer, with zeros where a layer has fewer heads, or smaller ones."""

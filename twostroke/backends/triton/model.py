@@ -267,3 +267,7 @@ class TritonModel:
 
     def copy(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()
+
+    def to_host(self, hidden: torch.Tensor) -> np.ndarray:
+        with self._own():
+            return hidden.to("cpu", copy=True).float().numpy()

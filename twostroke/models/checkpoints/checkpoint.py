@@ -15,6 +15,7 @@ import numpy as np
 
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.file_digests import file_digest
+from twostroke.models.checkpoints.pooling import Pooling
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.encode import Encoder
 from twostroke.models.formats.tensor import RawTensor
@@ -47,7 +48,7 @@ class Checkpoint:
     `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them. `tensor` applies `transforms`
     to some of them (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), then
     `encoders` (see `quantize`), on each call. `generation` holds the sampling defaults that the model states
-    (see `generation`).
+    (see `generation`), and `pooling` how hidden states become embeddings.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Checkpoint:
     transforms: Mapping[str, Callable[[RawTensor], RawTensor]] = field(default_factory=dict, repr=False)
     encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
     generation: Mapping[str, float] = field(default_factory=dict)
+    pooling: Pooling = field(default_factory=Pooling)
 
     def __post_init__(self) -> None:
         for name, shape in tensor_shapes(self.config).items():

@@ -123,15 +123,16 @@ class OllamaAnswer(Answer):
             "done_reason": self._reason,
             **({} if self._context is None else {"context": self._context}),
             **self.more,
-            "total_duration": _ns(last - times.arrival),
+            "total_duration": nanoseconds(last - times.arrival),
             "load_duration": 0,
             "prompt_eval_count": request.prompt_tokens,
-            "prompt_eval_duration": _ns(first - start),
+            "prompt_eval_duration": nanoseconds(first - start),
             "cached_tokens_by_tier": self.cached_by_tier(),
             "eval_count": self.output_tokens,
-            "eval_duration": _ns(last - first),
+            "eval_duration": nanoseconds(last - first),
         }
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """A duration as Ollama writes it."""
     return max(0, round(seconds * 1e9))

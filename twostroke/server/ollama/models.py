@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
-from twostroke.server.errors import ApiError, NoEmbeddings
+from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import json_response
 from twostroke.server.ollama.translate import NAMES
 from twostroke.server.openai.schemas.base_model import LenientModel
@@ -72,7 +72,9 @@ async def show(body: NamedBody, engine: CurrentEngine) -> Response:
         f"{kind}.vocab_size": config.vocab_size,
     }
     infill = engine.llm.tokenizer.infill is not None
-    capabilities = {"completion": True, "tools": template, "insert": infill, "thinking": thinks}
+    pooling = engine.llm.embedder.pooling
+    embeds = pooling.stated and pooling.refusal is None
+    capabilities = {"completion": True, "embedding": embeds, "tools": template, "insert": infill, "thinking": thinks}
     return json_response(
         {
             "modelfile": f"FROM {engine.name}",
@@ -104,14 +106,6 @@ async def change() -> Response:
     """Models are chosen when the server starts."""
     message = "models cannot be changed through this server: start `twostroke serve --model NAME` with another one"
     raise ApiError(400, message)
-
-
-@router.post("/embed")
-@router.post("/embeddings")
-async def embed(body: NamedBody, engine: CurrentEngine) -> Response:
-    """Raises ApiError: the model generates text."""
-    _check(engine, body)
-    raise NoEmbeddings(engine.name)
 
 
 def _check(engine: AsyncEngine, body: NamedBody) -> None:

@@ -63,6 +63,9 @@ class NullLogits:
         """Log-probabilities that differ from id to id and mean nothing: compression needs an order."""
         return [TokenScore(id, -float(id % 97), 1) for id in ids]
 
+    def hidden_states(self) -> np.ndarray:
+        raise NotImplementedError("a simulation has no hidden states")
+
     @property
     def nbytes(self) -> int:
         return 0

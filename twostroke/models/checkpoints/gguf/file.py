@@ -23,6 +23,7 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSou
 from twostroke.models.checkpoints.generation import gguf_generation
 from twostroke.models.checkpoints.gguf.config import read_config, tensor_names
 from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of, set_name
+from twostroke.models.checkpoints.pooling import gguf_pooling
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import StoredName, fused_rows
 from twostroke.models.formats.blocks import FORMATS
@@ -311,6 +312,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
             stored=stored,
             transforms=BY_NAME[config.architecture].transforms(config, "gguf"),
             generation=gguf_generation(file.metadata, path),
+            pooling=gguf_pooling(file.metadata),
         )
     except TwostrokeError:
         missing = [name.tensor for ours, name in names.items() if ours not in stored]

@@ -12,6 +12,7 @@ from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
 from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
+from twostroke.models.checkpoints.pooling import directory_pooling
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import fused_rows, stored_names, unread_names
@@ -101,4 +102,5 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
         stored=stored,
         transforms=BY_NAME[config.architecture].transforms(config, "huggingface"),
         generation=directory_generation(directory),
+        pooling=directory_pooling(directory),
     )

@@ -13,7 +13,7 @@ from twostroke.server.openai.schemas.sampling import described
 MAX_PROMPTS = 2048  # prompts in one request
 
 
-def _prompts(value: Any) -> list[str] | list[list[int]]:
+def prompts(value: Any) -> list[str] | list[list[int]]:
     """A text, token ids, or a list of either, as a list."""
     if isinstance(value, str):
         return [value]
@@ -49,7 +49,7 @@ class CompletionBody(GenerateBody):
         "messages": (),
         "tools": ([],),
     }
-    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    prompt: Annotated[Any, BeforeValidator(prompts)]
     max_tokens: Annotated[int | None, described("max_tokens"), BeforeValidator(whole_number)] = 16
     logprobs: Annotated[int | None, described("logprobs", le=20), BeforeValidator(_number)] = None
     add_special_tokens: bool = True

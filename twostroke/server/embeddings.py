@@ -1,0 +1,104 @@
+"""The way of a call that asks for embeddings, the same for every API: one request of prefills, and no token."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import Request as HttpRequest
+from fastapi import Response
+
+from twostroke.engine.output import Token
+from twostroke.engine.request import Request
+from twostroke.server.active_call import ActiveCall, CallOptions
+from twostroke.server.answer import Answer
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_requests import Prepared, check_size, choose_method, require_plain
+from twostroke.server.errors import ApiError
+from twostroke.server.generate import generate
+from twostroke.server.openai.schemas.completions import MAX_PROMPTS
+
+TextOrTokens = str | list[int]
+
+
+@dataclass(frozen=True)
+class EmbeddingsCall:
+    """What a body asks for.
+
+    Attributes:
+        model: what the client calls the model.
+        inputs: texts or token ids.
+        options: how the call is to be served.
+        prompt: the name of the model's text that comes before each.
+        dimensions, normalized: see `Embedder.finish`.
+        truncate: cut texts that are longer than the context.
+        salt: separates prefixes from those of other callers.
+    """
+
+    model: str | None
+    inputs: Sequence[TextOrTokens]
+    options: CallOptions
+    prompt: str | None = None
+    dimensions: int | None = None
+    normalized: bool | None = None
+    truncate: bool = False
+    salt: bytes = b""
+
+
+class PrefillAnswer(Answer):
+    """What a request of prefills has computed, written once it is done."""
+
+    operation = "embeddings"
+
+    def __init__(self, model: str, active_call: ActiveCall, write: Callable[["PrefillAnswer"], Any]) -> None:
+        """`write` makes the response's body."""
+        super().__init__("", model, active_call, 1)
+        self._write = write
+
+    @property
+    def request(self) -> Request:
+        return self.active_call.requests[0]
+
+    def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    def add_token(self, prompt: int, token: Token) -> None:
+        raise AssertionError("a request of prefills makes no token")
+
+    def body(self) -> dict[str, Any]:
+        return self._write(self)
+
+    def whole(self, more: dict[str, Any]) -> Any:
+        made = self._write(self)
+        return made | more if isinstance(made, dict) else made
+
+
+async def embed(
+    http: HttpRequest, asked: EmbeddingsCall, write: Callable[[list[np.ndarray], PrefillAnswer], Any]
+) -> Response:
+    """Compute embeddings; `write` makes the response's body of them. Raises ApiError."""
+    engine: AsyncEngine = http.app.state.engine
+    require_plain(choose_method(engine.name, asked.model, None), "embeddings are computed", "model")
+    if not asked.inputs or len(asked.inputs) > MAX_PROMPTS:
+        raise ApiError(400, f"input must be 1 to {MAX_PROMPTS} texts, not {len(asked.inputs)}", param="input")
+    llm, embedder = engine.llm, engine.llm.embedder
+
+    def prepare() -> Prepared:
+        for text in asked.inputs:
+            if isinstance(text, str) and not asked.truncate:
+                check_size(llm, text)
+        most = llm.max_model_len if asked.truncate else None
+        inputs = [embedder.encode(llm.tokenizer, text, asked.prompt, most) for text in asked.inputs]
+        embedder.finish(np.zeros(llm.config.hidden_size, np.float32), asked.dimensions)  # refused before work starts
+        request = llm.embedding_request(inputs)
+        request.cache_salt = asked.salt
+        return Prepared([request], inputs)
+
+    def finished(answer: PrefillAnswer) -> Any:
+        made = [embedder.finish(one, asked.dimensions, asked.normalized) for one in answer.request.result]
+        return write(made, answer)
+
+    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
+        return PrefillAnswer(asked.model or engine.name, active_call, finished)
+
+    return await generate(http, asked.options, prepare, answer)

@@ -1,0 +1,84 @@
+"""/api/embed and /api/embeddings, its older form: embeddings of texts."""
+
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+from pydantic import BeforeValidator, Field
+
+from twostroke.server.active_call import CallOptions
+from twostroke.server.embeddings import EmbeddingsCall, PrefillAnswer, embed
+from twostroke.server.ollama.answers import nanoseconds
+from twostroke.server.ollama.schemas import OllamaOptions
+from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.schemas.base_model import LenientModel, whole_number
+from twostroke.server.openai.schemas.common import CacheSalt, salt_bytes
+
+router = APIRouter(prefix="/api")
+
+
+def _texts(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class OllamaPrefillBody(LenientModel):
+    """The fields of both forms. A model stays loaded, whatever `keep_alive` says."""
+
+    HARMLESS = frozenset({"keep_alive"})
+    model: Annotated[str, Field(min_length=1)]
+    options: OllamaOptions = OllamaOptions()
+    cache_salt: CacheSalt = None
+
+
+class OllamaEmbedBody(OllamaPrefillBody):
+    """One text or several. With `truncate`, which is Ollama's default, a text is cut where it has no room."""
+
+    input: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
+    truncate: bool = True
+    dimensions: Annotated[int | None, Field(ge=1), BeforeValidator(whole_number)] = None
+
+
+class OllamaEmbeddingsBody(OllamaPrefillBody):
+    """One text."""
+
+    prompt: str = ""
+
+
+@router.post("/embed")
+async def embed_texts(body: OllamaEmbedBody, http: HttpRequest) -> Response:
+    """Embeddings of length 1."""
+    warn_of_fields(http, body)
+
+    def write(made: list[np.ndarray], answer: PrefillAnswer) -> dict[str, Any]:
+        times = answer.request.timings
+        return {
+            "model": answer.model,
+            "embeddings": [one.tolist() for one in made],
+            "total_duration": nanoseconds((times.finished or times.arrival) - times.arrival),
+            "load_duration": 0,
+            "prompt_eval_count": answer.request.prompt_tokens,
+        }
+
+    asked = EmbeddingsCall(
+        body.model,
+        body.input,
+        CallOptions(1),
+        dimensions=body.dimensions,
+        normalized=True,
+        truncate=body.truncate,
+        salt=salt_bytes(body.cache_salt),
+    )
+    return await embed(http, asked, write)
+
+
+@router.post("/embeddings")
+async def embed_text(body: OllamaEmbeddingsBody, http: HttpRequest) -> Response:
+    """The embedding of one text, as the model computes it."""
+    warn_of_fields(http, body)
+
+    def write(made: list[np.ndarray], _: PrefillAnswer) -> dict[str, Any]:
+        return {"embedding": made[0].tolist()}
+
+    asked = EmbeddingsCall(body.model, [body.prompt], CallOptions(1), truncate=True, salt=salt_bytes(body.cache_salt))
+    return await embed(http, asked, write)

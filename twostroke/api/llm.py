@@ -14,6 +14,7 @@ from twostroke.api.completion import Completion, Decoding, Output
 from twostroke.api.embedding import BatchRoom, Embedder
 from twostroke.api.open_engine import MAIN, open_engine
 from twostroke.api.reasoning.reasoning import Reasoning
+from twostroke.api.reranking import Reranker
 from twostroke.api.scoring import Score, score, scored_request
 from twostroke.backends.choose import require_device
 from twostroke.engine.options import LLMOptions, companion_parts
@@ -60,6 +61,7 @@ class LLM:
         engine: runs its requests.
         backend: computes its steps.
         embedder: makes embeddings of texts, as the model's files say.
+        reranker: tells how well documents answer a query; None if the model was not trained for it.
         tiers: where pages may be besides the pool, with what went in and out.
         verified: the result of the check of its weights; None without `check`.
     """
@@ -151,6 +153,7 @@ class LLM:
         self.model = self.engine.models[MAIN]
         self.tokenizer, self.pool = self.model.tokenizer, self.model.pool
         self.embedder = Embedder.of(checkpoint)
+        self.reranker = Reranker.of(self.tokenizer, self.name, checkpoint.pooling.ranks)
 
     @property
     def max_model_len(self) -> int:
@@ -354,12 +357,30 @@ class LLM:
 
     def embedding_request(self, inputs: Sequence[Sequence[int]]) -> Request:
         """Make the request that `embed` runs. Its result is a list of [hidden] float32. Raises InvalidRequest."""
+        room = self._batch_room(inputs)
+        count = sum(map(len, inputs))
+        return Request(lambda: self.embedder.program(inputs, room), SamplingParams(), self.tokenizer, count)
+
+    def reranking_request(self, pairs: Sequence[list[int]]) -> Request:
+        """Make the request that scores pairs of `Reranker.pair`. Its result is a list of numbers from 0 to 1.
+
+        Raises InvalidRequest if the model does not rank, or a pair is too long.
+        """
+        reranker = self.reranker
+        if reranker is None:
+            raise InvalidRequest(f"{self.name} ranks no documents: open a reranker, such as Qwen3-Reranker")
+        room = self._batch_room(pairs)
+        count = sum(map(len, pairs))
+        return Request(
+            lambda: reranker.program(pairs, room, self.model.compiled), SamplingParams(), self.tokenizer, count
+        )
+
+    def _batch_room(self, inputs: Sequence[Sequence[int]]) -> BatchRoom:
+        """Room for several steps at once, in a part of the pool. Raises InvalidRequest for an input that has none."""
         for tokens in inputs:
             self.model.require_entries(len(tokens))
             self.encode(tokens)
-        room = BatchRoom(8 * self.engine.config.max_step_tokens, self.pool.max_entries // 4, self.pool.page_size)
-        count = sum(map(len, inputs))
-        return Request(lambda: self.embedder.program(inputs, room), SamplingParams(), self.tokenizer, count)
+        return BatchRoom(8 * self.engine.config.max_step_tokens, self.pool.max_entries // 4, self.pool.page_size)
 
     @overload  # a text is a sequence of texts too, but never meant as one
     def score(  # pyright: ignore[reportOverlappingOverload]

@@ -33,7 +33,7 @@ from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
-from twostroke.server.openai.routes import embeddings, generate, models, responses, tokens
+from twostroke.server.openai.routes import embeddings, generate, models, ranking, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import attention, explanation
 from twostroke.server.page import routes as page
@@ -48,6 +48,7 @@ ROUTES = (
     models,
     tokens,
     embeddings,
+    ranking,
     anthropic,
     ollama,
     ollama_models,

@@ -36,6 +36,7 @@ class Pooling:
         prompts: texts that come before the user's, by their names ("query", "document").
         default_prompt: the name of the one that is taken if none is named.
         stated: whether the model's files say so, as those of embedding models do.
+        ranks: whether a GGUF file is of a model that ranks documents.
         refusal: why no embedding can be computed as the files ask, or None.
     """
 
@@ -45,6 +46,7 @@ class Pooling:
     default_prompt: str | None = None
     stated: bool = False
     refusal: str | None = None
+    ranks: bool = False
 
 
 def gguf_pooling(metadata: Mapping[str, Any]) -> Pooling:
@@ -53,7 +55,7 @@ def gguf_pooling(metadata: Mapping[str, Any]) -> Pooling:
     if kind is None:
         return Pooling()
     if kind == _RANK:
-        return Pooling(stated=True, refusal="the model ranks documents and gives no embeddings: call /v1/rerank")
+        return Pooling(stated=True, refusal="the model ranks documents: call /v1/rerank", ranks=True)
     if kind not in _GGUF:
         return Pooling(stated=True, refusal=f"pooling_type {kind!r:.20} is not known here")
     return Pooling(_GGUF[kind], stated=True)

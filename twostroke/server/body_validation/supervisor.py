@@ -27,6 +27,7 @@ from typing import Any
 
 from twostroke.api.embedding import Embedder
 from twostroke.api.llm import LLM
+from twostroke.api.reranking import Reranker
 from twostroke.methods import METHODS
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
@@ -72,7 +73,7 @@ class WorkerState:
 
     @classmethod
     def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "WorkerState":
-        kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, Embedder, type(None))
+        kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, Embedder, Reranker, type(None))
         known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
         names = ("num_pages", "page_size", "max_entries", "entry_bytes", "page_bytes")
         pool = {name: getattr(llm.pool, name) for name in names}

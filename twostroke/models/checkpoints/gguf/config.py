@@ -27,9 +27,11 @@ log = logging.getLogger(__name__)
 JOINED_QKV = dict.fromkeys("qkv", "attn_qkv.weight") | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn_qkv.bias")
 EACH_EXPERT = {f"experts.{part}": f"ffn_{part}.{{}}.weight" for part in ("gate", "up", "down")}
 ROPE_FACTORS = "rope_freqs.weight"
-# Tables that some converters write. They are not read: the frequencies follow from the metadata.
+# Tables that some converters write. They are not read: the frequencies follow from the metadata, and the classifier of
+# a model that ranks is two rows of its head.
 UNUSED = re.compile(
-    r"blk\.\d+\.(attn_rot_embd|attn\.rotary_emb\.inv_freq)(\.weight)?|rope_(freqs|factors_long|factors_short)\.weight"
+    r"blk\.\d+\.(attn_rot_embd|attn\.rotary_emb\.inv_freq)(\.weight)?|rope_(freqs|factors_long|factors_short)\.weight|"
+    r"cls\.output\.weight"
 )
 
 

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-quality bench-kv-bits bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -73,6 +73,9 @@ bench-quality: $(VENV)/installed-dev  ## quality of number formats: perplexity a
 
 bench-kv-bits: $(VENV)/installed-dev  ## K and V in fewer bits: distance to bfloat16 and time of a step, by length; half an hour
 	$(BIN)/python -m benchmarks.kv_bits
+
+bench-hybrid: $(VENV)/installed-dev  ## recurrent layers: time of their states beside the plain recurrence, and a long conversation; 10 minutes
+	$(BIN)/python -m benchmarks.hybrid
 
 bench-itl: $(VENV)/installed-dev  ## ITL while a long prompt is prefilled, by chunking policy: table, plot, JSON; 10 minutes
 	$(BIN)/python -m benchmarks.itl

@@ -138,6 +138,12 @@ struct StateShape {
   int k_size() const { return k_heads * k_dim; }
   int v_size() const { return v_heads * v_dim; }
   int conv_size() const { return 2 * k_size() + v_size(); }
+  // Columns of a row: a head of k, then what the heads of v that share it have written; after all, sums of log decays.
+  int key_column(int head) const { return head * (k_dim + v_heads / k_heads * v_dim); }
+  int written_column(int head) const {
+    const int group = v_heads / k_heads, key = tiled ? head % k_heads : head / group;
+    return key_column(key) + k_dim + (tiled ? head / k_heads : head % group) * v_dim;
+  }
   int row_size() const { return kind == SHORT_CONVOLUTION ? 0 : k_size() + v_size() + 2 * v_heads; }
   size_t state_size() const { return size_t(v_heads) * k_dim * v_dim; }
   int products() const { return kind == SHORT_CONVOLUTION ? 3 : kind == MAMBA2 ? 5 : 6; }  // matrices of the first product

@@ -12,6 +12,7 @@ struct Model : Decoder {
     Scratch scratch;
     Buffer states;                         // of a head with a state, and where its rows are
     std::vector<const float*> state_rows;
+    std::vector<const void*> state_written;
     std::vector<Query> queries;
     std::vector<Partial> outs;
     std::vector<Job> candidates, jobs;

@@ -7,6 +7,8 @@
 
 constexpr int STATE_CHUNK = 64;  // positions between two snapshots
 constexpr int MAX_CONV = 256;  // most inputs that a convolution sees
+constexpr int FEW_STATE_ROWS = 4;  // new rows that read others in their pages
+constexpr int ROWS_AHEAD = 16;  // of a state, that are fetched before they are read
 constexpr int CHANNELS = 64;  // of a short convolution, that a member computes together
 
 inline F exp16(F x) { return power16(mul(x, set1(LOG2_E))); }
@@ -20,72 +22,110 @@ struct Snapshot {
   int row_floats, rows_in_page;
   float* row(int i) const { return base + pages[i / rows_in_page] * page_floats + size_t(i % rows_in_page) * row_floats; }
   float* number(size_t i) const { return row(int(i / row_floats)) + i % row_floats; }
+  // The rows from `first` on, without a division for each.
+  void rows(int first, int count, const float** out) const {
+    for (int page = first / rows_in_page, at = first % rows_in_page; count > 0; page++, at = 0) {
+      const float* place = base + pages[page] * page_floats + size_t(at) * row_floats;
+      const int some = std::min(count, rows_in_page - at);
+      for (int i = 0; i < some; i++, place += row_floats) *out++ = place;
+      count -= some;
+    }
+  }
 };
 
-// out[r] = start[r] plus the sum of x[r][j] times row j, over j in order, in columns from `column` on; without `start`, 0.
-template <int R, int V>
-inline void sum_tile(const float* const* rows, int count, const float* const* x, int column, const float* const* start,
-                     float* const* out) {
+inline F load_number(const float* from) { return load(from); }
+inline F load_number(const uint16_t* from) { return load_bf16(from); }
+
+// Sums of rows times factors: of the r-th sum, x[r][j * step] for row j.
+struct Factors {
+  const float* const* x;
+  int step = 1;
+  Factors from(int r) const { return {x + r, step}; }
+};
+// out[r] = start[r] plus the sum of factors times rows, over rows in order, in columns from `column` on; without `start`,
+// 0.
+template <int R, int V, class Number, class Ahead>
+inline void sum_tile(const Number* const* rows, int count, Factors factors, int column, const float* const* start,
+                     float* const* out, const Ahead& ahead) {
   F sums[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sums[r][v] = start ? load(start[r] + column + 16 * v) : zero();
   for (int j = 0; j < count; j++) {
+    ahead();
     F row[V];
-    for (int v = 0; v < V; v++) row[v] = load(rows[j] + column + 16 * v);
+    for (int v = 0; v < V; v++) row[v] = load_number(rows[j] + column + 16 * v);
     for (int r = 0; r < R; r++) {
-      const F factor = set1(x[r][j]);
+      const F factor = set1(factors.x[r][j * factors.step]);
       for (int v = 0; v < V; v++) sums[r][v] = fma(factor, row[v], sums[r][v]);
     }
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store(out[r] + column + 16 * v, sums[r][v]);
 }
-template <int R>
-inline void sum_rows(const float* const* rows, int count, const float* const* x, int width, const float* const* start,
-                     float* const* out) {
+template <int R, class Number, class Ahead>
+inline void sum_rows(const Number* const* rows, int count, Factors factors, int first, int last, const float* const* start,
+                     float* const* out, const Ahead& ahead) {
   constexpr int V = std::clamp(TILE_SUMS / R, 1, 8);
-  int column = 0;
-  for (; column + 16 * V <= width; column += 16 * V) sum_tile<R, V>(rows, count, x, column, start, out);
-  for (; column < width; column += 16) sum_tile<R, 1>(rows, count, x, column, start, out);
+  int column = first;
+  for (; column + 16 * V <= last; column += 16 * V) sum_tile<R, V>(rows, count, factors, column, start, out, ahead);
+  for (; column < last; column += 16) sum_tile<R, 1>(rows, count, factors, column, start, out, ahead);
 }
-// The same for `many` sums, whose columns are `width`.
-inline void weighted_sums(const float* const* rows, int count, const float* const* x, int many, int width,
-                          const float* const* start, float* const* out) {
+// The same for `many` sums, whose columns are `width`: some columns of all sums after others, so that these columns of
+// all rows stay in the L1 cache. ahead() is called between rows.
+template <class Number, class Ahead>
+inline void weighted_sums(const Number* const* rows, int count, Factors factors, int many, int width,
+                          const float* const* start, float* const* out, const Ahead& ahead) {
+  constexpr int SOME = 64;
   auto from = [&](int r) { return start ? start + r : nullptr; };
-  int r = 0;
-  for (; r + 4 <= many; r += 4) sum_rows<4>(rows, count, x + r, width, from(r), out + r);
-  for (; r + 2 <= many; r += 2) sum_rows<2>(rows, count, x + r, width, from(r), out + r);
-  for (; r < many; r++) sum_rows<1>(rows, count, x + r, width, from(r), out + r);
+  for (int first = 0, last; first < width; first = last) {
+    last = many < 4 ? width : std::min(first + SOME, width);
+    int r = 0;
+    for (; r + 4 <= many; r += 4) sum_rows<4>(rows, count, factors.from(r), first, last, from(r), out + r, ahead);
+    for (; r + 2 <= many; r += 2) sum_rows<2>(rows, count, factors.from(r), first, last, from(r), out + r, ahead);
+    for (; r < many; r++) sum_rows<1>(rows, count, factors.from(r), first, last, from(r), out + r, ahead);
+  }
+}
+
+template <class Number>
+inline void weighted_sums(const Number* const* rows, int count, Factors factors, int many, int width,
+                          const float* const* start, float* const* out) {
+  weighted_sums(rows, count, factors, many, width, start, out, [] {});
 }
 
 // What a member needs for a head of keys, in one piece of memory.
 struct StateWork {
-  float *keys, *queries;  // [STATE_CHUNK, k_dim], of the chunk's rows
-  float* out;  // [v_dim], of a row
+  float* queries;  // [STATE_CHUNK, k_dim], of the new rows
+  float *out, *u;  // [v_dim], of a row
   float *seen, *asked;  // [STATE_CHUNK, v_dim]: the state times k and q of the new rows
   float *keyed, *scores;  // [STATE_CHUNK, STATE_CHUNK]: keys times keys and times queries of the new rows
-  float *sums, *shares;  // [STATE_CHUNK]: sums of log decays; factors
-  float* weighted;  // [k_dim, STATE_CHUNK]: keys by their decay to the chunk's end
+  float *shares, *factors;  // [STATE_CHUNK], [2, STATE_CHUNK]
   float* state;  // [heads of v of the head, k_dim, v_dim]
   float* before;  // [heads of v of the head, STATE_CHUNK]: sums of log decays of the open chunk
-  float* open_written;  // [heads of v of the head, STATE_CHUNK, v_dim]
+  float *keys, *written;  // [STATE_CHUNK, k_dim], [heads of v of the head, STATE_CHUNK, v_dim]: rows that are widened
+  uint16_t *short_keys, *short_written;  // [FEW_STATE_ROWS, k_dim], [heads of v of the head, FEW_STATE_ROWS, v_dim]: new
   static size_t size(const StateShape& c) {
-    const size_t group = c.together();
-    return size_t(STATE_CHUNK) * (3 * c.k_dim + 2 * c.v_dim + 2 * STATE_CHUNK + 2) + c.v_dim +
-           group * (size_t(c.k_dim) * c.v_dim + STATE_CHUNK * (1 + c.v_dim));
+    StateWork w;
+    return size_t(w.lay_out(nullptr, c) - (float*)nullptr);
   }
   static StateWork in(float* at, const StateShape& c) {
     StateWork w;
+    w.lay_out(at, c);
+    return w;
+  }
+
+ private:
+  float* lay_out(float* at, const StateShape& c) {
     const size_t group = c.together();
     auto take = [&](float*& place, size_t count) { place = at, at += count; };
-    take(w.keys, STATE_CHUNK * c.k_dim), take(w.queries, STATE_CHUNK * c.k_dim), take(w.weighted, STATE_CHUNK * c.k_dim);
-    take(w.out, c.v_dim);
-    take(w.seen, STATE_CHUNK * c.v_dim), take(w.asked, STATE_CHUNK * c.v_dim);
-    take(w.keyed, STATE_CHUNK * STATE_CHUNK), take(w.scores, STATE_CHUNK * STATE_CHUNK), take(w.sums, STATE_CHUNK),
-        take(w.shares, STATE_CHUNK);
-    take(w.state, group * c.k_dim * c.v_dim), take(w.before, group * STATE_CHUNK),
-        take(w.open_written, group * STATE_CHUNK * c.v_dim);
-    return w;
+    take(queries, STATE_CHUNK * c.k_dim), take(keys, STATE_CHUNK * c.k_dim);
+    take(out, c.v_dim), take(u, c.v_dim), take(seen, STATE_CHUNK * c.v_dim), take(asked, STATE_CHUNK * c.v_dim);
+    take(keyed, STATE_CHUNK * STATE_CHUNK), take(scores, STATE_CHUNK * STATE_CHUNK);
+    take(shares, STATE_CHUNK), take(factors, 2 * STATE_CHUNK);
+    take(state, group * c.k_dim * c.v_dim), take(before, group * STATE_CHUNK);
+    take(written, group * STATE_CHUNK * c.v_dim);
+    short_keys = (uint16_t*)at, at += FEW_STATE_ROWS * c.k_dim / 2;
+    short_written = (uint16_t*)at, at += group * FEW_STATE_ROWS * c.v_dim / 2;
+    return at;
   }
 };
 
@@ -187,90 +227,161 @@ struct StateRun {
     for (int i = 0; i < size; i += 16) store_bf16(halves, load(x + i)), store(x + i, load_bf16(halves));
   }
 
-  // A head of keys of a sequence.
+  // Rows of a chunk: keys, and what heads of v have written, [heads of v of the part, STATE_CHUNK].
+  template <class Number>
+  struct ChunkRows {
+    const Number** written;
+    const Number* keys[STATE_CHUNK];
+    const uint16_t* entries[STATE_CHUNK];  // those of the open chunk
+  };
+
+  // A head of keys of a sequence. A few new rows read those before them in their pages; for many these are widened.
   void run(int sequence, const Part& part, Model::Private& own) const {
+    const bool few = batch.row_starts[sequence + 1] - batch.row_starts[sequence] <= FEW_STATE_ROWS;
+    few ? run_as<uint16_t>(sequence, part, own) : run_as<float>(sequence, part, own);
+  }
+  template <class Number>
+  void run_as(int sequence, const Part& part, Model::Private& own) const {
     const int first = batch.row_starts[sequence], count = batch.row_starts[sequence + 1] - first;
     const StateWork w = StateWork::in(own.states.get<float>(StateWork::size(c)), c);
     const Snapshot from = source(sequence);
     std::vector<const float*>& rows = own.state_rows;
-    rows.resize(size_t(part.count) * c.k_dim);
-    for (int g = 0; g < part.count; g++)
-      for (int j = 0; j < c.k_dim; j++)
-        rows[g * c.k_dim + j] = from.pages ? from.row(part.v_head(c, g) * c.k_dim + j) : m.zeros.data();
+    rows.assign(size_t(part.count) * c.k_dim + ROWS_AHEAD, m.zeros.data());
+    for (int g = 0; g < part.count && from.pages; g++)
+      from.rows(part.v_head(c, g) * c.k_dim, c.k_dim, rows.data() + size_t(g) * c.k_dim);
+    if (from.pages) from.rows(after(part).v_head(c, 0) * c.k_dim, ROWS_AHEAD, rows.data() + size_t(part.count) * c.k_dim);
+    own.state_written.resize(size_t(part.count) * STATE_CHUNK);
+    ChunkRows<Number> known{(const Number**)own.state_written.data(), {}, {}};
     int open = batch.state_counts[sequence];
-    load_open(sequence, part, open, w);
+    load_open(sequence, part, open, w, known);
     const Inputs inputs(*this, sequence);
     int target = batch.target_starts[sequence];
     for (int start = 0; start < count;) {
       const int64_t position = batch.positions[first + start];
       const int some = std::min(count - start, STATE_CHUNK - int(position % STATE_CHUNK));
-      chunk(inputs, part, start, some, open, w, rows.data());
+      chunk(inputs, part, start, some, open, w, known, rows.data());
       open += some, start += some;
       if ((position + some) % STATE_CHUNK) continue;
-      close(open, part, w, rows.data());
+      close(open, part, w, known, rows.data());
       open = 0;
       if (target < batch.target_starts[sequence + 1] && batch.target_rows[target] == start) keep(target++, part, w);
     }
   }
 
+  // The part that a member is likely to compute next.
+  Part after(const Part& part) const {
+    const bool same = part.first + part.count < c.v_heads / c.k_heads;
+    if (same) return {part.key, part.first + part.count, part.count};
+    return {part.key + 1 < c.k_heads ? part.key + 1 : part.key, 0, part.count};
+  }
+  // An entry, widened, or where it is.
+  static void take(const float*& place, const uint16_t* entry, int size, float* wide) {
+    widen(entry, size, wide), place = wide;
+  }
+  static void take(const uint16_t*& place, const uint16_t* entry, int, float*) { place = entry; }
+  static void widen(const float*, int, float*) {}  // it is there
+  static void widen(const uint16_t* from, int size, float* to) {
+    for (int d = 0; d < size; d += 16) store(to + d, load_bf16(from + d));
+  }
+  float* wide_key(const StateWork& w, int place) const { return w.keys + size_t(place) * c.k_dim; }
+  float* wide_written(const StateWork& w, int g, int place) const {
+    return w.written + (size_t(g) * STATE_CHUNK + place) * c.v_dim;
+  }
+
   // The rows of the open chunk, from their pages.
-  void load_open(int sequence, const Part& part, int open, const StateWork& w) const {
-    const uint16_t* known[STATE_CHUNK];
-    last_entries(sequence, c.rows_group, c.rows_place, open, c.row_size(), known);
+  template <class Number>
+  void load_open(int sequence, const Part& part, int open, const StateWork& w, ChunkRows<Number>& known) const {
+    const uint16_t** const entries = known.entries;
+    last_entries(sequence, c.rows_group, c.rows_place, open, c.row_size(), entries);
     for (int i = 0; i < open; i++) {
-      for (int d = 0; d < c.k_dim; d += 16) store(w.keys + i * c.k_dim + d, load_bf16(known[i] + part.key * c.k_dim + d));
-      const float* sums = (const float*)(known[i] + c.k_size() + c.v_size());
+      take(known.keys[i], entries[i] + c.key_column(part.key), c.k_dim, wide_key(w, i));
+      const float* sums = (const float*)(entries[i] + c.k_size() + c.v_size());
       for (int g = 0; g < part.count; g++) {
         const int own = part.v_head(c, g);
         std::memcpy(w.before + g * STATE_CHUNK + i, sums + own, 4);
-        const uint16_t* u = known[i] + c.k_size() + own * c.v_dim;
-        for (int d = 0; d < c.v_dim; d += 16)
-          store(w.open_written + (size_t(g) * STATE_CHUNK + i) * c.v_dim + d, load_bf16(u + d));
+        const uint16_t* entry = entries[i] + c.written_column(own);
+        take(known.written[g * STATE_CHUNK + i], entry, c.v_dim, wide_written(w, g, i));
       }
     }
   }
 
+  // A new row, as the others are: widened, or as an entry.
+  template <class Number>
+  static const Number* as(const float* wide, int size, uint16_t* entry) {
+    if constexpr (std::is_same_v<Number, float>)
+      return wide;
+    else {
+      for (int d = 0; d < size; d += 16) store_bf16(entry + d, load(wide + d));
+      return entry;
+    }
+  }
+
   // New rows [start, start + some) of a sequence, behind `open` rows of their chunk.
+  template <class Number>
   void chunk(const Inputs& inputs, const Part& part, int start, int some, int open, const StateWork& w,
-             const float* const* rows) const {
+             ChunkRows<Number>& known, const float* const* rows) const {
     for (int i = 0; i < some; i++) {
-      float *q = w.queries + i * c.k_dim, *k = w.keys + (open + i) * c.k_dim;
+      float *q = w.queries + i * c.k_dim, *k = wide_key(w, open + i);
       convolve(inputs, start + i, part.key * c.k_dim, c.k_dim, q);
       convolve(inputs, start + i, c.k_size() + part.key * c.k_dim, c.k_dim, k);
       if (corrects()) normalize(q, c.k_dim, 1.0f / std::sqrt(float(c.k_dim))), normalize(k, c.k_dim, 1.0f);
       round_to_bf16(k, c.k_dim);
-      uint16_t* out = at.new_rows + size_t(inputs.first + start + i) * c.row_size() + part.key * c.k_dim;
+      known.keys[open + i] = as<Number>(k, c.k_dim, w.short_keys + (start + i) % FEW_STATE_ROWS * c.k_dim);
+      uint16_t* out = at.new_rows + size_t(inputs.first + start + i) * c.row_size() + c.key_column(part.key);
       for (int d = 0; d < c.k_dim && part.first == 0; d += 16) store_bf16(out + d, load(k + d));
     }
-    corrects() ? multiply_keys<true>(some, open, w) : multiply_keys<false>(some, open, w);
+    corrects() ? multiply_keys<true>(some, open, w, known) : multiply_keys<false>(some, open, w, known);
     const float* x[2 * STATE_CHUNK];
     float* products[2 * STATE_CHUNK];
     int many = 0;
     for (int i = 0; i < some; i++) {
-      if (corrects()) x[many] = w.keys + (open + i) * c.k_dim, products[many++] = w.seen + i * c.v_dim;
+      if (corrects()) x[many] = wide_key(w, open + i), products[many++] = w.seen + i * c.v_dim;
       x[many] = w.queries + i * c.k_dim, products[many++] = w.asked + i * c.v_dim;
     }
+    // Rows of an open chunk are far apart, so the processor does not foresee those of the next part: they are asked for
+    // in even steps. Pieces of a row: its key, and what each head of v has written.
+    const Part next = after(part);
+    const int pieces = 1 + next.count, each = ceil_div(start ? 0 : open * pieces, part.count * c.k_dim);
+    int row = 0, piece = 0;
+    const float* const* coming = rows + ROWS_AHEAD;
+    auto ahead = [&] {
+      fetch_bytes(*coming++, sizeof(float) * c.v_dim);
+      for (int i = 0; i < each && row < open; i++) {
+        const uint16_t* entry = known.entries[row];
+        piece ? fetch_bytes(entry + c.written_column(next.v_head(c, piece - 1)), 2 * size_t(c.v_dim))
+              : fetch_bytes(entry + c.key_column(next.key), 2 * size_t(c.k_dim));
+        if (++piece == pieces) row++, piece = 0;
+      }
+    };
     for (int g = 0; g < part.count; g++) {
-      weighted_sums(rows + g * c.k_dim, c.k_dim, x, many, c.v_dim, nullptr, products);
-      for (int i = 0; i < some; i++) advance(inputs, part.v_head(c, g), g, start + i, i, open + i, w);
+      if (std::is_same_v<Number, float> || many > 2)
+        weighted_sums(rows + g * c.k_dim, c.k_dim, {x}, many, c.v_dim, nullptr, products);
+      else
+        weighted_sums(rows + g * c.k_dim, c.k_dim, {x}, many, c.v_dim, nullptr, products, ahead);
+      for (int i = 0; i < some; i++) {
+        const float* u = advance(inputs, part.v_head(c, g), g, start + i, i, open + i, w, known);
+        uint16_t* entry = w.short_written + (size_t(g) * FEW_STATE_ROWS + (start + i) % FEW_STATE_ROWS) * c.v_dim;
+        known.written[g * STATE_CHUNK + open + i] = as<Number>(u, c.v_dim, entry);
+      }
     }
   }
 
   // Products of the new rows' queries, and of keys if those are wanted, with all keys up to their own.
-  template <bool Keys>
-  void multiply_keys(int some, int open, const StateWork& w) const {
+  template <bool Keys, class Number>
+  void multiply_keys(int some, int open, const StateWork& w, const ChunkRows<Number>& known) const {
     for (int i = 0; i < some; i++) {
-      const float *k = w.keys + (open + i) * c.k_dim, *q = w.queries + i * c.k_dim;
+      const float *k = wide_key(w, open + i), *q = w.queries + i * c.k_dim;
       for (int s = 0; s <= open + i; s += 16) {
         F with_key[16], with_query[16];
         for (int j = 0; j < 16; j++) {
-          const float* other = w.keys + std::min(s + j, open + i) * c.k_dim;
-          with_key[j] = with_query[j] = zero();
+          const Number* other = known.keys[std::min(s + j, open + i)];
+          F key = zero(), query = zero();
           for (int d = 0; d < c.k_dim; d += 16) {
-            const F x = load(other + d);
-            if constexpr (Keys) with_key[j] = fma(x, load(k + d), with_key[j]);
-            with_query[j] = fma(x, load(q + d), with_query[j]);
+            const F x = load_number(other + d);
+            if constexpr (Keys) key = fma(x, load(k + d), key);
+            query = fma(x, load(q + d), query);
           }
+          with_key[j] = key, with_query[j] = query;
         }
         if constexpr (Keys) store(w.keyed + i * STATE_CHUNK + s, sums(with_key));
         store(w.scores + i * STATE_CHUNK + s, sums(with_query));
@@ -278,8 +389,10 @@ struct StateRun {
     }
   }
 
-  // u and the output of a row of a head of values: row `i` of the new ones, `place` of the chunk.
-  void advance(const Inputs& inputs, int head, int g, int row, int i, int place, const StateWork& w) const {
+  // u and the output of a row of a head of values: row `i` of the new ones, `place` of the chunk. Returns u.
+  template <class Number>
+  const float* advance(const Inputs& inputs, int head, int g, int row, int i, int place, const StateWork& w,
+                       const ChunkRows<Number>& known) const {
     const int at_row = inputs.first + row;
     const float* made = at.projected + size_t(at_row) * block.qkv.width;
     const float* z = made + c.z_column() + head * c.v_dim;
@@ -289,64 +402,70 @@ struct StateRun {
     sums[place] = (place ? sums[place - 1] : 0.0f) + float(-double(c.decay[head]) * softplus);
     const float whole = exp_of(sums[place]);
     for (int s = 0; s <= place; s += 16) store(w.shares + s, exp16(min(sub(set1(sums[place]), load(sums + s)), zero())));
-    float* u = w.open_written + (size_t(g) * STATE_CHUNK + place) * c.v_dim;
+    float* const u = wide_written(w, g, place);
     convolve(inputs, row, 2 * c.k_size() + head * c.v_dim, c.v_dim, u);  // v
-    const float* chunk_rows[STATE_CHUNK];
-    for (int s = 0; s <= place; s++) chunk_rows[s] = w.open_written + (size_t(g) * STATE_CHUNK + s) * c.v_dim;
     for (int d = 0; d < c.v_dim; d += 16) store(w.out + d, mul(set1(whole), load(w.asked + i * c.v_dim + d)));
-    auto sum_up = [&](const float* products, float strength, int count, float* sum) {
-      float factors[STATE_CHUNK];
-      const float* all = factors;
-      for (int s = 0; s < count; s++) factors[s] = strength * w.shares[s] * products[s];
-      weighted_sums(chunk_rows, count, &all, 1, c.v_dim, &sum, &sum);
-    };
+    // Rows before it go to the output and, if it is corrected, to u, in one pass over them.
+    const float *scores = w.scores + i * STATE_CHUNK, *keyed = w.keyed + i * STATE_CHUNK;
+    float *by_score = w.factors, *by_key = w.factors + STATE_CHUNK;
+    for (int s = 0; s <= place; s += 16) store(by_score + s, mul(load(w.shares + s), load(scores + s)));
     if (corrects()) {
       const float strength = float(1.0 / (1.0 + std::exp(-double(made[c.b_column() + head]))));
       for (int d = 0; d < c.v_dim; d += 16)
         store(u + d, mul(set1(strength), fnma(set1(whole), load(w.seen + i * c.v_dim + d), load(u + d))));
-      sum_up(w.keyed + i * STATE_CHUNK, -strength, place, u);
+      for (int s = 0; s < place; s += 16) store(by_key + s, mul(mul(set1(-strength), load(w.shares + s)), load(keyed + s)));
     } else {
       for (int d = 0; d < c.v_dim; d += 16) {
         const F v = load(u + d);
         store(w.out + d, fma(set1(c.skip[head]), v, load(w.out + d))), store(u + d, mul(set1(float(softplus)), v));
       }
     }
+    const float* factors[] = {by_score, by_key};
+    float* both[] = {w.out, u};
+    weighted_sums(known.written + g * STATE_CHUNK, place, {factors}, corrects() ? 2 : 1, c.v_dim, both, both);
     round_to_bf16(u, c.v_dim);
-    sum_up(w.scores + i * STATE_CHUNK, 1.0f, place + 1, w.out);
+    for (int d = 0; d < c.v_dim; d += 16) store(w.out + d, fma(set1(by_score[place]), load(u + d), load(w.out + d)));
     if (corrects()) rms_norm(w.out, c.norm, c.v_dim, m.config.eps, w.out);
     // Only what is final: a piece may be computed twice, and another member may read it meanwhile.
     float* out = at.mixed + size_t(at_row) * c.v_size() + head * c.v_dim;
     for (int d = 0; d < c.v_dim; d += 16) store(out + d, mul(load(w.out + d), silu16(load(z + d))));
-    uint16_t* row_out = at.new_rows + size_t(at_row) * c.row_size() + c.k_size();
-    for (int d = 0; d < c.v_dim; d += 16) store_bf16(row_out + head * c.v_dim + d, load(u + d));
-    std::memcpy(row_out + c.v_size() + 2 * head, sums + place, 4);
+    uint16_t* row_out = at.new_rows + size_t(at_row) * c.row_size();
+    for (int d = 0; d < c.v_dim; d += 16) store_bf16(row_out + c.written_column(head) + d, load(u + d));
+    std::memcpy(row_out + c.k_size() + c.v_size() + 2 * head, sums + place, 4);
+    return u;
   }
 
   // The state at the end of a chunk of `count` rows, which takes the place of the one before.
-  void close(int count, const Part& part, const StateWork& w, const float** rows) const {
+  template <class Number>
+  void close(int count, const Part& part, const StateWork& w, const ChunkRows<Number>& known, const float** rows) const {
     constexpr int TOGETHER = 4;
-    const float* chunk_rows[STATE_CHUNK];
+    for (int s = 0; s < count; s++) widen(known.keys[s], c.k_dim, wide_key(w, s));
+    const float* shared[STATE_CHUNK];  // what is written by its decay to the chunk's end, in memory of `seen`
     for (int g = 0; g < part.count; g++) {
-      const float *sums = w.before + g * STATE_CHUNK, last = sums[count - 1], whole = exp_of(last);
+      const float *sums = w.before + g * STATE_CHUNK, last = sums[count - 1];
+      const F whole = set1(exp_of(last));
       for (int s = 0; s < count; s++) {
-        const float share = exp_of(last - sums[s]);
-        for (int j = 0; j < c.k_dim; j++) w.weighted[j * STATE_CHUNK + s] = share * w.keys[s * c.k_dim + j];
-        chunk_rows[s] = w.open_written + (size_t(g) * STATE_CHUNK + s) * c.v_dim;
+        const Number* from = known.written[g * STATE_CHUNK + s];
+        const F share = set1(exp_of(last - sums[s]));
+        float* to = w.seen + size_t(s) * c.v_dim;
+        for (int d = 0; d < c.v_dim; d += 16) store(to + d, mul(share, load_number(from + d)));
+        shared[s] = to;
       }
       float* state = w.state + size_t(g) * c.k_dim * c.v_dim;
       for (int j = 0; j < c.k_dim; j += TOGETHER) {
         const float* x[TOGETHER];
         float* out[TOGETHER];
         for (int r = 0; r < TOGETHER; r++) {
-          const float* before = rows[g * c.k_dim + j + r];
-          x[r] = w.weighted + (j + r) * STATE_CHUNK, out[r] = state + (j + r) * c.v_dim;
-          for (int d = 0; d < c.v_dim; d += 16) store(out[r] + d, mul(set1(whole), load(before + d)));
-          rows[g * c.k_dim + j + r] = out[r];
+          const float*& before = rows[g * c.k_dim + j + r];
+          x[r] = w.keys + j + r, out[r] = state + (j + r) * c.v_dim;
+          for (int d = 0; d < c.v_dim; d += 16) store(out[r] + d, mul(whole, load(before + d)));
+          before = out[r];
         }
-        weighted_sums(chunk_rows, count, x, TOGETHER, c.v_dim, out, out);
+        weighted_sums(shared, count, {x, c.k_dim}, TOGETHER, c.v_dim, out, out);
       }
     }
   }
+
   // Keeps the state of a head for a snapshot, until pages may be written.
   void keep(int target, const Part& part, const StateWork& w) const {
     const size_t size = size_t(c.k_dim) * c.v_dim;

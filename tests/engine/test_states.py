@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.any_schedule import ENDS, INDEXES, METHODS, PROMPT, SAMPLING, AnySchedule, Asked, asked_lists
+from tests.kv.test_stream import with_header
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import NativeBackend, unsupported
-from twostroke.errors import InvalidRequest
+from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.sampling.params import SamplingParams
 
@@ -165,3 +167,17 @@ def test_ranks_that_share_nothing_are_refused(family: AnySchedule, monkeypatch: 
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert "leave out tp" in (unsupported(llm.config, {}, 16, tp=2) or "")
+
+
+def test_rows_of_older_versions_are_of_another_geometry(tmp_path: Path) -> None:
+    """Their headers do not say that keys lie beside what was written."""
+
+    def older(header: Any) -> None:
+        for _, state in header["geometry"]["states"]:
+            del state["by_head"]
+
+    llm, path = FAMILIES["qwen3_5"].model(), tmp_path / "value.kv"
+    llm.prefill(PROMPT[:20]).save(path)
+    path.write_bytes(with_header(path.read_bytes(), older))
+    with pytest.raises(GeometryMismatch, match="states"):
+        KVCache.load(path, llm)

@@ -378,7 +378,7 @@ def test_a_file_of_an_earlier_version_is_told(tmp_path: Path, pool: PagePool, ve
         load(tmp_path / "value", pool)
 
 
-def _with_header(good: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
+def with_header(good: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
     """The file with another header and a valid checksum."""
     size = int.from_bytes(good[16:24], "little")
     header = json.loads(good[24 : 24 + size])
@@ -442,7 +442,7 @@ def test_a_hostile_header_is_one_clear_error_or_a_value(tmp_path: Path, changes:
         return header
 
     path, good = _saved(tmp_path)
-    path.write_bytes(_with_header(good, change))
+    path.write_bytes(with_header(good, change))
     _is_an_error_or_a_value(path, good)
 
 
@@ -504,7 +504,7 @@ def _is_an_error_or_a_value(path: Path, good: bytes) -> None:
 )
 def test_why_a_header_cannot_be_is_told(tmp_path: Path, change: Callable[[Any], Any], why: str) -> None:
     path, good = _saved(tmp_path)
-    path.write_bytes(_with_header(good, change))
+    path.write_bytes(with_header(good, change))
     pool = make_pool()
     with pytest.raises(CorruptFile, match=why):
         load(path, pool)

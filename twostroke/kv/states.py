@@ -18,7 +18,7 @@ from twostroke.kv.entries import EntryTable, StateSnapshot, snapshot_before
 from twostroke.kv.page_contents import read_entries, reading
 from twostroke.kv.pool import PagePool
 from twostroke.models.layer_groups import EntryKind
-from twostroke.models.recurrent import RecurrentMixer
+from twostroke.models.recurrent import LinearAttention, RecurrentMixer
 
 
 def needed_snapshots(snapshots: Sequence[StateSnapshot], length: int) -> tuple[StateSnapshot, ...]:
@@ -193,7 +193,9 @@ def _advanced(state: RecurrentMixer, before: np.ndarray, rows: np.ndarray) -> np
 
 def split_rows(state: RecurrentMixer, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """k [n, heads of k, k_dim], u [n, heads of v, v_dim] and the sums of log decays [n, heads of v], all float32."""
-    keys, written, decays = np.split(rows, [state.k_size, state.k_size + state.v_size], 1)
+    assert isinstance(state, LinearAttention), "others have no rows"
+    own, decays = np.split(rows, [state.k_size + state.v_size], 1)
+    keys, written = np.split(own[:, np.argsort(state.row_order)], [state.k_size], 1)
     whole = np.ascontiguousarray(decays).view(np.float32)[:, : state.num_v_heads]
     keys = keys.astype(np.float32).reshape(-1, state.num_k_heads, state.k_dim)
     return keys, written.astype(np.float32).reshape(-1, state.num_v_heads, state.v_dim), whole

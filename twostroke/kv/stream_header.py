@@ -205,9 +205,11 @@ def _state(value: Any) -> RecurrentMixer:
     kind = value.get("kind")
     require(isinstance(kind, str) and kind in STATE_KINDS, f"a state is none of {', '.join(STATE_KINDS)}")
     made = STATE_KINDS[kind]
-    fields = _object(value, "a state", "kind", *(field.name for field in dataclasses.fields(made) if field.init))
-    switches = {name: fields[name] for name in ("tiled",) if name in fields}
-    require(all(isinstance(one, bool) for one in switches.values()), "tiled is not true or false")
+    names = [field.name for field in dataclasses.fields(made) if field.init]
+    fields = _object({"by_head": False} | value if "by_head" in names else value, "a state", "kind", *names)
+    switches = {name: fields[name] for name in ("tiled", "by_head") if name in fields}
+    for name, one in switches.items():
+        require(isinstance(one, bool), f"{name} is not true or false")
     sizes = {name: _integer(one, name, 1) for name, one in fields.items() if name != "kind" and name not in switches}
     require(math.prod(sizes.values()) <= MAX_INTEGER**2, "a state is too large")
     state = made(**sizes, **switches)

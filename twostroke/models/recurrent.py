@@ -6,6 +6,9 @@ rows, which say how each token changes the state, and the last inputs of its con
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 
 class RecurrentMixer(ABC):
@@ -86,7 +89,12 @@ class RecurrentMixer(ABC):
 
 @dataclass(frozen=True)
 class LinearAttention(RecurrentMixer):
-    """A state that is a matrix a head, and the row of each token."""
+    """A state that is a matrix a head, and the row of each token.
+
+    Attributes:
+        by_head: whether a row has beside each head of k what the heads of v that share it have written, as kernels read
+            it. Values of older versions, whose rows have all of k first, are refused as of another geometry.
+    """
 
     num_k_heads: int
     num_v_heads: int
@@ -94,6 +102,16 @@ class LinearAttention(RecurrentMixer):
     v_dim: int
     conv_width: int
     chunk: int = 64
+    by_head: bool = True
+
+    @cached_property
+    def row_order(self) -> np.ndarray:
+        """The columns of k and u, all of k first, in the order of a row: [k_size + v_size]."""
+        count, heads = self.num_v_heads // self.num_k_heads, np.arange(self.num_v_heads)
+        shared = heads.reshape(count, -1).T if self.tiled else heads.reshape(-1, count)
+        keys = np.arange(self.k_size).reshape(self.num_k_heads, -1)
+        written = self.k_size + np.arange(self.v_size).reshape(self.num_v_heads, -1)[shared]
+        return np.concatenate([keys, written.reshape(self.num_k_heads, -1)], 1).reshape(-1)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from twostroke.backends.reference.operations import Operations
 from twostroke.backends.reference.states import SequenceStep, StateLayer, StateWeights, entries_at, places
 from twostroke.models.config import ModelConfig
 from twostroke.models.layer_groups import entry_places
+from twostroke.models.recurrent import LinearAttention
 
 NORM_EPS = 1e-6  # of the norms of q and k
 
@@ -37,7 +38,8 @@ class LinearAttentionLayer(StateLayer):
 
     def __init__(self, config: ModelConfig, index: int, operations: Operations, weights: StateWeights) -> None:
         super().__init__(config, index, operations, weights)
-        self.rows = entry_places(config, operations.stored.name, "rows")[index]
+        assert isinstance(self.shape, LinearAttention), "others have no rows"
+        self.rows, self.row_order = entry_places(config, operations.stored.name, "rows")[index], self.shape.row_order
 
     def _mixed(self, made: torch.Tensor) -> torch.Tensor:
         return made[:, : self.shape.conv_size]
@@ -82,7 +84,8 @@ class LinearAttentionLayer(StateLayer):
         """k, u and the sums of log decays of the rows since the snapshot."""
         shape = self.shape
         found = rows[places(table, self.rows[0], new, count)]
-        k, u, sums = found.split([shape.k_size, shape.v_size, 2 * shape.num_v_heads], 1)
+        own, sums = found.split([shape.k_size + shape.v_size, 2 * shape.num_v_heads], 1)
+        k, u = own[:, np.argsort(self.row_order)].split([shape.k_size, shape.v_size], 1)
         sums = sums.contiguous().view(torch.float32)[:, : shape.num_v_heads]
         k = k.float().unflatten(1, (shape.num_k_heads, shape.k_dim))
         return k, u.float().unflatten(1, (shape.num_v_heads, shape.v_dim)), sums
@@ -154,7 +157,8 @@ class LinearAttentionLayer(StateLayer):
     def _row(self, k: torch.Tensor, u: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.operations.dtype)
         bits = sums.contiguous().view(dtype) if dtype.itemsize == 2 else F.pad(sums, (0, sums.shape[1]))
-        return torch.cat([k.flatten(1).to(dtype), u.flatten(1).to(dtype), bits], 1)
+        own = torch.cat([k.flatten(1).to(dtype), u.flatten(1).to(dtype)], 1)
+        return torch.cat([own[:, self.row_order], bits], 1)
 
     def _advanced(self, state: torch.Tensor, k: torch.Tensor, u: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
         """The state behind these rows."""

@@ -1,4 +1,4 @@
-"""Health, the version, metrics, and the prefix cache."""
+"""Health, load, the version, metrics, and the prefix cache."""
 
 from importlib import metadata
 
@@ -35,6 +35,19 @@ def _health(engine: AsyncEngine, fine: bool) -> Response:
         "failure": None if engine.failure is None else engine.failure.message,
     }
     return json_response(body, 200 if fine else 503)
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(engine: CurrentEngine) -> Response:
+    """The same as /health, by the name that vLLM and SageMaker give it."""
+    return _health(engine, engine.ready)
+
+
+@router.get("/load")
+async def load(engine: CurrentEngine) -> Response:
+    """How many choices wait or run, by vLLM's name."""
+    return json_response({"server_load": engine.in_flight})
 
 
 @router.get("/version")

@@ -36,6 +36,11 @@ class ChatTokens(list[int]):
         super().__init__(ids)
         self._messages, self._text, self._render, self._offsets = messages, text, render, offsets
 
+    @property
+    def text(self) -> str:
+        """The conversation as rendered."""
+        return self._text
+
     @cached_property
     def turn(self) -> range | None:
         """The indices of the last user message's text; None if unknown. Computed on first access."""

@@ -1,8 +1,11 @@
 """/tokenize, /detokenize and /tokenizer_info."""
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
@@ -35,13 +38,24 @@ async def tokenize(body: TokenizeBody, http: HttpRequest, engine: CurrentEngine)
     def encode() -> list[int]:
         if body.messages:
             return prompt_tokens(engine.llm, body)
-        return tokenizer.encode(body.prompt or "", add_bos=None if body.add_special_tokens else False)
+        bos = None if body.add_special_tokens else False
+        return tokenizer.encode(body.prompt or "", add_bos=bos, parse_special=body.parse_special)
 
     ids = await engine.run_in_thread(encode)
-    facts = {"count": len(ids), "max_model_len": engine.llm.max_model_len, "tokens": ids}
+    tokens = [_piece(tokenizer, id) for id in ids] if body.with_pieces else ids
+    facts = {"count": len(ids), "max_model_len": engine.llm.max_model_len, "tokens": tokens}
     return json_response(
         facts | {"token_strs": [tokenizer.token_text(id) for id in ids]} | call_log(http.scope).answer_fields
     )
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> dict[str, Any]:
+    """A token as llama.cpp writes it: its text, or its bytes where they are no text."""
+    data = tokenizer.token_bytes(id, skip_special=False)
+    try:
+        return {"id": id, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": id, "piece": list(data)}
 
 
 @router.post("/detokenize")
@@ -53,4 +67,4 @@ async def detokenize(body: DetokenizeBody, http: HttpRequest, engine: CurrentEng
         most = engine.llm.config.vocab_size - 1
         raise ApiError(400, f"tokens must be ids from 0 to {most}", param="tokens")
     text = await engine.run_in_thread(lambda: engine.llm.tokenizer.decode(body.tokens, skip_special=False))
-    return json_response({"prompt": text} | call_log(http.scope).answer_fields)
+    return json_response({"prompt": text, "content": text} | call_log(http.scope).answer_fields)

@@ -26,7 +26,8 @@ def test_load(server: Serving) -> None:
     with server.http() as http:
         assert http.get("/load").json() == {"server_load": 0}
         with http.stream("POST", "/v1/completions", json={"prompt": "the", "stream": True, "n": 2} | LONG) as running:
-            next(running.iter_lines())
+            lines = running.iter_lines()  # a dropped iterator closes the connection
+            assert next(lines).startswith("data: ")
             with server.http() as other:
                 assert other.get("/load").json() == {"server_load": 2}
                 assert [slot["is_processing"] for slot in other.get("/slots").json()[:3]] == [True, True, False]

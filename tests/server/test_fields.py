@@ -409,3 +409,21 @@ def test_an_unknown_field_of_allowed_tools_is_told(server: Serving) -> None:
     body = {"messages": USER, "tools": FUNCTIONS, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
     answer = post(server, "/v1/chat/completions", **body)
     assert answer.json()["warnings"] == ["tool_choice.mdoe is unknown: did you mean mode?"]
+
+
+def test_fields_of_vllm(client: openai.OpenAI, reference: LLM) -> None:
+    """They do what they do in `LLM.generate`, in completions and in chats."""
+    asked: Any = {"model": "tiny", "max_tokens": 8, "seed": 1}
+    fields: dict[str, Any] = {"allowed_token_ids": [0, 40, 41], "bad_words": [reference.tokenizer.token_text(40)]}
+    fields |= {"skip_special_tokens": False, "ignore_eos": True}
+    made = client.completions.create(prompt="a", logprobs=1, extra_body=fields, **asked).choices[0]
+    local: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    assert made.text == reference.generate(["a"], max_tokens=8, seed=1, temperature=1.0, **local)[0].text
+    assert set(made.logprobs.tokens or []) <= {"<s>", reference.tokenizer.token_text(41)}  # pyright: ignore
+    assert (made.logprobs.text_offset or [])[-1] < 1 + len(made.text)  # pyright: ignore
+    messages: Any = [{"role": "user", "content": "a"}]
+    chat = client.chat.completions.create(messages=messages, extra_body=fields, **asked).choices[0].message.content
+    assert set((chat or "").replace("<s>", "")) <= set(reference.tokenizer.token_text(41))
+    for wrong in ({"allowed_token_ids": [999999]}, {"allowed_token_ids": "x"}, {"bad_words": [""]}, {"bad_words": 5}):
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(prompt="a", extra_body=wrong, **asked)

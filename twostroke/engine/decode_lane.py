@@ -145,7 +145,7 @@ class DecodeLane(Lane[Decode]):
             self._prompt,
             output.ids,
             tuple(banned),
-            None if output.constraint is None else _checked(output.constraint.mask()),
+            output.allowed(self.model.vocab_size),
             stroke.stats or stroke.until is not None,
             stroke.keep_logits,
         )
@@ -265,14 +265,6 @@ def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> 
         return (head, tail.row) if head.vocab_size <= model.vocab_size else None
     logits = tail.row.read()  # of a model outside this engine
     return (model, StoredLogits(logits)) if logits.shape[1] <= model.vocab_size else None
-
-
-def _checked(mask: np.ndarray) -> np.ndarray:
-    """A constraint's mask, which is code from outside. Raises InvalidRequest unless it is a list of booleans."""
-    allowed = np.asarray(mask)
-    if allowed.ndim != 1 or allowed.dtype != bool:
-        raise InvalidRequest(f"a constraint's mask must be bool [n], not {allowed.dtype} {list(allowed.shape)}")
-    return allowed
 
 
 def _possible(guesses: Sequence[int], model: Model, room: int) -> list[int]:

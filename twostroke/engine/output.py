@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+
+from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.text_stream import StopStrings
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.draw import Sampled
+from twostroke.sampling.exclusions import Exclusions
 from twostroke.sampling.params import SamplingParams
 
 
@@ -47,7 +52,13 @@ class ChoiceOutput:
         self.constraint = None if params.constraint is None else params.constraint()
         self.ending_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._reader = None if params.reader is None else params.reader()
-        self._text = tokenizer.stream(shown=frozenset() if params.reader is None else params.reader.shown)
+        self._text = tokenizer.stream(
+            skip_special=params.skip_special_tokens,
+            shown=frozenset() if params.reader is None else params.reader.shown,
+        )
+        self._exclusions: Exclusions | None = None
+        if params.excludes:
+            self._exclusions = Exclusions(params, partial(tokenizer.encode, add_bos=False))
         self._stops = StopStrings(params.stop)
 
     def fork(self) -> ChoiceOutput:
@@ -56,6 +67,11 @@ class ChoiceOutput:
         for sampled in self.sampled:
             other.push(sampled)
         return other
+
+    def allowed(self, vocab_size: int) -> np.ndarray | None:
+        """Bool [n] of the ids that may come next; ids >= n may not. None for all. Raises InvalidRequest if none may."""
+        grammar = None if self.constraint is None else _checked(self.constraint.mask())
+        return grammar if self._exclusions is None else self._exclusions.mask(self.ids, vocab_size, grammar)
 
     def push(self, sampled: Sampled, full: bool = False) -> Token:
         """Add a token. Sets `finish_reason` if the token is the last, as it is when the context is `full`."""
@@ -104,7 +120,7 @@ class ChoiceOutput:
     def _stop(self, text: str, armed: bool) -> tuple[str, bool]:
         if armed:
             certain, stop = self._stops.push(text)
-            return certain, stop is not None
+            return certain + (stop or "" if self.params.include_stop_str_in_output else ""), stop is not None
         certain = ""
         while text and self.params.stop:
             char, text = text[0], text[1:]
@@ -121,3 +137,11 @@ class ChoiceOutput:
         return Token(
             s.id, text, s.logprob, s.top, len(self.ids) - 1, self.choice, self.finish_reason, self._stops.matched
         )
+
+
+def _checked(mask: np.ndarray) -> np.ndarray:
+    """A constraint's mask, which is code from outside. Raises InvalidRequest unless it is a list of booleans."""
+    allowed = np.asarray(mask)
+    if allowed.ndim != 1 or allowed.dtype != bool:
+        raise InvalidRequest(f"a constraint's mask must be bool [n], not {allowed.dtype} {list(allowed.shape)}")
+    return allowed

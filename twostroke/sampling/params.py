@@ -99,6 +99,20 @@ class SamplingParams(Checked):
     stop_token_ids: tuple[int, ...] = declare(
         (), Rule(tuple, "Ids that end generation, besides the model's own.", each=_TOKEN_ID, words="token ids")
     )
+    include_stop_str_in_output: bool = flag(False, help="The stop string that ends the text is a part of it.")
+    skip_special_tokens: bool = flag(True, help="Special tokens have no text.")
+    allowed_token_ids: tuple[int, ...] = declare(
+        (), Rule(tuple, "The only ids that may be sampled; none for all.", each=_TOKEN_ID, words="token ids")
+    )
+    bad_words: tuple[str, ...] = declare(
+        (),
+        Rule(
+            tuple,
+            "Words that are not written: the last token of one is not sampled behind its others.",
+            each=Rule(str, least=1),
+            words="strings that are not empty",
+        ),
+    )
     min_tokens: int = integer(
         0,
         least=0,
@@ -133,7 +147,8 @@ class SamplingParams(Checked):
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest if a token id is outside the vocabulary."""
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
             if (id := max(ids, default=-1)) >= vocab_size:
                 raise InvalidRequest(f"{name} must be ids below the vocabulary's size, {vocab_size}, not {id}")
 
@@ -154,11 +169,17 @@ class SamplingParams(Checked):
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @cached_property
+    def excludes(self) -> bool:
+        """Whether some tokens may not be sampled (`sampling.exclusions`)."""
+        return bool(self.allowed_token_ids or self.bad_words)
+
+    @cached_property
     def shapes_logits(self) -> bool:
         """Whether biases, penalties, bans or a constraint change the model's logits."""
         return bool(
             self.logit_bias
             or self.constraint is not None
+            or self.excludes
             or self.min_tokens
             or self.repetition_penalty != 1.0
             or self.presence_penalty

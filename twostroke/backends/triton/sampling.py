@@ -22,8 +22,9 @@ CUT_BLOCK = filters.CUT_BLOCK.value
 NOISE_ALONE = SamplingParams()
 # The parameters that kernels compute, and those that do not change how a token is drawn from its logits.
 SUPPORTED = frozenset(("temperature", "top_k", "top_p", "min_p", "seed")) | frozenset(
-    ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "n", "reader")
-)
+    ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "n", "reader",
+     "include_stop_str_in_output", "skip_special_tokens")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,9 @@ class CompletionAnswer(Answer):
 
     def _log_probabilities(self, prompt: int, index: int, tokens: Sequence[Token], echo: bool) -> dict[str, Any]:
         known = self._echoes[prompt] if self._echoes else Echo("", ())
-        offsets = self._offsets.setdefault((prompt, index), Offsets(self._tokenizer, known))
+        offsets = self._offsets.setdefault(
+            (prompt, index), Offsets(self._tokenizer, known, self._asked.skip_special_tokens)
+        )
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
         def add(id: int, own: float | None, top: Alternatives, offset: int) -> None:
@@ -152,9 +154,10 @@ class Offsets:
     character. What a stop string holds back or cuts off does not matter.
     """
 
-    def __init__(self, tokenizer: Tokenizer, known: Echo) -> None:
+    def __init__(self, tokenizer: Tokenizer, known: Echo, skip_special: bool = True) -> None:
+        """`skip_special`: special tokens of the answer have no text."""
         self._tokenizer, self._known = tokenizer, known
-        self._stream, self._length = tokenizer.stream(), len(known.text)
+        self._stream, self._length = tokenizer.stream(skip_special=skip_special), len(known.text)
 
     def of_prompt(self) -> list[int]:
         """The offsets of the prompt's tokens; a token that was added to the text is where the text begins."""

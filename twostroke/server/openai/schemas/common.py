@@ -73,9 +73,9 @@ _SamplingFields: Any = create_model("SamplingFields", __base__=LenientModel, **_
 class GenerateBody(_SamplingFields):
     """Sampling, the technique, and how the call is to be served.
 
-    Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, min_tokens, ignore_eos, prompt_logprobs, regex,
-    choice, grammar, method, context, cache_salt, receipt, truncate_prompt_tokens, priority (lower is sooner), timeout
-    (seconds).
+    Beyond OpenAI's: top_k, min_p, repetition_penalty, stop_token_ids, allowed_token_ids, bad_words, min_tokens,
+    ignore_eos, include_stop_str_in_output, skip_special_tokens, prompt_logprobs, regex, choice, grammar, method,
+    context, cache_salt, receipt, truncate_prompt_tokens, priority (lower is sooner), timeout (seconds).
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = other_servers.ALIASES

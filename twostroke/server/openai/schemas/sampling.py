@@ -19,10 +19,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "frequency_penalty": PENALTY,
     "stop": {"max_length": 64},
     "stop_token_ids": {"max_length": 1000},
+    "allowed_token_ids": {"max_length": 1 << 18},
+    "bad_words": {"max_length": 256},
 }
 _ITEMS: dict[str, Any] = {
     "stop": Annotated[str, Field(min_length=1, max_length=1000)],
     "stop_token_ids": TokenId,
+    "allowed_token_ids": TokenId,
+    "bad_words": Annotated[str, Field(min_length=1, max_length=1000)],
     "logit_bias": Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)],
 }
 

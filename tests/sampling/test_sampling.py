@@ -36,6 +36,10 @@ BAD: dict[str, list[Any]] = {
     "seed": ["1", True, 1.0, math.nan, [1], 1 << 65, -(1 << 64), 10**5000],
     "stop": ["", None, 5, b"stop", [""], ["a", ""], [None], [1], [b"a"], [["a"]], {"a": 1}, (s for s in "ab")],
     "stop_token_ids": [None, 5, "12", b"12", [-1], ["1"], [True], [1.0], [None], {1: 2}],
+    "include_stop_str_in_output": [None, 0, "true", []],
+    "skip_special_tokens": [None, 0, "true", []],
+    "allowed_token_ids": [None, 5, "12", [-1], ["1"], [True], [1.0], {1: 2}],
+    "bad_words": ["", "ab", None, 5, [""], ["a", ""], [None], [1], [["a"]], {"a": 1}],
     "min_tokens": [-1, 257, None, *WHOLE],
     "ignore_eos": [None, 0, 1, "true", "", []],
     "logprobs": [-1, 1001, *WHOLE],
@@ -57,6 +61,10 @@ GOOD: dict[str, list[Any]] = {
     "seed": [None, 0, -1, -(1 << 63), (1 << 64) - 1],
     "stop": ["a", [], ["a", "bc"], ("\n\n",), {"a"}],
     "stop_token_ids": [[], [0, 10**9], (1,), frozenset({2}), [np.int64(2)]],
+    "include_stop_str_in_output": [True, False],
+    "skip_special_tokens": [True, False],
+    "allowed_token_ids": [[], [0, 10**9], (1,)],
+    "bad_words": [[], ["a", " bc"], ("x",)],
     "min_tokens": [0, 256],
     "ignore_eos": [True, False],
     "logprobs": [None, 0, 1000],
@@ -86,8 +94,7 @@ def test_bad_values_are_named(name: str, value: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), pairs(GOOD))
 def test_good_edges_are_taken(name: str, value: Any) -> None:
     taken = getattr(SamplingParams(**{name: value}), name)
-    if name in ("stop", "stop_token_ids"):
-        assert isinstance(taken, tuple)
+    if isinstance(taken, tuple):
         assert set(taken) == set(value)
     else:
         assert taken == value
@@ -122,7 +129,9 @@ def test_what_the_caller_changes_later_does_not_matter() -> None:
     assert params == SamplingParams(logit_bias={1: 2.0}, stop=("a",))
 
 
-@pytest.mark.parametrize("fields", [{"logit_bias": {3: 1.0, 100: 1.0}}, {"stop_token_ids": (100, 3)}])
+@pytest.mark.parametrize(
+    "fields", [{"logit_bias": {3: 1.0, 100: 1.0}}, {"stop_token_ids": (100, 3)}, {"allowed_token_ids": (100,)}]
+)
 def test_ids_are_checked_against_a_vocabulary(fields: dict[str, Any]) -> None:
     params = SamplingParams(**fields)
     params.check_vocabulary(101)

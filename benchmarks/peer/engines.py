@@ -96,7 +96,7 @@ ENGINES: dict[str, Engine] = {
             requirements=("ik-llama-cpp-python", "numpy"),
             # Its wheel has AVX2 alone, and so has a build that is not told otherwise.
             pip=("--no-cache-dir", "--no-binary", "ik-llama-cpp-python"),
-            build={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+            build={"CMAKE_ARGS": f"-DGGML_NATIVE=ON -DCMAKE_PROJECT_INCLUDE={FOLDER / 'ik_build_info.cmake'}"},
         ),
         OPENVINO,
         OPENVINO_INT8,

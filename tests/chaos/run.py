@@ -16,7 +16,7 @@ from tests.chaos.front import Client
 from tests.chaos.kinds import KINDS, TAUGHT, ask
 from tests.chaos.letters import VOCAB
 from tests.chaos.matrix import Matrix
-from tests.chaos.standin import BOTH, Opened, Sizes
+from tests.chaos.standin import BOTH, MIXERS, Opened, Sizes
 from tests.cluster.wire.pairs import SECRET
 from twostroke.cluster.wire.secret import VARIABLE
 from twostroke.engine.output import Token
@@ -52,15 +52,18 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
     page_size, longest = rng.choice((4, 8)), rng.choice((40, 100))
     least = -(-longest // page_size) + 2
     student = rng.random() < 0.3
+    kind = "plain" if student else random.Random(f"kind {seed}").choice(("plain", *MIXERS))
     sizes = {
         role: Sizes(
             # A teacher holds values for as long as answers last, and a student gets entries twice.
-            pages=(6 if student else 1) * rng.choice((least, 2 * least, 6 * least)),
+            # Other kinds have pages for each group of layers, and for snapshots.
+            pages=(6 if student else 1 if kind == "plain" else 5) * rng.choice((least, 2 * least, 6 * least)),
             page_size=page_size,
             index=rng.choice(("radix", "hash", "off")),
             max_step_tokens=rng.choice((8, 32, 128)),
             max_running=rng.choice((2, 8, 64)),
             in_flight=rng.random() < 0.5,
+            kind=kind,
         )
         for role in ("prefill", "decode")
     }
@@ -104,9 +107,9 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
     return clients
 
 
-def undisturbed(clients: list[Client]) -> list[list[list[Token]]]:
+def undisturbed(clients: list[Client], kind: str) -> list[list[list[Token]]]:
     """The tokens of each choice of each client: one engine does both strokes, and nothing goes wrong."""
-    sizes = Sizes(2000, 8, "off", 512, 256, in_flight=False)
+    sizes = Sizes(4000, 8, "off", 512, 256, in_flight=False, kind=kind)
     opened = Opened(sizes, lambda: 0.0, lambda prompt, rows: None, roles=BOTH)
     requests = [opened.request(one.parsed.prompt, one.parsed.params, one.parsed.method) for one in clients]
     opened.engine.run(requests)
@@ -141,13 +144,15 @@ def check(seed: int) -> Outcome:
 
 def _run(seed: int) -> Outcome:
     plan, clients = draw(seed)
-    expected = undisturbed(clients)
+    kind = plan.sizes["prefill"].kind
+    expected = undisturbed(clients, kind)
     gc.disable()  # finalizers run where a program lets go of something, and nowhere else
     gc.freeze()  # what was there before is not looked at
     try:
         with patch.dict(os.environ, {VARIABLE: SECRET}):
             fleet = Fleet(plan)
             try:
+                fleet.happened[f"a fleet of a {kind} model"] += 1
                 return _checked(fleet, clients, expected)
             finally:
                 fleet.close()

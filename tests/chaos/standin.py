@@ -1,5 +1,5 @@
-"""A stand-in for a model: K and V of an entry are a digest of the weights, of all entries before it, of its token and
-its position.
+"""A stand-in for a model: an entry is a digest of the weights, of what the layers see before it, of its token and its
+position: of all entries, of those in a window, or of a state and the rows since its snapshot.
 
 A step reads every entry that its rows attend to. So a page with other bytes than its owner's gives other tokens, which
 a comparison with an undisturbed run finds.
@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,7 @@ from twostroke.methods import Method, Prompt
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
+from twostroke.models.recurrent import GatedDeltaNet, RecurrentMixer
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
 from twostroke.sampling.params import SamplingParams
@@ -43,10 +45,17 @@ from twostroke.study.simulate.simulated_model import SimulatedBackend
 
 # A digest has as many bytes as the vocabulary has tokens, and they are the logits.
 LAYERS, HEADS, HEAD_DIM = 2, 2, 4
-ENTRY = (LAYERS, 2, HEADS, HEAD_DIM)
-LAYER = Layer(Attention(HEADS, HEADS, HEAD_DIM, 1.0, Rope(10_000.0)), GatedMLP(8))
-CONFIG = ModelConfig("stand-in", VOCAB, VOCAB, 1024, 1e-6, (LAYER,) * LAYERS, tied=True)
-GEOMETRY = Geometry.of(CONFIG, "float32", Letters.fingerprint)
+ATTENTION = Attention(HEADS, HEADS, HEAD_DIM, 1.0, Rope(10_000.0))
+STATE = GatedDeltaNet(1, 1, 4, 4, conv_width=3, chunk=8)
+MIXERS: Mapping[str, tuple[Attention | RecurrentMixer, ...]] = {
+    "plain": (ATTENTION,) * LAYERS,
+    "windowed": (ATTENTION, replace(ATTENTION, window=6)),
+    "recurrent": (ATTENTION, STATE),
+}
+CONFIGS = {
+    kind: ModelConfig("stand-in", VOCAB, VOCAB, 1024, 1e-6, tuple(Layer(one, GatedMLP(8)) for one in mixers), tied=True)
+    for kind, mixers in MIXERS.items()
+}
 SPREAD = 24.0  # bytes that make a difference of 1 between logits
 TEACHER, STUDENT = "teacher", "student"  # names of weights
 ROLES: Mapping[str, str] = {"main": TEACHER}
@@ -59,10 +68,9 @@ Pause = Callable[[int, int], None]  # waits as long as a step takes with so many
 class StandIn:
     """Implements `CompiledModel`."""
 
-    config = CONFIG
-
-    def __init__(self, weights: str, pause: Pause) -> None:
+    def __init__(self, weights: str, pause: Pause, kind: str) -> None:
         self._weights, self._pause = hashlib.blake2b(weights.encode(), digest_size=VOCAB), pause
+        self.config, self._kind = CONFIGS[kind], kind
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
         tokens, starts = resolved(batch).tolist(), batch.row_starts
@@ -70,19 +78,34 @@ class StandIn:
         self._pause(sum(count for count in counts if count > 1), counts.count(1))
         digests: list[bytes] = []
         positions = batch.positions.tolist()
-        for table, start, count in zip(batch.tables, starts, counts, strict=False):
-            frames, slots = spans.places(table, 0)
+        for s, (table, start, count) in enumerate(zip(batch.tables, starts, counts, strict=False)):
             so_far = self._weights.copy()
-            # [entries, layers, K and V, heads, head_dim]
-            so_far.update(memory.storages[0][:, :, frames[:-count], :, slots[:-count]].astype(np.uint8, "C"))
+            so_far.update(_entries(memory, table, 0, count, len(spans.places(table, 0)[0])))
+            seen = self._layer(batch, memory, s)
             for row in range(start, start + count):
                 one = so_far.copy()
+                one.update(seen.before(row - start))
                 one.update(struct.pack("<qq", tokens[row], positions[row]))
                 digests.append(one.digest())
-                so_far.update(digests[-1])
+                so_far.update(_entry(digests[-1], 0, memory.storages[0]))
+                seen.add(digests[-1])
+            seen.keep(batch, memory)
         made = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, VOCAB)
-        memory.storages[0][:, :, batch.pages[0], :, batch.slots] = made.reshape(-1, *ENTRY)
+        for group, storage in enumerate(memory.storages):
+            kept = batch.pages[group] >= 0
+            entries = [_entry(digest, group, storage) for digest in digests]
+            shape = (-1, *storage.shape[:2], storage.shape[3], storage.shape[5])
+            data = np.frombuffer(b"".join(entries), np.uint8).reshape(shape)
+            storage[:, :, batch.pages[group][kept], :, batch.slots[kept]] = data[kept]
         return ForwardOutput(StoredLogits(made[batch.wanted].astype(np.float32) / np.float32(SPREAD)), None)
+
+    def _layer(self, batch: RaggedBatch[np.ndarray], memory: PageMemory, sequence: int) -> Nothing:
+        """What the second layer sees before each row of a sequence."""
+        table, mixer = batch.tables[sequence], MIXERS[self._kind][1]
+        new = batch.row_starts[sequence + 1] - batch.row_starts[sequence]
+        if isinstance(mixer, RecurrentMixer):
+            return State(batch, memory, sequence, mixer)
+        return Window(memory, table, new, mixer.window) if mixer.window else Nothing()
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Draw]) -> KnownTokens:
         return KnownTokens(sample(np.concatenate([row.read() for row in rows]), draws)) if rows else KnownTokens()
@@ -91,9 +114,85 @@ class StandIn:
         raise NotImplementedError
 
 
+def _entries(memory: PageMemory, table: np.ndarray, group: int, new: int, count: int) -> bytes:
+    """The last `count` entries before the new ones, or all: [entries, layers, K and V, heads, head_dim] as bytes."""
+    frames, slots = spans.places(table, group)
+    some = slice(max(0, len(frames) - new - count), len(frames) - new)
+    assert (frames[some] >= 0).all(), "an entry that was given back is read"
+    return memory.storages[group][:, :, frames[some], :, slots[some]].astype(np.uint8).tobytes()
+
+
+def _entry(digest: bytes, group: int, storage: np.ndarray) -> bytes:
+    """A token's entry in a group."""
+    size = prod((*storage.shape[:2], storage.shape[3], storage.shape[5]))
+    return digest if size == len(digest) else hashlib.shake_128(digest + bytes([group])).digest(size)
+
+
+class Nothing:
+    """What the second layer sees in a plain model: no more than the first."""
+
+    def before(self, row: int) -> bytes:
+        return b""
+
+    def add(self, digest: bytes) -> None: ...
+    def keep(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> None: ...
+
+
+class Window(Nothing):
+    """The last entries of its group."""
+
+    def __init__(self, memory: PageMemory, table: np.ndarray, new: int, window: int) -> None:
+        self._storage, self._size = memory.storages[1], len(_entry(b"", 1, memory.storages[1])) * (window - 1)
+        self._seen = _entries(memory, table, 1, new, window - 1)
+
+    def before(self, row: int) -> bytes:
+        return self._seen[-self._size :]
+
+    def add(self, digest: bytes) -> None:
+        self._seen += _entry(digest, 1, self._storage)
+
+
+class State(Nothing):
+    """A snapshot, the rows since then, and the last inputs of the convolution. A state is a digest of these."""
+
+    def __init__(
+        self, batch: RaggedBatch[np.ndarray], memory: PageMemory, sequence: int, state: RecurrentMixer
+    ) -> None:
+        table, self._step = batch.tables[sequence], batch.states[sequence]
+        new = batch.row_starts[sequence + 1] - batch.row_starts[sequence]
+        self._storage = memory.storages[1]
+        source, size = self._step.source, 4 * state.snapshot_values
+        self._size, self._targets = size, dict(self._step.targets)
+        whole = memory.state_storage[source].reshape(-1).tobytes() if len(source) else bytes(size)
+        self._state, self._done = whole[:size], dict[int, bytes]()
+        rows = _entries(memory, table, 1, new, self._step.rows)
+        each = len(_entry(b"", 1, self._storage))
+        self._rows = [rows[at : at + each] for at in range(0, len(rows), each)]
+        self._chunk, self._count = state.chunk, 0
+        self._position = int(batch.positions[batch.row_starts[sequence]])
+
+    def before(self, row: int) -> bytes:
+        return self._state + b"".join(self._rows)
+
+    def add(self, digest: bytes) -> None:
+        self._rows.append(_entry(digest, 1, self._storage))
+        self._count += 1
+        if (self._position + self._count) % self._chunk == 0:
+            numbers = np.frombuffer(hashlib.shake_128(self.before(0)).digest(self._size // 4), np.uint8)
+            self._state, self._rows = numbers.astype(np.float32).tobytes(), []
+            self._done[self._count] = self._state
+
+    def keep(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> None:
+        for count, frames in self._targets.items():
+            data = np.frombuffer(self._done[count], np.float32)
+            room = np.zeros((len(frames), memory.state_storage.shape[1]), np.float32)
+            room.reshape(-1)[: len(data)] = data
+            memory.state_storage[frames] = room
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """Of a worker. `in_flight`: as in `SchedulerConfig`."""
+    """Of a worker. `in_flight`: as in `SchedulerConfig`. `kind`: of the model, as in `MIXERS`."""
 
     pages: int
     page_size: int
@@ -101,6 +200,7 @@ class Sizes:
     max_step_tokens: int
     max_running: int
     in_flight: bool
+    kind: str = "plain"
 
 
 class Pool(PagePool):
@@ -114,9 +214,10 @@ class Opened:
         self, sizes: Sizes, clock: Clock, pause: Pause, readers: Any = None, roles: Mapping[str, str] = ROLES
     ) -> None:
         """`readers`: what brings pages back from the host; None: threads. `roles`: the weights of each model."""
-        memory = HostMemory(sizes.pages, GEOMETRY.page_shape(sizes.page_size))
-        self.pool = Pool(GEOMETRY, memory, sizes.pages, sizes.page_size)
-        self.tokenizer, self.config = cast(Tokenizer, Letters()), CONFIG
+        self.tokenizer, self.config = cast(Tokenizer, Letters()), CONFIGS[sizes.kind]
+        geometry = Geometry.of(self.config, "float32", Letters.fingerprint)
+        memory = HostMemory(sizes.pages, geometry.page_shape(sizes.page_size))
+        self.pool = Pool(geometry, memory, sizes.pages, sizes.page_size)
         models = {role: self._model(weights, sizes, pause) for role, weights in roles.items()}
         self.model = models["main"]
         tiers = Tiers()
@@ -128,8 +229,8 @@ class Opened:
     def _model(self, weights: str, sizes: Sizes, pause: Pause) -> Model:
         kind = INDEXES[sizes.index]
         index = None if kind is None else kind(self.pool, weights)
-        backend, compiled = cast(Any, SimulatedBackend(asynchronous=False)), StandIn(weights, pause)
-        cost = CostModel(CONFIG, {}, self.pool.entry_bytes)
+        backend, compiled = cast(Any, SimulatedBackend(asynchronous=False)), StandIn(weights, pause, sizes.kind)
+        cost = CostModel(self.config, {}, self.pool.entry_bytes)
         return Model(weights, weights, backend, compiled, self.tokenizer, self.pool, index, cost)
 
     def request(self, prompt: Sequence[int], params: SamplingParams, method: Method) -> Request:

@@ -62,7 +62,8 @@ def never(happened: Counter[str]) -> list[str]:
     """What must happen in some seed, and has not."""
     events = ("answered", "sent again", "damaged page", "a network that is silent for long", "sent to a dead worker",
               "a decode worker prefills", "offer: its lease was released", "offer: its request was cancelled",
-              "counted beside pages in quarantine")  # fmt: skip
+              "counted beside pages in quarantine", "a fleet of a windowed model",
+              "a fleet of a recurrent model")  # fmt: skip
     faults = [f"{fault} of a {role}" for fault in ("death", "loss", "stop", "end") for role in ("prefill", "decode")]
     missed = [fault for fault in faults if not any(fault in what for what in happened)]
     return missed + [event for event in events if not happened[event]]

@@ -170,6 +170,16 @@ def test_models_without_files(tiny_directory: Callable[[str], Path]) -> None:
     np.testing.assert_allclose(made, unit(theirs(path, "the quick fox")), atol=1e-3)
 
 
+def test_every_family(tiny_directory: Callable[[str], Path], family: str) -> None:
+    path = tiny_directory(family)
+    llm = opened(path, backend="reference")
+    ids = llm.tokenizer.encode("brown fox jumps over the lazy dog " * 3)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0, -1].numpy()
+    np.testing.assert_allclose(llm.embed([ids])[0], unit(expected), atol=1e-3)
+
+
 def test_what_files_ask_for(tmp_path: Path) -> None:
     assert directory_pooling(tmp_path) == Pooling()
     write_pooling(tmp_path, "mean_tokens", normalize=False)

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import ollama
 import openai
 import pytest
 
-from tests.server.conftest import LONG, Serving, serving
+from tests.server.conftest import LONG, Serving, eventually, serving
 from twostroke.api.llm import LLM
 
 TEXTS = ["the quick", "brown fox jumps over the lazy dog " * 20, "a"]
@@ -95,6 +96,15 @@ def test_other_models_and_deadlines(client: openai.OpenAI) -> None:
         client.embeddings.create(model="other", input="a")
     with pytest.raises(openai.InternalServerError, match="timeout"):
         client.embeddings.create(model="tiny", input=TEXTS * 50, extra_body={"timeout": 1e-3})
+
+
+def test_a_client_that_leaves(server: Serving) -> None:
+    """Its texts are not computed any further, and no page is lost."""
+    texts = [f"{i} brown fox jumps over the lazy dog " * 30 for i in range(500)]
+    with server.http() as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/embeddings", json={"input": texts}, timeout=httpx.Timeout(5, read=0.05))
+        eventually(lambda: http.get("/load").json() == {"server_load": 0} and server.pages_used == 0)
 
 
 def test_ollama(server: Serving, reference: LLM) -> None:

@@ -50,10 +50,13 @@ class PrefillAnswer(Answer):
 
     operation = "embeddings"
 
-    def __init__(self, model: str, active_call: ActiveCall, write: Callable[["PrefillAnswer"], Any]) -> None:
-        """`write` makes the response's body."""
-        super().__init__("", model, active_call, 1)
-        self._write = write
+    def __init__(
+        self, engine: AsyncEngine, model: str | None, active_call: ActiveCall, write: Callable[["PrefillAnswer"], Any]
+    ) -> None:
+        """`write` makes the response's body, off the event loop."""
+        super().__init__("", model or engine.name, active_call, 1)
+        self._engine, self._write = engine, write
+        self._made: Any = None
 
     @property
     def request(self) -> Request:
@@ -65,12 +68,15 @@ class PrefillAnswer(Answer):
     def add_token(self, prompt: int, token: Token) -> None:
         raise AssertionError("a request of prefills makes no token")
 
+    async def finish(self) -> None:
+        await super().finish()
+        self._made = await self._engine.run_in_thread(lambda: self._write(self))
+
     def body(self) -> dict[str, Any]:
-        return self._write(self)
+        return self._made
 
     def whole(self, more: dict[str, Any]) -> Any:
-        made = self._write(self)
-        return made | more if isinstance(made, dict) else made
+        return self._made | more if isinstance(self._made, dict) else self._made
 
 
 async def embed(
@@ -99,6 +105,6 @@ async def embed(
         return write(made, answer)
 
     def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        return PrefillAnswer(asked.model or engine.name, active_call, finished)
+        return PrefillAnswer(engine, asked.model, active_call, finished)
 
     return await generate(http, asked.options, prepare, answer)

@@ -134,8 +134,7 @@ async def _rank(
         return Prepared([request], tokens)
 
     def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        name = body.model or engine.name
-        return PrefillAnswer(name, active_call, lambda answer: write(answer.request.result, answer))
+        return PrefillAnswer(engine, body.model, active_call, lambda answer: write(answer.request.result, answer))
 
     return await generate(http, body.call_options(), prepare, answer)
 

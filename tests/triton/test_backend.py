@@ -84,6 +84,15 @@ def test_hidden_states(family: str, count: int, tiny_llm: TinyLLM, on_gpu: TinyL
     assert np.array_equal(llm.model.compiled.rows_of(mine.states[-1, -1:]).read()[0], tail.logits)
 
 
+def test_embeddings(tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
+    """Of the last token, in chunks and behind a hit too."""
+    llm = on_gpu("llama", max_step_tokens=16)
+    texts = [ids(30), ids(7)]
+    cold, warm = llm.embed(texts), llm.embed(texts)
+    assert distance(cold, tiny_llm("llama").embed(texts)) < 0.05
+    assert distance(warm, cold) < 1e-3
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_packed_weights(weights: str, tiny_directory: Callable[[str], object], on_gpu: TinyLLM) -> None:
     llm = on_gpu("qwen2", weights=weights)

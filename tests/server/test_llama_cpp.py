@@ -63,3 +63,16 @@ def test_tokens(server: Serving, reference: LLM, text: str) -> None:
         back = http.post("/detokenize", json={"tokens": plain}).json()
         assert back["content"] == back["prompt"] == text
         assert http.post("/tokenize", json={"content": text, "prompt": f"{text}x"}).status_code == 400
+
+
+def test_completion(server: Serving, reference: LLM) -> None:
+    asked: Any = {"temperature": 0.9, "seed": 2, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    expected = reference.generate(["the quick"], max_tokens=9, temperature=0.9, seed=2)[0].text
+    with server.http() as http:
+        for prompt in ("the quick", ["the quick"], reference.tokenizer.encode("the quick")):
+            made = http.post("/completion", json={"prompt": prompt, "n_predict": 9} | asked).json()
+            assert (made["content"], made["tokens_predicted"]) == (expected, 9)
+        own = reference.generate(["a"], max_tokens=9, seed=2, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)[0].text
+        assert http.post("/completion", json={"prompt": "a", "n_predict": 9, "seed": 2}).json()["content"] == own
+        for wrong in ({}, {"prompt": ["a", "b"]}, {"prompt": ""}, {"prompt": "a", "n": 2}, {"prompt": "fox " * 3000}):
+            assert http.post("/completion", json=wrong).status_code == 400

@@ -27,7 +27,8 @@ from twostroke.server.http.middleware import CallMiddleware
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.request_target import AbsoluteTargets
-from twostroke.server.llamacpp import embedding, infill, status
+from twostroke.server.llamacpp import embedding, status
+from twostroke.server.llamacpp import generate as llamacpp
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
@@ -53,7 +54,7 @@ ROUTES = (
     ollama,
     ollama_models,
     ollama_embed,
-    infill,
+    llamacpp,
     embedding,
     status,
     admin,

@@ -1,13 +1,14 @@
 """What llama.cpp's clients send."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
 from twostroke.server.openai.schemas.chat import ChatPrompt
 from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.completions import prompts
 from twostroke.server.openai.schemas.sampling import described
 
 # llama.cpp's defaults, which a model's own come before.
@@ -28,8 +29,8 @@ class ExtraFile(LenientModel):
     text: str
 
 
-class InfillBody(GenerateBody):
-    """Code before and behind the cursor, and other files. `prompt` is what goes on behind `input_prefix`."""
+class LlamaCppBody(GenerateBody):
+    """What both bodies have."""
 
     # Speed, how much of an answer is sent, and limits of time, which an answer does not have here.
     HARMLESS: ClassVar[frozenset[str]] = GenerateBody.HARMLESS | {
@@ -41,8 +42,19 @@ class InfillBody(GenerateBody):
         "t_max_prompt_ms",
     }
     UNSUPPORTED: ClassVar[Neutral] = GenerateBody.UNSUPPORTED | {"echo": (False,), "suffix": ("",)}
+    max_tokens: Annotated[int | None, described("max_tokens"), BeforeValidator(whole_number)] = None
+
+
+class LlamaCppCompletionBody(LlamaCppBody):
+    """A text or token ids to continue."""
+
+    prompt: Annotated[Any, BeforeValidator(prompts), Field(max_length=1)]
+
+
+class InfillBody(LlamaCppBody):
+    """Code before and behind the cursor, and other files. `prompt` is what goes on behind `input_prefix`."""
+
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[ExtraFile], Field(max_length=1024)] = Field(default_factory=list)
     prompt: str = ""
-    max_tokens: Annotated[int | None, described("max_tokens"), BeforeValidator(whole_number)] = None

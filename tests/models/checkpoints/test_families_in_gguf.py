@@ -78,6 +78,29 @@ def phi3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
         writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
 
 
+def llama3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    rope = values["rope_parameters"]
+    dim = values["hidden_size"] // values["num_attention_heads"]
+    waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
+    factors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+
+
+def gemma3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_sliding_window(values["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in values["layer_types"]])
+    rope = values["rope_parameters"]["sliding_attention"]
+    writer.add_float32("gemma3.rope.freq_base_swa", rope["rope_theta"])
+
+
+def qwen3moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_expert_count(values.get("num_experts", values.get("num_local_experts")))
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
+
+
 def mixtral(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_expert_count(values["num_local_experts"])
     writer.add_expert_used_count(values["num_experts_per_tok"])
@@ -122,9 +145,7 @@ def ministral3(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
 
 
 def qwen2moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
-    writer.add_expert_count(values["num_experts"])
-    writer.add_expert_used_count(values["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
+    qwen3moe(writer, values)
     writer.add_expert_shared_feed_forward_length(values["shared_expert_intermediate_size"])
 
 
@@ -362,8 +383,17 @@ GEMMA4 = GEMMA2 | {
     "post_per_layer_input_norm": "post_norm",
 }
 GRANITE4 = {"shared_mlp.input_linear": "ffn_gate+ffn_up", "shared_mlp.output_linear": "ffn_down"}
+QK_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 CONVERTED = {
     "llama": Converted("llama", permuted=True),
+    "llama3-rope": Converted("llama", permuted=True, metadata=llama3),
+    "mistral": Converted(
+        "llama", permuted=True, metadata=lambda w, values: w.add_sliding_window(values["sliding_window"])
+    ),
+    "qwen2": Converted("qwen2"),
+    "qwen3": Converted("qwen3", QK_NORMS),
+    "qwen3moe": Converted("qwen3moe", QK_NORMS | SHARED, metadata=qwen3moe, sizes={"mlp_only_layers": []}),
+    "gemma3": Converted("gemma3", GEMMA2, metadata=gemma3),
     "smollm3": Converted("smollm3", permuted=True, sizes={"no_rope_layers": None}),  # llama.cpp has its own rule
     "granite": Converted("granite", permuted=True, metadata=granite),
     "granite4": Converted("granite", GRANITE4, permuted=True, metadata=granite4, sizes={"intermediate_size": 96}),
@@ -443,7 +473,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
         made.arch, lambda tensors, _: unstacked(tensors)
     )
     for name, tensor in changed(stored, values).items():
-        if made.arch == "gemma2" and "norm" in name:
+        if made.arch in ("gemma2", "gemma3") and "norm" in name:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")
         if not inner.startswith("layers."):

@@ -18,6 +18,7 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_HEAD_DIM
+from twostroke.models.families.missing import reason
 from twostroke.models.families.tensor_names import StoredName, stored_names, unread_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
@@ -167,8 +168,8 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
     architecture = metadata.get("general.architecture")
     family = BY_GGUF.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        known = ", ".join(BY_GGUF)
-        raise UnsupportedArchitecture(f"{path}: architecture {str(architecture)[:40]!r} is not supported, only {known}")
+        why = reason(architecture, ", ".join(BY_GGUF))
+        raise UnsupportedArchitecture(f"{path}: architecture {str(architecture)[:40]!r} {why}")
     source = GgufSource(metadata, tensors, family, path)
     _refuse_variants(source)
     config = family.describe(source)

@@ -15,6 +15,7 @@ from twostroke.models.checkpoints.huggingface.json_files import read_json
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
 from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
+from twostroke.models.families.missing import reason
 from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
 
 log = logging.getLogger(__name__)
@@ -201,8 +202,7 @@ def read_config(path: Path, num_tensors: int) -> ModelConfig:
     kind, values = str(outer.get("model_type")), outer
     family = BY_MODEL_TYPE.get(kind)
     if family is None:
-        known = ", ".join(BY_MODEL_TYPE)
-        raise UnsupportedArchitecture(f"{path}: model_type {kind[:40]!r} is not supported, only {known}")
+        raise UnsupportedArchitecture(f"{path}: model_type {kind[:40]!r} {reason(kind, ', '.join(BY_MODEL_TYPE))}")
     if "text_config" in outer:  # a model with vision: this is the text model's config
         inner = outer["text_config"]
         if not isinstance(inner, dict):

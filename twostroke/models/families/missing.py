@@ -1,0 +1,21 @@
+"""What families lack that are known and not described yet, for the line that refuses them."""
+
+MLA = "latent attention (MLA): K and V of a head from one latent entry, heads of K and V of different sizes"
+ONE_PART = "layers of one part alone, and MLPs without a gate"
+KEY_DECAY = "a decay for each number of a key (Kimi Delta Attention), and latent attention (MLA)"
+BESIDE = "attention and Mamba-2 beside each other in a layer"
+
+# `general.architecture` of GGUF files and `model_type` of config.json -> what is missing.
+MISSING = (
+    dict.fromkeys(("deepseek2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "minicpm3"), MLA)
+    | dict.fromkeys(("kimi-linear", "kimi_linear"), KEY_DECAY)
+    | dict.fromkeys(("nemotron_h", "nemotron_h_moe"), ONE_PART)
+    | dict.fromkeys(("falcon-h1", "falcon_h1"), BESIDE)
+)
+
+
+def reason(architecture: object, known: str) -> str:
+    """Why no model of an architecture can be opened: what it would take, or which ones can be."""
+    if isinstance(architecture, str) and architecture in MISSING:
+        return f"is not supported: it has {MISSING[architecture]}"
+    return f"is not supported, only {known}"

@@ -10,15 +10,22 @@ medians compared. What this cannot see: retrieval (a needle among many entries),
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.peer.__main__ import WORK
+from benchmarks.peer.engines import ENGINES
+from benchmarks.peer.environments import ensure_environment, log_file, python, run
+from benchmarks.peer.weights import ensure_weights
 from benchmarks.results_file import save
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
@@ -31,12 +38,14 @@ from twostroke.study.evaluate.statistics import bootstrap
 from twostroke.study.evaluate.wikipedia import articles
 
 BASELINE, SETTINGS = "bfloat16", ("int8", "k8v4")
+PEER_TYPES = ("q8_0", "q4_0")  # of llama.cpp, for K and V
 LENGTHS = (500, 2000, 8000)
 LAST = 64  # tokens of a text whose distance is measured
 STEPS = 16  # timed together
 KV_BYTES = 1 << 30
 DEFINITIONS = {
-    "kl": f"mean over the last {LAST} tokens of each text of KL(bfloat16 || setting) of the next token, in nats",
+    "kl": f"mean over the last {LAST} tokens of each text of KL(bfloat16 || setting) of the next token, in nats; of "
+    "llama.cpp's types KL(its f16 || type)",
     "kl_interval": "95%, bootstrap over texts",
     "top1": "share of these tokens after which both have the same likeliest next token",
     "step_ms": f"median over rounds of {STEPS} steps of one sequence behind so many tokens; settings in turn",
@@ -74,11 +83,33 @@ def distances(llms: dict[str, LLM], length: int, count: int) -> Iterator[dict[st
         exact = last_logits(llms[BASELINE], ids[:-1])
         for name in found:
             found[name].append(compare(exact, last_logits(llms[name], ids[:-1]), ids[-LAST:]))
-    for name, each in found.items():
-        _, kl, same = np.stack(each, 1)
-        mean = bootstrap(kl.mean(-1))
-        yield {"kv_dtype": name, "length": length, "texts": len(pieces), "kl": mean.value,
-               "kl_interval": [mean.low, mean.high], "top1": float(same.mean())}  # fmt: skip
+    yield from (_row(name, length, each) for name, each in found.items())
+
+
+def llama_cpp(model: str, tokenizer: Tokenizer, length: int, count: int, threads: int) -> Iterator[dict[str, Any]]:
+    """The same of llama.cpp's types, to its own float16 KV, on the same texts and weights. Raises CannotSetUp."""
+    engine, pieces = ENGINES["llama.cpp"], list(islice(texts(tokenizer, length), count))
+    ensure_environment(engine, WORK)
+    program, logits = [str(python(engine, WORK)), "-m", "benchmarks.peer.llama_cpp_logits"], dict[str, np.ndarray]()
+    with tempfile.TemporaryDirectory() as directory:
+        job = Path(directory) / "job"
+        for kind in ("f16", *PEER_TYPES):
+            asked = {"model": ensure_weights(engine, model, WORK), "type": kind, "threads": threads, "rows": LAST}
+            job.write_text(json.dumps(asked | {"texts": [ids[:-1] for ids in pieces]}))
+            run([*program, str(job)], log_file(WORK, "kv-bits"))
+            logits[kind] = np.load(f"{job}.npy")
+    for kind in PEER_TYPES:
+        each = [
+            compare(*rows) for rows in zip(logits["f16"], logits[kind], (ids[-LAST:] for ids in pieces), strict=True)
+        ]
+        yield _row(f"llama.cpp {kind}", length, each)
+
+
+def _row(name: str, length: int, each: Sequence[np.ndarray]) -> dict[str, Any]:
+    _, kl, same = np.stack(each, 1)
+    mean = bootstrap(kl.mean(-1))
+    return {"kv_dtype": name, "length": length, "texts": len(each), "kl": mean.value,
+            "kl_interval": [mean.low, mean.high], "top1": float(same.mean())}  # fmt: skip
 
 
 def step_ms(llm: LLM, kv: KVCache) -> float:
@@ -107,6 +138,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=16, help="of each length (default 16)")
     parser.add_argument("--rounds", type=int, default=5, help="of timed steps (default 5)")
     parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--llama-cpp", action="store_true", help="its types too; it is built first, which takes a while"
+    )
     options = parser.parse_args()
     names = (BASELINE, *SETTINGS)
     llms = {
@@ -115,8 +149,10 @@ def main() -> None:
     }
     rows: list[dict[str, Any]] = []
     for length in options.length or LENGTHS:
-        rows += [*distances(llms, length, options.texts), *steps(llms, length, options.rounds)]
-        for row in rows[-len(SETTINGS) - len(names) :]:
+        tokenizer, threads = llms[BASELINE].tokenizer, llms[BASELINE].backend.threads
+        peer = llama_cpp(options.model, tokenizer, length, options.texts, threads) if options.llama_cpp else ()
+        for row in (*distances(llms, length, options.texts), *steps(llms, length, options.rounds), *peer):
+            rows.append(row)
             print(row, flush=True)
     print(save("kv-bits", DEFINITIONS, options.model, {"threads": options.threads, "rows": rows}), file=sys.stderr)
 

@@ -81,6 +81,9 @@ class LateRows:
     def read(self) -> np.ndarray:
         return self.real.read()
 
+    def hidden_states(self) -> np.ndarray:
+        return self.real.hidden_states()
+
     def scores(self, ids: Sequence[int], count: int) -> list[TokenScore]:
         return self.real.scores(ids, count)
 

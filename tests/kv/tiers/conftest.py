@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def redis_server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 def open_store() -> Iterator[Callable[..., RedisStore]]:
     with ExitStack() as stores:
 
-        def open_one(url: str, **options: float) -> RedisStore:
+        def open_one(url: str, **options: Any) -> RedisStore:
             store = RedisStore.open(url, **options)
             stores.callback(store.close)
             return store
@@ -52,7 +53,7 @@ def disk(tmp_path: Path) -> Path:
 def open_disk(disk: Path) -> Iterator[Callable[..., DiskStore]]:
     with ExitStack() as stores:
 
-        def open_one(most_bytes: int = 100 << 20, **options: int) -> DiskStore:
+        def open_one(most_bytes: int = 100 << 20, **options: Any) -> DiskStore:
             store = DiskStore.open(disk, most_bytes, **options)
             stores.callback(store.close)
             return store

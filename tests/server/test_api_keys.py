@@ -10,8 +10,8 @@ import pytest
 from tests.server.conftest import serving
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
-from twostroke.server.http.api_keys import ApiKey, read_keys
 from twostroke.server.settings import Settings
+from twostroke.server.tenants.key_file import ApiKey, read_keys
 
 
 def status(http: httpx.Client, key: str) -> int:
@@ -43,7 +43,7 @@ def test_keys_are_rotated_without_a_restart(
 def test_a_file_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# tenants\n\n  anna   a-key \nb-key\n")
-    assert read_keys(file) == [ApiKey("a-key", "anna"), ApiKey("b-key")]
+    assert read_keys(file) == [ApiKey.of("a-key", "anna"), ApiKey.of("b-key")]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,9 @@ def require_options(arguments: Mapping[str, Any]) -> None:
             companion_parts(companion)
 
 
+NO_ANSWER = SamplingParams(max_tokens=0)  # of requests that only prefill
+
+
 class LLM:
     """A model, its engine and its KV pool.
 
@@ -359,7 +362,7 @@ class LLM:
         """Make the request that `embed` runs. Its result is a list of [hidden] float32. Raises InvalidRequest."""
         room = self._batch_room(inputs)
         count = sum(map(len, inputs))
-        return Request(lambda: self.embedder.program(inputs, room), SamplingParams(), self.tokenizer, count)
+        return Request(lambda: self.embedder.program(inputs, room), NO_ANSWER, self.tokenizer, count)
 
     def reranking_request(self, pairs: Sequence[list[int]]) -> Request:
         """Make the request that scores pairs of `Reranker.pair`. Its result is a list of numbers from 0 to 1.
@@ -371,9 +374,7 @@ class LLM:
             raise InvalidRequest(f"{self.name} ranks no documents: open a reranker, such as Qwen3-Reranker")
         room = self._batch_room(pairs)
         count = sum(map(len, pairs))
-        return Request(
-            lambda: reranker.program(pairs, room, self.model.compiled), SamplingParams(), self.tokenizer, count
-        )
+        return Request(lambda: reranker.program(pairs, room, self.model.compiled), NO_ANSWER, self.tokenizer, count)
 
     def _batch_room(self, inputs: Sequence[Sequence[int]]) -> BatchRoom:
         """Room for several steps at once, in a part of the pool. Raises InvalidRequest for an input that has none."""

@@ -8,6 +8,7 @@ from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
 from twostroke.server.errors import ApiError, ClientGone, DeadlineExceeded, to_api_error
 from twostroke.server.observability.tracing import CallTrace
+from twostroke.server.tenants.tenant import current_tenant
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ class ActiveCall:
     def start(self, thread: EngineThread, requests: list[Request], timeout_s: float | None) -> None:
         """Hand the requests to the engine; their deadline is `timeout_s` seconds from now."""
         self._thread, self.requests = thread, requests
+        tenant = current_tenant()
         for request in requests:
+            request.cache_salt = request.cache_salt or tenant.salt(None)
+            request.priority = max(request.priority, tenant.limits.priority)
             thread.submit(request, self)
         if timeout_s is not None:
             expired = DeadlineExceeded(timeout_s)

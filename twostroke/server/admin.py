@@ -8,6 +8,7 @@ from fastapi import Request as HttpRequest
 from twostroke.engine.engine import Engine
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.http.responses import json_response
+from twostroke.server.tenants.tenant import current_tenant
 
 router = APIRouter()
 
@@ -66,6 +67,7 @@ async def metrics(http: HttpRequest, engine: CurrentEngine) -> Response:
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(engine: CurrentEngine) -> Response:
     """Empty the prefix indexes, so that the next request is a cold one. Returns how many pages they held."""
+    current_tenant().require_admin()
 
     def clear(engine: Engine) -> int:
         indexes = [model.index for model in engine.models.values() if model.index is not None]

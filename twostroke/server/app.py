@@ -30,6 +30,7 @@ from twostroke.server.http.request_target import AbsoluteTargets
 from twostroke.server.llamacpp import embedding, status
 from twostroke.server.llamacpp import generate as llamacpp
 from twostroke.server.observability.metrics import Metrics
+from twostroke.server.observability.tenant_metrics import TenantCollector
 from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
@@ -40,6 +41,7 @@ from twostroke.server.page import attention, explanation
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
 from twostroke.server.settings import Settings
+from twostroke.server.tenants.tenant import LIMIT_HEADERS
 
 log = logging.getLogger(__name__)
 ROUTES = (
@@ -66,7 +68,7 @@ DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
-    "expose_headers": ["x-request-id", "request-id", "retry-after", "x-twostroke-warnings"],
+    "expose_headers": ["x-request-id", "request-id", "retry-after", "x-twostroke-warnings", *LIMIT_HEADERS],
     "allow_private_network": True,  # from a page of the internet to a server of the local network
 }
 
@@ -79,7 +81,9 @@ def create_app(llm: LLM, settings: Settings | None = None, host: str | None = No
     settings = settings or Settings()
     guard = None if host is None else OriginGuard.for_address(host, settings.allowed_hosts, settings.cors)
     load_installed()
+    keys = settings.api_keys()
     metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
+    metrics.registry.register(TenantCollector(keys))
     engine = AsyncEngine(llm, settings, metrics)
 
     @asynccontextmanager
@@ -95,6 +99,7 @@ def create_app(llm: LLM, settings: Settings | None = None, host: str | None = No
     app.add_middleware(
         CallMiddleware,
         settings=settings,
+        keys=keys,
         body_validator=engine.body_validator,
         guard=guard,
         on_response=metrics.responded,

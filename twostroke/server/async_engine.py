@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends
@@ -150,8 +151,8 @@ class AsyncEngine:
         active_call.start(self._thread, requests, timeout_s or self.settings.timeout_s)
 
     async def run_in_thread(self, action: Callable[[], T]) -> T:
-        """Run what needs no engine in another thread than the event loop's."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, action)
+        """Run what needs no engine in another thread than the event loop's, as a part of the same call."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, action)
 
     async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
         """Run something in the engine's thread, between two steps."""

@@ -17,6 +17,7 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
 from twostroke.server.contexts.context import Context
 from twostroke.server.errors import ApiError, invalid, to_api_error
+from twostroke.server.tenants.tenant import current_tenant
 
 TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
 
@@ -45,7 +46,8 @@ def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] |
 
     Ollama's clients put the tag `:latest` behind every name, on the other APIs' routes too.
 
-    Raises ApiError: 404 for another model, 400 for an unknown method or parameter.
+    Raises ApiError: 404 for another model, 400 for an unknown method or parameter, 403 for what the call's key may not
+    use.
     """
     alias = None
     asked = served if model is None else model if model == served else model.removesuffix(":latest")
@@ -59,9 +61,11 @@ def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] |
     try:
         if not isinstance(named, str):
             raise InvalidRequest(f"a method's name is a text, not {named!r:.60}")
-        return method(named, **parameters)
+        technique = method(named, **parameters)
     except InvalidRequest as error:
         raise invalid(error, "method") from None
+    current_tenant().require(served, technique.name)
+    return technique
 
 
 def require_plain(technique: Method, what: str, param: str) -> None:

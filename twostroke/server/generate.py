@@ -21,6 +21,7 @@ from twostroke.server.http.responses import (
     json_response,
 )
 from twostroke.server.receipts import receipts_of
+from twostroke.server.tenants.tenant import tenant_call
 
 P = TypeVar("P", bound=Prepared)
 
@@ -49,10 +50,11 @@ async def generate(
         prepared = await cancel_on_disconnect(http.receive, engine.run_in_thread(prepare))
         log.warn(prepared.warnings)
         log.leave_out(prepared.left_out)
-        log.requests = prepared.requests
         name = http.headers.get("x-request-id", "")[:128]
         for request in prepared.requests:
             request.timings.arrival, request.priority, request.name = arrival, options.priority, name
+        tenant_call.get().reserve(prepared.requests, engine.llm.max_model_len)
+        log.requests = prepared.requests
         engine.submit(active_call, prepared.requests, options.timeout_s)
         answer, updates = answer_for(prepared, active_call), active_call.updates()
         if prepared.receipt:

@@ -7,7 +7,7 @@ from pathlib import Path
 from twostroke.api.reasoning.forms import PARSERS
 from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
-from twostroke.server.http.api_keys import ApiKeys
+from twostroke.server.tenants.api_keys import ApiKeys
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 _HOST = re.compile(r"\*|\[[0-9a-fA-F:.]+\]|[\w.-]+", re.ASCII)
@@ -35,7 +35,10 @@ class Settings(Checked):
         None, least=1, help="What clients must send as a bearer token; without one, everybody is let in."
     )
     api_key_file: str | None = text(
-        None, least=1, help="File of accepted keys, `KEY` or `NAME KEY` on each line; it is read again when it changes."
+        None,
+        least=1,
+        help="File of accepted keys, `KEY` or `NAME KEY` on each line, or TOML with limits for each name; "
+        "it is read again when it changes.",
     )
     allowed_hosts: tuple[str, ...] = declare((), _HOSTS)
     max_queued: int = integer(512, least=0, help="Most choices that wait besides those that run; beyond, 429.")

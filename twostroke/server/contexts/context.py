@@ -38,6 +38,7 @@ class Context:
         created, expires: in seconds since 1970; one that is pinned expires at infinity.
         parent: the name of the context that it goes on from, if it does.
         answer: the tokens of the answer at its end, if it was made of one.
+        owner: the space of the tenant that made it (`Tenant.space`); only calls of the same space find it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Context:
     expires: float
     parent: str | None = None
     answer: tuple[int, ...] = ()
+    owner: str = ""
 
     @property
     def pages(self) -> list[int]:

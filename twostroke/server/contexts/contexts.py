@@ -9,8 +9,10 @@ from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.saved import SavedContexts
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.errors import ApiError
+from twostroke.server.tenants.tenant import current_tenant
 
 LONG_S = 10 * 365 * 86400.0
+Key = tuple[str, str]  # whose context it is, and its name
 
 
 class Contexts:
@@ -23,13 +25,14 @@ class Contexts:
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._saved = most_bytes, SavedContexts(None)
-        self._held: dict[str, tuple[Context, asyncio.TimerHandle]] = {}
+        self._held: dict[Key, tuple[Context, asyncio.TimerHandle]] = {}
         self._arriving = 0  # bytes of those that are being computed
 
     @property
     def all(self) -> list[Context]:
-        """All contexts that have not expired, in the order in which they were made."""
-        return [context for context, _ in self._held.values() if not context.expired]
+        """The caller's contexts that have not expired, in the order in which they were made."""
+        space = current_tenant().space
+        return [one for one, _ in self._held.values() if not one.expired and one.owner == space]
 
     @property
     def size(self) -> int:
@@ -41,7 +44,7 @@ class Contexts:
 
     def get(self, name: str) -> Context:
         """Raises ApiError (404) for one that does not live."""
-        context, _ = self._held.get(name, (None, None))
+        context, _ = self._held.get(_own(name), (None, None))
         if context is None or context.expired:
             message = f"there is no context {name!r:.140}: it was deleted, has expired, or was made before a restart"
             raise ApiError(404, message, param="context", code="context_not_found")
@@ -49,7 +52,7 @@ class Contexts:
 
     def held(self, name: str | None) -> Context | None:
         """The living context of this name that has its KV; None if there is none."""
-        context, _ = self._held.get(name or "", (None, None))
+        context, _ = self._held.get(_own(name or ""), (None, None))
         return context if context is not None and context.kv is not None and not context.expired else None
 
     def known(self, name: str, body: ContextBody) -> Context | None:
@@ -57,7 +60,7 @@ class Contexts:
 
         Raises ApiError (409) if the name stands for another.
         """
-        context, _ = self._held.get(name, (None, None))
+        context, _ = self._held.get(_own(name), (None, None))
         if context is None or context.expired:
             return None
         if context.body.content != body.content:
@@ -94,26 +97,31 @@ class Contexts:
             self._hold(context)
 
     def _hold(self, context: Context) -> None:
-        self._drop(context.name)
+        key = context.owner, context.name
+        self._drop(key)
         seconds = min(context.expires - time.time(), LONG_S)  # one that is pinned stays as long as the server
-        timer = asyncio.get_running_loop().call_later(seconds, self._forget, context.name)
-        self._held[context.name] = context, timer
+        timer = asyncio.get_running_loop().call_later(seconds, self._forget, key)
+        self._held[key] = context, timer
 
     def delete(self, name: str) -> None:
         """Raises ApiError (404) for one that does not live."""
         self.get(name)
-        self._forget(name)
+        self._forget(_own(name))
 
     def clear(self) -> None:
         """Drop all, as at the server's end: what is saved stays."""
-        for name in list(self._held):
-            self._drop(name)
+        for key in list(self._held):
+            self._drop(key)
 
-    def _forget(self, name: str) -> None:
-        self._drop(name)
-        self._saved.delete(name)
+    def _forget(self, key: Key) -> None:
+        self._drop(key)
+        self._saved.delete(*key)
 
-    def _drop(self, name: str) -> None:
-        if name in self._held:
-            _, timer = self._held.pop(name)
+    def _drop(self, key: Key) -> None:
+        if key in self._held:
+            _, timer = self._held.pop(key)
             timer.cancel()
+
+
+def _own(name: str) -> Key:
+    return current_tenant().space, name

@@ -24,6 +24,7 @@ from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
 from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.common import salt_bytes
+from twostroke.server.tenants.tenant import current_tenant
 
 
 async def find_context(http: HttpRequest, name: str | None) -> Context | None:
@@ -73,7 +74,8 @@ async def hold(
             kv = await _compute(http, active_call, request, body_bytes)
             now = time.time()
             above = None if parent is None else parent.name
-            made = Context(name, body, request.prompt_tokens, kv, body_bytes, now, now, above, answer)
+            owner = current_tenant().space
+            made = Context(name, body, request.prompt_tokens, kv, body_bytes, now, now, above, answer, owner)
             context = contexts.known(name, body) or made  # another call may have put the same context meanwhile
             context = context if context.kv is not None else replace(context, kv=kv)
     finally:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from twostroke.api.llm import LLM
 from twostroke.server.contexts.context import Context
@@ -38,6 +38,7 @@ class _Description(BaseModel):
     expires: float | None
     parent: str | None
     answer: list[int]
+    owner: str = Field("", pattern=r"[\w.-]{0,64}")
     seal: str | None = None
 
 
@@ -61,7 +62,7 @@ class SavedContexts:
         described = _Description(
             format=FORMAT, name=context.name, body=body, tokens=context.tokens, created=context.created,
             expires=None if context.expires == math.inf else context.expires,
-            parent=context.parent, answer=list(context.answer),
+            parent=context.parent, answer=list(context.answer), owner=context.owner,
         )  # fmt: skip
         own = seal(self._content(described), PURPOSE)
         if own is None:
@@ -70,16 +71,16 @@ class SavedContexts:
         described = described.model_copy(update={"seal": own})
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic_replace(self._path(context.name)) as out:
+            with atomic_replace(self._path(context.owner, context.name)) as out:
                 out.write(described.model_dump_json().encode())
         except OSError as error:
             log.warning("context %s will not outlive this server: %s", context.name, error)
 
-    def delete(self, name: str) -> None:
+    def delete(self, owner: str, name: str) -> None:
         """Delete a context's file, if it has one."""
         if self._directory is not None:
             try:
-                self._path(name).unlink(missing_ok=True)
+                self._path(owner, name).unlink(missing_ok=True)
             except OSError as error:
                 log.warning("context %s will be there again after a restart: %s", name, error)
 
@@ -89,7 +90,7 @@ class SavedContexts:
         living = list[Context]()
         for context in sorted((one for one in found if one is not None), key=lambda one: one.created):
             if context.expired:
-                self.delete(context.name)
+                self.delete(context.owner, context.name)
             else:
                 living.append(context)
         return living
@@ -98,7 +99,7 @@ class SavedContexts:
         try:
             one = _Description.model_validate_json(path.read_bytes())
             body = ContextBody.model_validate_json(json.dumps(one.body))
-            if one.format != FORMAT or path != self._path(one.name):
+            if one.format != FORMAT or path != self._path(one.owner, one.name):
                 raise ValueError("another form")
             if one.seal is None or not sealed(self._content(one), PURPOSE, one.seal):
                 raise ValueError("it is damaged, or sealed by another key")
@@ -108,14 +109,15 @@ class SavedContexts:
         expires = math.inf if one.expires is None else min(one.expires, time.time() + MAX_TTL_S)
         size = len(body.model_dump_json())
         return Context(
-            one.name, body, one.tokens, None, size, one.created, expires, one.parent, tuple(one.answer)
+            one.name, body, one.tokens, None, size, one.created, expires, one.parent, tuple(one.answer), one.owner
         )  # fmt: skip
 
     def _content(self, one: _Description) -> bytes:
         """What is sealed: the model, and all that the file has but its seal."""
         assert self._directory is not None
-        return self._directory.name.encode() + one.model_dump_json(exclude={"seal"}).encode()
+        hidden = {"seal"} if one.owner else {"seal", "owner"}  # older versions do not know owners
+        return self._directory.name.encode() + one.model_dump_json(exclude=hidden).encode()
 
-    def _path(self, name: str) -> Path:
+    def _path(self, owner: str, name: str) -> Path:
         assert self._directory is not None
-        return self._directory / f"{name}.json"
+        return self._directory / f"{owner}{'@' if owner else ''}{name}.json"

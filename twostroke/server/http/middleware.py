@@ -22,6 +22,8 @@ from twostroke.server.http.surrogates import refuse_lone_surrogates
 from twostroke.server.observability.logs import request_id
 from twostroke.server.observability.tracing import capture_parent
 from twostroke.server.settings import Settings
+from twostroke.server.tenants.api_keys import ApiKeys
+from twostroke.server.tenants.tenant import EVERYBODY, TenantCall, tenant_call
 
 log = logging.getLogger(__name__)
 PATHS_WITHOUT_KEY = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers
@@ -57,6 +59,7 @@ class CallMiddleware:
         self,
         app: ASGIApp,
         settings: Settings,
+        keys: ApiKeys | None = None,
         body_validator: BodyValidator | None = None,
         guard: OriginGuard | None = None,
         on_response: Callable[[int], None] = lambda status: None,
@@ -65,13 +68,15 @@ class CallMiddleware:
 
         Args:
             app: serves the calls.
-            settings: keys, and limits of bodies.
+            settings: limits of bodies.
+            keys: those that are accepted; None for the settings' own.
             body_validator: long bodies are validated by it first.
             guard: decides about calls where there is no key.
             on_response: is told the status of every response.
         """
         self._app, self._settings, self._body_validator = app, settings, body_validator
-        self._keys, self._guard, self._on_response = settings.api_keys(), guard, on_response
+        self._keys = settings.api_keys() if keys is None else keys
+        self._guard, self._on_response = guard, on_response
         self._huge = asyncio.Semaphore(MAX_HUGE_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +90,7 @@ class CallMiddleware:
         given = headers.get("x-request-id", "")
         name = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else f"req_{secrets.token_hex(12)}"
         record = scope["call_log"] = CallLog(scope["method"], scope["path"])
+        call = TenantCall(EVERYBODY)
         token, started = request_id.set(name), time.perf_counter()
         capture_parent(headers)
 
@@ -92,15 +98,16 @@ class CallMiddleware:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 ids = [(b"x-request-id", name.encode()), (b"request-id", name.encode())]  # OpenAI's name, Anthropic's
-                message["headers"] = [*message.get("headers", ()), *ids, *record.header]
+                message["headers"] = [*message.get("headers", ()), *ids, *record.header, *call.headers]
             await send(message)
 
         try:
-            refusal = self._refusal(scope, headers, record)
-            if refusal is not None:
-                await error_response(scope["path"], refusal)(scope, receive, answered)
-            else:
-                await self._call(scope, receive, answered)
+            call = self._admitted(scope, headers)
+            record.key = call.tenant.name or None
+            tenant_call.set(call)
+            if scope["method"] == "POST":
+                call.begin()
+            await self._call(scope, receive, answered)
         except ApiError as error:
             await error_response(scope["path"], error)(scope, receive, answered)
         except ClientDisconnected:
@@ -109,30 +116,33 @@ class CallMiddleware:
             record.status = record.status or 500  # the application around this one answers so
             raise
         finally:
+            call.end(record.requests)
+            tenant_call.set(TenantCall(EVERYBODY))
             record.ms = round((time.perf_counter() - started) * 1e3, 1)
             self._on_response(record.status or CLIENT_CLOSED_REQUEST)
             log.log(_level(record), "request", extra={"fields": record.fields})
             request_id.reset(token)
 
-    def _refusal(self, scope: Scope, headers: Headers, record: CallLog) -> ApiError | None:
-        """The error for a call that is refused before its body is read."""
+    def _admitted(self, scope: Scope, headers: Headers) -> TenantCall:
+        """Whose call it is. Raises ApiError for one that is refused before its body is read."""
+        tenant = EVERYBODY
         if not self._keys.required:
             guarded = None if self._guard is None else self._guard.refusal(scope["method"], scope["path"], headers)
             if guarded is not None:
-                return guarded
+                raise guarded
         elif not needs_no_key(scope["path"], headers):
-            key = self._keys.find(headers)
-            if key is None:
+            found = self._keys.find(headers)
+            if found is None:
                 message = "the API key is missing or wrong: send it as a bearer token or as x-api-key"
-                return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-            record.key = key.name or None
+                raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            tenant = found
         if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, 6.1: it may be smuggled
             message = "the body has both a Content-Length and a Transfer-Encoding: send one of them"
-            return ApiError(400, message, code="ambiguous_length", headers={"connection": "close"})
+            raise ApiError(400, message, code="ambiguous_length", headers={"connection": "close"})
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._settings.max_body_bytes:
-            return self._too_long
-        return None
+            raise self._too_long
+        return TenantCall(tenant)
 
     @property
     def _too_long(self) -> ApiError:

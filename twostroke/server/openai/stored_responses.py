@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from twostroke.server.errors import ApiError
+from twostroke.server.tenants.tenant import current_tenant
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,14 @@ class StoredResponse:
     Attributes:
         response: the whole response.
         items: those of earlier responses and of its own input, in order.
+        owner: the space of the tenant that made it; only calls of the same space find it.
         size: bytes of all of it as JSON. Items of an earlier response that is kept too are counted again.
     """
 
     response: dict[str, Any]
     items: Sequence[dict[str, Any]]
     size: int
+    owner: str = ""
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -31,7 +34,7 @@ class StoredResponse:
 
 
 class StoredResponses:
-    """The latest responses. At most `most` are kept, and `most_bytes`; the oldest go first.
+    """The latest responses. At most `most` are kept, and `most_bytes`; the oldest go first, whosever they are.
 
     Every method belongs to the event loop's thread.
     """
@@ -45,7 +48,7 @@ class StoredResponses:
         """Keep a response: `before` is the one it went on from, `items` are its own input."""
         size = len(to_json(response)) + len(to_json(items)) + (0 if before is None else before.size)
         history = [] if before is None else before.history
-        self._records[response["id"]] = StoredResponse(response, [*history, *items], size)
+        self._records[response["id"]] = StoredResponse(response, [*history, *items], size, current_tenant().space)
         self._size += size
         while len(self._records) > self._most or self._size > self._most_bytes:
             self._size -= self._records.popitem(last=False)[1].size
@@ -53,7 +56,7 @@ class StoredResponses:
     def get(self, id: str) -> StoredResponse:
         """Raises ApiError (404) for one that is not kept."""
         record = self._records.get(id)
-        if record is None:
+        if record is None or record.owner != current_tenant().space:
             message = f"there is no response {id!r:.80}: it was not stored, was deleted, or is too old"
             raise ApiError(404, message, code="response_not_found")
         return record
@@ -73,7 +76,8 @@ class StoredResponses:
 
     def item(self, id: str) -> dict[str, Any]:
         """An item of any response that is kept, by its id. Raises ApiError (404)."""
-        for record in reversed(self._records.values()):
+        space = current_tenant().space
+        for record in reversed([one for one in self._records.values() if one.owner == space]):
             for item in reversed(record.history):
                 if item.get("id") == id:
                     return item

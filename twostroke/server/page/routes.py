@@ -25,6 +25,7 @@ from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import StreamedResponse, json_response
 from twostroke.server.page.feed import EngineFeed
+from twostroke.server.tenants.tenant import current_tenant
 
 router = APIRouter()
 STATIC = Path(__file__).parent / "static"
@@ -110,6 +111,7 @@ async def methods(engine: CurrentEngine) -> Response:
 @router.get("/watch")
 async def watch(http: HttpRequest, engine: CurrentEngine) -> Response:
     """What the engine does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
+    current_tenant().require_admin()
     engine.require_engine_process()
     feed: EngineFeed = http.app.state.feed
     return FeedResponse(feed)

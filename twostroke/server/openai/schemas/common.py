@@ -13,6 +13,7 @@ from twostroke.server.active_call import CallOptions
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, whole_number
 from twostroke.server.openai.schemas.sampling import declared
+from twostroke.server.tenants.tenant import current_tenant
 
 __all__ = ["GenerateBody", "JsonSchema", "LenientModel", "ResponseFormat", "StreamOptions", "TokenId"]
 
@@ -22,8 +23,8 @@ CacheSalt = Annotated[str | None, Field(min_length=1, max_length=1024)]
 
 
 def salt_bytes(salt: str | None) -> bytes:
-    """The salt as the engine takes it: empty for none."""
-    return (salt or "").encode()
+    """The salt as the engine takes it: empty for none, and with the name of a tenant whose prefixes are its own."""
+    return current_tenant().salt(salt)
 
 
 class StreamOptions(LenientModel):

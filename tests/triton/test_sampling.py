@@ -274,6 +274,7 @@ def test_a_filter_that_is_new_is_not_ignored_on_the_device() -> None:
 def test_every_parameter_is_known_to_be_drawn_on_the_device_or_not() -> None:
     """A new parameter is decided on: it is in `SUPPORTED`, or here."""
     hosts = {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "constraint"}
+    hosts |= {"allowed_token_ids", "bad_words"}
     assert {field.name for field in dataclasses.fields(SamplingParams)} == SUPPORTED | hosts
 
 

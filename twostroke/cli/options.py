@@ -61,6 +61,11 @@ def checked(rule: Rule) -> Callable[[Any], Any]:
     return check
 
 
+def _singular(name: str) -> str:
+    """The name of an option of which each value is given by itself."""
+    return name.removesuffix("s") if name.endswith(("ids", "words")) else name
+
+
 def options_of(
     declaring: type,
     panel: str,
@@ -82,7 +87,7 @@ def options_of(
         if rule.unit == "bytes" and isinstance(default, int):
             default = exact_size(default)
         if kind in (tuple, dict):
-            name = name.removesuffix("s") if kind is tuple and name.endswith("ids") else name
+            name = _singular(name) if kind is tuple else name
             kind = list[str] if rule.each is None or kind is dict else list[rule.each.kind]
             rule, default = replace(rule, help=f"{rule.help} May be repeated.", optional=True), None
         elif kind is bool and not names:
@@ -183,8 +188,10 @@ class SamplingOptions(
 
     def fields(self) -> dict[str, Any]:
         """The options as fields of `SamplingParams`."""
-        fields = asdict(self) | {"stop": tuple(self.stop or ())}
-        fields["stop_token_ids"] = tuple(fields.pop("stop_token_id") or ())
+        fields = asdict(self)
+        for name, rule in rules(SamplingParams).items():
+            if rule.kind is tuple and _singular(name) in fields:
+                fields[name] = tuple(fields.pop(_singular(name)) or ())
         pairs = [parse_pair(pair, "--logit-bias") for pair in self.logit_bias or ()]
         fields["logit_bias"] = {parse_id(key): bias for key, bias in pairs}
         return fields

@@ -44,8 +44,8 @@ class Shard:
     def rows(self, config: ModelConfig, name: str, count: int) -> range:
         """The rows that this rank has of a matrix, by its Twostroke name and its number of rows."""
         *layer, part = name.split(".")
-        mixer = config.layers[int(layer[1])].mixer if part in ("q", "k", "v", "q_gate") else None
-        if isinstance(attention := mixer, Attention):
+        if part in ("q", "k", "v", "q_gate"):
+            attention = config.layers[int(layer[1])].attention
             if part.startswith("q") and self.any_head(attention):  # more heads where there are fewer of keys and values
                 others = Shard(self.size - 1 - self.rank, self.size).of(attention.num_heads)
                 first, last = attention.num_heads - others.stop, attention.num_heads - others.start

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from fastapi import Request as HttpRequest
 
-from twostroke.api.llm import LLM
+from twostroke.api.llm import LLM, NO_ANSWER
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST
-from twostroke.sampling.params import SamplingParams
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
@@ -24,7 +23,7 @@ from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
 from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.common import salt_bytes
-from twostroke.server.tenants.tenant import current_tenant
+from twostroke.server.tenants.tenant import current_tenant, tenant_call
 
 
 async def find_context(http: HttpRequest, name: str | None) -> Context | None:
@@ -67,7 +66,9 @@ async def hold(
     try:
         request = await _request(http, body, parent)
         log = call_log(http.scope)
-        log.requests = log.requests or [request]
+        if not log.requests:  # the tokens of an answer that is kept were taken for the answer
+            tenant_call.get().reserve([request], engine.llm.max_model_len)
+            log.requests = [request]
         context = contexts.known(name, body)
         if context is None or context.kv is None:
             body_bytes = len(body.model_dump_json())
@@ -123,7 +124,7 @@ def request_of(llm: LLM, body: ContextBody, parent: Context | None = None) -> Re
             return None
 
     whole = program if parent is None or index is None else parent.with_context(index, ids, program, salt)
-    request = Request(whole, SamplingParams(), llm.tokenizer, len(ids))
+    request = Request(whole, NO_ANSWER, llm.tokenizer, len(ids))
     request.cache_salt = salt
     return request
 

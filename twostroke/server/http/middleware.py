@@ -91,7 +91,7 @@ class CallMiddleware:
         name = given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else f"req_{secrets.token_hex(12)}"
         record = scope["call_log"] = CallLog(scope["method"], scope["path"])
         call = TenantCall(EVERYBODY)
-        token, started = request_id.set(name), time.perf_counter()
+        token, caller, started = request_id.set(name), tenant_call.set(call), time.perf_counter()
         capture_parent(headers)
 
         async def answered(message: Message) -> None:
@@ -117,7 +117,7 @@ class CallMiddleware:
             raise
         finally:
             call.end(record.requests)
-            tenant_call.set(TenantCall(EVERYBODY))
+            tenant_call.reset(caller)
             record.ms = round((time.perf_counter() - started) * 1e3, 1)
             self._on_response(record.status or CLIENT_CLOSED_REQUEST)
             log.log(_level(record), "request", extra={"fields": record.fields})

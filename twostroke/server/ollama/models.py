@@ -17,6 +17,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import json_response
 from twostroke.server.ollama.translate import NAMES
 from twostroke.server.openai.schemas.base_model import LenientModel
+from twostroke.server.tenants.tenant import current_tenant
 
 # Clients compare it with the version in which a feature came. The routes here are those of this version.
 API_VERSION = "0.12.6"
@@ -41,7 +42,8 @@ async def version() -> Response:
 @router.get("/tags")
 async def tags(http: HttpRequest) -> Response:
     """The model."""
-    return json_response({"models": [_model(http.app.state.engine)]})
+    engine: AsyncEngine = http.app.state.engine
+    return json_response({"models": [_model(engine)] if current_tenant().may_use(engine.name) else []})
 
 
 @router.get("/ps")
@@ -50,7 +52,7 @@ async def running(engine: CurrentEngine) -> Response:
     model = _model(engine)
     expires = (datetime.now(UTC) + timedelta(days=365)).isoformat()
     status = {"expires_at": expires, "size_vram": 0, "context_length": engine.llm.max_model_len}
-    return json_response({"models": [model | status]})
+    return json_response({"models": [model | status] if current_tenant().may_use(engine.name) else []})
 
 
 @router.post("/show")

@@ -19,6 +19,7 @@ from twostroke.server.http.responses import (
 )
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, whole_number
+from twostroke.server.tenants.tenant import tenant_call
 from twostroke.study.explain.attention import TokenAttention, attention_request, check_index, chosen_layer
 
 router = APIRouter()
@@ -52,6 +53,8 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
     active_call = engine.reserve_call(1)
     try:
         request = await engine.run_in_thread(lambda: attention_request(engine.llm, body.tokens, body.position))
+        tenant_call.get().reserve([request], engine.llm.max_model_len)
+        call_log(http.scope).requests = [request]
         engine.submit(active_call, [request], None)
         await cancel_on_disconnect(http.receive, _end(active_call))
         made: Prefilled = request.result

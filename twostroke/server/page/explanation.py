@@ -12,11 +12,12 @@ from twostroke.errors import EngineStopped
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import CurrentEngine
-from twostroke.server.engine_requests import check_length
+from twostroke.server.engine_requests import check_length, choose_method
 from twostroke.server.errors import to_api_error
 from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId
+from twostroke.server.tenants.tenant import tenant_call
 from twostroke.study.explain.explanation import ExplainOptions, explain
 from twostroke.study.explain.html_page import page
 
@@ -41,16 +42,19 @@ async def explain_answer(body: ExplainBody, http: HttpRequest, engine: CurrentEn
     which they wait.
     """
     warn_of_fields(http, body)
+    choose_method(engine.name, None, None)
     llm, answer = engine.llm, body.answer[:MAX_ANSWER]
     check_length(llm, len(body.tokens) + len(answer) - 1)
     llm.encode([*body.tokens, *answer])  # ids outside of the vocabulary
     active_call = engine.reserve_call(1)
     try:
+        call = tenant_call.get()
+        call.spend(2 * (len(body.tokens) + len(answer)))  # they are computed twice
         predictor: StepPredictor | None = getattr(http.app.state, "predictor", None)
         if predictor is None:
             predictor = await engine.between_steps(lambda loop: calibrate(llm.model))
             http.app.state.predictor = predictor
-        options = ExplainOptions(naive=0, predictor=predictor)
+        options = ExplainOptions(naive=0, predictor=predictor, cache_salt=call.tenant.salt(None))
         work = asyncio.to_thread(explain, llm, body.title, body.tokens, SamplingParams(), options, answer)
         made = await cancel_on_disconnect(http.receive, work)
         text = await engine.run_in_thread(lambda: page(made))

@@ -105,7 +105,7 @@ class TenantCall:
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self._begun = False
-        self._reserved = 0
+        self._reserved = self._spent = 0
 
     def begin(self) -> None:
         """Let a call in that may compute. Raises RateLimited."""
@@ -135,6 +135,13 @@ class TenantCall:
             most += 0 if asked is not None else request.params.n * left
         self._take(bucket, least + min(most, max(0, bucket.left - least)))
 
+    def spend(self, amount: int) -> None:
+        """Take tokens of which no request will tell, and which are used. Raises ApiError or RateLimited."""
+        if self.tenant.tokens is not None:
+            self._take(self.tenant.tokens, amount)
+        self.tenant.tokens_used["prompt"] += amount
+        self._spent += amount
+
     def _take(self, bucket: TokenBucket, amount: int) -> None:
         """Take tokens, which are given back at the end as far as no request has used them."""
         if amount > bucket.per_minute:
@@ -156,16 +163,15 @@ class TenantCall:
             return
         self._begun = False
         self.tenant.in_flight -= 1
-        spent = 0
         for request in requests:
             if request.timings.scheduled is not None:
                 prompt, made = request.prompt_tokens, output_tokens(request)
                 self.tenant.tokens_used["prompt"] += prompt
                 self.tenant.tokens_used["cached"] += min(prompt, request.cached_tokens)
                 self.tenant.tokens_used["output"] += made
-                spent += prompt + made
+                self._spent += prompt + made
         if self.tenant.tokens is not None:
-            self.tenant.tokens.take(spent - self._reserved)
+            self.tenant.tokens.take(self._spent - self._reserved)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

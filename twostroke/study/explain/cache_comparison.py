@@ -63,14 +63,14 @@ class TimedRun:
     kv: KVCache
 
 
-def run_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> TimedRun:
+def run_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams, cache_salt: bytes = b"") -> TimedRun:
     """Prefill once, then decode: the plain request, with nothing observed and nothing found in a prefix index."""
 
     def program() -> Program:
         run: Decoded = yield Decode((yield Prefill(tokens, fresh=True)))
         return run.kv
 
-    return _timed(llm, program, params, len(tokens))
+    return _timed(llm, program, params, len(tokens), cache_salt)
 
 
 def run_without_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> TimedRun:
@@ -88,8 +88,11 @@ def run_without_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams) -
     return _timed(llm, program, params, len(tokens))
 
 
-def _timed(llm: LLM, program: Callable[[], Program], params: SamplingParams, prompt: int) -> TimedRun:
+def _timed(
+    llm: LLM, program: Callable[[], Program], params: SamplingParams, prompt: int, cache_salt: bytes = b""
+) -> TimedRun:
     request = Request(program, params, llm.tokenizer, prompt)
+    request.cache_salt = cache_salt
     llm.engine.run([request])
     times, kv = request.timings, request.result
     # Entries of a decode are its value's, without those that prefills made.

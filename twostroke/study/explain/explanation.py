@@ -96,6 +96,7 @@ class ExplainOptions:
         naive: tokens that are also made without the cache; 0 for none.
         method: a technique whose caches are shown.
         predictor: what steps take; None times some first.
+        cache_salt: of the requests that it makes (`Request.cache_salt`).
     """
 
     layer: int | None = None
@@ -103,6 +104,7 @@ class ExplainOptions:
     naive: int = 8
     method: Method | None = None
     predictor: StepPredictor | None = None
+    cache_salt: bytes = b""
 
 
 class GivenAnswer:
@@ -158,9 +160,9 @@ def explain(
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
     predictor = aspects.predictor or calibrate(llm.model)
-    seen = observe(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES)
+    seen = observe(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES, aspects.cache_salt)
     made = (seen.first.token.id, *(step.token_out.id for step in seen.steps))
-    timed = run_with_cache(llm, tokens, params).way
+    timed = run_with_cache(llm, tokens, params, aspects.cache_salt).way
     seconds = [*timed.seconds[1:], *[None] * len(made)]
     steps = tuple(replace(step, seconds=taken) for step, taken in zip(seen.steps, seconds, strict=False))
     turn = Prompt(tokens, tokenizer).turn

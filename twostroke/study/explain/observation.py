@@ -41,6 +41,7 @@ def observe(
     layer: int,
     head: int | None,
     count: int,
+    cache_salt: bytes = b"",
 ) -> Observation:
     """Answer a prompt and observe it; `count` candidates are kept of each row. Raises what `LLM.generate` raises.
 
@@ -78,5 +79,6 @@ def observe(
         return Observation(embedding.result(), heat.result(), prompt, first, tuple(steps), run.finish_reason)
 
     request = Request(program, params, llm.tokenizer, len(tokens))
+    request.cache_salt = cache_salt
     llm.engine.run([request])
     return request.result

@@ -8,15 +8,20 @@ from fastapi import APIRouter, Response
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.http.responses import json_response
+from twostroke.server.tenants.tenant import current_tenant
 
 router = APIRouter(prefix="/v1/models")
 
 
 @router.get("")
 async def models(engine: CurrentEngine) -> Response:
-    """The model, once: menus of clients show each entry. `/methods` lists the techniques for `NAME:METHOD`."""
-    page = {"has_more": False, "first_id": engine.name, "last_id": engine.name}
-    return json_response({"object": "list", "data": [_model(engine, engine.name)], **page})
+    """The model, once, if the caller's key may use it: menus of clients show each entry.
+
+    `/methods` lists the techniques for `NAME:METHOD`.
+    """
+    listed = [_model(engine, engine.name)] if current_tenant().may_use(engine.name) else []
+    first = listed[0]["id"] if listed else None
+    return json_response({"object": "list", "data": listed, "has_more": False, "first_id": first, "last_id": first})
 
 
 @router.get("/{name:path}")

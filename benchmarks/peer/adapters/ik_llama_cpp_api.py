@@ -3,13 +3,20 @@ attention, and fused operations, which are its defaults."""
 
 from __future__ import annotations
 
+import ctypes
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
-from ik_llama_cpp import _ctypes_api as api  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peer.adapters.llama_batches import LlamaBatches
 from benchmarks.peer.protocol import Options
+
+package = find_spec("ik_llama_cpp")
+if package is not None and package.origin is not None:  # its library does not say where the other one is
+    ctypes.CDLL(str(Path(package.origin).parent / "lib" / "libggml.so"), ctypes.RTLD_GLOBAL)
+from ik_llama_cpp import _ctypes_api as api  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 BATCH = 2048  # rows, as its programs take
 

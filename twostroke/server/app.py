@@ -41,6 +41,7 @@ from twostroke.server.page import attention, explanation
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
 from twostroke.server.settings import Settings
+from twostroke.server.tenants.api_keys import ApiKeys
 from twostroke.server.tenants.tenant import LIMIT_HEADERS
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def create_app(llm: LLM, settings: Settings | None = None, host: str | None = No
     settings = settings or Settings()
     guard = None if host is None else OriginGuard.for_address(host, settings.allowed_hosts, settings.cors)
     load_installed()
-    keys = settings.api_keys()
+    keys = ApiKeys(settings.api_key, settings.api_key_file)
     metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
     metrics.registry.register(TenantCollector(keys))
     engine = AsyncEngine(llm, settings, metrics)

@@ -7,7 +7,7 @@ from pathlib import Path
 from twostroke.api.reasoning.forms import PARSERS
 from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked, Rule, declare, flag, integer, number, size, text
-from twostroke.server.tenants.api_keys import ApiKeys
+from twostroke.server.tenants.key_file import read_keys
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 _HOST = re.compile(r"\*|\[[0-9a-fA-F:.]+\]|[\w.-]+", re.ASCII)
@@ -85,11 +85,10 @@ class Settings(Checked):
         super().__post_init__()
         if self.receipts is not None and not Path(self.receipts).expanduser().is_dir():
             raise InvalidRequest(f"receipts: there is no directory {self.receipts}: make it first")
-        self.api_keys()  # a file that cannot be used is refused before a model is loaded
-
-    def api_keys(self) -> ApiKeys:
-        """The keys that are accepted. Raises InvalidRequest for a file that has none."""
-        return ApiKeys(self.api_key, self.api_key_file)
+        if self.api_key_file is not None:
+            read_keys(
+                Path(self.api_key_file).expanduser()
+            )  # one that cannot be used is refused before a model is loaded
 
     @property
     def truncation(self) -> str:

@@ -75,7 +75,7 @@ class CallMiddleware:
             on_response: is told the status of every response.
         """
         self._app, self._settings, self._body_validator = app, settings, body_validator
-        self._keys = settings.api_keys() if keys is None else keys
+        self._keys = ApiKeys(settings.api_key, settings.api_key_file) if keys is None else keys
         self._guard, self._on_response = guard, on_response
         self._huge = asyncio.Semaphore(MAX_HUGE_BODIES)
 

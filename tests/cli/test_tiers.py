@@ -39,7 +39,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_options_reach_the_model(stored: list[tuple[Any, ...]], run: Callable[..., Result], tiny: str) -> None:
     sizes = ("--kv-host", "8MiB", "--kv-disk", "here", "--kv-disk-bytes", "1.5GB")
     assert run("generate", "-m", tiny, *PROMPT, *sizes, "--kv-remote", SECRET).exit_code == 0
-    assert stored == [(8 << 20, "here", 1_500_000_000, SECRET)]
+    assert stored == [(8 << 20, "here", 1_500_000_000, SECRET, False)]
 
 
 def test_a_url_from_the_environment(
@@ -47,7 +47,7 @@ def test_a_url_from_the_environment(
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_KV_REMOTE", SECRET)
     assert run("generate", "-m", tiny, *PROMPT).exit_code == 0
-    assert stored == [(None, None, None, SECRET)]
+    assert stored == [(None, None, None, SECRET, False)]
 
 
 @pytest.mark.parametrize(

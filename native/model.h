@@ -63,8 +63,8 @@ struct Model : Decoder {
   // As Team::share, for pieces that any rank can compute: each takes a part.
   template <class Piece>
   void share(int count, Private& own, const Piece& piece) {
-    const int first = ranks ? ranks->first(count) : 0, last = ranks ? ranks->last(count) : count;
-    team->share(last - first, own.member, [&](int i) { piece(first + i); });
+    const int first = first_of(count);
+    team->share(last_of(count) - first, own.member, [&](int i) { piece(first + i); });
   }
   // The same, followed by a meeting.
   template <class Piece>
@@ -75,7 +75,10 @@ struct Model : Decoder {
   // As Team::share_once.
   template <class Piece>
   void share_once(int count, Private& own, const Piece& piece) {
-    const int first = ranks ? ranks->first(count) : 0, last = ranks ? ranks->last(count) : count;
-    team->share_once(last - first, own.member, [&](int i) { piece(first + i); });
+    const int first = first_of(count);
+    team->share_once(last_of(count) - first, own.member, [&](int i) { piece(first + i); });
   }
+  // The part of `count` pieces that is this rank's.
+  int first_of(int count) const { return ranks ? ranks->first(count) : 0; }
+  int last_of(int count) const { return ranks ? ranks->last(count) : count; }
 };

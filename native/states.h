@@ -102,7 +102,7 @@ struct StateWork {
   float* state;  // [heads of v of the head, k_dim, v_dim]
   float* before;  // [heads of v of the head, STATE_CHUNK]: sums of log decays of the open chunk
   float *keys, *written;  // [STATE_CHUNK, k_dim], [heads of v of the head, STATE_CHUNK, v_dim]: rows that are widened
-  uint16_t *short_keys, *short_written;  // [FEW_STATE_ROWS, k_dim], [heads of v of the head, FEW_STATE_ROWS, v_dim]: new
+  uint16_t* short_keys;  // [FEW_STATE_ROWS, k_dim]: entries that another part writes
   static size_t size(const StateShape& c) {
     StateWork w;
     return size_t(w.lay_out(nullptr, c) - (float*)nullptr);
@@ -124,7 +124,6 @@ struct StateWork {
     take(state, group * c.k_dim * c.v_dim), take(before, group * STATE_CHUNK);
     take(written, group * STATE_CHUNK * c.v_dim);
     short_keys = (uint16_t*)at, at += FEW_STATE_ROWS * c.k_dim / 2;
-    short_written = (uint16_t*)at, at += group * FEW_STATE_ROWS * c.v_dim / 2;
     return at;
   }
 };
@@ -307,14 +306,13 @@ struct StateRun {
 
   // A new row, as the others are: widened, or as an entry.
   template <class Number>
-  static const Number* as(const float* wide, int size, uint16_t* entry) {
+  static const Number* of(const float* wide, const uint16_t* entry) {
     if constexpr (std::is_same_v<Number, float>)
       return wide;
-    else {
-      for (int d = 0; d < size; d += 16) store_bf16(entry + d, load(wide + d));
+    else
       return entry;
-    }
   }
+  uint16_t* new_row(const Inputs& inputs, int row) const { return at.new_rows + size_t(inputs.first + row) * c.row_size(); }
 
   // New rows [start, start + some) of a sequence, behind `open` rows of their chunk.
   template <class Number>
@@ -326,9 +324,11 @@ struct StateRun {
       convolve(inputs, start + i, c.k_size() + part.key * c.k_dim, c.k_dim, k);
       if (corrects()) normalize(q, c.k_dim, 1.0f / std::sqrt(float(c.k_dim))), normalize(k, c.k_dim, 1.0f);
       round_to_bf16(k, c.k_dim);
-      known.keys[open + i] = as<Number>(k, c.k_dim, w.short_keys + (start + i) % FEW_STATE_ROWS * c.k_dim);
-      uint16_t* out = at.new_rows + size_t(inputs.first + start + i) * c.row_size() + c.key_column(part.key);
-      for (int d = 0; d < c.k_dim && part.first == 0; d += 16) store_bf16(out + d, load(k + d));
+      // The first part of a head of k writes its entry.
+      uint16_t* entry = part.first ? w.short_keys + (start + i) % FEW_STATE_ROWS * c.k_dim
+                                   : new_row(inputs, start + i) + c.key_column(part.key);
+      for (int d = 0; d < c.k_dim; d += 16) store_bf16(entry + d, load(k + d));
+      known.keys[open + i] = of<Number>(k, entry);
     }
     corrects() ? multiply_keys<true>(some, open, w, known) : multiply_keys<false>(some, open, w, known);
     const float* x[2 * STATE_CHUNK];
@@ -343,9 +343,10 @@ struct StateRun {
     const Part next = after(part);
     const int pieces = 1 + next.count, each = ceil_div(start ? 0 : open * pieces, part.count * c.k_dim);
     int row = 0, piece = 0;
-    const float* const* coming = rows + ROWS_AHEAD;
+    // Rows of a state that do not fit in registers at once are passed several times.
+    const float *const *coming = rows + ROWS_AHEAD, *const *const end = coming + size_t(part.count) * c.k_dim;
     auto ahead = [&] {
-      fetch_bytes(*coming++, sizeof(float) * c.v_dim);
+      if (coming < end) fetch_bytes(*coming++, sizeof(float) * c.v_dim);
       for (int i = 0; i < each && row < open; i++) {
         const uint16_t* entry = known.entries[row];
         piece ? fetch_bytes(entry + c.written_column(next.v_head(c, piece - 1)), 2 * size_t(c.v_dim))
@@ -359,9 +360,10 @@ struct StateRun {
       else
         weighted_sums(rows + g * c.k_dim, c.k_dim, {x}, many, c.v_dim, nullptr, products, ahead);
       for (int i = 0; i < some; i++) {
-        const float* u = advance(inputs, part.v_head(c, g), g, start + i, i, open + i, w, known);
-        uint16_t* entry = w.short_written + (size_t(g) * FEW_STATE_ROWS + (start + i) % FEW_STATE_ROWS) * c.v_dim;
-        known.written[g * STATE_CHUNK + open + i] = as<Number>(u, c.v_dim, entry);
+        const int head = part.v_head(c, g);
+        advance(inputs, head, g, start + i, i, open + i, w, known);
+        const uint16_t* entry = new_row(inputs, start + i) + c.written_column(head);
+        known.written[g * STATE_CHUNK + open + i] = of<Number>(wide_written(w, g, open + i), entry);
       }
     }
   }
@@ -389,10 +391,10 @@ struct StateRun {
     }
   }
 
-  // u and the output of a row of a head of values: row `i` of the new ones, `place` of the chunk. Returns u.
+  // u and the output of a row of a head of values: row `i` of the new ones, `place` of the chunk.
   template <class Number>
-  const float* advance(const Inputs& inputs, int head, int g, int row, int i, int place, const StateWork& w,
-                       const ChunkRows<Number>& known) const {
+  void advance(const Inputs& inputs, int head, int g, int row, int i, int place, const StateWork& w,
+               const ChunkRows<Number>& known) const {
     const int at_row = inputs.first + row;
     const float* made = at.projected + size_t(at_row) * block.qkv.width;
     const float* z = made + c.z_column() + head * c.v_dim;
@@ -429,10 +431,9 @@ struct StateRun {
     // Only what is final: a piece may be computed twice, and another member may read it meanwhile.
     float* out = at.mixed + size_t(at_row) * c.v_size() + head * c.v_dim;
     for (int d = 0; d < c.v_dim; d += 16) store(out + d, mul(load(w.out + d), silu16(load(z + d))));
-    uint16_t* row_out = at.new_rows + size_t(at_row) * c.row_size();
+    uint16_t* row_out = new_row(inputs, row);
     for (int d = 0; d < c.v_dim; d += 16) store_bf16(row_out + c.written_column(head) + d, load(u + d));
     std::memcpy(row_out + c.k_size() + c.v_size() + 2 * head, sums + place, 4);
-    return u;
   }
 
   // The state at the end of a chunk of `count` rows, which takes the place of the one before.

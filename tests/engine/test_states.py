@@ -181,3 +181,15 @@ def test_rows_of_older_versions_are_of_another_geometry(tmp_path: Path) -> None:
     path.write_bytes(with_header(path.read_bytes(), older))
     with pytest.raises(GeometryMismatch, match="states"):
         KVCache.load(path, llm)
+
+
+@pytest.mark.parametrize("variant", library.VARIANTS)
+def test_states_of_every_variant(variant: str, tmp_path: Path) -> None:
+    """Decode and prefill have the same bits, where a state's rows are wider than registers hold at once."""
+    if reason := library.unavailable(variant):
+        pytest.skip(reason)
+    write_model("qwen3_5", tmp_path, linear_value_head_dim=160)
+    with LLM(str(tmp_path), backend=f"native-{variant}", weights="int8", threads=1, kv_bytes=16 << 20) as llm:
+        run = llm.decode(llm.prefill(PROMPT[:60]), max_tokens=9, ignore_eos=True)
+        tokens = [token.id for token in run]
+        assert same_states(run.kv, llm.prefill([*PROMPT[:60], *tokens][: len(run.kv)]))

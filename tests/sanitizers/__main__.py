@@ -21,7 +21,13 @@ SANITIZERS: dict[str, tuple[list[str], dict[str, str], list[str]]] = {
         ["-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover=undefined"],
         # Python leaks on purpose at its end.
         {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-        ["test_native.py", "test_native_attention.py", "test_native_experts.py", "test_sketch.py"],
+        [
+            "test_native.py",
+            "test_native_attention.py",
+            "test_native_experts.py",
+            "test_sketch.py",
+            "../engine/test_states.py",
+        ],
     ),
     "tsan": (
         ["-fsanitize=thread", "-Wno-tsan"],  # the warning: it does not model fences

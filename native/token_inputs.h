@@ -7,7 +7,8 @@
 void make_token_numbers(Model& m, Model::Private& own, const Pass& pass, const float* x) {
   const TokenInputs& in = *m.inputs;
   const int count = pass.batch.num_rows, width = in.projection.width;
-  const Rows rows = prepare_together(m, own, in.projection, x, count, pass.tokens.rows, nullptr);
+  const Rows rows = Rows::in(pass.tokens.rows, count, in.projection.cols);
+  m.spread(count, own, [&](int row) { prepare_row(m, own, x, nullptr, in.projection, rows, row); });
   store_linear(m, own, in.projection, rows, count, pass.tokens.made, [] {});
   m.meet(own);
   // The product is that of x / sqrt(hidden); a norm ignores the factor, but for its epsilon.

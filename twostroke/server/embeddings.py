@@ -62,6 +62,11 @@ class PrefillAnswer(Answer):
     def request(self) -> Request:
         return self.active_call.requests[0]
 
+    def usage(self) -> dict[str, Any]:
+        """Its tokens: all are of the prompt."""
+        count = self.request.prompt_tokens
+        return {"prompt_tokens": count, "total_tokens": count}
+
     def events(self, prompt: int, token: Token) -> Iterator[dict[str, Any]]:
         yield from ()
 

@@ -12,14 +12,10 @@ from twostroke.server.embeddings import EmbeddingsCall, PrefillAnswer, embed
 from twostroke.server.ollama.answers import nanoseconds
 from twostroke.server.ollama.schemas import OllamaOptions
 from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.schemas.base_model import LenientModel, whole_number
+from twostroke.server.openai.schemas.base_model import LenientModel, listed, whole_number
 from twostroke.server.openai.schemas.common import CacheSalt, salt_bytes
 
 router = APIRouter(prefix="/api")
-
-
-def _texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 class OllamaPrefillBody(LenientModel):
@@ -34,7 +30,7 @@ class OllamaPrefillBody(LenientModel):
 class OllamaEmbedBody(OllamaPrefillBody):
     """One text or several. With `truncate`, which is Ollama's default, a text is cut where it has no room."""
 
-    input: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
+    input: Annotated[list[str], BeforeValidator(listed)] = Field(default_factory=list)
     truncate: bool = True
     dimensions: Annotated[int | None, Field(ge=1), BeforeValidator(whole_number)] = None
 

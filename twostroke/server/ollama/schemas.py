@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, whole_number
+from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, TokenId, listed, whole_number
 from twostroke.server.openai.schemas.common import CacheSalt
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
@@ -47,9 +47,7 @@ class OllamaOptions(LenientModel):
     top_p: Annotated[Number | None, Field(ge=0, le=1)] = None
     min_p: Annotated[Number | None, Field(ge=0, le=1)] = None
     seed: Whole | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
-        None
-    )
+    stop: Annotated[list[str] | None, BeforeValidator(listed)] = None
     repeat_penalty: Annotated[Number | None, Field(gt=0)] = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None

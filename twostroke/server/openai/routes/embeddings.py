@@ -54,9 +54,7 @@ async def embeddings(body: EmbeddingsBody, http: HttpRequest) -> Response:
             {"object": "embedding", "index": index, "embedding": _base64(one) if coded else one.tolist()}
             for index, one in enumerate(made)
         ]
-        count = answer.request.prompt_tokens
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "data": data, "model": answer.model, "usage": usage}
+        return {"object": "list", "data": data, "model": answer.model, "usage": answer.usage()}
 
     asked = EmbeddingsCall(
         body.model,

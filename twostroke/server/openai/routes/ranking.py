@@ -20,15 +20,11 @@ from twostroke.server.errors import ApiError, invalid
 from twostroke.server.generate import generate
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.embeddings import PrefillBody
-from twostroke.server.openai.schemas.base_model import Neutral, whole_number
+from twostroke.server.openai.schemas.base_model import Neutral, listed, whole_number
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import MAX_PROMPTS
 
 router = APIRouter()
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 def _documents(value: Any) -> Any:
@@ -38,7 +34,7 @@ def _documents(value: Any) -> Any:
     return [one.get("text") if isinstance(one, dict) else one for one in value]  # pyright: ignore
 
 
-Texts = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_PROMPTS)]
+Texts = Annotated[list[str], BeforeValidator(listed), Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class RankingBody(PrefillBody):
@@ -140,5 +136,4 @@ async def _rank(
 
 
 def _end(answer: PrefillAnswer) -> dict[str, Any]:
-    count = answer.request.prompt_tokens
-    return {"model": answer.model, "usage": {"prompt_tokens": count, "total_tokens": count}}
+    return {"model": answer.model, "usage": answer.usage()}

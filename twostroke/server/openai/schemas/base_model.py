@@ -21,6 +21,11 @@ def whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def listed(value: Any) -> Any:
+    """One text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31), BeforeValidator(whole_number)]
 
 

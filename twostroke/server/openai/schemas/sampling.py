@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.sampling.params import SamplingParams
-from twostroke.server.openai.schemas.base_model import TokenId, whole_number
+from twostroke.server.openai.schemas.base_model import TokenId, listed, whole_number
 
 # Where the API differs: another default, as OpenAI has it, or a narrower range.
 PENALTY: dict[str, Any] = {"ge": -2, "le": 2}
@@ -52,7 +52,7 @@ def declared(name: str) -> tuple[Any, Any]:
     if rule.kind.__name__ == "int":
         annotated = Annotated[annotated, BeforeValidator(whole_number)]
     if name == "stop":  # one text is a list of one
-        annotated = Annotated[annotated, BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+        annotated = Annotated[annotated, BeforeValidator(listed)]
     empty = {tuple: list, dict: dict}.get(rule.kind)
     return annotated, default if empty is None else Field(default_factory=empty)
 

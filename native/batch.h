@@ -43,6 +43,7 @@ struct Batch {
   const int64_t* biases;        // [sequences]
   const int32_t* bias_lengths;  // [sequences]
   const uint8_t* bias_base;
+  const float* hidden;  // [rows, hidden]: what the first block reads in place of embeddings; null for these
 
   int targets() const { return state_pages ? target_starts[num_sequences] : 0; }
 };

@@ -105,7 +105,9 @@ void embed(Model& m, Model::Private& own, const Pass& pass, const Normed& to) {
     float *weights = own.row.get<float>(hidden), *x = out + size_t(row) * hidden;
     const int64_t token = pass.batch.tokens[row];
     if (m.embed && absent(token)) return;
-    if (m.embed)
+    if (pass.batch.hidden)
+      std::copy_n(pass.batch.hidden + size_t(row) * hidden, hidden, weights);
+    else if (m.embed)
       unpack_row(*m.embed, int(token) - m.embed->first, weights);
     else
       read_row(Format(m.config.embedding_format), pass.batch.embeddings + row * m.config.embedding_bytes(), hidden, weights);

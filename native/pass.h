@@ -96,7 +96,10 @@ class Pass {
     batch = lent, kv_ = kv, config_ = &model.config, blocks_ = &model.blocks;
     const size_t rows = lent.num_rows, sequences = lent.num_sequences, half = config_->half_dim, groups = model.groups();
     strides_.assign(strides, strides + 3 * groups);
-    if (!model.embed) keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
+    if (batch.hidden)
+      keep(hidden_, batch.hidden, rows * config_->hidden);
+    else if (!model.embed)
+      keep(embeddings_, batch.embeddings, rows * config_->embedding_bytes());
     if (model.inputs) {
       keep(token_inputs_, batch.token_inputs, rows * model.inputs->row_bytes());
       const size_t packed = round_up(Rows::bytes(rows, config_->hidden), LINE), width = model.inputs->projection.width;
@@ -254,7 +257,7 @@ class Pass {
       bias_lengths_;
   std::vector<int64_t> biases_;
   std::vector<Span> spans_;
-  std::vector<float> cos_, sin_;
+  std::vector<float> cos_, sin_, hidden_;
   std::vector<Plan> plans_;
   std::vector<MemberReads> reads_;  // by group
   Attention last_plan_;

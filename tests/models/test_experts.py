@@ -20,7 +20,7 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.gguf.config import tensor_names
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 from twostroke.models.config import Experts
 from twostroke.sampling.params import SamplingParams

@@ -17,7 +17,7 @@ from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.api.reranking import Reranker
 from twostroke.api.scoring import Score, score, scored_request
 from twostroke.backends.choose import require_device
-from twostroke.engine.options import LLMOptions, companion_parts
+from twostroke.engine.options import GUESSER, LLMOptions, companion_parts
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
@@ -113,7 +113,8 @@ class LLM:
             student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's weights,
                 re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
             draft: a model with the same tokenizer that guesses tokens; names as for `student`. If its geometry
-                differs, it has a separate pool with the same number of pages.
+                differs, it has a separate pool with the same number of pages. "mtp" is the model's own head of
+                multi-token prediction, if its files have one (docs/families.md).
             threads: CPU threads, at most 8 per core, of each rank. None uses one per core that is available to this
                 process by its affinity and its container's CPU quota; ranks divide these.
             tp: tensor parallelism: the number of processes (ranks) that compute together, on this host or started by
@@ -427,7 +428,8 @@ class LLM:
         """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""
         for role in method.companions:
             if role not in self.engine.models:
-                raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one (--{role} NAME)")
+                how = f"--draft {GUESSER}" if role == GUESSER else f"--{role} NAME"
+                raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one ({how})")
         if method.biased and not self.backend.takes_bias:
             raise InvalidRequest(
                 f"method {method.name} gives heads other budgets, which the {self.backend.label} backend cannot: use "

@@ -8,8 +8,8 @@ from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.ranks.processes import local_ranks
 from twostroke.engine.engine import Engine
 from twostroke.engine.memory_budget import MemoryBudget
-from twostroke.engine.model_loader import ModelLoader, companion_checkpoint
-from twostroke.engine.options import LLMOptions
+from twostroke.engine.model_loader import ModelLoader, companion_checkpoint, guesser_checkpoint
+from twostroke.engine.options import GUESSER, LLMOptions
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.kv.tiers.tiers import Tiers, open_tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint
@@ -57,8 +57,10 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
         companions = {
             role: wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, stored, threads)
             for role, wanted in (("student", options.student), ("draft", options.draft))
-            if wanted is not None
+            if wanted is not None and wanted != GUESSER
         }
+        if options.draft == GUESSER:
+            companions[GUESSER] = guesser_checkpoint(stored, options.weights, threads)
         loader = ModelLoader(backend, options.prefix_index, tiers, memory, progress, here / tp)
         main = loader.load_main(checkpoint, page_size, options.kv_bytes, companions.values())
         models = {MAIN: main}

@@ -41,6 +41,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import EngineFailed
 from twostroke.models.config import ModelConfig
@@ -71,6 +72,7 @@ class StateStep:
 
 ONE_RANK = "ranks share recurrent layers only by the native backend, and without torchrun: leave out tp"
 
+
 Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.tensor_shapes`)
 
@@ -98,6 +100,7 @@ class RaggedBatch(Generic[Array]):
             for 0; -inf hides an entry; empty if no sequence has any. Then all layers are one group.
         drawn: tokens of the previous step, which the host may not know yet.
         states: for a model with states, what each sequence reads and writes of them.
+        hidden: for a model that takes hidden states, those of the rows.
         scratch: holds what a backend derives once per step (RoPE tables, masks).
     """
 
@@ -114,6 +117,7 @@ class RaggedBatch(Generic[Array]):
     biases: Sequence[np.ndarray | None] = ()
     drawn: DrawnTokens | None = None
     states: Sequence[StateStep] = ()
+    hidden: HiddenInputs | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -283,6 +287,6 @@ class Backend(Protocol):
         """Zeroed memory for `num_pages` pages. Raises OutOfPages if there is no room."""
         ...
 
-    def compile(self, config: ModelConfig, weights: Weights) -> CompiledModel:
-        """Pack the weights. Raises MemoryError if there is no room."""
+    def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> CompiledModel:
+        """Pack the weights; the head's matrix is that of `beside`, if given. Raises MemoryError if there is no room."""
         ...

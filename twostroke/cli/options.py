@@ -11,7 +11,7 @@ import typer
 
 from twostroke.cli.config import ConfigOption, source_of
 from twostroke.cli.parsers import exact_size, parse_directory, parse_id, parse_pair, parse_remote, parse_size
-from twostroke.engine.options import LLMOptions
+from twostroke.engine.options import GUESSER, LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.models.checkpoints.catalog import CATALOG
@@ -116,13 +116,18 @@ class ModelOptions(
         """Raise InvalidRequest if the technique lacks a companion, and note unused ones. Call it before loading."""
         from twostroke.cli.report import note
 
-        for role in ("student", "draft"):
-            if role in method.companions and getattr(self, role) is None:
-                raise InvalidRequest(f"method {method.name} needs a {role}: give one with --{role} int4, or MODEL")
-            if role not in method.companions and getattr(self, role) is not None:
+        there = {"student": self.student, "draft": self.draft, GUESSER: None}
+        if self.draft == GUESSER:
+            there |= {"draft": None, GUESSER: GUESSER}
+        for role, given in there.items():
+            if role in method.companions and given is None:
+                how = "--draft mtp" if role == GUESSER else f"--{role} int4, or MODEL"
+                raise InvalidRequest(f"method {method.name} needs a {role}: give one with {how}")
+            if role not in method.companions and given is not None:
                 chooses = next((name for name, rule in rules(type(method)).items() if role in rule.choices), None)
                 hint = f"; with --method-option {chooses}={role} it does" if chooses else ""
-                note(f"method {method.name} does not use --{role}{hint}")
+                option = "draft mtp" if role == GUESSER else role
+                note(f"method {method.name} does not use --{option}{hint}")
 
     def validate(self) -> None:
         """Raise InvalidRequest for options that cannot be, as far as this is possible without the model."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from twostroke.api.llm import LLM
+from twostroke.engine.options import GUESSER
 from twostroke.errors import InvalidRequest
 from twostroke.models.families import BY_NAME
 from twostroke.system.home import home
@@ -91,7 +92,7 @@ def identity(llm: LLM) -> str:
 
     A draft is left out: it only guesses tokens.
     """
-    parts = sorted((role, model.id) for role, model in llm.engine.models.items() if role != "draft")
+    parts = sorted((role, model.id) for role, model in llm.engine.models.items() if role not in ("draft", GUESSER))
     return hashlib.blake2b(repr((parts, llm.max_model_len)).encode(), digest_size=16).hexdigest()
 
 

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.interface import LazyLogits
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.engine.lane import Lane, LastQueries, LastRows, reopen_last
@@ -45,15 +46,20 @@ class DecodeLane(Lane[Decode]):
             raise InvalidRequest("there is nothing to decode from: the KV cache has no entries")
         todo: list[int] = []
         self._rows: deque[tuple[Model, LazyLogits]] = deque()  # rows to sample from, each with its model
+        self._hidden: np.ndarray | None = None  # of a model that takes hidden states: its own, before the next token
         self._placeholder = False  # whether a placeholder stands for the token that is being drawn
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
         elif not stroke.recompute and (row := _first_row(tail, model, models)) is not None:
+            if model.config.takes_hidden:
+                self._hidden = row[1].hidden_states()
             if not record.sampled:
                 self._rows.append(row)
         else:
             base, todo = reopen_last(base)
         base, todo, again = with_windows(model, base, todo)
+        if model.config.takes_hidden and (todo or again or stroke.guesses):
+            raise InvalidRequest(f"model {model.name} decodes only behind the logits of a prefill, without guesses")
         # Tokens for which the context and the pool have room. The last of them is never entered, and yet it counts:
         # a prompt and its answer together take at most `max_model_len` tokens.
         slots = model.pool.max_entries
@@ -94,15 +100,21 @@ class DecodeLane(Lane[Decode]):
 
     @property
     def decoding(self) -> bool:
-        return len(self.todo) == 1
+        """Also while a model that takes hidden states enters known tokens: each goes with the state before it."""
+        return len(self.todo) == 1 or (bool(self.todo) and self.model.config.takes_hidden)
 
     @property
     def ready(self) -> bool:
         """Whether the lane has a row to sample from."""
         return bool(self._rows) and not self.todo and self.result is None and self.missing is None
 
+    def hidden_inputs(self, count: int) -> HiddenInputs | None:
+        return None if self._hidden is None else HiddenInputs(self._hidden, np.ones(count, np.bool_))
+
     def logit_rows(self, count: int) -> int:
         own = self.own_rows(count)
+        if self._hidden is not None:
+            return own
         return own if self.guesses else int(own > 0 and count == len(self.todo) and not self.record.complete)
 
     def _noise(self, ahead: int) -> Noise:
@@ -110,6 +122,9 @@ class DecodeLane(Lane[Decode]):
         return Noise.of(self.output.params.temperature, self.seed, len(self.output.ids) + ahead)
 
     def computed(self, rows: LazyLogits) -> None:
+        if self._hidden is not None:
+            self._hidden = rows.hidden_states()
+            rows = rows[:0] if self.todo or self.record.complete else rows
         first = min(self._skipped, len(rows))  # rows that were sampled before a preemption
         self._skipped -= first
         if len(rows) == 1 and not first:  # as at every step of a decode
@@ -157,7 +172,9 @@ class DecodeLane(Lane[Decode]):
         """
         stroke, output = self.stroke, self.output
         last = len(self.record.sampled) + 1 == stroke.max_tokens or len(output.ids) + 1 == output.params.max_tokens
-        if model is self.model and not (last or self.full or self.guesses or stroke.queries or stroke.states):
+        if model is self.model and not (
+            last or self.full or self.guesses or stroke.queries or stroke.states or self._hidden is not None
+        ):
             self._placeholder, self.todo = True, [-1 - number]
 
     def _entered(self, token: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.model import Model
 from twostroke.engine.prefix_match import MissingPages, missing_in_pool
@@ -125,6 +126,10 @@ class Lane(ABC, Generic[StrokeKind]):
     @abstractmethod
     def logit_rows(self, count: int) -> int:
         """Number of last rows that need logits when the next `count` tokens are entered."""
+
+    def hidden_inputs(self, count: int) -> HiddenInputs | None:
+        """The hidden states that the last `count` tokens entered go with, if the model takes any."""
+        return None
 
     def enter(self, count: int) -> tuple[list[int], SlotMapping]:
         """Take the next `count` tokens and allocate their slots. On OutOfPages nothing has changed."""

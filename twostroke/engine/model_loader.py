@@ -17,7 +17,7 @@ import numpy as np
 from twostroke.backends.interface import Backend, Weights
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model import Model
-from twostroke.engine.options import companion_parts
+from twostroke.engine.options import GUESSER, companion_parts
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
@@ -101,23 +101,35 @@ class ModelLoader:
 
         return self.load(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for)
 
-    def load(self, stored: Checkpoint, tokenizer: Tokenizer, pool_for: Callable[[Geometry], PagePool]) -> Model:
+    def load(
+        self,
+        stored: Checkpoint,
+        tokenizer: Tokenizer,
+        pool_for: Callable[[Geometry], PagePool],
+        beside: Model | None = None,
+    ) -> Model:
         """Load a checkpoint's weights. Matrices without a kernel are re-encoded, with a line in the log.
 
-        `pool_for` returns the pool for a geometry. Raises CheckpointError if the weights cannot be read.
+        `pool_for` returns the pool for a geometry. `beside` is the model whose head it guesses with. Raises
+        CheckpointError if the weights cannot be read.
         """
         backend = self.backend
         checkpoint, start = fitted(stored, backend.formats, backend.threads), perf_counter()
         geometry = Geometry.of(checkpoint.config, backend.kv_dtype, tokenizer.fingerprint)
         _trim()  # what the tokenizer took is not to become the pool's zeros, nor to be there beside the weights
         weights = weight_bytes(checkpoint, backend)
-        self._count("weights", sum(weights.values()))
+        shared = () if beside is None else ("embed", checkpoint.config.head_tensor)
+        self._count("weights", sum(size for name, size in weights.items() if name not in shared))
         self.budget.require("take a smaller model, fewer bits (weights=int4), or raise the limit")
         pool = pool_for(geometry)
         pool.max_position = min(pool.max_position, checkpoint.config.max_position)
-        identity, made = model_identity(checkpoint, backend, pool.page_size), INDEXES[self.index]
+        identity = model_identity(checkpoint, backend, pool.page_size)
+        # What its entries are does not follow from its tokens alone if it takes hidden states.
+        made = None if checkpoint.config.takes_hidden else INDEXES[self.index]
         checkpoint.release()
-        compiled = backend.compile(checkpoint.config, _reported(checkpoint, self.progress))
+        compiled = backend.compile(
+            checkpoint.config, _reported(checkpoint, self.progress), None if beside is None else beside.compiled
+        )
         if checkpoint.encoders != stored.encoders:
             log.warning(
                 "%s has weights without a kernel: %s, encoded in %.1f s; weights=int8, int4 or bf16 chooses another "
@@ -149,7 +161,7 @@ class ModelLoader:
         """Load the student or the draft of `main`. Returns `main` itself if the weights are the same.
 
         Args:
-            role: "student" or "draft".
+            role: "student", "draft", or "mtp" for the model's own head of multi-token prediction.
             wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
             main: a model that this object has opened.
             own: main's checkpoint as stored.
@@ -188,7 +200,19 @@ class ModelLoader:
             self.budget.require("give the pool less with kv_bytes, or raise the limit")
             return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-        return self.load(checkpoint, tokenizer, pool_for)
+        return self.load(checkpoint, tokenizer, pool_for, main if role == GUESSER else None)
+
+
+def guesser_checkpoint(stored: Checkpoint, weights: str, threads: int | None) -> Checkpoint:
+    """A model's own head of multi-token prediction, with weights encoded as the model's.
+
+    Raises InvalidRequest if there is none, CheckpointError if it is damaged.
+    """
+    if stored.guesser is None:
+        raise InvalidRequest(
+            f"{stored.name} has no head of multi-token prediction that fits: leave out draft={GUESSER}, or name a model"
+        )
+    return quantize(stored.guesser(), weights, threads)
 
 
 def companion_checkpoint(wanted: str, own: Checkpoint, threads: int | None) -> Checkpoint:

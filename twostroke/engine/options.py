@@ -25,6 +25,7 @@ KV_DTYPES = (*DTYPES, "int8", "k8v4")
 WEIGHTS = ("stored", "bf16", "int8", "int4", "int3", "int2")
 PREFIX_INDEXES = ("radix", "hash", "off")
 MAX_RANKS = 64
+GUESSER = "mtp"  # a draft by this name is the model's own head of multi-token prediction; also its role
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,12 @@ class LLMOptions:
     )
     draft: str | Checkpoint | None = declare(
         None,
-        Rule(str, "For speculation: a model with the same tokenizer, named as above.", optional=True, or_object=True),
+        Rule(
+            str,
+            "For speculation: a model with the same tokenizer, named as above, or mtp, the model's own head.",
+            optional=True,
+            or_object=True,
+        ),
     )
     device: str = declare(
         "cpu",

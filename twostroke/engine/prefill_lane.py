@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.interface import LazyLogits
 from twostroke.engine.lane import Lane, reopen_last
 from twostroke.engine.model import Model
@@ -26,6 +27,16 @@ class PrefillLane(Lane[Prefill]):
         has_logits = base.tail is not None and base.tail.row is not None
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):
             base, todo = reopen_last(base)
+        width = (len(todo), model.config.hidden_size) if model.config.takes_hidden else None
+        if width != (None if stroke.inputs is None else stroke.inputs.shape):
+            raise InvalidRequest(
+                f"a prefill of model {model.name} takes "
+                + (
+                    "no hidden states"
+                    if width is None
+                    else f"hidden states of its {width[0]} tokens, {width[1]} numbers each"
+                )
+            )
         if base.next_position + len(todo) > model.max_position:
             raise ContextLengthExceeded(
                 f"the prompt ends at position {base.next_position + len(todo)}, past the {model.max_position} of "
@@ -90,6 +101,12 @@ class PrefillLane(Lane[Prefill]):
         if self._targets:  # the rows before the targets, and the last one
             return max(0, count - (len(self.todo) - 1 - len(self._targets)))
         return int(self.stroke.logits == "last" and count == len(self.todo))
+
+    def hidden_inputs(self, count: int) -> HiddenInputs | None:
+        if (inputs := self.stroke.inputs) is None:
+            return None
+        end = len(inputs) - len(self.todo)
+        return HiddenInputs(inputs[end - count : end], np.zeros(count, np.bool_))
 
     def computed(self, rows: LazyLogits) -> None:
         if self._targets and len(rows):

@@ -124,7 +124,7 @@ class ProgramRunner:
     def _open_prefill(self, choice: Choice, slot: int, stroke: Prefill) -> None:
         request, shared = choice.request, None
         # Only prefills from position 0 are shared: later ones continue values that differ between choices.
-        if len(request.choices) > 1 and stroke.after is None:
+        if len(request.choices) > 1 and stroke.after is None and stroke.inputs is None:
             key = (tuple(stroke.tokens), stroke.model, stroke.logits, stroke.queries, stroke.dropout)
             key += (stroke.logprobs, stroke.scored_from, stroke.states, stroke.hidden)
             if (shared := request.shared_prefills.get(key)) is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.interface import DrawnTokens, RaggedBatch
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
@@ -90,6 +91,7 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         biases=_biases(chunks),
         drawn=None if drawn is None or token_ids.min() >= 0 else drawn,
         states=[chunk.slot_mapping.states for chunk in chunks if chunk.slot_mapping.states is not None],
+        hidden=_hidden(chunks) if model.config.takes_hidden else None,
     )
     logits, queries, states = model.compiled.forward(batch, model.pool.memory)
     taken = handed_out = seen = 0
@@ -103,6 +105,12 @@ def run_forward(model: Model, chunks: Sequence[Chunk], drawn: DrawnTokens | None
         chunk.lane.num_computed = len(chunk.lane.writer) - (chunk.tokens[-1] < 0)
         chunk.lane.computed(logits[taken : taken + chunk.logit_rows])
         taken += chunk.logit_rows
+
+
+def _hidden(chunks: Sequence[Chunk]) -> HiddenInputs:
+    """The hidden states that go with the chunks' tokens."""
+    parts = [one for chunk in chunks if (one := chunk.lane.hidden_inputs(len(chunk.tokens))) is not None]
+    return HiddenInputs(np.concatenate([one.rows for one in parts]), np.concatenate([one.own for one in parts]))
 
 
 def _biases(chunks: Sequence[Chunk]) -> list[np.ndarray | None]:

@@ -40,6 +40,8 @@ class Prefill:
         states: also return the hidden states of the last `states` tokens, of every layer. No prefix hit covers them.
         hidden: also return the hidden states of the last `hidden` tokens, behind the last layer and before the last
             norm. No prefix hit covers them. Not together with `logprobs` or logits="all".
+        inputs: for a model that takes hidden states (`ModelConfig.takes_hidden`), those of the tokens to enter, of the
+            model that it guesses for: [n, hidden] float32, as `hidden` returns them.
         fresh: compute every token, also those whose entries the prefix index or a store has.
         progress: called with the value so far when the prefill begins behind known entries, and after each chunk but
             the last, in the thread that steps: it must be quick.
@@ -55,6 +57,7 @@ class Prefill:
     scored_from: int = 0
     states: int | None = None
     hidden: int | None = None
+    inputs: np.ndarray | None = None
     fresh: bool = False
     progress: Callable[[KVCache], None] | None = None
 

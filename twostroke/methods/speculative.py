@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.strokes import Decode, Decoded, Prefill, Program
+from twostroke.engine.options import GUESSER
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
 from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
@@ -37,34 +38,47 @@ class Speculative(Method, name="speculative"):
     Attributes:
         draft: where guesses come from. "lookup": what followed the latest earlier occurrence of the last few tokens.
             "student": a student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with
-            its own KV.
+            its own KV. "mtp": the model's own head of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437,
+            section 2.2), with its own KV.
         guesses: tokens guessed in a round; the first one's if `adaptive`.
         adaptive: two more after a round in which all were accepted, else one less.
         ngram: the most tokens that a lookup compares.
+        context: the most tokens of the prompt that the model's own head reads; no prefix hit covers them.
     """
 
     goes_on = True
 
-    draft: str = text("lookup", choices=("lookup", "student", "draft"))
+    draft: str = text("lookup", choices=("lookup", "student", "draft", GUESSER))
     guesses: int = integer(4, least=1, most=MAX_GUESSES)
     adaptive: bool = flag(True)
     ngram: int = integer(3, least=1, most=16)
+    context: int = integer(256, least=1, most=1 << 20)
 
     @property
     def companions(self) -> tuple[str, ...]:
         return () if self.draft == "lookup" else (self.draft,)
 
     def program(self, prompt: Prompt) -> Program:
-        run: Decoded = yield Decode((yield Prefill(prompt)), max_tokens=1)
+        reads = min(len(prompt), self.context) if self.draft == GUESSER else 0
+        made = yield Prefill(prompt, hidden=reads or None)
+        kv, hidden = (made.kv, made.hidden) if isinstance(made, Prefilled) else (made, None)
+        run: Decoded = yield Decode(kv, max_tokens=1)
+        known = [*prompt[len(prompt) - reads + 1 :], *run.tokens]  # what the head has not entered
         drafted: KVCache | None = None
         count, rounds, guessed, accepted = self.guesses, 0, 0, 0
         while run.finish_reason is None:
             if self.draft == "lookup":
                 guesses = lookup([*run.kv.tokens, run.tokens[-1]], self.ngram, count)
+            elif self.draft == GUESSER:
+                head: KVCache = yield Prefill(known, drafted, model=GUESSER, inputs=hidden)
+                draft: Decoded = yield Decode(head, model=GUESSER, max_tokens=count, emit=False)
+                drafted, guesses = head, draft.tokens
             else:
-                draft: Decoded = yield (yield from self.drafting(run, drafted, count))
+                draft = yield (yield from self.drafting(run, drafted, count))
                 drafted, guesses = draft.kv, draft.tokens
-            run = yield Decode(run.kv, guesses=guesses, max_tokens=len(guesses) + 1)
+            asked = len(guesses) + 1
+            run = yield Decode(run.kv, guesses=guesses, max_tokens=asked, states=asked if reads else 0)
+            known, hidden = run.tokens, None if run.states is None else run.states[-1]
             stood = common_prefix_length(run.tokens, guesses)
             rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
             if self.adaptive and guesses:

@@ -175,6 +175,9 @@ class ModelConfig(StableRepr):
         token_inputs: how many numbers each layer gets of each token, besides the residual stream; 0 for none (per-layer
             embeddings of Gemma 3n and 4). At its end a layer adds norm(projection(activation(gate x) * numbers)) to the
             stream. The numbers are those of a table, and of a projection of the token's embedding.
+        takes_hidden: whether rows begin with a projection of the token's embedding and of a hidden state of another
+            model, each after a norm: a head that guesses further tokens (multi-token prediction, DeepSeek-AI 2024,
+            arXiv:2412.19437, section 2.2).
     """
 
     architecture: str
@@ -190,6 +193,7 @@ class ModelConfig(StableRepr):
     score_cap: float | None = field(default=None, repr=False, metadata=LATER)
     logit_cap: float | None = field(default=None, repr=False, metadata=LATER)
     token_inputs: int = field(default=0, repr=False, metadata=LATER)
+    takes_hidden: bool = field(default=False, repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for index, one in self.attention_layers.items():

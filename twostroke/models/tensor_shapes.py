@@ -15,6 +15,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         every = config.num_layers * size
         shapes |= {"inputs.embed": (config.vocab_size, every), "inputs.projection": (every, config.hidden_size)}
         shapes["inputs.norm"] = (size,)
+    if config.takes_hidden:
+        shapes["join.projection"] = (config.hidden_size, 2 * config.hidden_size)
+        shapes |= dict.fromkeys(JOIN_NORMS, (config.hidden_size,))
     for i, layer in enumerate(config.layers):
         own = _layer_shapes(layer, config.hidden_size) | _input_shapes(size, config.hidden_size)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
@@ -89,6 +92,9 @@ def _input_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
     return names if size else {}
 
 
+# Of a model that takes hidden states: of embeddings, of hidden states, and before the latter the last norm of the model
+# that they come from.
+JOIN_NORMS = ("join.embed_norm", "join.hidden_norm", "join.main_norm")
 SELECTION_BIAS = "selection_bias"  # of the router
 SHARED_GATE = "shared_gate"  # of the shared expert
 ROUTER = "router"  # always float32: it is small, and a wrong choice of experts costs much quality

@@ -15,7 +15,7 @@ from tests.models.test_against_transformers import all_logits, assert_close, tok
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 
 

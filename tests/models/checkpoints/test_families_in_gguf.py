@@ -15,7 +15,7 @@ from tests.models.test_against_transformers import all_logits, tokens
 from tests.tiny import VOCAB, write_model
 from twostroke.api.llm import LLM
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 
 PARTS = {
@@ -203,7 +203,20 @@ QWEN35 = {
     "linear_attn.out_proj": "ssm_out",
     "linear_attn.dt": "ssm_dt",
     "linear_attn.decay": "",
+} | {part: part for part in ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")}
+GUESSER = {
+    "mtp.fc.weight": "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
 }
+
+
+def with_guesser(tensors: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
+    """The head of multi-token prediction as one more layer."""
+    inner = f"model.layers.{layers}."
+    renamed = {name: inner + GUESSER.get(name, name.removeprefix("mtp.layers.0.")) for name in tensors}
+    return {renamed[name] if name.startswith("mtp.") else name: tensor for name, tensor in tensors.items()}
 
 
 def tiled(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -453,7 +466,11 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer = gguf.GGUFWriter(path, made.arch)
     writer.add_context_length(values["max_position_embeddings"])
     writer.add_embedding_length(values["hidden_size"])
-    writer.add_block_count(values["num_hidden_layers"])
+    stored, layers = load_file(directory / "model.safetensors"), values["num_hidden_layers"]
+    guesses = "mtp.fc.weight" in stored
+    writer.add_block_count(layers + guesses)
+    if guesses:
+        writer.add_uint32(f"{made.arch}.nextn_predict_layers", 1)
     writer.add_head_count(heads)
     if made.arch != "gemma4":
         writer.add_feed_forward_length(values.get("intermediate_size", 0))
@@ -468,11 +485,10 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
-    stored = load_file(directory / "model.safetensors")
     changed = {"qwen35": tiled, "qwen35moe": tiled, "qwen3next": qkvz_split, "granitehybrid": mamba}.get(
         made.arch, lambda tensors, _: unstacked(tensors)
     )
-    for name, tensor in changed(stored, values).items():
+    for name, tensor in changed(with_guesser(stored, layers), values).items():
         if made.arch in ("gemma2", "gemma3") and "norm" in name:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")

@@ -13,7 +13,7 @@ from tests.models.checkpoints.test_gguf import write
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.generation import FIELDS
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.resolve import open_checkpoint, open_path
 from twostroke.sampling.params import SamplingParams
 

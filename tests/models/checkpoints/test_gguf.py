@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
-from twostroke.models.checkpoints.gguf.file import open_gguf, read_gguf
+from twostroke.models.checkpoints.gguf.file import read_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.config import GatedMLP
 from twostroke.models.tensor_shapes import tensor_shapes
 

@@ -13,7 +13,7 @@ from tests.models.checkpoints.test_catalog import fake_hub
 from tests.models.checkpoints.test_gguf import make_weights, write
 from twostroke.errors import CheckpointError, UnknownModel
 from twostroke.models.checkpoints import hub
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.gguf.split_files import sets
 from twostroke.models.checkpoints.resolve import open_checkpoint
 

@@ -13,7 +13,8 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.backends.native.weights import FORMATS as KERNELS
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.gguf.file import open_gguf, read_gguf
+from twostroke.models.checkpoints.gguf.file import read_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.quantize import fitted, quantize
 from twostroke.models.formats.blocks import FORMATS
 from twostroke.models.formats.transcode import SUBSTITUTES

@@ -20,7 +20,7 @@ from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.kv import stream_header as header
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.config import ModelConfig
 from twostroke.models.rope import Rope, frequencies, yarn_amplitude

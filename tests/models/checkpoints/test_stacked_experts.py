@@ -21,7 +21,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.backends.native.model import NativeModel
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 
 EXPERTS, CHOSEN, WIDTH, HIDDEN = 5, 3, 64, 96

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from twostroke.backends.interface import ONE_RANK, Weights
+from twostroke.backends.hidden_inputs import ONE_PROCESS, HiddenJoin
+from twostroke.backends.interface import ONE_RANK, CompiledModel, Weights
 from twostroke.backends.native import library
 from twostroke.backends.native.model import KV_DTYPES, NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
@@ -85,9 +86,12 @@ class NativeBackend:
             return HostMemory(num_pages, shape, "pairs")
         return self.ranks.memory(num_pages, shape)
 
-    def compile(self, config: ModelConfig, weights: Weights) -> NativeModel:
+    def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> NativeModel:
         if self.ranks is None:
-            return NativeModel(self.team, self.statistics, config, self.kv_dtype, WholeWeights(config, weights))
+            join = HiddenJoin.of(weights, config.norm_eps) if config.takes_hidden else None
+            head = beside.head if isinstance(beside, NativeModel) else None
+            source = WholeWeights(config, weights)
+            return NativeModel(self.team, self.statistics, config, self.kv_dtype, source, join=join, head=head)
         with self.ranks.compiling(config, self.kv_dtype, weights) as parts:
             return NativeModel(self.team, self.statistics, config, self.kv_dtype, parts, self.ranks.call)
 
@@ -111,6 +115,8 @@ def unsupported(
     """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
+    if tp > 1 and config.takes_hidden:
+        return ONE_PROCESS
     if tp > 1 and config.state_layers and under_torchrun():
         return ONE_RANK
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:

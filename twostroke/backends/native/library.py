@@ -127,7 +127,10 @@ class NativeBatch(ctypes.Structure):
         *((name, _POINTER) for name in ("state_rows", "states")),
         ("state_pages", ctypes.c_int64),
         *((name, _POINTER) for name in ("state_counts", "state_sources", "target_starts", "target_sequences")),
-        *((name, _POINTER) for name in ("target_rows", "target_pages", "biases", "bias_lengths", "bias_base")),
+        *(
+            (name, _POINTER)
+            for name in ("target_rows", "target_pages", "biases", "bias_lengths", "bias_base", "hidden")
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs, HiddenJoin
 from twostroke.backends.interface import PAGE, ForwardOutput, LazyLogits, RaggedBatch, StateStep
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
 from twostroke.backends.native.layers import LentWeights, NativeLayers
@@ -16,7 +17,7 @@ from twostroke.backends.native.library import NativeBatch, NativeConfig, ThreadT
 from twostroke.backends.native.rope_tables import RopeTables
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
-from twostroke.backends.native.weights import PAGE_SIZE, PANEL, floats
+from twostroke.backends.native.weights import PAGE_SIZE, PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
 from twostroke.models.config import Activation, GatedMLP, ModelConfig
 from twostroke.models.layer_groups import PageShape, StatePages, layer_groups
@@ -41,8 +42,13 @@ class NativeModel:
         kv_dtype: str,
         source: WeightSource,
         call: Callable[..., None] | None = None,
+        join: HiddenJoin | None = None,
+        head: PackedMatrix | None = None,
     ) -> None:
-        """`kv_dtype`: one of `KV_DTYPES`. `call` is `SharedMemoryRanks.call` if there are other ranks."""
+        """`kv_dtype`: one of `KV_DTYPES`. `call` is `SharedMemoryRanks.call` if there are other ranks.
+
+        `join`: of a model that takes hidden states; `head`: another model's, which is this one's too.
+        """
         self.config, self.team, self.library = config, team, team.library
         self.statistics, self._call = statistics, call or _alone
         self.weights, self._ropes = LentWeights(team, source), RopeTables(config)
@@ -53,7 +59,8 @@ class NativeModel:
         self.kv: list[np.ndarray] = []  # what a pass reads has to outlive it, and members of the team may be late
         # An embedding that is not also the head is only looked up, never multiplied.
         self.table = None if config.tied else source.table(team, "embed")
-        self.head = self.weights.matrix(config.head_tensor)
+        self.head = self.weights.matrix(config.head_tensor) if head is None else head
+        self._join = None if join is None else (join, self.weights.matrix("join.projection"))
         mlps = [layer.feed_forward for layer in config.layers]
         fields = NativeConfig(
             hidden=config.hidden_size,
@@ -119,7 +126,10 @@ class NativeModel:
             num_wanted=len(batch.wanted),
             wanted=address(batch.wanted),
         )
-        if self.table is not None:
+        if batch.hidden is not None:
+            joined = self._joined(token_ids, batch.hidden)
+            fields.hidden = address(joined)
+        elif self.table is not None:
             embeddings = np.frombuffer(self.table.read(token_ids.tolist()), np.uint8)
             fields.embeddings = address(embeddings)
         if self.inputs is not None:
@@ -150,6 +160,14 @@ class NativeModel:
             places = self.handle, ctypes.byref(fields), address(kv[0]), self.strides, address(hidden)
             self._call(self.library.twostroke_forward, *places)
         return ForwardOutput(HiddenRows.of(self, hidden), None if queries is None else self._by_head(queries), states)
+
+    def _joined(self, token_ids: np.ndarray, hidden: HiddenInputs) -> np.ndarray:
+        """What the first layer reads: [N, hidden] float32."""
+        assert self._join is not None, "the model takes no hidden states"
+        (join, projection), table = self._join, self.table or self.head
+        embeddings = np.stack([table.row(token) for token in token_ids.tolist()]) * self.config.embedding_scale
+        with self._lock:
+            return projection.multiply(join(embeddings.astype(np.float32), hidden))
 
     def _state_fields(self, steps: Sequence[StateStep]) -> dict[str, np.ndarray | int]:
         """What a batch says of recurrent layers."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from twostroke.backends.interface import ONE_RANK, ForwardOutput, LazyLogits, RaggedBatch, Weights
+from twostroke.backends.hidden_inputs import ONE_PROCESS
+from twostroke.backends.interface import ONE_RANK, CompiledModel, ForwardOutput, LazyLogits, RaggedBatch, Weights
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks.collectives import Collectives
@@ -72,6 +73,8 @@ class ReferenceBackend:
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         """The reference runs every model, in one process."""
+        if self.ranks is not None and config.takes_hidden:
+            return ONE_PROCESS
         return ONE_RANK if self.ranks is not None and config.state_layers else None
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -85,9 +88,10 @@ class ReferenceBackend:
             return self.ranks.memory(num_pages, shape)
         return new_memory(num_pages, shape, self.device)
 
-    def compile(self, config: ModelConfig, weights: Weights) -> ReferenceModel:
+    def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> ReferenceModel:
         if self.ranks is None:
-            return ReferenceModel(ReferenceDecoder(config, self.operations, weights))
+            decoder = beside.decoder if isinstance(beside, ReferenceModel) else None
+            return ReferenceModel(ReferenceDecoder(config, self.operations, weights, decoder))
         with self.ranks.compiling(config, weights) as (number, parts):
             return ShardedReferenceModel(
                 ReferenceDecoder(config, self.operations, parts), self.ranks.links, (self.ranks, number)

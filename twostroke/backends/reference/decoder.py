@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from twostroke.backends.hidden_inputs import HiddenJoin
 from twostroke.backends.interface import Weights
 from twostroke.backends.reference.linear_attention import GatedDeltaNetLayer, Mamba2Layer
-from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped, gated
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, as_array, capped, gated
 from twostroke.backends.reference.states import ShortConvolutionLayer, StateLayer, StateWeights
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
@@ -171,16 +172,29 @@ class ReferenceLayer:
 class ReferenceDecoder:
     """A model's weights and its forward pass over a ragged batch of tensors."""
 
-    def __init__(self, config: models.ModelConfig, operations: Operations, weights: Weights) -> None:
+    def __init__(
+        self,
+        config: models.ModelConfig,
+        operations: Operations,
+        weights: Weights,
+        beside: ReferenceDecoder | None = None,
+    ) -> None:
+        """`beside`: another model, whose embedding and head are this one's too."""
         self.config, self.operations = config, operations
-        self.embed = operations.pack([weights("embed")])
+        self.embed = operations.pack([weights("embed")]) if beside is None else beside.embed
+        self.join = None
+        if config.takes_hidden:
+            self.join = HiddenJoin.of(weights, config.norm_eps), operations.pack([weights("join.projection")])
         self.inputs = None
         if config.token_inputs:
             table, projection, norm = (weights(f"inputs.{name}") for name in ("embed", "projection", "norm"))
             self.inputs = operations.pack([table]), operations.pack([projection]), operations.pack([norm])
         self.layers = [ReferenceLayer(config, i, operations, weights) for i in range(config.num_layers)]
         self.norm = operations.pack([weights("norm")])
-        self.head = self.embed if config.tied else operations.pack([weights("head")])
+        if beside is not None:
+            self.head = beside.head
+        else:
+            self.head = self.embed if config.tied else operations.pack([weights("head")])
 
     def forward(
         self, batch: TensorBatch, kv: Sequence[torch.Tensor], snapshots: torch.Tensor
@@ -197,6 +211,10 @@ class ReferenceDecoder:
         """
         queries: list[torch.Tensor] = []
         x = self.operations.embed(self.embed, batch.token_ids, self.config.embedding_scale)
+        if self.join is not None:
+            assert batch.hidden is not None, "the model takes hidden states"
+            join, projection = self.join
+            x = self.operations.linear(torch.from_numpy(join(as_array(x.float()), batch.hidden)).to(x), projection)
         seen = [x]
         inputs = self._inputs(batch.token_ids, x)
         for layer, own in zip(self.layers, inputs, strict=True):

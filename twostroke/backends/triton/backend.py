@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import triton
 
-from twostroke.backends.interface import Weights
+from twostroke.backends.interface import CompiledModel, Weights
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks import collectives
 from twostroke.backends.ranks.collectives import device_of
@@ -81,7 +81,7 @@ class TritonBackend:
             return self.ranks.memory(num_pages, shape)
         return DeviceMemory(num_pages, shape, self.device)
 
-    def compile(self, config: ModelConfig, weights: Weights) -> TritonModel:
+    def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> TritonModel:
         if self.ranks is None:
             return TritonModel(config, self.device, weights)
         with self.ranks.compiling(config, weights) as (number, parts):
@@ -129,6 +129,7 @@ def _without_kernel(config: ModelConfig) -> str | None:
     mlps = [layer.feed_forward for layer in config.layers]
     parts = {
         "recurrent layers": bool(config.state_layers),
+        "hidden states of another model": config.takes_hidden,
         "a gate of what attention makes": any(one.output_gate for one in config.attentions),
         "routers of sigmoids": any(isinstance(mlp, Experts) and (mlp.sigmoid or mlp.selection_bias) for mlp in mlps),
         "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),

@@ -48,7 +48,8 @@ class Checkpoint:
     `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them. `tensor` applies `transforms`
     to some of them (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), then
     `encoders` (see `quantize`), on each call. `generation` holds the sampling defaults that the model states
-    (see `generation`), and `pooling` how hidden states become embeddings.
+    (see `generation`), and `pooling` how hidden states become embeddings. `guesser` opens the head of multi-token
+    prediction, if the files have one: its embeddings and its head are this model's.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Checkpoint:
     encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
     generation: Mapping[str, float] = field(default_factory=dict)
     pooling: Pooling = field(default_factory=Pooling)
+    guesser: Callable[[], "Checkpoint"] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, shape in tensor_shapes(self.config).items():

@@ -10,7 +10,7 @@ from twostroke.errors import CheckpointError, UnknownModel
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import fetch
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.gguf.split_files import cut, sets
 from twostroke.models.checkpoints.hub import hub_snapshot
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface

@@ -131,6 +131,8 @@ class Family(ABC):
         gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
             expert's number; an expert's name without it is one 3-D tensor of all experts. Matrices of one name follow
             one another in that tensor.
+        gguf_guesser, huggingface_guesser: names of what a head of multi-token prediction has beside its layer, below
+            the layer's number or "mtp."; empty if the family's files have none.
     """
 
     name: ClassVar[str]
@@ -145,6 +147,8 @@ class Family(ABC):
     huggingface_outer: ClassVar[Mapping[str, str]] = {}
     gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS
     huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
+    gguf_guesser: ClassVar[Mapping[str, str]] = {}
+    huggingface_guesser: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def describe(self, source: ConfigSource) -> ModelConfig:

@@ -72,6 +72,18 @@ class Qwen3_5(Family):  # the version is part of the name
         | {"conv": "ssm_conv1d.weight", "decay": "ssm_a", "dt_bias": "ssm_dt.bias"}
         | {"state_norm": "ssm_norm.weight", "state_o": "ssm_out.weight"}
     )
+    huggingface_guesser: ClassVar = {
+        "norm": "norm.weight",
+        "join.projection": "fc.weight",
+        "join.embed_norm": "pre_fc_norm_embedding.weight",
+        "join.hidden_norm": "pre_fc_norm_hidden.weight",
+    }
+    gguf_guesser: ClassVar = {
+        "norm": "nextn.shared_head_norm.weight",
+        "join.projection": "nextn.eh_proj.weight",
+        "join.embed_norm": "nextn.enorm.weight",
+        "join.hidden_norm": "nextn.hnorm.weight",
+    }
 
     def describe(self, source: ConfigSource) -> ModelConfig:
         attention = replace(attention_of(source, qk_norm=True), output_gate=True)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,12 @@ def stored_names(
         else:
             names[ours] = StoredName(prefix + parts[".".join(rest)])
     return names
+
+
+def guesser_of(config: ModelConfig) -> ModelConfig:
+    """The head of multi-token prediction in files of this model: a layer with attention behind a projection."""
+    first = next(iter(config.attention_layers))
+    return replace(config, layers=(config.layers[first],), takes_hidden=True)
 
 
 def unread_names(config: ModelConfig, layers: str, parts: Mapping[str, str]) -> set[str]:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.engine.options import GUESSER
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.http.call_log import call_log
@@ -40,7 +41,7 @@ async def props(engine: CurrentEngine) -> Response:
 async def slots(engine: CurrentEngine) -> Response:
     """A slot for each choice that may run at once; there are no fixed ones, so the busy ones come first."""
     n_ctx, most = engine.llm.max_model_len, engine.llm.engine.config.max_running
-    speculative, busy = "draft" in engine.llm.engine.models, engine.in_flight
+    speculative, busy = not engine.llm.engine.models.keys().isdisjoint(("draft", GUESSER)), engine.in_flight
     return json_response(
         [{"id": id, "n_ctx": n_ctx, "speculative": speculative, "is_processing": id < busy} for id in range(most)]
     )

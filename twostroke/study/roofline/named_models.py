@@ -12,7 +12,7 @@ from twostroke.errors import CheckpointError, UnknownModel, UnsupportedArchitect
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import is_fetched, model_path
-from twostroke.models.checkpoints.gguf.file import open_gguf
+from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
 from twostroke.models.recurrent import GatedDeltaNet

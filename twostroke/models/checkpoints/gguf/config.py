@@ -19,7 +19,7 @@ from twostroke.models.families import BY_GGUF, BY_NAME, Family
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import GGUF_KEYS, GGUF_OUTER, MAX_HEAD_DIM
 from twostroke.models.families.missing import reason
-from twostroke.models.families.tensor_names import StoredName, stored_names, unread_names
+from twostroke.models.families.tensor_names import StoredName, guesser_of, stored_names, unread_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
 
@@ -216,6 +216,22 @@ def tensor_names(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str
     """Map from Twostroke name to name in a GGUF file with these tensors, for every tensor of the model."""
     family = BY_NAME[config.architecture]
     return stored_names(config, {**GGUF_OUTER, **family.gguf_outer}, "blk.{}.", parts_of(family, tensors))
+
+
+def guesser_names(
+    config: ModelConfig, metadata: Mapping[str, Any], tensors: Collection[str]
+) -> dict[str, StoredName] | None:
+    """The same for the head of multi-token prediction; None if there is none of one layer that shares embeddings."""
+    family, layer = BY_NAME[config.architecture], f"blk.{config.num_layers}."
+    own = {ours: layer + theirs for ours, theirs in family.gguf_guesser.items()}
+    if not own or metadata.get(f"{family.gguf}.nextn_predict_layers") != 1 or own["join.projection"] not in tensors:
+        return None
+    if any(f"{layer}nextn.{other}.weight" in tensors for other in ("embed_tokens", "shared_head_head")):
+        return None
+    outer = {**GGUF_OUTER, "join.main_norm": GGUF_OUTER["norm"], **own}
+    if outer["norm"] not in tensors:
+        outer["norm"] = GGUF_OUTER["norm"]
+    return stored_names(guesser_of(config), outer, layer, parts_of(family, tensors))
 
 
 def _is_scale(name: str, tensors: Mapping[str, RawTensor]) -> bool:

@@ -1,4 +1,4 @@
-"""GGUF files, versions 2 and 3: a reader over a memory map, and `open_gguf`.
+"""GGUF files, versions 2 and 3: a reader over a memory map, alone or in sets.
 
 The layout is that of docs/gguf.md in the ggml repository: a header, key-value metadata, tensor descriptions (name,
 dimensions innermost first, type, offset), then the aligned tensor data. Files are not trusted: every length is checked
@@ -8,9 +8,8 @@ against the file's end, so a damaged file raises CheckpointError.
 import logging
 import struct
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -18,18 +17,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from twostroke.errors import CheckpointError, TwostrokeError
-from twostroke.models.checkpoints.checkpoint import Checkpoint, GgufTokenizerSource
-from twostroke.models.checkpoints.generation import gguf_generation
-from twostroke.models.checkpoints.gguf.config import read_config, tensor_names
-from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of, set_name
-from twostroke.models.checkpoints.pooling import gguf_pooling
-from twostroke.models.families import BY_NAME
-from twostroke.models.families.tensor_names import StoredName, fused_rows
+from twostroke.errors import CheckpointError
+from twostroke.models.checkpoints.gguf.split_files import cut, joined, parts_of
 from twostroke.models.formats.blocks import FORMATS
-from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.system.mapped_files import MappedFile
 
 log = logging.getLogger(__name__)
@@ -245,7 +236,7 @@ def _listed(value: Any) -> Any:
     return value
 
 
-def _read_set(path: Path) -> tuple[tuple[Path, ...], GgufFile]:
+def read_set(path: Path) -> tuple[tuple[Path, ...], GgufFile]:
     """The files of the set that a file belongs to, usually itself alone, and all that they hold."""
     given = read_gguf(path)
     paths = parts_of(path, given.metadata)
@@ -254,68 +245,3 @@ def _read_set(path: Path) -> tuple[tuple[Path, ...], GgufFile]:
     files = [given if part == path else read_gguf(part) for part in paths]
     metadata, tensors = joined([(file.path, file.metadata, file.tensors) for file in files])
     return paths, GgufFile(paths[0], metadata, tensors)
-
-
-def _with_scale(file: GgufFile, name: StoredName, tensor: RawTensor) -> RawTensor:
-    """The tensor times the number (one for each expert) that converters of NVFP4 store beside it."""
-    scale = file.tensors.get(name.tensor.removesuffix(".weight") + ".scale")
-    if scale is None or tensor.format != "NVFP4" or len(tensor.shape) != 2:
-        return tensor
-    if scale.num_elements <= (name.expert or 0):
-        raise CheckpointError(f"{scale.source}: shape {scale.shape} where there is a number for each matrix")
-    factor = scale.dequantize().reshape(-1)[name.expert or 0]
-
-    def make() -> np.ndarray:
-        return (tensor.dequantize() * factor).view(np.uint8)
-
-    return PackedTensor.of(tensor.shape, "F32", tensor.source, "NVFP4 with a scale", (tensor, scale), make)
-
-
-def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
-    """Opens a GGUF file of a supported architecture, or a set of files of which `path` is any.
-
-    `name` defaults to the file's stem, without the number of its part.
-
-    Raises UnsupportedArchitecture naming the architecture, CheckpointError for a damaged or incomplete file.
-    """
-    paths, file = _read_set(path)
-    config = read_config(file.metadata, file.tensors, path)
-    names = tensor_names(config, file.tensors)
-    for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
-        if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
-            raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
-    fused = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config, "gguf"))
-    stored, shapes = dict[str, RawTensor](), tensor_shapes(config)
-    for ours, place in names.items():
-        if (found := file.tensors.get(place.tensor)) is None:
-            continue
-        found = _with_scale(file, place, found if place.expert is None else found.part(place.expert))
-        found = replace(fused[ours].of(found) if ours in fused else found, name=ours)
-        wanted = shapes[ours]
-        if len(wanted) == 1 and prod(found.shape) == prod(wanted):  # with an axis more: what Mamba-2 has for each head
-            found = RawTensor.from_bytes(ours, found.format, wanted, found.data.reshape(-1), found.source)
-        stored[ours] = found
-    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
-    if len(tokens) > config.vocab_size:
-        log.warning(
-            "%s: the tokenizer has %d tokens and the embedding %d rows: a prompt that has one of the last is refused",
-            path, len(tokens), config.vocab_size,
-        )  # fmt: skip
-    licence = file.metadata.get("general.license")
-    try:
-        return Checkpoint(
-            name=name or set_name(path),
-            files=paths,
-            config=config,
-            licence=licence if isinstance(licence, str) else None,
-            tokenizer_source=GgufTokenizerSource(file.path, file.metadata),
-            stored=stored,
-            transforms=BY_NAME[config.architecture].transforms(config, "gguf"),
-            generation=gguf_generation(file.metadata, path),
-            pooling=gguf_pooling(file.metadata),
-        )
-    except TwostrokeError:
-        missing = [name.tensor for ours, name in names.items() if ours not in stored]
-        if missing:  # use the file's name for the tensor
-            raise CheckpointError(f"{path}: the tensor {missing[0]} is missing") from None
-        raise

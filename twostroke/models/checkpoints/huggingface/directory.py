@@ -1,7 +1,9 @@
 """Hugging Face directories: config.json and memory-mapped safetensors files."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
@@ -15,7 +17,7 @@ from twostroke.models.checkpoints.huggingface.stacked_experts import split_exper
 from twostroke.models.checkpoints.pooling import directory_pooling
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_NAME
-from twostroke.models.families.tensor_names import fused_rows, stored_names, unread_names
+from twostroke.models.families.tensor_names import fused_rows, guesser_of, stored_names, unread_names
 from twostroke.models.formats.packed_tensor import PackedTensor
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import SHARED_GATE
@@ -23,6 +25,7 @@ from twostroke.models.tensor_shapes import SHARED_GATE
 # Gemma 3 with vision has a longer prefix. A model that was saved without its head (transformers' AutoModel) has none.
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+GUESSERS = ("mtp.", "model.mtp.", "language_model.mtp.")  # prefixes of the head of multi-token prediction
 # Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
 OTHER_PARTS = "vision_tower|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio|mtp"
 UNUSED = re.compile(rf"(model\.)?({OTHER_PARTS})\..*|.*\.rotary_emb\.inv_freq")
@@ -77,6 +80,44 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
+    name = name or directory.resolve().name
+    guesser = _guesser(directory, name, config, names, tensors, files)
+    return _opened(directory, name, config, names, tensors, files, guesser)
+
+
+def _guesser(
+    directory: Path,
+    name: str,
+    config: ModelConfig,
+    names: Mapping[str, str],
+    tensors: Mapping[str, RawTensor],
+    files: Sequence[Path],
+) -> Callable[[], Checkpoint] | None:
+    """Opens the head of multi-token prediction, if the files have one of one layer without embeddings of its own."""
+    family = BY_NAME[config.architecture]
+    prefix = next((p for p in GUESSERS if f"{p}fc.weight" in tensors), None)
+    if not family.huggingface_guesser or prefix is None:
+        return None
+    if f"{prefix}embed_tokens.weight" in tensors or any(one.startswith(f"{prefix}layers.1.") for one in tensors):
+        return None
+    guesser = guesser_of(config)
+    outer = {"embed": names["embed"], "head": names.get("head", ""), "join.main_norm": names["norm"]}
+    outer |= {ours: prefix + theirs for ours, theirs in family.huggingface_guesser.items()}
+    found = stored_names(guesser, outer, prefix + "layers.{}.", family.huggingface_parts)
+    its = {ours: one.tensor for ours, one in found.items()}
+    return partial(_opened, directory, f"{name} mtp", guesser, its, tensors, files)
+
+
+def _opened(
+    directory: Path,
+    name: str,
+    config: ModelConfig,
+    names: Mapping[str, str],
+    tensors: Mapping[str, RawTensor],
+    files: Sequence[Path],
+    guesser: Callable[[], Checkpoint] | None = None,
+) -> Checkpoint:
+    """The model with these tensors of a directory. Raises CheckpointError for those that are missing or damaged."""
     orders, stored = BY_NAME[config.architecture].row_orders(config, "huggingface"), dict[str, RawTensor]()
     fused = fused_rows(config, names, orders)
     for ours, theirs in names.items():
@@ -94,8 +135,8 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             found = RawTensor.from_bytes(ours, found.format, shape, found.data.reshape(-1), found.source)
         stored[ours] = replace(fused[ours].of(found) if ours in fused else found, name=ours)
     return Checkpoint(
-        name=name or directory.resolve().name,
-        files=(config_path, *files),
+        name=name,
+        files=(directory / "config.json", *files),
         config=config,
         licence=_licence(directory),
         tokenizer_source=HfTokenizerSource(directory),
@@ -103,4 +144,5 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
         transforms=BY_NAME[config.architecture].transforms(config, "huggingface"),
         generation=directory_generation(directory),
         pooling=directory_pooling(directory),
+        guesser=guesser,
     )

@@ -73,9 +73,10 @@ def test_the_highest_rate_within_keeps_the_objectives_in_a_long_simulation() -> 
 def test_a_busy_stretch_ends_with_the_request_that_waits_as_long_as_asked_for() -> None:
     """Of a hundred requests two come together, and each takes half of the time between two others: one waits."""
     traffic = drawn_traffic(RequestProfile(100, 1), 1.0, None, 1.0, False)
-    some = [replace(one, at=float(i)) for i, one in enumerate(traffic.arrivals[:100])]
-    some[50] = replace(some[50], at=49.1)
-    found = busy_stretch(some, WorkerPace((0.0, 2.0, 4.0), (0.5, 0.5, 0.5)), 1.0, 99.5)
+    some = traffic.arrivals[:100]
+    times = [49.1 if i == 50 else float(i) for i in range(100)]
+    pace = WorkerPace((0.0, 2.0, 4.0), (0.5, 0.5, 0.5))
+    found = busy_stretch(Traffic(some, traffic.pattern), times, pace, 1.0, 99.5)
     stretch = found.traffic
     assert stretch.arrivals[-1].pieces == some[50].pieces
     assert len(stretch.arrivals) >= 24

@@ -59,19 +59,30 @@ def require_load(model: ModelSpec, traffic: Traffic, technique: Technique = PLAI
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
 
 
-def part_at_rate(traffic: Traffic, rate: float, part: int, seed: int) -> list[TrafficRequest]:
-    """Every `part`-th request, as a router gives them in turn, at a rate of all of them. A trace keeps its bursts.
+def part_of(traffic: Traffic, part: int, seed: int) -> Traffic:
+    """Every `part`-th request, as a router gives them in turn; of drawn requests any do as well."""
+    if isinstance(traffic.pattern, OpenLoop) or part == 1:
+        return traffic
+    return Traffic.replayed(traffic.arrivals[seed % part :: part] or traffic.arrivals[:1], SEED)
+
+
+def times_at_rate(traffic: Traffic, some: Traffic, rate: float, part: int, seed: int) -> list[float]:
+    """When the requests of a part come at a rate of all of them. A trace keeps its bursts.
 
     The sum of `part` gamma-distributed gaps is gamma-distributed with so many times the shape.
     """
     if isinstance(traffic.pattern, OpenLoop):
         turns = replace(traffic.pattern, rate=rate / part, burstiness=part * traffic.pattern.burstiness)
-        times = turns.times(len(traffic.arrivals), SEED + seed)
-        asked = zip(traffic.arrivals, times, strict=True)  # `replace` takes five times as long, for thousands
-        return [TrafficRequest(at, one.pieces, one.output_tokens) for one, at in asked]
-    picked = traffic.arrivals[seed % part :: part]
-    scale = (traffic.rate or rate) / rate
-    return [replace(one, at=scale * (one.at - picked[0].at)) for one in picked]
+        return turns.times(len(some.arrivals), SEED + seed)
+    scale, first = (traffic.rate or rate) / rate, some.arrivals[0].at
+    return [scale * (one.at - first) for one in some.arrivals]
+
+
+def part_at_rate(traffic: Traffic, rate: float, part: int, seed: int, most: int | None = None) -> list[TrafficRequest]:
+    """A part of the requests, at most so many of them, at the times that a rate of all gives them."""
+    some = part_of(traffic, part, seed)
+    times = times_at_rate(traffic, some, rate, part, seed)
+    return [replace(one, at=at) for one, at in zip(some.arrivals[:most], times, strict=False)]
 
 
 def some_of(traffic: Traffic, seed: int) -> list[TrafficRequest]:
@@ -101,30 +112,35 @@ class BusyStretch:
     wait: float
 
 
-def busy_stretch(requests: list[TrafficRequest], pace: WorkerPace, rate: float, percent: float) -> BusyStretch:
+def busy_stretch(
+    traffic: Traffic, times: Sequence[float], pace: WorkerPace, rate: float, percent: float
+) -> BusyStretch:
     """The stretch of a long load whose last request waits as long as `percent` % of all do at most.
 
     Percentiles of TTFT come from busy stretches, which a short simulation would hardly meet. Arithmetic tells where
     they are; what happens in them is simulated. A request waits for room, of which as much comes free as `pace` says
     for so many in flight, and for the chunks of others (Lindley 1952).
+
+    Args:
+        times: when each request of the load comes, in place of its own times.
     """
-    work = np.array([one.prompt_tokens for one in requests], float)
-    work, slots = work / work.mean(), pace.slots
-    flying, queue, last = float(pace.steady(rate)), 0.0, requests[0].at
+    requests, work = traffic.arrivals, traffic.prompts / traffic.prompts.mean()
+    slots, prompt_s, leaving, full = pace.slots, pace.prompt_s, pace.leaving, pace.leaving[-1]
+    flying, queue, last = float(pace.steady(rate)), 0.0, times[0]
     waits, before, waiting = list[float](), list[float](), list[int]()
-    for one, part in zip(requests, work.tolist(), strict=True):
-        flying = max(0.0, flying - pace.leaving[min(round(flying), slots)] * (one.at - last))
-        queue, last = max(0.0, queue - (one.at - last)), one.at
-        takes = part * pace.prompt_s[min(round(flying), slots)]
-        waits.append(takes + max(queue, (flying + 1 - slots) / pace.leaving[-1]))
+    for at, part in zip(times, work.tolist(), strict=True):
+        flying = max(0.0, flying - leaving[min(round(flying), slots)] * (at - last))
+        queue, last = max(0.0, queue - (at - last)), at
+        mean = prompt_s[min(round(flying), slots)]
+        waits.append(part * mean + max(queue, (flying + 1 - slots) / full))
         before.append(flying)
-        waiting.append(math.ceil(max(0.0, flying - slots, queue / pace.prompt_s[min(round(flying), slots)])))
-        flying, queue = flying + 1, queue + takes
+        waiting.append(math.ceil(max(0.0, flying - slots, queue / mean)))
+        flying, queue = flying + 1, queue + part * mean
     order = np.argsort(waits, kind="stable")
     end = int(order[max(0, math.ceil(len(order) * percent / 100) - 1)])
     first = max(0, end + 1 - MIN_REQUESTS)
     known = min(first, waiting[first])
-    some = [replace(one, at=max(0.0, one.at - requests[first].at)) for one in requests[first - known : end + 1]]
+    some = [replace(requests[i], at=max(0.0, times[i] - times[first])) for i in range(first - known, end + 1)]
     begun = min(slots, round(before[first]) - waiting[first])
     chosen = [requests[i % len(requests)] for i in range(first - known - begun, first - known)]
     return BusyStretch(Traffic.replayed(some, SEED), chosen, waits[end])

@@ -11,7 +11,7 @@ import numpy as np
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
 from twostroke.study.plan.capacity import in_flight, pace
-from twostroke.study.plan.loads import SEED, BusyStretch, busy_stretch, part_at_rate, some_of
+from twostroke.study.plan.loads import SEED, BusyStretch, busy_stretch, part_at_rate, part_of, some_of, times_at_rate
 from twostroke.study.plan.plan import Plan
 from twostroke.study.simulate.fleet import Fleet, KvLink
 from twostroke.study.simulate.machine_setup import roofline_setup
@@ -155,16 +155,16 @@ class LoadSimulator:
             return False
         if rate is None:
             return not any(self._trial(plan, None, seed).missed for seed in range(seeds))
-        if rate >= self.highest(plan):
-            return False
-        return all(self._kept_within(plan, rate, seed) for seed in self._draws(plan, rate, seeds))
+        kept = all(self._kept_within(plan, rate, seed) for seed in self._draws(plan, rate, seeds))
+        return kept and rate < self.highest(plan)
 
     def _kept_within(self, plan: Plan, rate: float, seed: int) -> bool:
         limits = self.objectives
         if limits.ttft_s is None:
             return limits.itl_s is None or not self._trial(plan, rate, seed).missed
         ttft, trial = self._tail(plan, rate, seed)
-        return ttft <= limits.ttft_s and (limits.itl_s is None or (trial.at(trial.gaps) or 0.0) <= limits.itl_s)
+        gap = 0.0 if trial is None else trial.at(trial.gaps) or 0.0
+        return ttft <= limits.ttft_s and (limits.itl_s is None or gap <= limits.itl_s)
 
     def highest(self, plan: Plan) -> float:
         """The highest rate that a plan serves at all: what it serves if requests never lack."""
@@ -212,18 +212,21 @@ class LoadSimulator:
 
     def _trial(self, plan: Plan, rate: float | None, seed: int) -> Trial:
         """`rate` is that of all workers; infinite for requests that all wait from the start, None for users."""
-        objectives = Objectives() if rate == math.inf else self.objectives
-        some = self._some(plan, rate, seed)
-        begun = self._begun(plan, rate, seed)
-        return self._once((*_key(plan), rate, seed), lambda: self._run(plan, some, objectives, begun))
 
-    def _tail(self, plan: Plan, rate: float, seed: int) -> tuple[float, Trial]:
-        """Seconds of the objectives' percentile of TTFT at a rate below the highest, and the trial that told it."""
+        def run() -> Trial:
+            objectives = Objectives() if rate == math.inf else self.objectives
+            return self._run(plan, self._some(plan, rate, seed), objectives, self._begun(plan, rate, seed))
 
-        def run() -> tuple[float, Trial]:
+        return self._once((*_key(plan), rate, seed), run)
+
+    def _tail(self, plan: Plan, rate: float, seed: int) -> tuple[float, Trial | None]:
+        """Seconds of the objectives' percentile of TTFT at a rate below the highest, and the trial that told it; None
+        where arithmetic told it."""
+
+        def run() -> tuple[float, Trial | None]:
             stretch = self._stretch(plan, rate, seed)
             if stretch.wait > FAR * (self.objectives.ttft_s or math.inf):
-                return stretch.wait, self._trial(plan, rate, seed)
+                return stretch.wait, None
             sought = Objectives(percent=self.objectives.percent)
             trial = self._run(plan, stretch.traffic, sought, _spread(plan, stretch.begun, seed))
             return trial.ttft[-1] if len(trial.ttft) == len(stretch.traffic.arrivals) else math.inf, trial
@@ -232,9 +235,13 @@ class LoadSimulator:
 
     def _stretch(self, plan: Plan, rate: float, seed: int) -> BusyStretch:
         part, percent = self._part(plan), self.objectives.percent
-        requests = part_at_rate(self.traffic, rate, part, seed)
-        key = (*_key(plan), rate, seed, "stretch")
-        return self._once(key, lambda: busy_stretch(requests, pace(plan), rate / part, percent))
+
+        def find() -> BusyStretch:
+            some = part_of(self.traffic, part, seed)
+            times = times_at_rate(self.traffic, some, rate, part, seed)
+            return busy_stretch(some, times, pace(plan), rate / part, percent)
+
+        return self._once((*_key(plan), rate, seed, "stretch"), find)
 
     def _draws(self, plan: Plan, rate: float, count: int) -> Sequence[int]:
         """Seeds of the stretches that are simulated: those whose requests wait longest first."""
@@ -252,7 +259,7 @@ class LoadSimulator:
             return Traffic([*picked, *picked[:users]], ClosedLoop(users), SEED)
         if rate == math.inf:
             return Traffic.replayed([replace(one, at=0.0) for one in picked], SEED)
-        some = part_at_rate(self.traffic, rate, part, seed)[: len(picked)]
+        some = part_at_rate(self.traffic, rate, part, seed, len(picked))
         return Traffic.replayed(some, SEED)
 
     def _begun(self, plan: Plan, rate: float | None, seed: int) -> list[BegunRequest]:

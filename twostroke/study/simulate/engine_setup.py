@@ -82,10 +82,11 @@ class EngineSetup:
         config = self.config
         compiled = SimulatedModel(config, clock, self.costs, self.asynchronous, watch)
         compiled.token = Sampled(self.vocab - 1)
-        return open_engine(self, clock, compiled, self._pool(self.model), NullTokenizer())
+        return open_engine(self, clock, compiled, self.open_pool(), NullTokenizer())
 
-    def _pool(self, model: ModelSpec) -> NullPool:
-        return NullPool(kv_geometry(model), self.pages, self.page_size, gaps=bool(self.technique.method))
+    def open_pool(self, model: ModelSpec | None = None) -> NullPool:
+        """An empty pool of this size, for the model's KV or another's."""
+        return NullPool(kv_geometry(model or self.model), self.pages, self.page_size, gaps=bool(self.technique.method))
 
     def companion(self, compiled: SimulatedModel, main: PagePool) -> tuple[str, SimulatedModel, PagePool] | None:
         """The technique's other model on the same device, under its role, with the pool of its values."""
@@ -94,7 +95,7 @@ class EngineSetup:
             return None
         model = used.companion.model
         right = used.accepted if isinstance(used, SpeculatedDecode) else 1.0
-        pool = main if used.role == "student" else self._pool(model)
+        pool = main if used.role == "student" else self.open_pool(model)
         return used.role, compiled.companion(model.config or config_of(model), costs, right), pool
 
 

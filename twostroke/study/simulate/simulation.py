@@ -139,8 +139,9 @@ class Simulation:
         """Decode requests from where they are. Those for which there is no room are left out."""
         router = self._decoders or self.router
         calls = [SimulatedRequest(-1 - i, one.asked, 0.0, [0.0] * one.made) for i, one in enumerate(begun)]
-        for call, kv in zip(calls, made_in_no_time(self.fleet.setup, calls), strict=True):
-            worker = router.choose(call)
+        setup, pool = self.fleet.setup, self.fleet.setup.open_pool()
+        for call in calls:
+            kv, worker = made_in_no_time(setup, pool, call), router.choose(call)
             if worker is None or not worker.has_room(kv):
                 if worker is not None:
                     router.done(worker, call)
@@ -148,6 +149,7 @@ class Simulation:
             self.begun.append(call)
             self._open += 1
             worker.decode(call, [kv.copy_to(worker.pool)])
+            del kv  # the next one may need its pages
 
     # Workers ----------------------------------------------------------------------------------------------------
 

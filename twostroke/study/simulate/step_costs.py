@@ -67,17 +67,6 @@ class MeasuredCosts:
         return StepCost(seconds, flops, work.weight_bytes + work.kv_bytes)
 
 
-class NoCosts:
-    """Steps take no time: for what is there before a simulation begins."""
-
-    peak: StepCost | None = None
-    host_s = token_s = 0.0
-    stalls: Sequence[float] = ()
-
-    def step(self, rows: Sequence[SequenceRows]) -> StepCost:
-        return StepCost(0.0, 0.0, 0.0)
-
-
 class RooflineCosts:
     """Costs by a roofline: those of `Roofline.step`, counted faster.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from twostroke.engine.choice_state import PARKED, PREEMPTED
@@ -11,6 +10,9 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.cache import KVCache
+from twostroke.kv.entries import Tail
+from twostroke.kv.pool import PagePool
+from twostroke.kv.writer import KVWriter
 from twostroke.methods import Prompt, method
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
@@ -19,8 +21,9 @@ from twostroke.study.simulate.engine_setup import ROLE, EngineSetup
 from twostroke.study.simulate.event_queue import STEP_RANK, EventQueue
 from twostroke.study.simulate.kv_events import KvEventLog
 from twostroke.study.simulate.prompts import prompt_tokens
+from twostroke.study.simulate.simulated_model import NullLogits
 from twostroke.study.simulate.simulated_request import SimulatedRequest
-from twostroke.study.simulate.step_costs import NoCosts, StepCost
+from twostroke.study.simulate.step_costs import StepCost
 from twostroke.study.simulate.timeline import TimelineInterval
 
 IDLE_S = 0.01  # pause after a step without work while there are requests
@@ -81,13 +84,13 @@ class SimulatedWorker:
 
     def answer(self, call: SimulatedRequest) -> None:
         """Prefill its prompt and decode its answer, or what is left of it."""
-        tokens, made = self._prompt(call), self._technique
+        tokens, made = tokens_of(call, self.setup.vocab), self._technique
         prompt = Prompt(tokens, self.model.tokenizer)
         self._submit(call, lambda: made.program(prompt), call.left, len(tokens))
 
     def prefill(self, call: SimulatedRequest) -> None:
         """Prefill alone: the request's result is the KV."""
-        tokens = self._prompt(call)
+        tokens = tokens_of(call, self.setup.vocab)
 
         def program() -> Program:
             return (yield Prefill(tokens))
@@ -96,18 +99,13 @@ class SimulatedWorker:
 
     def decode(self, call: SimulatedRequest, arrived: list[KVCache]) -> None:
         """Decode after KV that has arrived, a list of one, which is taken from it. If it is preempted, it prefills."""
-        tokens = self._prompt(call)
+        tokens = tokens_of(call, self.setup.vocab)
         self._arrived[call] = arrived
 
         def program() -> Program:
             yield Decode(arrived.pop() if arrived else (yield Prefill(tokens)))
 
         self._submit(call, program, call.left, len(tokens))
-
-    def _prompt(self, call: SimulatedRequest) -> list[int]:
-        """Its prompt, and the tokens that it has got."""
-        vocab = self.setup.vocab
-        return prompt_tokens(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
     def _submit(self, call: SimulatedRequest, program: Callable[[], Program], tokens: int, prompt: int) -> None:
         request = Request(program, params_of(tokens), self.model.tokenizer, prompt)
@@ -229,23 +227,18 @@ class SimulatedWorker:
         self.engine.close()
 
 
-def made_in_no_time(setup: EngineSetup, calls: Iterable[SimulatedRequest]) -> Iterator[KVCache]:
-    """The KV that each request has by now, one after the other, in the pool of an engine whose steps take no time."""
-    events, made = EventQueue(), list[KVCache]()
-    scheduler = replace(setup.scheduler, max_step_tokens=setup.max_tokens, itl_ms=None)
-    instant = replace(setup, costs=NoCosts(), asynchronous=False, scheduler=scheduler, index="off")
+def tokens_of(call: SimulatedRequest, vocab: int) -> list[int]:
+    """A call's prompt, and the tokens that it has got."""
+    return prompt_tokens(call.asked.pieces, vocab).tolist() + [vocab - 1] * len(call.tokens)
 
-    def over(worker: SimulatedWorker, call: SimulatedRequest, request: Request) -> None:
-        assert isinstance(request.result, KVCache)
-        made.append(request.result)
-        worker.leave(call)
 
-    worker = SimulatedWorker(0, instant, events, over)
-    for call in calls:
-        worker.prefill(call)
-        while not made and events.step():
-            pass
-        yield made.pop()
+def made_in_no_time(setup: EngineSetup, pool: PagePool, call: SimulatedRequest) -> KVCache:
+    """The KV that a call has by now, in a pool: what a prefill makes, in no time."""
+    writer = KVWriter(KVCache.empty(pool), setup.model.name)
+    writer.append(tokens_of(call, setup.vocab))
+    made = writer.freeze(Tail(setup.model.name, NullLogits(1)))
+    writer.close()
+    return made
 
 
 @lru_cache(maxsize=1 << 14)

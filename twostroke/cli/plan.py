@@ -1,5 +1,6 @@
 """`twostroke plan`: what it will take, before it is bought."""
 
+import gc
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,6 +131,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
         else ChangeLimits(configuration.max_tp, tuple(FORMATS), known)
     )
     load = None if traffic is None else LoadSimulator(traffic, asked.objectives())
+    gc.set_threshold(20_000)  # simulations make many objects that stay, which each collection looks at
     advice = advise(made, limits) if load is None else LoadSearch(made, limits, load).advice()
     return _Made(model, checkpoint, advice, limits, load, weights or "stored", configuration, asked)
 

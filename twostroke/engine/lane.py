@@ -121,7 +121,14 @@ class Lane(ABC, Generic[StrokeKind]):
 
     def own_rows(self, count: int) -> int:
         """Number of the next `count` tokens that are the stroke's own, and not computed again."""
-        return min(count, max(0, len(self.writer) + count - self._again))
+        return min(count, max(0, len(self.writer) + count - self._again)) if self._again else count
+
+    def kept_rows(self, count: int) -> tuple[int, int]:
+        """Numbers of last rows of the next `count` tokens whose queries and whose hidden states are kept."""
+        if not (self.queries.room or self.states.room):  # as at nearly every step
+            return 0, 0
+        own, left = self.own_rows(count), len(self.todo)
+        return min(own, self.queries.wanted(count, left)), min(own, self.states.wanted(count, left))
 
     @abstractmethod
     def logit_rows(self, count: int) -> int:
@@ -165,22 +172,25 @@ def reopen_last(base: KVCache) -> tuple[KVCache, list[int]]:
 
 
 class LastRows:
-    """Keeps only the requested number of rows, for any number of steps."""
+    """Keeps only the requested number of rows, for any number of steps.
+
+    `room`: the most rows that it keeps.
+    """
 
     def __init__(self, most: int, guesses: int = 0) -> None:
         """`most` rows are requested; up to `guesses` of the last may be removed after they were added."""
         self._most = most
-        self._room = most + guesses if most else 0
+        self.room = most + guesses if most else 0
         self._parts: list[np.ndarray] = []  # [layers, rows, ...] each
 
     def wanted(self, count: int, todo: int) -> int:
         """Number of the next `count` tokens whose rows are kept; `todo` tokens, these included, are left."""
-        return max(0, count - max(0, todo - self._room))
+        return max(0, count - max(0, todo - self.room))
 
     def add(self, rows: np.ndarray) -> None:
         """Add rows [layers, rows, ...] of the last entered tokens. Copied: the step's array holds all lanes."""
         self._parts.append(rows.copy())
-        while sum(part.shape[1] for part in self._parts[1:]) >= self._room:
+        while sum(part.shape[1] for part in self._parts[1:]) >= self.room:
             del self._parts[0]
 
     def rows(self, wrong: int = 0) -> np.ndarray | None:

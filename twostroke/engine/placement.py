@@ -146,11 +146,8 @@ class Placement:
         Returns None if the lane enters none in this step. Raises OutOfPages if it never will.
         """
         while lane in choice.lanes and lane.todo:  # until the lane is preempted
-            left = len(lane.todo)
-            count = min(count, left)
-            own = lane.own_rows(count)
-            kept = (min(own, some.wanted(count, left)) for some in (lane.queries, lane.states))
-            rows = lane.logit_rows(count), *kept
+            count = min(count, len(lane.todo))
+            rows = lane.logit_rows(count), *lane.kept_rows(count)
             try:
                 if not lane.started and isinstance(lane, PrefillLane):
                     self._refuse_if_hopeless(lane)

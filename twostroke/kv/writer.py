@@ -201,6 +201,8 @@ class KVWriter:
         pool, size, groups = self.base.pool, self.base.pool.page_size, self.base.pool.num_groups
         fresh, states = -(-(count - in_place) // size), self._states
         if states is None:
+            if not (fresh or copied):  # as for most tokens of a decode
+                return [], [], None
             pages = self._take((fresh + copied) * groups)
             return pages[: copied * groups], pages[copied * groups :], None
         position, last = self.next_position, self.next_position + count

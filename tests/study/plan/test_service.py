@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.plan.capacity import WorkerPace, capacity, in_flight, tuned
+from twostroke.study.plan.capacity import WorkerPace, capacity, in_flight, pace, tuned
 from twostroke.study.plan.loads import busy_stretch, drawn_traffic, mean_profile, part_at_rate, require_load
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.service import SEEDS, LoadSimulator, fleet_of
@@ -117,7 +117,7 @@ def test_as_many_are_under_way_as_a_steady_state_has() -> None:
     rate = 0.5 * capacity(made)
     load = under(made, rate)
     sequences = load.served(made, 2).sequences
-    assert sequences == pytest.approx(in_flight(made, rate), rel=0.35, abs=1)
+    assert sequences == pytest.approx(in_flight(made, pace(made), rate), rel=0.35, abs=1)
 
 
 def test_steps_are_chosen_that_keep_the_objective_for_itl() -> None:

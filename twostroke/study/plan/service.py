@@ -10,7 +10,7 @@ import numpy as np
 
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.engine.timings import percentile
-from twostroke.study.plan.capacity import in_flight, pace
+from twostroke.study.plan.capacity import WorkerPace, in_flight, pace
 from twostroke.study.plan.loads import SEED, BusyStretch, busy_stretch, part_at_rate, part_of, some_of, times_at_rate
 from twostroke.study.plan.plan import Plan
 from twostroke.study.simulate.fleet import Fleet, KvLink
@@ -239,9 +239,12 @@ class LoadSimulator:
         def find() -> BusyStretch:
             some = part_of(self.traffic, part, seed)
             times = times_at_rate(self.traffic, some, rate, part, seed)
-            return busy_stretch(some, times, pace(plan), rate / part, percent)
+            return busy_stretch(some, times, self._pace(plan), rate / part, percent)
 
         return self._once((*_key(plan), rate, seed, "stretch"), find)
+
+    def _pace(self, plan: Plan) -> WorkerPace:
+        return self._once((*_key(plan), "pace"), lambda: pace(plan))
 
     def _draws(self, plan: Plan, rate: float, count: int) -> Sequence[int]:
         """Seeds of the stretches that are simulated: those whose requests wait longest first."""
@@ -270,7 +273,7 @@ class LoadSimulator:
             count = min(math.ceil((self.traffic.concurrency or 1) / self._part(plan)), plan.memory.users) - 1
         else:
             decoders = plan.workers - plan.prefill_workers if plan.prefill_workers else 1
-            count = decoders * in_flight(plan, min(rate, 1e9))
+            count = decoders * in_flight(plan, self._pace(plan), min(rate, 1e9))
         return _spread(plan, self.traffic.arrivals[-count:] if count > 0 else [], seed)
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:

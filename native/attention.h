@@ -83,24 +83,30 @@ class SplitMask {
     return top_size(most);
   }
 
-  // Caps the scores of a row's keys, adds their bias, masks them, and calls put(page, their powers of 2); their maximum and sum go to
-  // `out`.
-  template <class Put>
-  void make_weights(const Query& query, float cap, float* row, const Partial& out, const Put& put) const {
-    for (int i = 0; cap > 0 && i < reach_; i++) store(row + PAGE_SIZE * i, cap16(load(row + PAGE_SIZE * i), cap));
-    for (int i = 0; pages_.bias.values && i < reach_; i++)
-      store(row + PAGE_SIZE * i, add(load(row + PAGE_SIZE * i), load(bias_ + PAGE_SIZE * i)));
-    F highest = set1(UNSEEN), total = zero();
+  // Caps the scores of a row's keys, which `score(page)` gives, adds their bias, masks them, and stores them in `row`.
+  // Their maximum goes to `out`.
+  template <class Score>
+  void find_top(const Query& query, float cap, const Score& score, float* row, const Partial& out) const {
+    F highest = set1(UNSEEN);
     uint32_t any = 0;
-    for_pages(query, [&](int i, uint32_t seen) {
-      F s = load(row + PAGE_SIZE * i);
-      if (seen != ALL_SLOTS) s = select(seen, s, set1(UNSEEN)), store(row + PAGE_SIZE * i, s);
+    for_pages(query, [&](size_t i, uint32_t seen) {
+      F s = score(i);
+      if (cap > 0) s = cap16(s, cap);
+      if (pages_.bias.values) s = add(s, load(bias_ + PAGE_SIZE * i));
+      if (seen != ALL_SLOTS) s = select(seen, s, set1(UNSEEN));
+      store(row + PAGE_SIZE * i, s);
       highest = max(highest, s);
       any |= seen;
     });
     *out.top = any ? top(highest) : 0;
+  }
+  // Calls put(page, powers of 2 of a row's scores), of which `find_top` has found the maximum. Their sum goes to `out`.
+  template <class Put>
+  void make_weights(const float* row, const Partial& out, const Put& put) const {
+    F total = zero();
     const F top = set1(*out.top);
-    for (int i = 0; i < reach_; i++) {
+    const size_t reach = reach_;
+    for (size_t i = 0; i < reach; i++) {
       const F weight = power16(sub(load(row + PAGE_SIZE * i), top));
       put(i, weight);
       total = add(total, weight);
@@ -156,9 +162,15 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
     const int some = std::min(ROWS_AT_ONCE, count - first), reach = mask.reach(rows[first + some - 1]);
     products.score(queries + first * layer.dim, some, at.keys, reach, weights, at.ahead(0, first == 0));
-    for (int r = 0; r < some; r++)
-      mask.make_weights(rows[first + r], cap, weights + r * KEYS, out[first + r],
-                        [&](int i, F weight) { store_narrow(shares + r * KEYS + PAGE_SIZE * i, weight); });
+    for (int r = 0; r < some; r++) {  // all of one before the other: rows are independent, and a row's steps are not
+      float* row = weights + r * KEYS;
+      mask.find_top(rows[first + r], cap, [&](size_t i) { return load(row + PAGE_SIZE * i); }, row, out[first + r]);
+    }
+    for (int r = 0; r < some; r++) {
+      Half* share = shares + r * KEYS;
+      mask.make_weights(weights + r * KEYS, out[first + r],
+                        [&](size_t i, F weight) { store_narrow(share + PAGE_SIZE * i, weight); });
+    }
     products.sum(shares, some, at.values, reach, out + first, at.ahead(1, first == 0));
   }
 }

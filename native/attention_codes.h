@@ -41,7 +41,7 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
   const SplitPages at(layer, pages);
   SplitMask mask(pages, before, window);
   alignas(64) float k_scales[KEYS], v_scales[KEYS], steps[ROWS_AT_ONCE];
-  float* weights = scratch.weights.get<float>(KEYS);
+  float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   const Words shares = Words::at(scratch.shares.get<uint8_t>(Words::bytes(ROWS_AT_ONCE, KEYS)), KEYS);
   const WordSums scores = WordSums::in(scratch.scores, ROWS_AT_ONCE, KEYS),
                  sums = WordSums::in(scratch.sums, ROWS_AT_ONCE, dim);
@@ -64,11 +64,14 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
     for (int r = 0; r < some; r++) {
       fetching.ask(1);
       const F step = set1(queries.steps[first + r]);
-      for (int i = 0; i < reach; i++)
-        store(weights + PAGE_SIZE * i, mul(mul(scores.at(r, PAGE_SIZE * i), step), load(k_scales + PAGE_SIZE * i)));
+      mask.find_top(rows[first + r], cap, [&](size_t i) {
+        return mul(mul(scores.at(r, PAGE_SIZE * i), step), load(k_scales + PAGE_SIZE * i));
+      }, weights + r * KEYS, out[first + r]);
+    }
+    for (int r = 0; r < some; r++) {
       const float highest = mask.sees_all(rows[first + r]) ? largest : mask.largest_seen(rows[first + r], v_scales);
       const F gain = set1(highest == 0 ? 0 : MAX_WORD / highest);
-      mask.make_weights(rows[first + r], cap, weights, out[first + r], [&](int i, F weight) {
+      mask.make_weights(weights + r * KEYS, out[first + r], [&](size_t i, F weight) {
         shares.put(r, PAGE_SIZE * i, to_int(mul(weight, mul(load(v_scales + PAGE_SIZE * i), gain))));
       });
       for (int i = reach; i < SPLIT && products.pads; i++) shares.put(r, PAGE_SIZE * i, int_zero());

@@ -13,7 +13,7 @@ struct Words {
 
   static size_t bytes(size_t rows, int width) { return 2 * rows * width; }
   static Words at(uint8_t* memory, int width) { return {(int8_t*)memory, width}; }
-  void put(int row, int at, I words) const {
+  void put(int row, size_t at, I words) const {
     int8_t* low = digits + size_t(2 * row) * width + at;
     const __m256i both = bytes_0_and_1(add(words, int_set1(128)));
     _mm_storeu_si128((__m128i*)low, _mm_xor_si128(_mm256_castsi256_si128(both), _mm_set1_epi8(-128)));
@@ -39,7 +39,7 @@ struct WordSums {
   int width;
 
   static WordSums in(Buffer& memory, size_t rows, int width) { return {memory.get<int32_t>(2 * rows * width), width}; }
-  F at(int row, int at) const {
+  F at(int row, size_t at) const {
     const auto low = (const uint8_t*)(sums + size_t(2 * row) * width + at);
     return to_float(add(left<8>(load_bytes(low + width * sizeof(int32_t))), load_bytes(low)));
   }
@@ -66,6 +66,12 @@ struct CodeProducts {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int d = 0; d < dim; d += step) {
           const uint8_t *k = keys[i] + d * PAGE_SIZE, *l = keys[second] + d * PAGE_SIZE;
+          if (two && squares()) {
+            if (i == 0 || dim > step) tile_load<4>(q + d, dim), tile_load<5>(q + TILE * dim + d, dim);
+            tile_load<6>(k), tile_dot_bytes<0, 4, 6>(), tile_dot_bytes<2, 5, 6>();
+            tile_load<7>(l), tile_dot_bytes<1, 4, 7>(), tile_dot_bytes<3, 5, 7>();
+            continue;
+          }
           tile_load<4>(q + d, dim), tile_load<6>(k), tile_dot_bytes<0, 4, 6>(), tile_load<6>(l), tile_dot_bytes<1, 4, 6>();
           if (!two) continue;
           tile_load<4>(q + TILE * dim + d, dim), tile_dot_bytes<3, 4, 6>(), tile_load<6>(k), tile_dot_bytes<2, 4, 6>();
@@ -108,6 +114,12 @@ struct CodeProducts {
         for (int i = 0; i < count; i += pages) {
           fetching.ask(1);
           const uint8_t* v = gathers ? columns + size_t(d / 16 * SPLIT + i) * 4 * LINE : values[i] + 4 * d;
+          if (two && squares()) {
+            tile_load<4>(share + PAGE_SIZE * i, KEYS), tile_load<6>(v), tile_dot_bytes<0, 4, 6>();
+            tile_load<7>(v + next), tile_dot_bytes<1, 4, 7>();
+            tile_load<5>(share + TILE * KEYS + PAGE_SIZE * i, KEYS), tile_dot_bytes<2, 5, 6>(), tile_dot_bytes<3, 5, 7>();
+            continue;
+          }
           tile_load<5>(share + PAGE_SIZE * i, KEYS), tile_load<7>(v, stride), tile_dot_bytes<0, 5, 7>();
           tile_load<7>(v + next, stride), tile_dot_bytes<1, 5, 7>();
           if (!two) continue;
@@ -122,6 +134,8 @@ struct CodeProducts {
   }
 
  private:
+  // Whether all tiles have 64 bytes in a row, so that each of two tiles of rows meets each of two tiles of columns.
+  bool squares() const { return gathers && k_bytes() == int(LINE); }
   int k_bytes() const { return dim % int(LINE) ? int(LINE) / 2 : int(LINE); }
   // Calls step(row, whether two tiles of rows begin there).
   template <class Step>

@@ -22,7 +22,7 @@ struct WordSums {
   int width;
 
   static WordSums in(Buffer& memory, size_t rows, int width) { return {memory.get<int32_t>(rows * width), width}; }
-  F at(int row, int at) const { return to_float(load_bytes((const uint8_t*)(sums + size_t(row) * width + at))); }
+  F at(int row, size_t at) const { return to_float(load_bytes((const uint8_t*)(sums + size_t(row) * width + at))); }
 };
 
 constexpr int CODE_ROWS = TILE_SUMS / 2;  // rows that share one pass over codes

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tests.chaos.letters import TEXTS, VOCAB, grammar
 from twostroke.cluster.dynamo_request import DynamoRequest
-from twostroke.methods import Method, OverFill, Plain, Refresh
+from twostroke.engine.strokes import Decode, Prefill, Program
+from twostroke.methods import Method, OverFill, Plain, Prompt, Refresh
 from twostroke.sampling.params import SamplingParams
 
+
+@dataclass(frozen=True)
+class Shaped(Method, name="shaped"):
+    """Some entries of the first half of the prompt, by head and with a bias, and behind them the second half."""
+
+    seed: int
+
+    def program(self, prompt: Prompt) -> Program:
+        kv = yield Prefill(prompt)
+        rng, half = np.random.default_rng(self.seed), len(kv) // 2
+        if half > 1:
+            geometry = kv.pool.geometry
+            shape = (len(geometry.kv_layers), geometry.kv_heads, half)
+            count = int(rng.integers(1, half))
+            chosen = np.sort(rng.permuted(np.broadcast_to(np.arange(half), shape), axis=-1)[..., :count], -1)
+            first = kv[:half].gather(chosen)
+            first = first.with_bias(rng.normal(size=(*shape[:2], count)).astype(np.float32))
+            kv = first + kv[half:-1].at(first.next_position)
+            kv = yield Prefill(list(prompt)[-1:], kv)
+        yield Decode(kv)
+
+
 KINDS = ("greedy", "sampled", "n = 2", "penalties", "stop", "grammar")
+SHAPED = "shaped"  # entries by head, with a bias, and others in another place; of models with one kind of layers
 TAUGHT = ("overfill", "refresh")  # the teacher is in the prefill worker, and the decode worker has the student alone
 
 
@@ -47,6 +74,8 @@ def _drawn(kind: str, rng: random.Random, most: int) -> dict[str, Any]:
 
 
 def _method(kind: str, rng: random.Random) -> Method:
+    if kind == SHAPED:
+        return Shaped(rng.randrange(1 << 30))
     if kind == "overfill":
         return OverFill(recompute=rng.random() < 0.3)
     if kind == "refresh":

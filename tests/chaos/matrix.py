@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.chaos.kinds import KINDS, TAUGHT
+from tests.chaos.kinds import KINDS, SHAPED, TAUGHT
 
 FAULTS = (
     "prefill dies before the transfer",
@@ -18,7 +18,7 @@ FAULTS = (
     "the client leaves",
     "the front end restarts",
 )
-ALL = (*KINDS, *TAUGHT)
+ALL = (*KINDS, SHAPED, *TAUGHT)
 
 Matrix = Counter[tuple[str, str]]  # by fault and kind
 

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 from tests.chaos.fleet import Fleet, Plan
 from tests.chaos.front import Client
-from tests.chaos.kinds import KINDS, TAUGHT, ask
+from tests.chaos.kinds import KINDS, SHAPED, TAUGHT, ask
 from tests.chaos.letters import VOCAB
 from tests.chaos.matrix import Matrix
-from tests.chaos.standin import BOTH, MIXERS, Opened, Sizes
+from tests.chaos.standin import BOTH, ONE_GROUP, Opened, Sizes
 from tests.cluster.wire.pairs import SECRET
 from twostroke.cluster.wire.secret import VARIABLE
 from twostroke.engine.output import Token
@@ -52,12 +52,14 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
     page_size, longest = rng.choice((4, 8)), rng.choice((40, 100))
     least = -(-longest // page_size) + 2
     student = rng.random() < 0.3
-    kind = "plain" if student else random.Random(f"kind {seed}").choice(("plain", *MIXERS))
+    kind = "plain" if student else random.Random(f"kind {seed}").choice(("plain", "plain", "windowed", "recurrent"))
+    if kind == "plain" and not student and random.Random(f"dtype {seed}").random() < 0.3:
+        kind = "coded"
     sizes = {
         role: Sizes(
             # A teacher holds values for as long as answers last, and a student gets entries twice.
             # Other kinds have pages for each group of layers, and for snapshots.
-            pages=(6 if student else 1 if kind == "plain" else 5) * rng.choice((least, 2 * least, 6 * least)),
+            pages=(6 if student else 1 if kind in ONE_GROUP else 5) * rng.choice((least, 2 * least, 6 * least)),
             page_size=page_size,
             index=rng.choice(("radix", "hash", "off")),
             max_step_tokens=rng.choice((8, 32, 128)),
@@ -94,6 +96,10 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
     now, clients = 0.0, list[Client]()
     gap, leaving = plan.until_s / rng.choice((15, 40)), rng.choice((0.0, 0.2))
     groups = rng.randint(1, 5)
+    shaped, rng_of_shapes = (
+        not plan.student and plan.sizes["prefill"].kind in ONE_GROUP,
+        random.Random(f"shapes {plan.seed}"),
+    )
     for number in range(rng.randint(10, 40)):
         now += rng.expovariate(1 / gap)
         output, shared = rng.randint(1, longest // 2), rng.choice((0, longest // 4))
@@ -101,6 +107,8 @@ def _clients(rng: random.Random, plan: Plan, longest: int) -> list[Client]:
         pieces = ((PromptPiece(rng.randrange(groups), shared),) if shared else ()) + (PromptPiece(1000 + number, own),)
         arrival = TrafficRequest(now, pieces, output)
         kind = rng.choice(TAUGHT if plan.student else KINDS)
+        if shaped and rng_of_shapes.random() < 0.25:
+            kind = SHAPED
         parsed = ask(kind, rng, prompt_tokens(pieces, VOCAB).tolist(), output)
         leaves_at = now + rng.expovariate(2.0) if rng.random() < leaving else None
         clients.append(Client(kind, parsed, arrival, max(now, plan.until_s) + HANG_S, leaves_at))

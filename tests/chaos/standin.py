@@ -36,6 +36,7 @@ from twostroke.methods import Method, Prompt
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.recurrent import GatedDeltaNet, RecurrentMixer
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Draw
@@ -50,12 +51,16 @@ STATE = GatedDeltaNet(1, 1, 4, 4, conv_width=3, chunk=8)
 MIXERS: Mapping[str, tuple[Attention | RecurrentMixer, ...]] = {
     "plain": (ATTENTION,) * LAYERS,
     "windowed": (ATTENTION, replace(ATTENTION, window=6)),
+    "coded": (ATTENTION,) * LAYERS,
     "recurrent": (ATTENTION, STATE),
 }
 CONFIGS = {
     kind: ModelConfig("stand-in", VOCAB, VOCAB, 1024, 1e-6, tuple(Layer(one, GatedMLP(8)) for one in mixers), tied=True)
     for kind, mixers in MIXERS.items()
 }
+ONE_GROUP = ("plain", "coded")  # kinds whose entries may differ by head
+DTYPES = {"coded": "int8"}  # of K and V; of other kinds float32
+CODES = kv_format("int8")
 SPREAD = 24.0  # bytes that make a difference of 1 between logits
 TEACHER, STUDENT = "teacher", "student"  # names of weights
 ROLES: Mapping[str, str] = {"main": TEACHER}
@@ -80,6 +85,7 @@ class StandIn:
         positions = batch.positions.tolist()
         for s, (table, start, count) in enumerate(zip(batch.tables, starts, counts, strict=False)):
             so_far = self._weights.copy()
+            so_far.update(_bias(batch, s))
             so_far.update(_entries(memory, table, 0, count, len(spans.places(table, 0)[0])))
             seen = self._layer(batch, memory, s)
             for row in range(start, start + count):
@@ -119,13 +125,26 @@ def _entries(memory: PageMemory, table: np.ndarray, group: int, new: int, count:
     frames, slots = spans.places(table, group)
     some = slice(max(0, len(frames) - new - count), len(frames) - new)
     assert (frames[some] >= 0).all(), "an entry that was given back is read"
-    return memory.storages[group][:, :, frames[some], :, slots[some]].astype(np.uint8).tobytes()
+    found = memory.storages[group][:, :, frames[some], :, slots[some]]
+    return found.astype(np.int32).astype(np.uint8).tobytes()  # K that was moved has floats of any sign
 
 
 def _entry(digest: bytes, group: int, storage: np.ndarray) -> bytes:
-    """A token's entry in a group."""
+    """A token's entry in a group, as it is stored."""
+    if storage.dtype == np.uint8:
+        depth, _, _, heads, *_ = storage.shape
+        numbers = np.frombuffer(hashlib.shake_128(digest).digest(2 * depth * heads * HEAD_DIM), np.int8)
+        return CODES.encode(numbers.reshape(depth, 2, 1, heads, HEAD_DIM)).tobytes()
     size = prod((*storage.shape[:2], storage.shape[3], storage.shape[5]))
     return digest if size == len(digest) else hashlib.shake_128(digest + bytes([group])).digest(size)
+
+
+def _bias(batch: RaggedBatch[np.ndarray], sequence: int) -> bytes:
+    """What a sequence's bias is, whatever follows the entries that have one."""
+    bias = batch.biases[sequence] if batch.biases else None
+    if bias is None:
+        return b""
+    return bias[..., : np.flatnonzero(bias.any((0, 1)))[-1] + 1].tobytes() if bias.any() else b""
 
 
 class Nothing:
@@ -215,7 +234,7 @@ class Opened:
     ) -> None:
         """`readers`: what brings pages back from the host; None: threads. `roles`: the weights of each model."""
         self.tokenizer, self.config = cast(Tokenizer, Letters()), CONFIGS[sizes.kind]
-        geometry = Geometry.of(self.config, "float32", Letters.fingerprint)
+        geometry = Geometry.of(self.config, DTYPES.get(sizes.kind, "float32"), Letters.fingerprint)
         memory = HostMemory(sizes.pages, geometry.page_shape(sizes.page_size))
         self.pool = Pool(geometry, memory, sizes.pages, sizes.page_size)
         models = {role: self._model(weights, sizes, pause) for role, weights in roles.items()}

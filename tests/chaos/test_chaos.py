@@ -21,6 +21,7 @@ from tests.chaos import front
 from tests.chaos.matrix import Matrix, missing, table
 from tests.chaos.run import check
 from tests.chaos.tasks import Condition, Process, Tasks
+from twostroke.cluster.roles import PrefillRole
 from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.lease import Lease
 from twostroke.cluster.wire.offer import ValueOffer
@@ -28,6 +29,7 @@ from twostroke.cluster.wire.page_digests import IncomingChecks
 from twostroke.engine.page_budget import pages_held
 from twostroke.engine.placement import Placement
 from twostroke.engine.request import Request
+from twostroke.kv import stream_header
 from twostroke.kv.states import OpenStates
 from twostroke.kv.writer import _Window
 from twostroke.study.simulate.event_queue import EventQueue
@@ -67,7 +69,7 @@ def never(happened: Counter[str]) -> list[str]:
     events = ("answered", "sent again", "damaged page", "a network that is silent for long", "sent to a dead worker",
               "a decode worker prefills", "offer: its lease was released", "offer: its request was cancelled",
               "counted beside pages in quarantine", "a fleet of a windowed model",
-              "a fleet of a recurrent model")  # fmt: skip
+              "a fleet of a recurrent model", "a fleet of a coded model")  # fmt: skip
     faults = [f"{fault} of a {role}" for fault in ("death", "loss", "stop", "end") for role in ("prefill", "decode")]
     missed = [fault for fault in faults if not any(fault in what for what in happened)]
     return missed + [event for event in events if not happened[event]]
@@ -155,6 +157,16 @@ def rows_begin_with_the_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OpenStates, "step", lambda self, *given: replace(step(self, *given), rows=0))
 
 
+def a_bias_stays_behind(patch: pytest.MonkeyPatch) -> None:
+    """Of values that are sent."""
+    patch.setattr(stream_header, "_bias", lambda *_: None)
+
+
+def a_shortage_is_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A prefill that fails for want of pages is not told to who waits for its value."""
+    patch.setattr(PrefillRole, "ended", staticmethod(lambda request, offer: None))
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found
     (pages_are_free_at_once, 38, "a late read reaches a page of somebody else"),
     (bytes_are_not_checked, 46, "tokens differ"),
@@ -166,6 +178,8 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a
     (windows_give_back_too_early, 15, "tokens differ"),
     (snapshots_are_not_written, 12, "tokens differ"),
     (rows_begin_with_the_step, 12, "tokens differ"),
+    (a_bias_stays_behind, 1, "tokens differ"),
+    (a_shortage_is_the_end, 1, "hang|still hold"),
 ]
 NEAR = 150  # seeds in which it has to be found, so that another order of events does not fail the test
 

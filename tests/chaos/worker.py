@@ -115,17 +115,19 @@ class Worker:
 
     def _cancel(self, stream: Stream) -> None:
         self.send(lambda: self._cancel_requests(stream))
-        request, offer = self.offer.pop(stream, (None, None))
-        if request is not None and offer is not None and not request.done:
-            offer.fail("its request was cancelled")
+        self._end_offer(stream)
 
     def _cancel_requests(self, stream: Stream) -> None:
         for request in [request for request, one in self.streams.items() if one is stream]:
             self.llm.engine.cancel(request)
 
+    def _end_offer(self, stream: Stream) -> None:
+        if stream in self.offer:
+            PrefillRole.ended(*self.offer.pop(stream))
+
     def _over(self, stream: Stream) -> None:
         """Nothing of it runs here any more."""
-        self.offer.pop(stream, None)
+        self._end_offer(stream)
         asking = self._asking.pop(stream, None)
         if asking is not None and self.decoding is not None:
             self.decoding.ended(asking.handed)
@@ -139,8 +141,6 @@ class Worker:
 
     def _begin(self, request: Request, stream: Stream) -> None:
         if stream.dropped:
-            if stream in self.offer:
-                self.offer[stream][1].fail("its request was cancelled")
             self._over(stream)
             return
         request.timings.arrival = self.fleet.events.now

@@ -99,6 +99,14 @@ class PrefillRole:
         way = estimate_local(self._llm.model, parsed.prompt, self._computing, stores=False)
         return {HANDLE: offer.handle.to_json(), READY: way.seconds}
 
+    @staticmethod
+    def ended(request: Request, offer: ValueOffer) -> None:
+        """Nobody waits for the request any more, or it is done: an offer that it will not fill is told so."""
+        if not request.done:
+            offer.fail("its request was cancelled")
+        elif request.error is not None:
+            offer.fail(f"its prefill failed: {request.error}")
+
     @property
     def idle(self) -> bool:
         """Whether nothing is held for anybody."""

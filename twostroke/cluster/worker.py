@@ -249,8 +249,7 @@ class DynamoWorker(LLMEngine):
                 async for _ in news:
                     pass
         finally:
-            if not request.done:
-                offer.fail("its request was cancelled")
+            role.ended(request, offer)
 
     async def _updates(self, request: Request) -> AsyncGenerator[Update]:
         async with aclosing(updates(self._thread, [request])) as news:

@@ -52,7 +52,7 @@ def prefill_program(method: Method, prompt: Prompt, offer: ValueOffer) -> Progra
             raise _goes_on(method)
         offer.complete(asked.kv, {"decode": {name: getattr(asked, name) for name in CARRIED}})
         return asked.kv
-    except GeneratorExit:  # preempted or cancelled
+    except (GeneratorExit, OutOfPages):  # preempted or cancelled, or to be preempted; `PrefillRole.ended` tells the end
         offer.pause()
         raise
     except BaseException as error:

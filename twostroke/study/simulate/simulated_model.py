@@ -37,6 +37,7 @@ class SimulatedBackend:
     label: str = "simulated"
     exact: bool = True
     device: str = "virtual"
+    takes_bias: bool = True
 
 
 class NullLogits:

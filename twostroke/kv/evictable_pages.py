@@ -5,6 +5,9 @@ before it, so no page comes after one that is deeper. Of windowed pages and snap
 as used, so those in the middle of prompts leave first, and those where prompts part stay. When frames are needed, the
 first pages that only the index holds are spilled to the host, where they stay indexed, as far as its budget goes; pages
 of the host that were not used for the longest time make room. Without room there, they leave the index.
+
+Of models with recurrent layers a hit is worth what its snapshot saves, so last use alone would let many short prompts,
+whose snapshots save little, drive out a long one. Their pages leave by price (`snapshot_prices`).
 """
 
 import time
@@ -19,6 +22,7 @@ from twostroke.kv.block_pages import BlockPages
 from twostroke.kv.host_budget import HostBudget
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
+from twostroke.kv.snapshot_prices import SnapshotPrices
 from twostroke.kv.tier_moves import spill
 
 SCAN_PAGES = 512  # pages that are looked at together for those that could leave
@@ -30,6 +34,7 @@ class EvictablePages(ABC):
     Attributes:
         blocks: which pages each block has.
         evicted_pages, evicted_snapshots: totals of frames that `evict` has freed, and of snapshots that it let go.
+        prices: of pages, where there are snapshots; else none has one.
         host: budget of the host; 0 bytes unless it is set.
         on_remove: called under the pool's lock with pages of any group that leave the index, before they are released.
     """
@@ -37,6 +42,7 @@ class EvictablePages(ABC):
     def __init__(self, pool: PagePool) -> None:
         self.pool, self.blocks, self.host = pool, BlockPages(pool), HostBudget()
         self.evicted_pages = self.evicted_snapshots = 0
+        self.prices = SnapshotPrices(self.blocks, pool.snapshot_pages)
         self.on_remove: list[Callable[[Sequence[int]], None]] = []
         # Each kind of a block's pages is in one of these by its first page.
         self._in_pool: dict[int, None] = {}  # indexed pages by last use, the least recent and deepest first
@@ -45,11 +51,13 @@ class EvictablePages(ABC):
     def evict(self, count: int) -> int:
         """Free up to `count` frames of pages that only the index holds, least recently used and deepest first.
 
-        Returns the number of frames freed. Pages that the host has room for stay indexed. If pages in use block an
+        Returns the number of frames freed; where pages have prices, as many as a snapshot has are freed at once. Pages
+        that the host has room for stay indexed. If pages in use block an
         unused prefix that has to leave (a slice may hold only the end of a prompt), they leave the index too, but no
         more than necessary.
         """
         with self.pool.lock:
+            count = max(count, self.pool.snapshot_pages if count > 0 else 0)
             freed = self._spill_to_host(count)
             if freed < count and self._in_host:
                 self._mark_returned(self._in_host)
@@ -126,6 +134,7 @@ class EvictablePages(ABC):
         """Note the use of a prompt's blocks: the deepest is the first of them to go."""
         for first in self.blocks.used_by(blocks):
             self._use(first)
+        self.prices.use(blocks)
 
     def _use(self, page: int) -> None:
         order = self._in_pool
@@ -141,7 +150,7 @@ class EvictablePages(ABC):
         if self.host.max_bytes < size or count <= 0:
             return 0
         firsts, reserved = list[int](), 0
-        for first in self._freeable(list(self._in_pool))[:count]:
+        for first in self._freeable(self.prices.cheapest_first(self._in_pool))[:count]:
             if reserved >= count or not self._reserve_host(size * self.blocks.count([first])):
                 break
             firsts.append(first)
@@ -155,6 +164,7 @@ class EvictablePages(ABC):
         moved = [first for first in firsts if self._away(first)]
         pages = self.blocks.count(moved)
         self.host.take(-size * (reserved - pages))
+        self.prices.left(moved)
         for first in moved:
             del self._in_pool[first]
             self._in_host[first] = None
@@ -191,16 +201,18 @@ class EvictablePages(ABC):
         """
         gone: list[int] = []  # released together, since that takes as long for one as for many
         freed, looked = 0, SCAN_PAGES
+        order = self.prices.cheapest_first(self._in_pool) if self.pool.snapshot_pages else self._in_pool
         while freed < count:
-            some = list(islice(self._in_pool, looked))
+            some = [page for page in islice(order, looked) if page in self._in_pool]
             for page in self._freeable(some):
                 if freed >= count:
                     break
                 if page in self._in_pool and (in_use or self._goes_alone(page)):
+                    self.prices.left([page])
                     pages = self._detach(page)
                     freed += 1 if len(pages) == 1 else self.pool.num_would_free(np.array(pages, np.int64))
                     gone += pages
-            if len(some) < looked:
+            if looked >= len(order):
                 break
             looked *= 4  # rarely: the first are those that were not used for the longest time
         left = np.array(gone, np.int64)
@@ -230,6 +242,7 @@ class EvictablePages(ABC):
         pages = self.blocks.behind_all(firsts)
         for leave in self.on_remove:
             leave(pages)
+        self.prices.forget(firsts)
         for one in firsts:
             size = self.blocks.forget(one)
             if one in self._in_host:

@@ -230,7 +230,7 @@ def _also(facts: dict[str, Any]) -> Iterator[str]:
     if snapshot := memory["snapshot_bytes"]:
         yield (
             f"recurrent layers: {snapshot:,} bytes a snapshot of their states, of which each user has two; room for "
-            f"{_count(memory['snapshots_kept'], 'snapshot')} more, which stay until there is none"
+            f"{_count(memory['snapshots_kept'], 'snapshot')} more; what saves the fewest tokens leaves first"
         )
     for name, one in (("prefill", facts["prefill"]), ("decode", decode)):
         yield (

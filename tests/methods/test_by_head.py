@@ -26,6 +26,7 @@ from twostroke.methods import (
     LagKV,
     Method,
     Plain,
+    QFilters,
     Snap,
     Tova,
     method,
@@ -36,7 +37,8 @@ from twostroke.sampling.params import SamplingParams
 Native = Callable[..., LLM]
 LONG = PROMPT * 4
 BY_HEAD: list[RankedByHead] = [
-    *(Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV(), ExpectedAttention(), HeavyHitters(), ChunkKV(), KVzip())
+    *(Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV(), ExpectedAttention(), HeavyHitters(), ChunkKV(), KVzip()),
+    QFilters(),
 ]
 Head = Callable[[LLM, int, int], list[float]]  # a layer and a KV head: the worth of each entry
 
@@ -104,6 +106,14 @@ def expected_attention(llm: LLM, layer: int, head: int, sinks: int = 4, future: 
     return [0.0] * sinks + worth
 
 
+def q_filters(llm: LLM, layer: int, head: int) -> list[float]:
+    made = queried(llm, LONG, len(LONG))
+    rows = made.queries.rows[layer].swapaxes(0, 1).reshape(2, -1, made.queries.rows.shape[-1])[head].astype(float)
+    direction = np.linalg.svd(rows, full_matrices=False)[2][0]
+    sign = 1 if (rows @ direction).mean() > 0 else -1
+    return (entries_of(llm, layer, head)[0] @ (sign * direction)).tolist()
+
+
 def heavy_hitters(llm: LLM, layer: int, head: int) -> list[float]:
     made = queried(llm, LONG, len(LONG))
     weights = list(attention_weights(made.kv, made.queries))[layer]
@@ -146,6 +156,7 @@ def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int
         (HeavyHitters(budget=21, sinks=1, recent=0.3, newest=2), heavy_hitters),
         (ChunkKV(budget=6 + 2 * 7 + 3, newest=6, chunk=7), chunkkv),  # 76 = 10 chunks and 6
         (KVzip(budget=20, sinks=1), kvzip),
+        (QFilters(budget=20, sinks=2), q_filters),
         (LagKV(budget=4 + 2 * 8 + 16, lag=8), lagkv),  # 76 - 4 = 9 parts of 8: 8 keep 2, the last all
     ],
     ids=lambda one: getattr(one, "name", "") or one.__name__,

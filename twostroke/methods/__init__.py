@@ -15,8 +15,10 @@ from twostroke.methods.kvzip import KVzip
 from twostroke.methods.lagkv import LagKV
 from twostroke.methods.method import METHODS, Method, Prompt
 from twostroke.methods.overfill import OverFill
+from twostroke.methods.partrep import PartRep
 from twostroke.methods.passages import Passages
 from twostroke.methods.plain import Plain
+from twostroke.methods.q_filters import QFilters
 from twostroke.methods.refresh import Refresh
 from twostroke.methods.registry import load_installed, load_module, method
 from twostroke.methods.repeat import Repeat
@@ -45,9 +47,11 @@ __all__ = [
     "LagKV",
     "Method",
     "OverFill",
+    "PartRep",
     "Passages",
     "Plain",
     "Prompt",
+    "QFilters",
     "Refresh",
     "Repeat",
     "Reread",

@@ -105,6 +105,19 @@ def test_requests_in_turn_come_more_evenly() -> None:
         assert gaps.std() / gaps.mean() == pytest.approx(part**-0.5, rel=0.1)
 
 
+def test_each_of_many_workers_has_the_pace_of_one() -> None:
+    """It is simulated alone with its part of the requests, so as many are in flight as at its part of the rate."""
+    made = plan()
+    fleet, one = replace(made, workers=4), pace(made)
+    assert pace(fleet) == one
+    rate = 0.7 * under(made, 1.0).highest(made)
+    assert in_flight(fleet, one, 4 * rate) == in_flight(made, one, rate) > 1
+    traffic = drawn_traffic(made.workload, 4 * rate, None, 1.0, False)
+    trial = LoadSimulator(traffic, Objectives()).at(fleet, 4 * rate).trials[0]
+    alone = under(made, rate).at(made, rate).trials[0]
+    assert trial.sequences == pytest.approx(alone.sequences, rel=0.35)
+
+
 def test_workers_have_their_part_of_the_rate() -> None:
     made = plan()
     load = under(made, 1.0, ttft_s=0.3)

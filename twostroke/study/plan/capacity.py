@@ -64,7 +64,7 @@ def _chunks(plan: Plan, batch: int, decode_s: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class WorkerPace:
-    """What a worker does while n requests are in flight, at place n; of all that decode, where strokes are apart.
+    """What one worker does while n requests are in flight, at place n; all that decode, where strokes are apart.
 
     Attributes:
         leaving: requests that end a second, up to as many in flight as there can be.
@@ -87,7 +87,7 @@ class WorkerPace:
 def pace(plan: Plan) -> WorkerPace:
     """At powers of 1.3 and the most that have room; straight between them. Where each step is full, prompts leave room
     for no more than end meanwhile."""
-    decoders, load = max(1, plan.workers - plan.prefill_workers), plan.workload
+    decoders, load = _decoders(plan), plan.workload
     entered = 0 if plan.prefill_workers else plan.technique.entered(load.prompt) - load.shared
     full = math.ceil(plan.budget * load.output / (entered + load.output))
     most = min(plan.max_running, plan.memory.users, full)
@@ -106,9 +106,13 @@ def pace(plan: Plan) -> WorkerPace:
 
 def in_flight(plan: Plan, pace: WorkerPace, rate: float) -> int:
     """How many sequences each worker that decodes has at a rate of all of them; a step has one for each at most."""
-    decoders = max(1, plan.workers - plan.prefill_workers)
     part = rate if plan.prefill_workers else rate / plan.workers
-    return math.ceil(pace.steady(part) / decoders)
+    return math.ceil(pace.steady(part) / _decoders(plan))
+
+
+def _decoders(plan: Plan) -> int:
+    """Workers that decode the requests of a pace."""
+    return plan.workers - plan.prefill_workers if plan.prefill_workers else 1
 
 
 def tuned(plan: Plan) -> Plan:

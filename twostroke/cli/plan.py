@@ -35,6 +35,7 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
+    here.check(model)
     if here.measure:
         from twostroke.cli.plan_measure import run as run_measure
 
@@ -116,7 +117,11 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     machine = machine_for(configuration.on, configuration.efficiency, note)
     weights = configuration.weights
     stored = weights is None and checkpoint is not None
-    form = stored_format(checkpoint) if stored and checkpoint else weight_format(weights or found.weights)
+    form = (
+        stored_format(checkpoint)
+        if stored and checkpoint
+        else weight_format(found.weights if weights is None else weights)
+    )
     known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
     technique = choose_technique(known, configuration.method)
     shape, traffic = asked.shape(), asked.traffic()

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.traffic import TRACE_HELP, WEIGHTS_HELP, WORKLOADS, Burstiness, load_option
+from twostroke.cli.traffic import TRACE_HELP, WEIGHTS_HELP, WORKLOADS, Burstiness, load_option, zero_or_more
 from twostroke.errors import InvalidRequest
-from twostroke.fields import LARGE
 
 if TYPE_CHECKING:
     from twostroke.study.plan.plan import RequestProfile
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from twostroke.study.traffic.requests import Traffic
 
 MAX_USERS = 10_000  # each is counted
+MAX_RATE = 1_000_000  # requests a second
+MIN_BURSTINESS = 0.01  # below it all requests come in a few bursts, and a percentile says nothing
 
 
 def _here(*names: str, **settings: Any) -> Any:
@@ -50,7 +51,8 @@ class ConfigurationOptions:
         float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
     ] = None
     device_price: Annotated[
-        float | None, typer.Option(help="What a device costs an hour.", show_default="not counted")
+        float | None,
+        typer.Option(callback=zero_or_more, help="What a device costs an hour.", show_default="not counted"),
     ] = None
 
 
@@ -61,7 +63,7 @@ class WorkloadOptions:
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128
     concurrency: Annotated[
-        int | None, typer.Option(help="Sequences that decode at once.", show_default="1, or what the rate needs")
+        int | None, typer.Option(help="Sequences that decode at once, without a load.", show_default="1")
     ] = None
     shared_prefix: Annotated[int, typer.Option(help="First tokens of each prompt that are in the prefix index.")] = 0
     ttft_ms: Annotated[float | None, typer.Option(help="Objective for TTFT, in milliseconds.")] = None
@@ -97,8 +99,10 @@ class WorkloadOptions:
         from twostroke.study.traffic.trace import read_trace
 
         rate, users = self.rate, self.users
-        if rate is not None and not 0 < rate < LARGE:
-            raise InvalidRequest(f"--rate must be above 0 requests a second, not {rate:g}")
+        if rate is not None and not 0 < rate <= MAX_RATE:
+            raise InvalidRequest(f"--rate must be above 0 and at most {MAX_RATE:,} requests a second, not {rate:g}")
+        if self.burstiness < MIN_BURSTINESS:
+            raise InvalidRequest(f"--burstiness must be at least {MIN_BURSTINESS:g}, not {self.burstiness:g}")
         if users is not None and users > MAX_USERS:
             raise InvalidRequest(
                 f"--users must be at most {MAX_USERS:,}, not {users:,}: plan those of a part of the workers"
@@ -108,6 +112,8 @@ class WorkloadOptions:
         if self.workload not in ("synthetic", "sharegpt"):
             raise InvalidRequest(f"--workload is synthetic or sharegpt, not {self.workload!r}")
         lengths = ("prompt_tokens", "output_tokens")
+        if rate is not None or users is not None or self.trace is not None:
+            self._leave_out(("concurrency",), "under a load the simulator says how many decode at once")
         if self.trace is not None:
             drawing = (*lengths, "shared_prefix", "workload", "burstiness")
             self._leave_out(drawing, "a trace has its own lengths, prefixes and times")
@@ -152,3 +158,16 @@ class HereOptions:
     output: Annotated[
         Path | None, _here(dir_okay=False, metavar="FILE", help="Keep raw numbers in this file, model by model.")
     ] = None
+
+    def check(self, model: str | None) -> None:
+        """Raises InvalidRequest for options that would have no effect."""
+        if self.measure and (model or self.verify):
+            raise InvalidRequest("--measure measures this machine alone: leave out the model and --verify")
+        measured = {"--threads": self.threads, "--output": self.output}
+        verified = {"--models": self.models, "--quick": self.quick, "--seconds": self.seconds}
+        for options, of, wanted in (
+            (verified, "--verify", self.verify),
+            (measured, "--verify or --measure", self.verify or self.measure),
+        ):
+            if not wanted and (named := [name for name, value in options.items() if value not in (None, False)]):
+                raise InvalidRequest(f"{named[0]} belongs to {of}: leave it out")

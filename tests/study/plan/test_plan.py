@@ -108,6 +108,11 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "absent.toml"], "there is no file absent.toml"),
         (["llama-3-70b", "--on", "untyped.toml"], "machine untyped needs tflops, a table of numbers by dtype"),
         (["bert", "--on", "h100"], "a plan needs a decoder of a family that the engine knows"),
+        (["llama-3-70b", "--on", "h100", "--ttft-ms", "inf"], "an objective of inf ms for TTFT cannot be met"),
+        (["llama-3-70b", "--on", "h100", "--weights", ""], "weights must be one of"),
+        (["llama-3-70b", "--on", "h100", "--measure"], "leave out the model"),
+        (["llama-3-70b", "--on", "h100", "--quick"], "--quick belongs to --verify: leave it out"),
+        (["llama-3-70b", "--on", "h100", "--threads", "2"], "--threads belongs to --verify or --measure"),
         (["llama-3-70b", "--on", "h100", "--ttft-ms", "0"], "an objective of 0 ms for TTFT cannot be met"),
         (["llama-3-70b", "--on", "h100", "--method", "magic"], "there is no plan for the method 'magic'"),
         (["llama-3-70b", "--on", "h100", "--acceptance", "1"], "from 0 to below 1, not 1"),
@@ -158,3 +163,8 @@ def run_plan() -> Callable[..., dict[str, Any]]:
         return json.loads(done.stdout)
 
     return invoke
+
+
+def test_one_worker_is_told_where_many_were_asked_for() -> None:
+    done = CliRunner().invoke(app, ["plan", "llama-3-8b", "--on", "h100", "--workers", "9"])
+    assert "with the fewest devices: one worker\n" in done.output

@@ -1,6 +1,7 @@
 """The report of a plan and of its load: one source for the terminal and for the page."""
 
 import io
+import shlex
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from tests.study.plan.conftest import short_trials
 from twostroke.cli import plan_report
+from twostroke.cli.plan_report import print_blocks
 from twostroke.study.plan.account import account
 from twostroke.study.plan.changes import ChangeLimits
 from twostroke.study.plan.loads import drawn_traffic
@@ -159,3 +161,14 @@ def test_nothing_is_cut_at_80_columns(loaded: dict[str, Any], monkeypatch: pytes
             assert word in heads
     wrapped = sum(-(-len(line) // 80) or 1 for line in printed(list(report(loaded, details=False)), 80, monkeypatch))
     assert wrapped <= 24
+
+
+def test_a_long_command_is_folded_as_a_shell_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "twostroke simulate m " + " ".join(f"--option-{i} {i}" for i in range(20))
+    print_blocks([Line(command, "code", 2)])
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 100
+    assert shlex.split(told.replace("\\\n", " ")) == shlex.split(command)
+    quoted = command + " --path 'a --b'"
+    print_blocks([Line(quoted, "code", 2)])
+    assert capsys.readouterr().out.strip() == quoted

@@ -10,7 +10,7 @@ import numpy as np
 from twostroke.study.plan.changes import DEGREES, ChangeLimits, changes_alone
 from twostroke.study.plan.plan import Plan
 from twostroke.study.plan.search import Advice, WayOut
-from twostroke.study.plan.service import LoadSimulator, Service
+from twostroke.study.plan.service import FLOOR, LoadSimulator, Service
 from twostroke.study.roofline.machines import MachineSpec
 from twostroke.study.roofline.roofline import StepTime
 
@@ -240,6 +240,7 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
         "served": _percentiles(service, load) | _all_percentiles(service) | {"sequences": service.sequences},
         "most_requests_per_second": service.highest,
         "most_within_objectives": service.within,
+        "searched_from": None if service.highest is None else FLOOR * service.highest,
         "workers_needed": ceil(load.rate / service.within * plan.workers) if load.rate and service.within else None,
         "sure": {
             "requests_simulated": load.requests,

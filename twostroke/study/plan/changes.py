@@ -61,6 +61,9 @@ class PlanCandidate:
         return PlanCandidate(other.plan, (*self.changes, *other.changes))
 
 
+ONE_WORKER = Change("one worker", "", NOTHING)
+
+
 def changes_alone(plan: Plan, limits: ChangeLimits) -> list[PlanCandidate]:
     """Every change of one dimension."""
     dimensions = (_formats, _kv_bits, _degrees, _techniques, other_requests)
@@ -68,7 +71,7 @@ def changes_alone(plan: Plan, limits: ChangeLimits) -> list[PlanCandidate]:
 
 
 def change_space(plan: Plan, limits: ChangeLimits) -> list[PlanCandidate]:
-    """All combinations of a worker's dimensions. Without a change first."""
+    """All combinations of the dimensions of one worker. Without a change first."""
     found = [PlanCandidate(replace(plan, workers=1, prefill_workers=0))]
     for dimension in (_formats, _kv_bits, _degrees, _techniques):
         found = [one + change for one in found for change in dimension(one.plan, limits)]

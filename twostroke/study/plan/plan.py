@@ -15,6 +15,7 @@ from twostroke.study.roofline.techniques import PLAIN, Technique
 from twostroke.study.roofline.weight_formats import WeightFormat
 
 BUDGET = 512  # tokens of a step: the engine's own default
+MAX_MS = 86_400_000  # of an objective: a day
 MAX_RUNNING = 256  # sequences at once: the engine's own default
 
 
@@ -44,8 +45,10 @@ class RequestProfile:
         if not 0 <= self.shared < self.prompt:
             raise InvalidRequest(f"shared tokens must be from 0 to {self.prompt - 1}, not {self.shared}")
         for name, limit in (("TTFT", self.ttft_ms), ("ITL", self.itl_ms)):
-            if limit is not None and not limit > 0:
-                raise InvalidRequest(f"an objective of {limit:g} ms for {name} cannot be met: give more than 0")
+            if limit is not None and not 0 < limit <= MAX_MS:
+                raise InvalidRequest(
+                    f"an objective of {limit:g} ms for {name} cannot be met: give more than 0 and at most a day"
+                )
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ def _numbers(facts: dict[str, Any]) -> Iterator[Block]:
         within, rate = load["most_within_objectives"], load["requests_per_second"]
         if rate is not None:
             served = within is not None and within >= rate
-            text = f"{within:,.3g}/s" if within else "too few" if load["most_requests_per_second"] else "none"
+            least = load["searched_from"]
+            text = f"{within:,.3g}/s" if within else f"below {least:,.3g}/s" if least else "none"
             answer = Cell("kept", "good") if served else Cell("missed", "bad")
             rows.append([Cell("rate"), Cell(text), Cell(f"{rate:,.3g}/s"), Cell(binds.get("rate", "")), answer])
         got = {"TTFT": load["served"]["ttft_ms"], "ITL": load["served"]["itl_ms"]}

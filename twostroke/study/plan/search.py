@@ -11,6 +11,7 @@ from math import ceil, log
 from twostroke.study.plan.capacity import capacity, tuned
 from twostroke.study.plan.changes import (
     NOTHING,
+    ONE_WORKER,
     OTHER_ANSWERS,
     SAME_ANSWERS,
     Change,
@@ -78,6 +79,8 @@ def advise(plan: Plan, limits: ChangeLimits) -> Advice:
     """Search without a load: nobody waits for anybody else."""
     asked = WayOut(PlanCandidate(plan))
     space = [one for one in change_space(plan, limits) if one.plan.verdict == "nothing to do"]
+    if plan.workers > 1:
+        space = [one + PlanCandidate(one.plan, (ONE_WORKER,)) for one in space]
     other = [one for one in other_requests(plan, limits) if one.plan.verdict == "nothing to do"]
     ranked = sorted(space, key=lambda one: (one.asks, one.plan.devices, one.plan.ttft_ms))
     same = next((one for one in (*ranked, *other) if one.plan.devices <= plan.devices), None)
@@ -124,8 +127,10 @@ class LoadSearch:
         return PlanCandidate(plan, one.changes if plan.budget == BUDGET else (*one.changes, steps))
 
     def _fleet(self, unit: PlanCandidate, workers: int) -> PlanCandidate:
-        if workers == 1:
+        if workers == self.plan.workers == 1:
             return unit
+        if workers == 1:
+            return PlanCandidate(unit.plan, (*unit.changes, ONE_WORKER))
         many = Change(f"{workers:,} workers of {unit.plan.tp} device{'s' if unit.plan.tp > 1 else ''}", "", NOTHING)
         return PlanCandidate(replace(unit.plan, workers=workers), (*unit.changes, many))
 

@@ -17,7 +17,8 @@ from twostroke.study.roofline.machines import find_machine, machines
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.named_models import find_model, specifications
 from twostroke.study.roofline.roofline import Roofline
-from twostroke.study.roofline.weight_formats import FORMATS
+from twostroke.study.roofline.weight_formats import FORMATS, weight_format
+from twostroke.study.simulate.step_costs import RooflineCosts
 
 LLAMA = specifications()["llama-3-70b"]
 
@@ -29,6 +30,7 @@ def test_parameters_are_the_published_ones(model: ModelSpec) -> None:
     # Published are rounded totals of these; all others are exact.
     rounded = {"gpt-3-175b": 1e8, "qwen3-next-80b-a3b": 1e9, "qwen3.5-0.8b": 1e8, "qwen3.5-4b": 1e7}
     rounded |= {"qwen3.5-9b": 1e9, "qwen3.5-27b": 1e8, "qwen3.5-35b-a3b": 1e8}
+    rounded |= {"mixtral-8x22b": 1e9, "deepseek-v3": 1e9, "kimi-k2": 1e11}
     assert abs(model.parameters - published) <= rounded.get(model.name, 0) / 2
     assert model.source
 
@@ -144,3 +146,17 @@ def test_a_config_is_enough(tiny_directory: Callable[[str], Path], tmp_path: Pat
         (directory / "config.json").write_text((tiny_directory(family) / "config.json").read_text())
         alone, whole = find_model(str(directory)).model, find_model(str(tiny_directory(family))).model
         assert (alone.layers, alone.parameters) == (whole.layers, whole.parameters)
+
+
+def test_latent_attention_keeps_one_vector_an_entry() -> None:
+    """DeepSeek-V3: 576 numbers in each of 61 layers, and 37 B parameters of a token."""
+    model = specifications()["deepseek-v3"]
+    assert model.kv_bytes(1) == 61 * 576 * 2
+    assert model.with_kv_bits(8).kv_bytes(1) == 61 * (576 + 4)
+    assert model.active_parameters == pytest.approx(37e9, rel=0.02)
+    # Decoding, scores are made from entries; a prefill makes keys and values.
+    assert model.attention_flops(SequenceRows(1, 999)) == 61 * 128 * 2 * (2 * 512 + 64) * 1000
+    assert model.attention_flops(SequenceRows(1000, 0)) == 61 * 128 * 2 * (128 + 64 + 128) * 500_500
+    roofline = Roofline(model, find_machine("h200"), weight_format("fp8-w8a8"), 8)
+    for rows in ([SequenceRows(1, 999)] * 4, [SequenceRows(512, 1024), SequenceRows(1, 70)]):
+        assert RooflineCosts(roofline).step(rows).seconds == pytest.approx(roofline.step(rows).seconds)

@@ -36,6 +36,28 @@ class WeightMatrix(NamedTuple):
         return experts_read(self.copies, self.used, rows)
 
 
+class LatentSizes(NamedTuple):
+    """Multi-head latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434): an entry is one vector for all heads, of
+    `kv` numbers, from which each head's key and value are made, and of `rope` numbers of a rotated key.
+
+    Attributes:
+        q, kv: ranks of queries, and of keys and values.
+        nope, rope, v: numbers of a head's key that are made and that are rotated, and of its value.
+    """
+
+    q: int
+    kv: int
+    nope: int
+    rope: int
+    v: int
+
+    def head_flops(self, pairs: int, known: int) -> int:
+        """FLOPs of one head in one layer. Either scores are made from entries, with matrices moved into queries and
+        outputs (as when decoding), or keys and values are, those of `known` entries again: what is less."""
+        absorbed = 2 * (2 * self.kv + self.rope) * pairs
+        return min(absorbed, 2 * (self.nope + self.rope + self.v) * pairs + 2 * self.kv * (self.nope + self.v) * known)
+
+
 @dataclass(frozen=True)
 class LayerKind:
     """`count` layers of the same sizes.
@@ -51,6 +73,7 @@ class LayerKind:
         entry_matrices: of K and V: 1 if the matrix of K makes V too, 0 if another layer's entries are read.
         output_gate: whether a further matrix gates what is attended to.
         state: of a recurrent layer, in place of attention.
+        latent: of MLA; it has one KV head, whose size is that of an entry, and `key_is_value`.
         inputs: numbers that it gets of each token (per-layer embeddings).
         other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
     """
@@ -69,6 +92,7 @@ class LayerKind:
     entry_matrices: int = 2
     output_gate: bool = False
     state: RecurrentMixer | None = None
+    latent: LatentSizes | None = None
     inputs: int = 0
     other: int = 0
 
@@ -91,6 +115,8 @@ class LayerKind:
     @property
     def mixed(self) -> int:
         """Numbers of a row that the output projection is given."""
+        if self.latent is not None:
+            return self.heads * self.latent.v
         return self.heads * self.head_dim if self.state is None else self.state.v_size
 
     def mixing(self, rows: SequenceRows, stored: KVFormat) -> tuple[int, float]:
@@ -99,12 +125,19 @@ class LayerKind:
             work = recurrent(rows, self.state)
             return work.flops, work.bytes
         pairs, entries = attended(rows, self.window)
-        return self.pair_flops * pairs, self.entry_bytes(stored) * entries
+        flops = self.pair_flops * pairs
+        if self.latent is not None:
+            flops = self.heads * self.latent.head_flops(pairs, rows.context)
+        return flops, self.entry_bytes(stored) * entries
 
     def matrices(self, hidden: int) -> list[WeightMatrix]:
         """The matrices of one layer."""
         size, mixture = self.intermediate, (self.experts, self.chosen)
         found = [WeightMatrix(name, "projections", hidden, made) for name, made in self._projections.items()]
+        if self.latent is not None:
+            q, kv, nope, rope, v = self.latent
+            found.append(WeightMatrix("heads of Q", "projections", q, self.heads * (nope + rope)))
+            found.append(WeightMatrix("heads of K and V", "projections", kv, self.heads * (nope + v)))
         found.append(WeightMatrix("O", "projections", self.mixed, hidden))
         if self.experts > 1:
             found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
@@ -127,6 +160,8 @@ class LayerKind:
         """What is made of a layer's inputs for its mixer, and its numbers."""
         if self.state is not None:
             return self.state.projections
+        if self.latent is not None:
+            return {"Q": self.latent.q, "entry": self.head_dim}
         kv, names = self.kv_heads * self.head_dim, ("K", "V")[: 1 if self.key_is_value else self.entry_matrices]
         gate = {"output gate": self.mixed} if self.output_gate else {}
         return {"Q": self.mixed} | dict.fromkeys(names, kv) | gate

@@ -16,7 +16,7 @@ from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
 from twostroke.models.recurrent import GatedDeltaNet
-from twostroke.study.roofline.layer_kind import LayerKind
+from twostroke.study.roofline.layer_kind import LatentSizes, LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.suggestions import did_you_mean
 from twostroke.study.roofline.techniques import Companion
@@ -73,16 +73,23 @@ def specifications() -> Mapping[str, ModelSpec]:
 
 def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
     window, sliding = table.get("windows", (None, 0))
-    sizes = {key: table[key] for key in ("heads", "kv_heads", "head_dim", "intermediate")}
-    given = ("gated", "experts", "chosen", "shared", "key_is_value", "output_gate")
+    sizes: dict[str, Any] = {key: table[key] for key in ("heads", "intermediate")}
+    given = ("kv_heads", "head_dim", "gated", "experts", "chosen", "shared", "key_is_value", "output_gate")
     sizes |= {key: table[key] for key in given if key in table}
+    if "latent" in table:
+        latent = LatentSizes(*table["latent"])
+        sizes |= {"latent": latent, "kv_heads": 1, "head_dim": latent.kv + latent.rope, "key_is_value": True}
     recurrent = _recurrent(table)
-    others = sliding + sum(kind.count for kind in recurrent)
+    dense, wide = table.get("dense", (0, 0))
+    others = sliding + dense + sum(kind.count for kind in recurrent)
     kinds = [
         LayerKind(count=count, window=seen, other=table["other_layer"], **sizes)
         for count, seen in ((table["layers"] - others, None), (sliding, window))
         if count
     ]
+    if dense:
+        mlp: dict[str, Any] = {"intermediate": wide, "experts": 1, "chosen": 1, "shared": 0}
+        kinds.append(LayerKind(count=dense, other=table["other_layer"], **(sizes | mlp)))
     return ModelSpec(
         name=name,
         hidden=table["hidden"],

@@ -132,10 +132,16 @@ def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: Pa
 
 
 def config_of(model: ModelSpec) -> ModelConfig:
-    """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it."""
+    """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it.
+
+    Where an entry is one vector (MLA), K and V are halves of it.
+    """
     layers = tuple(
         Layer(
-            kind.state or Attention(kind.heads, kind.kv_heads, kind.head_dim, 1.0, Rope(10_000.0), kind.window),
+            kind.state
+            or Attention(
+                kind.heads, kind.kv_heads, kind.head_dim // (1 + kind.key_is_value), 1.0, Rope(10_000.0), kind.window
+            ),
             GatedMLP(kind.intermediate),
         )
         for kind in model.layers

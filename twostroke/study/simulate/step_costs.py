@@ -81,7 +81,7 @@ class RooflineCosts:
         flops: defaultdict[int | None, float] = defaultdict(float)
         read: defaultdict[int | None, float] = defaultdict(float)
         for kind in roofline.model.layers:
-            if kind.state is not None:
+            if kind.state is not None or kind.latent is not None:
                 continue
             flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
             read[kind.window] += kind.count * kind.entry_bytes(roofline.kv_read) / min(roofline.tp, kind.kv_heads)
@@ -90,6 +90,7 @@ class RooflineCosts:
             (state, layers / roofline.tp, layers / min(roofline.tp, state.num_k_heads))
             for state, layers in roofline.model.states.items()
         ]
+        self._latent = [one for one in roofline.model.layers if one.latent is not None]
         machine = roofline.machine
         self.peak = StepCost(1.0, machine.flops[roofline.dtype], machine.bandwidth)
         self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
@@ -105,6 +106,11 @@ class RooflineCosts:
             for work in (recurrent(one, state) for one in rows):
                 flops += share * work.flops
                 read += copies * work.bytes
+        for kind in self._latent:
+            for one in rows:
+                work, size = kind.mixing(one, self.roofline.kv_read)
+                flops += kind.count * work / self.roofline.tp
+                read += kind.count * size
         products = self._of_products(sum(one.count for one in rows), sum(one.logits for one in rows))
         seconds = max(flops / self._rate, read / self._bandwidth)
         return StepCost(products.seconds + seconds, products.flops + flops, products.bytes + read)

@@ -41,6 +41,7 @@ def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.Native
         attention_layers={},
         state_layers={},
         token_inputs=0,
+        takes_hidden=False,
         layers=(),
         score_cap=None,
         logit_cap=None,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def write(llm: LLM, text: str, end: str | None = "</s>") -> Callable[[], None]:
 
     def forced(params: SamplingParams) -> SamplingParams:
         within, size = params.constraint, llm.config.vocab_size
-        return replace(params, constraint=lambda: Preferring(ids, size, within))
+        return replace(params, constraint=partial(Preferring, ids, size, within))
 
     request, decode = llm.request, llm.decode_request
     vars(llm)["request"] = lambda prompt, params, method=None: request(prompt, forced(params), method)

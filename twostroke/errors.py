@@ -60,6 +60,10 @@ class EngineFailed(EngineStopped):
     """The engine takes no more requests, because a step has failed."""
 
 
+class EngineRestarting(EngineStopped):
+    """The engine's process has died, and another one is started."""
+
+
 class RankLost(EngineFailed):
     """A process that computes a part of the model (tensor parallelism) has ended, or does not answer."""
 
@@ -80,3 +84,7 @@ class NotFinite(TwostrokeError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"{model} computes NaN: its file may be damaged; check it with --check")
+
+
+class EndsEngine(TwostrokeError):
+    """A request that was computed whenever the engine's process died; the engine goes on without it."""

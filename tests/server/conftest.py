@@ -1,6 +1,7 @@
 """A tiny model behind a real server on the loopback interface, and behind ASGI only."""
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
@@ -12,11 +13,14 @@ import httpx
 import openai
 import pytest
 
+from tests.server.wire import over_the_wire
 from twostroke.api.llm import LLM
 from twostroke.server.app import create_app
 from twostroke.server.lifecycle import HttpServer, make_server
 from twostroke.server.settings import Settings
 
+WIRE = bool(os.environ.get("TWOSTROKE_TEST_WIRE"))  # whether engines are reached as those of other processes are
+LOCAL = pytest.mark.skipif(WIRE, reason="reaches into the engine, or sends it what no other process has")
 LONG = {"max_tokens": 1900, "ignore_eos": True}  # seconds of work
 
 
@@ -37,6 +41,11 @@ class Serving:
         return httpx.Client(base_url=self.url, timeout=30)
 
     @property
+    def front(self) -> LLM:
+        """The model as routes see it."""
+        return self.server._app.state.engine.llm  # pyright: ignore[reportPrivateUsage]
+
+    @property
     def pages_used(self) -> int:
         return self.llm.pool.num_used - self.llm.engine.cached_pages(self.llm.pool)
 
@@ -50,7 +59,7 @@ class Serving:
 def serving(llm: LLM, port: int = 0, **settings: Any) -> Generator[Serving]:
     """A server on a port of the loopback interface, a free one unless it is given."""
     chosen: dict[str, Any] = {"grace_s": 0.5, "model_name": "tiny"}
-    server = make_server(llm, Settings(**(chosen | settings)), "127.0.0.1", port)
+    server = make_server(over_the_wire(llm) if WIRE else llm, Settings(**(chosen | settings)), "127.0.0.1", port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     eventually(lambda: server.started)
@@ -102,7 +111,7 @@ def reference(tiny_directory: Callable[[str], Path]) -> LLM:
 async def asgi(llm: LLM, **settings: Any) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of the application itself, without a socket."""
     chosen: dict[str, Any] = {"model_name": "tiny"} | settings
-    app = create_app(llm, Settings(**chosen))
+    app = create_app(over_the_wire(llm) if WIRE else llm, Settings(**chosen))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client

@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable
 
-from tests.server.conftest import eventually, serving
+from tests.server.conftest import LOCAL, eventually, serving
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
 
 
+@LOCAL
 def test_a_step_that_hangs(open_tiny: Callable[..., LLM]) -> None:
     """No new work is sent to it after a bound; the process is not restarted for it, and it may recover."""
     released = threading.Event()
@@ -19,8 +20,8 @@ def test_a_step_that_hangs(open_tiny: Callable[..., LLM]) -> None:
         def hang(_: Engine) -> None:
             released.wait()
 
-        thread = running.server._app.state.engine._thread  # pyright: ignore[reportPrivateUsage]
-        thread.call(hang)
+        engine = running.server._app.state.engine._served  # pyright: ignore[reportPrivateUsage]
+        engine.call(hang)
         try:
             eventually(lambda: http.get("/health/ready").status_code == 503)
             hung = http.get("/health/live")
@@ -33,11 +34,12 @@ def test_a_step_that_hangs(open_tiny: Callable[..., LLM]) -> None:
         eventually(lambda: http.get("/health/ready").status_code == 200)
 
 
+@LOCAL
 def test_an_idle_engine_is_young(open_tiny: Callable[..., LLM]) -> None:
     """It looks about every second, so that the age can be alarmed on without knowing whether there is work."""
     with serving(open_tiny()) as running, running.http() as http:
-        thread = running.server._app.state.engine._thread  # pyright: ignore[reportPrivateUsage]
-        thread._between_steps_at -= 1000
+        engine = running.server._app.state.engine._served  # pyright: ignore[reportPrivateUsage]
+        engine._thread._between_steps_at -= 1000
         assert http.get("/health").json()["step_age_s"] > 0
         eventually(lambda: http.get("/health").json()["step_age_s"] < 1000)
         assert http.get("/health/ready").status_code == 200

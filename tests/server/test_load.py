@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import LOCAL, LONG, Serving, eventually, serving
 from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.methods import METHODS, Method
@@ -124,6 +124,7 @@ def crash() -> Iterator[None]:
     del METHODS["crash"]
 
 
+@LOCAL
 def test_a_crash_ends_its_own_request(crash: None, open_tiny: OpenTiny) -> None:
     """Also in a batch with others, whose texts do not change."""
     with serving(open_tiny()) as running, ThreadPoolExecutor(4) as pool:
@@ -145,6 +146,7 @@ def test_a_crash_ends_its_own_request(crash: None, open_tiny: OpenTiny) -> None:
         assert running.http().get("/health").status_code == 200
 
 
+@LOCAL
 def test_a_fatal_error(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests, current and later, get the error; /health fails so that the process is replaced."""
     llm = open_tiny()

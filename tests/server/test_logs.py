@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import LOCAL, LONG, Serving, eventually, serving
 from twostroke.api.llm import LLM
 from twostroke.server.observability.logs import JsonFormatter, TextFormatter, request_id
 
@@ -110,6 +110,7 @@ def test_an_aborted_call_has_its_tokens(stream: bool, running: Serving, caplog: 
     assert line["client" if stream else "status"] == ("gone" if stream else 499)
 
 
+@LOCAL
 def test_a_fault_of_a_handler_is_an_answer_of_500(
     running: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import ollama
 import pytest
 
 from tests.server import scripted
-from tests.server.conftest import Serving
+from tests.server.conftest import LOCAL, Serving
 from twostroke.api.llm import LLM
 from twostroke.server.ollama.answers import OllamaAnswer
 
@@ -271,6 +271,7 @@ def test_a_raw_prompt_goes_through_no_template(server: Serving) -> None:
             assert (answer.status_code, field in answer.json()["error"]) == (400, True)
 
 
+@LOCAL
 def test_a_models_parameters_have_ollamas_names(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.llm, "generation", {"repetition_penalty": 1.05, "top_p": 0.9})
     with server.http() as http:

@@ -56,7 +56,7 @@ def thinking(
 
 @contextlib.contextmanager
 def writing(server: Serving, text: str, end: str | None = "</s>") -> Generator[None]:
-    stop = write(server.llm, text, end)
+    stop = write(server.front, text, end)
     try:
         yield
     finally:

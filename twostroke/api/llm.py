@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -363,7 +363,7 @@ class LLM:
         """Make the request that `embed` runs. Its result is a list of [hidden] float32. Raises InvalidRequest."""
         room = self._batch_room(inputs)
         count = sum(map(len, inputs))
-        return Request(lambda: self.embedder.program(inputs, room), NO_ANSWER, self.tokenizer, count)
+        return Request(partial(self.embedder.program, inputs, room), NO_ANSWER, self.tokenizer, count)
 
     def reranking_request(self, pairs: Sequence[list[int]]) -> Request:
         """Make the request that scores pairs of `Reranker.pair`. Its result is a list of numbers from 0 to 1.
@@ -375,7 +375,7 @@ class LLM:
             raise InvalidRequest(f"{self.name} ranks no documents: open a reranker, such as Qwen3-Reranker")
         room = self._batch_room(pairs)
         count = sum(map(len, pairs))
-        return Request(lambda: reranker.program(pairs, room, self.model.compiled), NO_ANSWER, self.tokenizer, count)
+        return Request(partial(reranker.program, pairs, room, self.model.compiled), NO_ANSWER, self.tokenizer, count)
 
     def _batch_room(self, inputs: Sequence[Sequence[int]]) -> BatchRoom:
         """Room for several steps at once, in a part of the pool. Raises InvalidRequest for an input that has none."""
@@ -421,8 +421,9 @@ class LLM:
         params.check_vocabulary(self.config.vocab_size)
         if params.prompt_logprobs is not None or params.max_tokens == 0:
             return scored_request(tokens, params, chosen, self.tokenizer)
-        asked = Prompt(prompt if isinstance(prompt, ChatTokens) else tokens, self.tokenizer)
-        return Request(lambda: chosen.program(asked), params, self.tokenizer, len(tokens))
+        plain = type(chosen) is Plain  # it looks at the tokens alone
+        asked = Prompt(prompt if isinstance(prompt, ChatTokens) and not plain else tokens, self.tokenizer)
+        return Request(partial(chosen.program, asked), params, self.tokenizer, len(tokens))
 
     def require_method(self, method: Method) -> None:
         """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,17 +165,12 @@ def scored_request(tokens: Sequence[int], params: SamplingParams, method: Method
     if type(method) is not Plain:
         raise InvalidRequest(f"{field} cannot be combined with method {method.name}: leave one of them out")
 
-    def program() -> Program:
-        prefilled: Prefilled | KVCache = yield Prefill(tokens, logprobs=params.prompt_logprobs)
-        if isinstance(prefilled, Prefilled):
-            if (request := made()) is not None:
-                request.prompt_scores = prefilled.scores
-            prefilled = prefilled.kv
-        yield Decode(prefilled)
+    return Request(partial(_scored_program, tokens, params.prompt_logprobs), params, tokenizer, len(tokens))
 
-    request = Request(program, params, tokenizer, len(tokens))
-    made = weakref.ref(request)  # a cycle would keep a finished request until the garbage collector runs
-    return request
+
+def _scored_program(tokens: Sequence[int], logprobs: int | None) -> Program:
+    prefilled: Prefilled | KVCache = yield Prefill(tokens, logprobs=logprobs)
+    yield Decode(prefilled.kv if isinstance(prefilled, Prefilled) else prefilled)
 
 
 def _score(pair: ScoredPair, scores: PromptScores) -> Score:

@@ -34,11 +34,8 @@ def serve(
     if listening.log_format == "json":
         configure("json")
     from twostroke.backends.choose import follow_torchrun
-
-    with requires_extra("serve", "serving"):
-        from twostroke.server.http.loading import LoadingResponder
-        from twostroke.server.lifecycle import SERVER_BYTES, end_at_signals, make_server
-        from twostroke.server.sockets import address_text, listen
+    from twostroke.server.engine_process.launch import EngineProcess, launch_of
+    from twostroke.server.sockets import address_text, listen
 
     settings = settings_options.settings()
     model_options.validate()
@@ -49,28 +46,36 @@ def serve(
         return
     if model_options.tp > 1:
         follow_torchrun()  # only rank 0 listens
-    end_at_signals()
     sockets = listen(listening.host, listening.port)
+    process = EngineProcess()  # first of all: it imports as much as this process does
+    with requires_extra("serve", "serving"):
+        from twostroke.cli.engine_opening import open_served
+        from twostroke.server.engine_process.messages import OpenOptions
+        from twostroke.server.engine_process.remote import RemoteEngine
+        from twostroke.server.http.loading import LoadingResponder
+        from twostroke.server.lifecycle import SERVER_BYTES, end_at_signals, make_server
+
+    end_at_signals()
     url = f"http://{address_text(listening.host, sockets[0].getsockname()[1])}/v1"
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
     with LoadingResponder(sockets):
         load_method_modules(method_module)
         spare = model_options.spare_bytes + SERVER_BYTES
-        llm = model_options.open(
-            announced=True, max_running=steps.max_running, itl_ms=steps.objective, spare_bytes=spare
-        )
-        if steps.itl_ms == "auto":
-            llm.engine.choose_itl()
+        arguments = {"options": model_options, "steps": steps, "spare_bytes": spare}
+        arguments |= {"kv_bytes": model_options.kv_bytes, "draft": model_options.draft}
+        options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format)
+        engine = RemoteEngine(launch_of(options, process))
+        llm = engine.llm
         if listening.log_format == "text":
             configure("text")  # from here on: until now people read notes
-        server = make_server(llm, settings, listening.host, listening.port)
+        server = make_server(engine, settings, listening.host, listening.port)
         server.warm_up()
-    note(f"{llm!r} at {url} (process {os.getpid()}); {_itl_text(llm, steps)}")
+    note(f"{llm!r} at {url} (process {os.getpid()}, its engine {engine.pid}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
     note(f"to chat, and to see the engine at work, open {url.removesuffix('v1')}")
     notify("READY=1")
-    with llm:
-        server.run(sockets)
+    server.run(sockets)
+    engine.stop()  # what waits to be written to a tier is written
     if server.lost_at is not None:
         raise typer.Exit(1)
 

@@ -56,6 +56,7 @@ class Engine:
         on_arrival: called by an I/O thread when pages have come that a request waits for.
         report: the tokens that the last step computed.
         observer: told of each step; None while nobody watches. Any thread may set it.
+        before_step: told what a step computes before it does, in the thread that steps; None: nobody is.
         lock: held for every change of the engine's state.
         budget, programs, placement, flight, requests: its parts.
         forecast: what steps are predicted by, once it is calibrated.
@@ -76,6 +77,7 @@ class Engine:
         self._waiters = LeaderFollower()
         self.on_arrival: Callable[[], None] | None = None
         self.observer: EngineObserver | None = None
+        self.before_step: Callable[[Sequence[Chunk]], None] | None = None
         self._closed = False
         self._ending_thread: int | None = None  # the thread that ends the process, once it does
         self._clock, self.forecast = clock, forecast
@@ -340,6 +342,8 @@ class Engine:
         chunks, failed = self.placement.place(plan(self._queues.running, self.config, self._fits))
         step = ScheduledStep(chunks, None if self.forecast is None else self.forecast.placed(chunks), began)
         self.report = StepReport.of(step)
+        if (told := self.before_step) is not None:
+            told(chunks)
         models = flight.launch_forward(chunks, requests.guarded)
         if (before := flight.step) is not None:
             self._observe(before, flight.collect_tokens(requests.guarded, began))

@@ -178,6 +178,8 @@ class ProgramRunner:
                 raise NotFinite(f"model {lane.model.name}")
             choice.lanes.remove(lane)
             choice.results[lane.slot] = lane.result
+            if choice.request.params.prompt_logprobs is not None and isinstance(lane.result, Prefilled):
+                choice.request.prompt_scores = lane.result.scores
             if lane.kv is not None:
                 self._index(choice, lane, lane.writer.freeze(whole=True) if lane.parting else lane.kv)
             if lane.kv is not None and choice.index == 0:

@@ -25,6 +25,9 @@ class Prompt(list[int]):
         super().__init__(tokens)
         self._asked, self._tokenizer = tokens, tokenizer
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prompt, (self._asked, self._tokenizer)
+
     @property
     def turn(self) -> range | None:
         """The range of the last user's text; None where the prompt is no chat."""

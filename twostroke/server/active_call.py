@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from twostroke.engine.engine_thread import EngineThread, Update
+from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.server.errors import ApiError, ClientGone, DeadlineExceeded, to_api_error
 from twostroke.server.observability.tracing import CallTrace
+from twostroke.server.served_engine import ServedEngine
 from twostroke.server.tenants.tenant import current_tenant
 
 
@@ -45,19 +46,19 @@ class ActiveCall:
         self.trace = CallTrace()
         self.abort_reason: ApiError | None = None
         self._on_close = on_close
-        self._thread: EngineThread | None = None
+        self._engine: ServedEngine | None = None
         self._reports: asyncio.Queue[Update | ApiError] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def start(self, thread: EngineThread, requests: list[Request], timeout_s: float | None) -> None:
+    def start(self, engine: ServedEngine, requests: list[Request], timeout_s: float | None) -> None:
         """Hand the requests to the engine; their deadline is `timeout_s` seconds from now."""
-        self._thread, self.requests = thread, requests
+        self._engine, self.requests = engine, requests
         tenant = current_tenant()
         for request in requests:
             request.cache_salt = request.cache_salt or tenant.salt(None)
             request.priority = max(request.priority, tenant.limits.priority)
-            thread.submit(request, self)
+            engine.submit(request, self)
         if timeout_s is not None:
             expired = DeadlineExceeded(timeout_s)
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort, expired)
@@ -97,5 +98,5 @@ class ActiveCall:
         if self._timer is not None:
             self._timer.cancel()
         for request in self.requests:
-            if not request.done and self._thread is not None:
-                self._thread.cancel(request)
+            if not request.done and self._engine is not None:
+                self._engine.cancel(request)

@@ -29,6 +29,7 @@ async def live(engine: CurrentEngine) -> Response:
 def _health(engine: AsyncEngine, fine: bool) -> Response:
     body = {
         "live": engine.alive,
+        "restarting": engine.restarting,
         "ready": engine.ready,
         "draining": engine.leaving or engine.draining,
         "step_age_s": round(engine.step_age_s, 3),
@@ -60,6 +61,7 @@ async def version() -> Response:
 @router.get("/metrics")
 async def metrics(http: HttpRequest, engine: CurrentEngine) -> Response:
     """All metrics, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
+    engine.metrics.families = await engine.families()
     text, media_type = engine.metrics.exposition(http.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type, "vary": "accept"})
 
@@ -68,12 +70,12 @@ async def metrics(http: HttpRequest, engine: CurrentEngine) -> Response:
 async def reset_prefix_cache(engine: CurrentEngine) -> Response:
     """Empty the prefix indexes, so that the next request is a cold one. Returns how many pages they held."""
     current_tenant().require_admin()
+    return json_response({"pages": await engine.between_steps(_clear_indexes)})
 
-    def clear(engine: Engine) -> int:
-        indexes = [model.index for model in engine.models.values() if model.index is not None]
-        held = sum(index.num_pages for index in indexes)
-        for index in indexes:
-            index.clear()
-        return held
 
-    return json_response({"pages": await engine.between_steps(clear)})
+def _clear_indexes(engine: Engine) -> int:
+    indexes = [model.index for model in engine.models.values() if model.index is not None]
+    held = sum(index.num_pages for index in indexes)
+    for index in indexes:
+        index.clear()
+    return held

@@ -40,6 +40,7 @@ from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import attention, explanation
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
+from twostroke.server.served_engine import LocalEngine, ServedEngine
 from twostroke.server.settings import Settings
 from twostroke.server.tenants.api_keys import ApiKeys
 from twostroke.server.tenants.tenant import LIMIT_HEADERS
@@ -74,18 +75,22 @@ CORS: dict[str, Any] = {
 }
 
 
-def create_app(llm: LLM, settings: Settings | None = None, host: str | None = None) -> FastAPI:
-    """An application that serves one model. Once it has started, only its own thread may use the model's engine.
+def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host: str | None = None) -> FastAPI:
+    """An application that serves one model.
 
-    `host` is where it listens: it decides which calls of browsers a server without a key takes.
+    Args:
+        model: an `LLM`, whose engine nobody else may use once the application has started, or an engine elsewhere.
+        settings: how it behaves.
+        host: where it listens, which decides what calls of browsers a server without a key takes.
     """
-    settings = settings or Settings()
+    served = LocalEngine(model) if isinstance(model, LLM) else model
+    settings, llm = settings or Settings(), served.llm
     guard = None if host is None else OriginGuard.for_address(host, settings.allowed_hosts, settings.cors)
     load_installed()
     keys = ApiKeys(settings.api_key, settings.api_key_file)
     metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
     metrics.registry.register(TenantCollector(keys))
-    engine = AsyncEngine(llm, settings, metrics)
+    engine = AsyncEngine(served, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

@@ -5,25 +5,27 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends
 from fastapi import Request as HttpRequest
+from prometheus_client.core import Metric
 
 from twostroke.api.llm import LLM
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.engine.engine import Engine
-from twostroke.engine.engine_thread import EngineThread, Update
+from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.body_validation.supervisor import BodyValidator, WorkerState
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, to_api_error
 from twostroke.server.grammar import Grammars, json_schema
-from twostroke.server.observability.metrics import Metrics
+from twostroke.server.observability.metrics import Metrics, engine_families
 from twostroke.server.observability.tracing import Tracer
+from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings
 
 T = TypeVar("T")
@@ -45,7 +47,8 @@ class AsyncEngine:
         output_tokens: how many were made so far.
     """
 
-    def __init__(self, llm: LLM, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, served: ServedEngine, settings: Settings, metrics: Metrics) -> None:
+        llm = served.llm
         self.llm, self.settings, self.metrics = llm, settings, metrics
         self.name = settings.model_name or llm.name
         self.created = int(time.time())
@@ -58,7 +61,7 @@ class AsyncEngine:
         self._active_calls: set[ActiveCall] = set()
         self._choices_in_flight = 0  # choices in flight
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="server")
-        self._thread = EngineThread(llm.engine, self._publish, metrics.step)
+        self._served = served
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mean_request_s = 1.0  # mean duration of a request, updated with each one
 
@@ -67,7 +70,7 @@ class AsyncEngine:
     def start(self) -> None:
         """Called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._served.start(self._publish, self.metrics.step)
         self.metrics.watch_steps(lambda: self.step_age_s)
 
     def warm_up(self) -> None:
@@ -89,37 +92,42 @@ class AsyncEngine:
         """Cancel everything and end the engine's thread."""
         self.draining = True
         self._abort_all()
-        await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._served.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.body_validator.stop)
 
     @property
     def alive(self) -> bool:
-        return self._thread.alive
+        return self._served.alive
 
     @property
     def failure(self) -> ApiError | None:
-        return None if self._thread.failure is None else to_api_error(self._thread.failure)
+        return None if self._served.failure is None else to_api_error(self._served.failure)
 
     @property
     def lost(self) -> bool:
         """Whether the engine has failed, as where a rank is lost, so that only another process can serve the model."""
-        return self._thread.failure is not None
+        return self._served.failure is not None
 
     @property
     def step_age_s(self) -> float:
         """Seconds since the engine was last between two steps; an engine that rests looks about every second."""
-        return self._thread.step_age_s
+        return self._served.step_age_s
 
     @property
     def hung(self) -> bool:
         """Whether a step takes so long that no new work should be sent here."""
-        return self.alive and self.step_age_s > self.settings.step_timeout_s
+        return self.alive and not self.restarting and self.step_age_s > self.settings.step_timeout_s
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the engine's process has died and the next one is not there yet. Calls wait for it."""
+        return self._served.restarting
 
     @property
     def ready(self) -> bool:
         """Whether new work should be sent here."""
-        return self.alive and not (self.leaving or self.draining or self.hung)
+        return self.alive and not (self.leaving or self.draining or self.hung or self.restarting)
 
     @property
     def in_flight(self) -> int:
@@ -148,16 +156,30 @@ class AsyncEngine:
 
     def submit(self, active_call: ActiveCall, requests: list[Request], timeout_s: float | None) -> None:
         """Start what was reserved."""
-        active_call.start(self._thread, requests, timeout_s or self.settings.timeout_s)
+        active_call.start(self._served, requests, timeout_s or self.settings.timeout_s)
 
     async def run_in_thread(self, action: Callable[[], T]) -> T:
         """Run what needs no engine in another thread than the event loop's, as a part of the same call."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, action)
 
     async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
-        """Run something in the engine's thread, between two steps."""
+        """Run a function of a module, or a `partial` of one, in the engine's thread, between two steps."""
+        return await self._outcome(lambda: self._served.call(action))
+
+    async def beside_steps(self, action: Callable[[LLM], Any]) -> Any:
+        """Run such a function, which takes long, where the engine is, while steps go on."""
+        return await self._outcome(lambda: self._served.beside_steps(action))
+
+    async def families(self) -> list[Metric]:
+        """What is measured where the engine is; of one that is not there, what was read last."""
+        if self.alive and not self.restarting:
+            with contextlib.suppress(ApiError):
+                return await self.beside_steps(engine_families)
+        return list(self.metrics.families or ())
+
+    async def _outcome(self, begin: "Callable[[], Future[Any]]") -> Any:
         try:
-            return await asyncio.wrap_future(self._thread.call(action))
+            return await asyncio.wrap_future(begin())
         except EngineStopped as error:
             raise to_api_error(error) from None
 
@@ -195,7 +217,8 @@ class AsyncEngine:
 
     def _retry_after(self) -> int:
         """Seconds until a place is likely to be free: a request's mean duration / those running, at least 1."""
-        return min(60, max(1, math.ceil(self._mean_request_s / max(1, self.llm.engine.num_running))))
+        running = min(self._choices_in_flight, self.llm.engine.config.max_running)
+        return min(60, max(1, math.ceil(self._mean_request_s / max(1, running))))
 
     def _abort_all(self) -> None:
         for active_call in list(self._active_calls):

@@ -107,8 +107,8 @@ def engine_requests(
         check_length(llm, len(tokens))
         request = llm.request(tokens, params, technique)
         request.cache_salt = salt
-        if context is not None and llm.model.index is not None:
-            request.make_program = context.with_context(llm.model.index, tokens, request.make_program, salt)
+        if context is not None:
+            request.make_program = context.with_context(llm, tokens, request.make_program, salt)
         made.append(request)
     return made
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from twostroke.errors import (
     ContextLengthExceeded,
+    EndsEngine,
     EngineFailed,
+    EngineRestarting,
     EngineStopped,
     InvalidRequest,
     NotFinite,
@@ -96,6 +98,10 @@ def to_api_error(error: Exception) -> ApiError:
         return invalid(error)
     if isinstance(error, EngineFailed):
         return ApiError(503, str(error), code="engine_failed")
+    if isinstance(error, EngineRestarting):
+        return ApiError(503, str(error), code="engine_restarting", headers={"retry-after": "2"})
+    if isinstance(error, EndsEngine):
+        return ApiError(500, str(error), code="ends_engine")
     if isinstance(error, EngineStopped):
         return ShuttingDown()
     if isinstance(error, NotFinite):

@@ -16,14 +16,14 @@ from twostroke.api.llm import LLM
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.server.app import DEFAULT_CONTEXT_BYTES, create_app
 from twostroke.server.http.protocol import protocol_class
+from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings
 from twostroke.server.sockets import MAX_PENDING_CONNECTIONS
 from twostroke.system.service_manager import notify
 
 FAILURE_GRACE_S = 3  # /health is still answered this long after the engine has failed
-SERVER_BYTES = 128 << 20  # of connections, and of the worker that validates bodies (docs/production.md)
+SERVER_BYTES = 224 << 20  # of this process, connections, and the worker that validates bodies (docs/production.md)
 CLOSE_S = 5  # for sending errors to open connections once the grace time is over
-SWITCH_INTERVAL_S = 0.001  # for sys.setswitchinterval: with Python's 0.005 a busy event loop delays steps
 
 
 class HttpServer(uvicorn.Server):
@@ -42,7 +42,6 @@ class HttpServer(uvicorn.Server):
 
     def warm_up(self) -> None:
         """Prepare what the first calls would wait for, and the process for being a server."""
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._app.state.engine.warm_up()
         gc.collect()
         gc.freeze()  # what is loaded stays: a collection that visited it would stop streams for 100 ms
@@ -93,10 +92,11 @@ def _context_bytes(memory: MemoryBudget, asked: int | None) -> int:
     return chosen
 
 
-def make_server(llm: LLM, settings: Settings, host: str, port: int) -> HttpServer:
+def make_server(model: LLM | ServedEngine, settings: Settings, host: str, port: int) -> HttpServer:
     """A server for one model; `run` serves until a signal, at the host and port or at the sockets that it is given."""
-    settings = replace(settings, max_context_bytes=_context_bytes(llm.memory, settings.max_context_bytes))
-    app = create_app(llm, settings, host)
+    memory = (model if isinstance(model, LLM) else model.llm).memory
+    settings = replace(settings, max_context_bytes=_context_bytes(memory, settings.max_context_bytes))
+    app = create_app(model, settings, host)
     config = uvicorn.Config(
         app,
         host,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from twostroke.api.conversation.fitting import SYSTEM_ROLES, drop_oldest
@@ -109,17 +110,18 @@ class WindowPlan:
         """The request that answers the chat. Raises InvalidRequest."""
         params.check_vocabulary(llm.config.vocab_size)
 
-        def program() -> Program:
-            kv: KVCache | None = None
-            for number, part in enumerate(self.parts):
-                if kv is not None:
-                    kv = self.cuts[number - 1].cut(kv)
-                last = number == len(self.parts) - 1
-                kv = yield Prefill(part, after=kv, logits="last" if last else "none")
-            assert kv is not None
-            yield Decode(kv)
-
+        program = partial(_window_program, self.parts, self.cuts)
         return Request(program, params, llm.tokenizer, sum(map(len, self.parts)))
+
+
+def _window_program(parts: Sequence[Sequence[int]], cuts: Sequence[Extent]) -> Program:
+    kv: KVCache | None = None
+    for number, part in enumerate(parts):
+        if kv is not None:
+            kv = cuts[number - 1].cut(kv)
+        kv = yield Prefill(part, after=kv, logits="last" if number == len(parts) - 1 else "none")
+    assert kv is not None
+    yield Decode(kv)
 
 
 def plan_window(

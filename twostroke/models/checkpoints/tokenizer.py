@@ -8,7 +8,7 @@ import threading
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ class Tokenizer:
         text = self.chat(messages, **options)
         said = [dict(message) for message in messages]
         ids = self.encode(text, add_bos=False)
-        return ChatTokens(ids, said, text, lambda changed: self.chat(changed, **options), self._offsets)
+        return ChatTokens(ids, said, text, partial(self.chat, **options), self._offsets)
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
         """The first and past-the-last character of each token of a text."""

@@ -20,17 +20,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import PriorityQueue
-from types import SimpleNamespace
 from typing import Any
 
-from twostroke.api.embedding import Embedder
 from twostroke.api.llm import LLM
-from twostroke.api.reranking import Reranker
 from twostroke.methods import METHODS
-from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.models.config import ModelConfig
+from twostroke.server.engine_process.hollow import HollowState
 from twostroke.server.errors import ApiError
 from twostroke.server.settings import Settings
 
@@ -66,20 +61,14 @@ class HttpReply:
 class WorkerState:
     """The server's state that decides about a request, without weights."""
 
-    llm: dict[str, Any]
+    llm: HollowState
     settings: Settings
     name: str
     created: int
 
     @classmethod
     def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "WorkerState":
-        kinds = (int, float, str, dict, Path, Tokenizer, ModelConfig, Embedder, Reranker, type(None))
-        known: dict[str, Any] = {key: value for key, value in vars(llm).items() if isinstance(value, kinds)}
-        names = ("num_pages", "page_size", "max_entries", "entry_bytes", "page_bytes")
-        pool = {name: getattr(llm.pool, name) for name in names}
-        known["pool"] = SimpleNamespace(**pool)
-        known["engine"] = SimpleNamespace(config=llm.engine.config, models=dict.fromkeys(llm.engine.models))
-        return cls(known, settings, name, created)
+        return cls(HollowState.of(llm), settings, name, created)
 
 
 class BodyValidator:

@@ -19,7 +19,6 @@ from fastapi import Request as HttpRequest
 from twostroke.api.llm import LLM
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.engine.engine import Engine
-from twostroke.engine.model import Model
 from twostroke.engine.request import Request
 from twostroke.methods import METHODS, Method, load_installed
 from twostroke.server.active_call import ActiveCall
@@ -47,11 +46,7 @@ class DryEngine(AsyncEngine):
     """An engine for routes that computes nothing: where it would, `NeedsEngine` ends the call."""
 
     def __init__(self, state: WorkerState) -> None:  # the base class would start an engine
-        self.llm = LLM.__new__(LLM)
-        vars(self.llm).update(state.llm)
-        self.llm.model = Model.__new__(Model)
-        compiled = SimpleNamespace(config=state.llm["config"])
-        vars(self.llm.model).update(name=state.llm["name"], pool=state.llm["pool"], compiled=compiled)
+        self.llm = state.llm.llm_of()
         self.settings, self.name, self.created = state.settings, state.name, state.created
         self.metrics: Any = SimpleNamespace(rejected=lambda reason: None)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
@@ -75,6 +70,13 @@ class DryEngine(AsyncEngine):
 
     async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
         raise NeedsEngine
+
+    async def beside_steps(self, action: Callable[[LLM], Any]) -> Any:
+        raise NeedsEngine
+
+    @property
+    def restarting(self) -> bool:
+        return False
 
     def require_engine_process(self) -> None:
         raise NeedsEngine

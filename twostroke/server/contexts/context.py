@@ -8,19 +8,14 @@ prefix index before its first stroke, which finds them there. So an answer has t
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-
+from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Program
-from twostroke.errors import OutOfPages
-from twostroke.kv.cache import KVCache
-from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.kv.pages import DISK, POOL
-from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.server.contexts.held_kv import HeldKV, after_context
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.schemas.chat import ChatBody
@@ -33,7 +28,7 @@ class Context:
     Attributes:
         body: what the client sent.
         tokens: number of its tokens as a prompt.
-        kv: the whole pages of them, in the host; None for one of before a restart that was not asked for since.
+        held: the whole pages of them, in the host; None for one of before a restart that was not asked for since.
         body_bytes: size of the body as JSON.
         created, expires: in seconds since 1970; one that is pinned expires at infinity.
         parent: the name of the context that it goes on from, if it does.
@@ -44,7 +39,7 @@ class Context:
     name: str
     body: ContextBody
     tokens: int
-    kv: KVCache | None
+    held: HeldKV | None
     body_bytes: int
     created: float
     expires: float
@@ -53,23 +48,19 @@ class Context:
     owner: str = ""
 
     @property
-    def pages(self) -> list[int]:
+    def kv(self) -> HeldKV | None:
+        """The same; None too if the engine's process has died since."""
+        return None if self.held is None or self.held.lost else self.held
+
+    @property
+    def pages(self) -> Sequence[int]:
         """The ids of its pages."""
-        return [] if self.kv is None else self.kv.entry_table.pages.tolist()
+        return () if self.kv is None else self.kv.pages
 
     @property
     def size(self) -> int:
         """Bytes of its KV and its body. Other contexts may share its pages."""
         return self.body_bytes + (0 if self.kv is None else self.kv.nbytes)
-
-    @property
-    def tier(self) -> str:
-        """Where its pages can be used from now: the pool, the host if some of them have left it, or the disk if none is
-        held since a restart."""
-        if self.kv is None:
-            return DISK
-        away = np.count_nonzero(self.kv.pool.frames.absent(self.kv.entry_table.pages)) > 0
-        return self.kv.tier if away else POOL
 
     @property
     def expired(self) -> bool:
@@ -117,21 +108,9 @@ class Context:
         return [*ids, *(tokenizer.encode(prompt, add_bos=False) if isinstance(prompt, str) else prompt)]
 
     def with_context(
-        self, index: PrefixIndex, prompt: Sequence[int], program: Callable[[], Program], salt: bytes = b""
+        self, llm: LLM, prompt: Sequence[int], program: Callable[[], Program], salt: bytes = b""
     ) -> Callable[[], Program]:
-        """`program`, for which the context is in the prefix index as far as `prompt` begins with it.
-
-        Pages that have left the pool are copied when the program starts: no thread but the one that steps may hold
-        pages of the pool that a running request needs. Where there is no room for them they are computed.
-        """
+        """`program`, for which the context is in the prefix index as far as `prompt` begins with it."""
         if self.kv is None:
             return program
-        size = self.kv.pool.page_size
-        kv = self.kv[: common_prefix_length(self.kv.tokens, prompt) // size * size]
-
-        def whole() -> Program:
-            with suppress(OutOfPages):
-                index.insert(kv.to(POOL), salt)
-            return (yield from program())
-
-        return whole
+        return partial(after_context, llm, self.kv.kv, prompt, salt, program)

@@ -39,7 +39,7 @@ class Contexts:
         """Bytes that are held, and those that will be. Pages that several contexts share count once."""
         contexts = [context for context, _ in self._held.values()]
         pages = {page for context in contexts for page in context.pages}
-        page_bytes = next((context.kv.pool.page_bytes for context in contexts if context.kv is not None), 0)
+        page_bytes = next((context.kv.page_bytes for context in contexts if context.kv is not None), 0)
         return self._arriving + len(pages) * page_bytes + sum(context.body_bytes for context in contexts)
 
     def get(self, name: str) -> Context:

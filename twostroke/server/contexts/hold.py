@@ -3,19 +3,17 @@
 import secrets
 import time
 from dataclasses import replace
+from functools import partial
 
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM, NO_ANSWER
 from twostroke.engine.request import Request
-from twostroke.engine.strokes import Prefill, Program
-from twostroke.errors import OutOfPages
-from twostroke.kv.cache import KVCache
-from twostroke.kv.pages import HOST
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.held_kv import HeldKV, holding
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.engine_requests import check_length, check_size
 from twostroke.server.errors import ApiError
@@ -44,7 +42,7 @@ async def find_context(http: HttpRequest, name: str | None) -> Context | None:
         raise ApiError(CLIENT_CLOSED_REQUEST, "the client has disconnected") from None
     finally:
         active_call.close()
-    contexts.put(replace(contexts.get(name), kv=kv))
+    contexts.put(replace(contexts.get(name), held=kv))
     return contexts.get(name)
 
 
@@ -78,7 +76,7 @@ async def hold(
             owner = current_tenant().space
             made = Context(name, body, request.prompt_tokens, kv, body_bytes, now, now, above, answer, owner)
             context = contexts.known(name, body) or made  # another call may have put the same context meanwhile
-            context = context if context.kv is not None else replace(context, kv=kv)
+            context = context if context.kv is not None else replace(context, held=kv)
     finally:
         active_call.close()
     context = replace(context, expires=time.time() + ttl)
@@ -111,25 +109,15 @@ def request_of(llm: LLM, body: ContextBody, parent: Context | None = None) -> Re
     if not tokens:
         raise ApiError(400, "prompt: it is empty: give at least one token", param="prompt")
     check_length(llm, len(tokens))
-    ids, size, salt = llm.encode(tokens), llm.pool.page_size, salt_bytes(body.cache_salt)
-    index, stores = llm.model.index, llm.model.backing_stores
-
-    def program() -> Program:
-        kv = yield Prefill(ids, logits="none")
-        if stores is not None and not salt:  # its name says that it will be asked for, also by a server after this one
-            stores.insert(kv, 0, again=True)
-        try:  # here, since no other thread may hold pages of the pool that a running request needs
-            return kv[: len(kv) // size * size].to(HOST)
-        except OutOfPages:
-            return None
-
-    whole = program if parent is None or index is None else parent.with_context(index, ids, program, salt)
+    ids, salt = llm.encode(tokens), salt_bytes(body.cache_salt)
+    program = partial(holding, llm, ids, salt)
+    whole = program if parent is None else parent.with_context(llm, ids, program, salt)
     request = Request(whole, NO_ANSWER, llm.tokenizer, len(ids))
     request.cache_salt = salt
     return request
 
 
-async def _compute(http: HttpRequest, active_call: ActiveCall, request: Request, body_bytes: int) -> KVCache:
+async def _compute(http: HttpRequest, active_call: ActiveCall, request: Request, body_bytes: int) -> HeldKV:
     """The request's result. Raises ApiError or ClientDisconnected."""
     engine: AsyncEngine = http.app.state.engine
     contexts: Contexts = http.app.state.contexts

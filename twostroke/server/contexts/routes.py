@@ -2,15 +2,19 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.kv.pages import DISK
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
+from twostroke.server.contexts.held_kv import tiers_of
 from twostroke.server.contexts.hold import find_context, hold
 from twostroke.server.contexts.schemas import ContextBody, ForkBody, LifeBody
 from twostroke.server.engine_requests import choose_method
@@ -48,7 +52,7 @@ async def set_life(name: str, body: LifeBody, http: HttpRequest, engine: Current
     engine.require_engine_process()
     context = replace(contexts.get(name), expires=time.time() + body.seconds)
     contexts.put(context)
-    return json_response(description(http, context))
+    return json_response((await descriptions(http, [context]))[0])
 
 
 async def _answer(
@@ -58,21 +62,21 @@ async def _answer(
         context = await hold(http, body, ttl, parent, answer)
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return json_response(description(http, context) | call_log(http.scope).answer_fields)
+    return json_response((await descriptions(http, [context]))[0] | call_log(http.scope).answer_fields)
 
 
 @router.get("")
 async def list_all(http: HttpRequest) -> Response:
     """All contexts, in the order in which they were made. `parent` and `children` make trees of them."""
     contexts: Contexts = http.app.state.contexts
-    return json_response({"object": "list", "data": [description(http, context) for context in contexts.all]})
+    return json_response({"object": "list", "data": await descriptions(http, contexts.all)})
 
 
 @router.get("/{name}")
 async def look_at(name: str, http: HttpRequest) -> Response:
     """One context."""
     contexts: Contexts = http.app.state.contexts
-    return json_response(description(http, contexts.get(name)))
+    return json_response((await descriptions(http, [contexts.get(name)]))[0])
 
 
 @router.delete("/{name}")
@@ -83,8 +87,17 @@ async def delete(name: str, http: HttpRequest) -> Response:
     return json_response({"object": "context", "name": name, "deleted": True})
 
 
-def description(http: HttpRequest, context: Context) -> dict[str, Any]:
-    """A context as the API shows it."""
+async def descriptions(http: HttpRequest, those: Sequence[Context]) -> list[dict[str, Any]]:
+    """Contexts as the API shows them."""
+    engine: AsyncEngine = http.app.state.engine
+    held = [None if context.kv is None else context.kv.kv for context in those]
+    known = engine.beside_steps(partial(tiers_of, kvs=held)) if any(one is not None for one in held) else None
+    tiers = [None] * len(held) if known is None else await known
+    return [_description(http, context, tier or DISK) for context, tier in zip(those, tiers, strict=True)]
+
+
+def _description(http: HttpRequest, context: Context, tier: str) -> dict[str, Any]:
+    """A context; one whose KV is not held comes from the disk, if anything of it is kept."""
     contexts: Contexts = http.app.state.contexts
     engine: AsyncEngine = http.app.state.engine
     return {
@@ -93,7 +106,7 @@ def description(http: HttpRequest, context: Context) -> dict[str, Any]:
         "model": engine.name,
         "tokens": context.tokens,
         "bytes": context.size,
-        "tier": context.tier,
+        "tier": tier,
         "created_at": int(context.created),
         "expires_at": None if context.expires == math.inf else int(context.expires),
         "parent": context.parent,

@@ -4,7 +4,7 @@ Each number has one place here. `vllm_names.py` gives the same numbers under vLL
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -171,8 +171,27 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"twostroke_{name}", text, value=value)
 
 
+def engine_families(llm: LLM) -> list[Metric]:
+    """What is read where the engine is."""
+    collectors = (EngineCollector(llm), TierCollector(llm), ProcessCollector("twostroke_engine", registry=None))
+    return [family for one in collectors for family in one.collect()]
+
+
+class _Families(Collector):
+    """Families that were read elsewhere."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
+
+
 class Metrics:
     """Every metric of one server, in its own registry.
+
+    Attributes:
+        families: what `engine_families` has read where the engine is; None where that is here.
 
     A series that counts exists from the start, as 0: an alert on its increase sees the first event.
     """
@@ -181,8 +200,8 @@ class Metrics:
         """With `vllm_name`, what clients call the model, there are vLLM's names beside ours."""
         disable_created_metrics()  # they double the series, and nobody reads them
         self.registry = own = CollectorRegistry()
-        own.register(EngineCollector(llm))
-        own.register(TierCollector(llm))
+        self.families: Sequence[Metric] | None = None
+        own.register(_Families(lambda: engine_families(llm) if self.families is None else self.families))
         ProcessCollector(registry=own)
         self._exported = own
         if vllm_name is not None:

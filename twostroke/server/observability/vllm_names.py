@@ -69,7 +69,8 @@ class VllmNames(Collector):
     def collect(self) -> Iterator[Metric]:
         families = {family.name.removeprefix("twostroke_"): family for family in self._registry.collect()}
         for name in NAMES:
-            yield self._renamed(name, families[name.ours])
+            if name.ours in families:  # not those of an engine that has not been asked yet
+                yield self._renamed(name, families[name.ours])
         labels = ["block_size", "num_gpu_blocks", "engine"]
         info = GaugeMetricFamily("vllm:cache_config_info", "The pool", labels=labels)
         info.add_metric([str(self._pool.page_size), str(self._pool.num_pages), "0"], 1)

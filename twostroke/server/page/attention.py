@@ -1,12 +1,16 @@
 """/attention: what a token of a conversation attended to."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
+from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Prefilled
+from twostroke.kv.attention import Queries
+from twostroke.kv.cache import KVCache
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length, choose_method
@@ -58,7 +62,7 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
         engine.submit(active_call, [request], None)
         await cancel_on_disconnect(http.receive, _end(active_call))
         made: Prefilled = request.result
-        found = await engine.run_in_thread(lambda: TokenAttention.of(made.kv, made.queries))
+        found: TokenAttention = await engine.beside_steps(partial(_attention_of, kv=made.kv, queries=made.queries))
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
@@ -74,6 +78,10 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
         "num_heads": config.num_heads,
     }
     return json_response(facts | call_log(http.scope).answer_fields)
+
+
+def _attention_of(_: LLM, kv: KVCache, queries: Queries) -> TokenAttention:
+    return TokenAttention.of(kv, queries)
 
 
 async def _end(active_call: ActiveCall) -> None:

@@ -1,19 +1,19 @@
 """/explain: the walk through one answer that was just made, as a file that opens offline (`study/explain`)."""
 
-import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import Field
 
+from twostroke.api.llm import LLM
 from twostroke.engine.calibration import calibrate
-from twostroke.errors import EngineStopped
+from twostroke.engine.engine import Engine
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length, choose_method
-from twostroke.server.errors import to_api_error
 from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId
@@ -52,17 +52,23 @@ async def explain_answer(body: ExplainBody, http: HttpRequest, engine: CurrentEn
         call.spend(2 * (len(body.tokens) + len(answer)))  # they are computed twice
         predictor: StepPredictor | None = getattr(http.app.state, "predictor", None)
         if predictor is None:
-            predictor = await engine.between_steps(lambda loop: calibrate(llm.model))
+            predictor = await engine.between_steps(_calibrated)
             http.app.state.predictor = predictor
         options = ExplainOptions(naive=0, predictor=predictor, cache_salt=call.tenant.salt(None))
-        work = asyncio.to_thread(explain, llm, body.title, body.tokens, SamplingParams(), options, answer)
-        made = await cancel_on_disconnect(http.receive, work)
-        text = await engine.run_in_thread(lambda: page(made))
+        work = partial(_page, title=body.title, tokens=body.tokens, options=options, answer=answer)
+        text: bytes = await cancel_on_disconnect(http.receive, engine.beside_steps(work))
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    except EngineStopped as error:
-        raise to_api_error(error) from None
     finally:
         active_call.close()
     headers = {"content-disposition": 'attachment; filename="explanation.html"', "x-content-type-options": "nosniff"}
-    return Response(text.encode("utf-8", "backslashreplace"), headers=headers, media_type="text/html; charset=utf-8")
+    return Response(text, headers=headers, media_type="text/html; charset=utf-8")
+
+
+def _calibrated(engine: Engine) -> StepPredictor:
+    return calibrate(engine.models[engine.default])
+
+
+def _page(llm: LLM, title: str, tokens: list[int], options: ExplainOptions, answer: list[int]) -> bytes:
+    made = explain(llm, title, tokens, SamplingParams(), options, answer)
+    return page(made).encode("utf-8", "backslashreplace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -100,15 +101,17 @@ def attention_request(llm: LLM, prompt: TextOrTokens | KVCache, position: int | 
         raise InvalidRequest("the prompt is empty: give at least one token")
     check_index("position", index, len(tokens))
 
-    def program() -> Program:
-        if isinstance(prompt, KVCache):
-            before = prompt[:index].resumed_at(prompt.positions[index])
-            stroke = Prefill(tokens[index : index + 1], before.with_tail(None), logits="none", queries=1)
-        else:
-            stroke = Prefill(tokens[: index + 1], logits="none", queries=1)
-        return (yield stroke)
-
+    value = prompt if isinstance(prompt, KVCache) else None
+    program = partial(_query_program, value, tokens[: index + 1])
     return Request(program, SamplingParams(max_tokens=1), llm.tokenizer, index + 1)
+
+
+def _query_program(kv: KVCache | None, tokens: list[int]) -> Program:
+    if kv is None:
+        return (yield Prefill(tokens, logits="none", queries=1))
+    index = len(tokens) - 1
+    before = kv[:index].resumed_at(kv.positions[index])
+    return (yield Prefill(tokens[index:], before.with_tail(None), logits="none", queries=1))
 
 
 def attention_of(llm: LLM, prompt: TextOrTokens | KVCache, position: int | None = None) -> TokenAttention:

@@ -1,0 +1,53 @@
+"""An engine of this process, reached as one of another process is: over a pair of sockets, in a thread."""
+
+import socket
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from twostroke.api.llm import LLM
+from twostroke.server.engine_process.host import EngineHost
+from twostroke.server.engine_process.launch import launch_of
+from twostroke.server.engine_process.messages import OpenOptions
+from twostroke.server.engine_process.remote import RemoteEngine
+from twostroke.server.engine_process.step_note import StepNote
+
+
+class HostThread:
+    """Stands for a process."""
+
+    pid = 0
+
+    def __init__(self, llm: LLM, generation: int) -> None:
+        ours, theirs = socket.socketpair()
+        self.note = StepNote()
+        self.pipe = Connection(ours.detach())
+        self._theirs = Connection(theirs.detach())
+        self._host = EngineHost(llm, self._theirs, self.note, generation)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with self._theirs:
+            self._host.serve()
+
+    def end(self, patience_s: float) -> str:
+        self.pipe.close()
+        self._thread.join(patience_s)
+        return "as a thread"
+
+
+def over_the_wire(llm: LLM) -> RemoteEngine:
+    """The engine of `llm`, which has no process to lose."""
+    return RemoteEngine(lambda generation, kv_bytes=None: HostThread(llm, generation))
+
+
+def open_llm(**options: Any) -> LLM:
+    """Opens the model of an engine's process."""
+    return LLM(**options)
+
+
+def in_a_process(model: str, *methods: str, **options: Any) -> RemoteEngine:
+    """An engine in a process of its own."""
+    arguments = {"model": model, "kv_bytes": 16 << 20, "threads": 1, **options}
+    return RemoteEngine(launch_of(OpenOptions(open_llm, arguments, methods=methods)))

@@ -1,0 +1,13 @@
+"""The engine in a process of its own, which the server starts, watches and starts again.
+
+messages.py     what the two processes say to each other
+codec.py        messages as bytes: what both sides have goes by its name, values stay where they are
+hollow.py       an `LLM` without weights, which is all that routes need
+host.py         the engine's side: it serves one connection
+main.py         the life of the process
+launch.py       starting it, and why it ended
+link.py         the server's connection to one process
+remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it
+in_flight.py    the server's record of each request, and what becomes of it when the process dies
+step_note.py    which requests the step under way computes, in memory that outlives the process
+"""

@@ -1,0 +1,265 @@
+"""An engine in another process, as the server sees it. Its requests outlive the process: they go on in the next one."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from twostroke.api.llm import LLM
+from twostroke.engine.engine import Engine
+from twostroke.engine.engine_thread import Update
+from twostroke.engine.request import Request
+from twostroke.errors import EngineFailed, EngineRestarting, EngineStopped, InvalidRequest, TwostrokeError
+from twostroke.server.engine_process.in_flight import InFlight, Roster
+from twostroke.server.engine_process.launch import STOP_S, Launch
+from twostroke.server.engine_process.link import END_S, ProcessLink
+from twostroke.server.engine_process.messages import Ask, AskReply, Beat, Cancel, Failed, News, Stop
+from twostroke.server.served_engine import OnStep, Publish
+
+log = logging.getLogger(__name__)
+MAX_DEATHS = 5  # in a row, without a step between them
+BACKOFF_S = 0.5  # seconds before a process that follows two deaths in a row; twice as long with each
+
+
+class RemoteEngine:
+    """The engine of a process, and of the next one when it dies.
+
+    Requests of a process that has died go on in the next one from the tokens that were delivered. New ones wait for it.
+    A process that dies again and again without a step is not started any more: then `failure` says why.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        """Start the process and open the model. Raises what `LLM` raises."""
+        self._launch, self._generation = launch, 0
+        self._link: ProcessLink | None = ProcessLink(launch(0), 0)
+        self.llm = self._link.llm
+        self.failure: EngineFailed | None = None
+        self._publish: Publish = lambda updates: None
+        self._on_step: OnStep = lambda seconds, report: None
+        self._lock = threading.Lock()
+        self._roster = Roster()
+        self._asks: dict[int, tuple[Ask, Future[Any]]] = {}
+        self._num_asks = self._deaths = 0
+        self._stopped = threading.Event()
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine reader", daemon=True)
+
+    # For any thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.failure is None
+
+    @property
+    def restarting(self) -> bool:
+        return self.alive and self._link is None
+
+    @property
+    def step_age_s(self) -> float:
+        return max(0.0, time.monotonic() - self._beat)
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while there is none."""
+        return None if (link := self._link) is None else link.process.pid
+
+    def start(self, publish: Publish, on_step: OnStep) -> None:
+        self._publish, self._on_step = publish, on_step
+        assert self._link is not None
+        self._link.start(self._unsendable)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        with self._lock:
+            if self._link is not None:
+                self._link.outbox.put(Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+        elif self._link is not None:  # it has never begun
+            self._link.process.end(0)
+            self._link = None
+
+    def submit(self, request: Request, owner: Any) -> None:
+        with self._lock:
+            if self.alive:
+                one = self._roster.add(request, owner)
+                if self._link is not None:
+                    self._link.outbox.put(one)
+                return
+        self._publish([InFlight(0, request, owner).ended(self._reason)])
+
+    def cancel(self, request: Request) -> None:
+        with self._lock:
+            if (one := self._roster.of(request)) is None:
+                return
+            one.cancelled = True
+            if self._link is not None and not self._roster.is_held(one):
+                self._link.outbox.put(Cancel(one.id))
+                return
+            self._roster.remove(one)
+        request.cancelled = True
+        self._publish([one.ended(None)])
+
+    def call(self, action: Callable[[Engine], Any]) -> "Future[Any]":
+        return self._ask(action, between_steps=True)
+
+    def beside_steps(self, action: Callable[[LLM], Any]) -> "Future[Any]":
+        return self._ask(action, between_steps=False)
+
+    def _ask(self, action: Callable[[Any], Any], *, between_steps: bool) -> "Future[Any]":
+        result: Future[Any] = Future()
+        with self._lock:
+            if not self.alive:
+                result.set_exception(self._reason)
+                return result
+            ask = Ask(self._num_asks, action, between_steps)
+            self._num_asks += 1
+            self._asks[ask.id] = ask, result
+            if self._link is not None:
+                self._link.outbox.put(ask)
+        return result
+
+    @property
+    def _reason(self) -> EngineStopped:
+        return self.failure or EngineStopped("the engine was stopped")
+
+    def _unsendable(self, message: Any, error: Exception) -> None:
+        refusal = InvalidRequest(f"this cannot be sent to the engine's process: {error}")
+        if isinstance(message, InFlight):
+            with self._lock:
+                self._roster.remove(message)
+            self._publish([message.ended(refusal)])
+        elif isinstance(message, Ask):
+            self._answer(AskReply(message.id, None, refusal))
+
+    # The reader's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (link := self._link) is not None:
+                failed = self._read(link)
+                self._leave(link, failed)
+                if self._stopped.is_set() or not self._start_again():
+                    break
+        except Exception as error:
+            log.critical("the engine's process is lost", exc_info=True)
+            self.failure = EngineFailed(f"the server has lost its engine ({error}): start it again")
+        with self._lock:
+            left, asks = self._roster.clear(), list(self._asks.values())
+            self._asks.clear()
+        self._publish([one.ended(self._reason) for one in left])
+        for _, result in asks:
+            _settle(result, None, self._reason)
+
+    def _read(self, link: ProcessLink) -> Exception | None:
+        """Take messages until the connection ends. Returns why it did, if the process has said so."""
+        failed: Exception | None = None
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                failed = self._obey(link.codec.loads(link.process.pipe.recv_bytes())) or failed
+        return failed
+
+    def _obey(self, message: object) -> Exception | None:
+        match message:
+            case News():
+                self._take(message)
+            case Beat(step_age_s):
+                self._beat = time.monotonic() - step_age_s
+            case AskReply():
+                self._answer(message)
+            case Failed(error):
+                return error
+            case _:
+                raise TypeError(type(message).__name__)
+        return None
+
+    def _take(self, news: News) -> None:
+        updates: list[Update] = []
+        with self._lock:
+            for one in news.requests:
+                if (found := self._roster.get(one.id)) is not None:
+                    updates.append(found.take(one))
+                    if one.done:
+                        self._roster.remove(found)
+            if (suspect := self._roster.released()) is not None and self._link is not None:
+                self._link.outbox.put(suspect)
+        for seconds, report in news.steps:
+            self._on_step(seconds, report)
+        if news.steps:
+            self._deaths, self._beat = 0, time.monotonic()
+        if updates:
+            self._publish(updates)
+
+    def _answer(self, reply: AskReply) -> None:
+        with self._lock:
+            _, result = self._asks.pop(reply.id, (None, None))
+        if result is not None:
+            _settle(result, reply.result, reply.error)
+
+    def _leave(self, link: ProcessLink, failed: Exception | None) -> None:
+        """The process is gone, or ends now: note what that means for its requests."""
+        with self._lock:
+            self._link = None
+            self._generation += 1
+            link.codec.generation = -1  # its values are lost
+            link.outbox.put(None)
+            asks, self._asks = self._asks, {}
+        accused = link.process.note.read()
+        how = link.process.end(STOP_S if self._stopped.is_set() else END_S)
+        for _, result in asks.values():
+            _settle(result, None, EngineRestarting("the engine's process has died and is started again: try again"))
+        if self._stopped.is_set():
+            return
+        why = f": {failed}" if failed else ""
+        log.error("the engine's process %d has ended %s%s", link.process.pid, how, why)
+        self._deaths += 1
+        with self._lock:
+            ended = self._roster.after_death(accused)
+        for one, error in ended:
+            one.request.cancelled = error is None
+        self._publish([one.ended(error) for one, error in ended])
+
+    def _start_again(self) -> bool:
+        """Start the next process and hand it all requests. Returns False if there is none any more."""
+        pool = self.llm.pool
+        while not self._stopped.wait(BACKOFF_S * 2**self._deaths if self._deaths > 1 else 0):
+            if self._deaths >= MAX_DEATHS:
+                self.failure = EngineFailed(f"the engine's process died {self._deaths} times in a row: start it again")
+                return False
+            try:
+                link = ProcessLink(self._launch(self._generation, pool.num_pages * pool.page_bytes), self._generation)
+            except (TwostrokeError, OSError) as error:
+                log.error("the engine's process cannot be started: %s", error)
+                self._deaths += 1
+                continue
+            if link.llm.model.id != self.llm.model.id:
+                link.process.end(0)
+                self.failure = EngineFailed("the model's files have changed: start the server again")
+                return False
+            link.start(self._unsendable)
+            with self._lock:
+                self._beat = time.monotonic()
+                self._link = link
+                going_on = list(self._roster.to_begin())
+                for one in going_on:
+                    link.outbox.put(one)
+                for ask, _ in self._asks.values():
+                    link.outbox.put(ask)
+                if self._stopped.is_set():
+                    link.outbox.put(Stop())
+            log.warning("the engine is there again (process %d); %d requests go on", self.pid or 0, len(going_on))
+            return True
+        return False
+
+
+def _settle(result: "Future[Any]", value: Any, error: Exception | None) -> None:
+    """Finish a future, unless nobody waits for it any more."""
+    if result.set_running_or_notify_cancel():
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)

@@ -263,3 +263,18 @@ def test_it_serves_on_while_endpoints_are_taken_away(sig: signal.Signals, tiny: 
         process.send_signal(sig)
         process.communicate(timeout=10)
         assert process.returncode == 128 + sig
+
+
+def test_the_engine_never_outlives_the_server(tiny: str) -> None:
+    """Whatever ends the server."""
+    with serving(tiny) as (process, url):
+        line = read_line(process, "its engine")
+        found = re.search(r"its engine (\d+)", line)
+        assert found is not None
+        wait_for(process, url, 200)
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 30
+        while (status := Path(f"/proc/{found[1]}/status")).exists() and "(zombie)" not in status.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.02)

@@ -34,6 +34,7 @@ def serve(
     if listening.log_format == "json":
         configure("json")
     from twostroke.backends.choose import follow_torchrun
+    from twostroke.backends.ranks.processes import under_torchrun
     from twostroke.server.engine_process.launch import EngineProcess, launch_of
     from twostroke.server.sockets import address_text, listen
 
@@ -47,13 +48,15 @@ def serve(
     if model_options.tp > 1:
         follow_torchrun()  # only rank 0 listens
     sockets = listen(listening.host, listening.port)
-    process = EngineProcess()  # first of all: it imports as much as this process does
+    alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
+    process = None if alone else EngineProcess()  # first of all: it imports as much as this process does
     with requires_extra("serve", "serving"):
         from twostroke.cli.engine_opening import open_served
         from twostroke.server.engine_process.messages import OpenOptions
         from twostroke.server.engine_process.remote import RemoteEngine
         from twostroke.server.http.loading import LoadingResponder
         from twostroke.server.lifecycle import SERVER_BYTES, end_at_signals, make_server
+        from twostroke.server.served_engine import LocalEngine
 
     end_at_signals()
     url = f"http://{address_text(listening.host, sockets[0].getsockname()[1])}/v1"
@@ -64,18 +67,21 @@ def serve(
         arguments = {"options": model_options, "steps": steps, "spare_bytes": spare}
         arguments |= {"kv_bytes": model_options.kv_bytes, "draft": model_options.draft}
         options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format)
-        engine = RemoteEngine(launch_of(options, process))
+        engine = RemoteEngine(launch_of(options, process)) if process else LocalEngine(open_served(**arguments))
         llm = engine.llm
         if listening.log_format == "text":
             configure("text")  # from here on: until now people read notes
         server = make_server(engine, settings, listening.host, listening.port)
         server.warm_up()
-    note(f"{llm!r} at {url} (process {os.getpid()}, its engine {engine.pid}); {_itl_text(llm, steps)}")
+    where = f"process {os.getpid()}" + (f", its engine {process.pid}" if process else "")
+    note(f"{llm!r} at {url} ({where}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
     note(f"to chat, and to see the engine at work, open {url.removesuffix('v1')}")
     notify("READY=1")
     server.run(sockets)
-    engine.stop()  # what waits to be written to a tier is written
+    engine.stop()
+    if alone:
+        llm.close()  # what waits to be written to a tier is written, as by an engine's process
     if server.lost_at is not None:
         raise typer.Exit(1)
 

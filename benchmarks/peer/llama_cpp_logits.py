@@ -1,8 +1,9 @@
 """Logits of llama.cpp with K and V in a type, in its own environment: `python -m benchmarks.peer.llama_cpp_logits JOB`.
 
 JOB is a JSON file: the GGUF file, the type, the threads, how many rows of each text are wanted (the last ones), and the
-texts as token ids. The logits go to JOB.npy, [texts, rows, vocab] float32. Types of fewer bits need flash attention,
-which all of them get.
+texts as token ids; a "context" of 0 is the model's own. The logits go to JOB.npy, [texts, rows, vocab] float32. Types
+of fewer bits need flash attention, which all of them get but f32. With "quantize", a type's number and a path, the file
+is first quantized to that path.
 """
 
 from __future__ import annotations
@@ -14,18 +15,25 @@ from pathlib import Path
 import llama_cpp as api  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}  # ggml_type
+TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}  # ggml_type
 
 
 def main(path: Path) -> None:
     job = json.loads(path.read_text())
     api.llama_backend_init()
+    if "quantize" in job:
+        kind, target = job["quantize"]
+        options = api.llama_model_quantize_default_params()
+        options.ftype = kind
+        if api.llama_model_quantize(job["model"].encode(), target.encode(), options):
+            raise RuntimeError("llama.cpp does not quantize this model")
+        job["model"] = target
     model = api.llama_model_load_from_file(job["model"].encode(), api.llama_model_default_params())
     vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
     params = api.llama_context_default_params()
-    params.n_ctx = max(map(len, job["texts"])) + 64
+    params.n_ctx = job.get("context", max(map(len, job["texts"])) + 64)
     params.type_k = params.type_v = TYPES[job["type"]]
-    params.flash_attn_type = 1
+    params.flash_attn_type = int(job["type"] != "f32")
     params.n_threads = params.n_threads_batch = job["threads"]
     context = api.llama_init_from_model(model, params)
     if not context:

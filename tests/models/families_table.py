@@ -9,15 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.models import llama_cpp
 from tests.models.checkpoints.test_families_in_gguf import CONVERTED
+from tests.models.test_against_llama_cpp import differences
 from tests.models.test_against_transformers import (
     LONG,
     LONG_SIZES,
     PAGE,
     SHORT,
     Differences,
+    Stated,
     all_logits,
     expected_logits,
+    stated,
     tokens,
 )
 from tests.tiny import FAMILIES, write_model
@@ -26,16 +30,18 @@ from twostroke.backends.triton.backend import unsupported
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 from twostroke.models.config import Experts, ModelConfig
 
-HEADER = "| tiny model | transformers | GGUF | sizes | 1 to 600 tokens | 3,000 tokens | backends |"
+HEADER = "| tiny model | transformers | GGUF | sizes | 1 to 600 tokens | 3,000 tokens | to llama.cpp | backends |"
 
 
-def row_of(family: str, config: ModelConfig, differences: Differences) -> str:
+def row_of(family: str, config: ModelConfig, found: Stated) -> str:
     """A line of the table."""
     archs = list(dict.fromkeys(made.arch for name, made in CONVERTED.items() if name.partition(",")[0] == family))
     lacking = unsupported(config, {})
     backends = "reference, native" + (", Triton" if lacking is None else "; not Triton: " + lacking.removeprefix("it "))
     cells = (f"`{family}`", FAMILIES[family][0], ", ".join(archs) or "not tried", sizes_of(config))
-    return f"| {' | '.join(cells)} | {differences.short:.0e} | {differences.long:.0e} | {backends} |"
+    short, long = found.transformers
+    peer = ", ".join(f"{one:.0e}" for one in found.llama_cpp)
+    return f"| {' | '.join(cells)} | {short:.0e} | {long:.0e} | {peer} | {backends} |"
 
 
 def sizes_of(config: ModelConfig) -> str:
@@ -69,11 +75,16 @@ def measured_row(family: str, room: Path) -> str:
     short, long = write_model(family, room / family), write_model(family, room / f"{family}-long", **LONG_SIZES)
     most = max(difference(short, count) for count in SHORT)
     found = Differences(rounded_up(most), rounded_up(max(most, difference(long, LONG))))
-    return row_of(family, open_huggingface(short).config, found)
+    if llama_cpp.missing() is None:
+        *few, many = differences(family, room / f"{family}-llama.cpp")
+        peer = Differences(rounded_up(max(few)), rounded_up(max(*few, many)))
+    else:
+        peer = stated(PAGE.read_text())[family].llama_cpp
+    return row_of(family, open_huggingface(short).config, Stated(found, peer))
 
 
 def main() -> None:
-    before = PAGE.read_text().partition(HEADER)[0]
+    before = PAGE.read_text().partition("| tiny model |")[0]
     with tempfile.TemporaryDirectory() as room:
         rows = [measured_row(family, Path(room)) for family in FAMILIES]
     PAGE.write_text("\n".join([before + HEADER, "|---" * HEADER.count(" | ") + "|---|", *rows]) + "\n")

@@ -43,11 +43,25 @@ NO_ROPE = Rope(1.0, rotated=0)  # of a layer that knows no positions (NoPE, Kaze
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """[head_dim / 2] float32: each pair's angle per position, in radians; 0 for those that are not rotated."""
     rotated = head_dim if rope.rotated is None else rope.rotated
-    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(max(rotated, 1))
-    turns = np.float32(1.0) / np.float32(rope.base) ** exponents
+    turns = np.float32(1.0) / _periods(rope.base, rotated)
     if rope.factors is not None:
-        turns = turns / np.array(rope.factors, np.float32)
+        turns = (turns / np.array(rope.factors, np.float64)).astype(np.float32)
     return np.concatenate([turns, np.zeros((head_dim - rotated) // 2, np.float32)])
+
+
+def _periods(base: float, rotated: int) -> np.ndarray:
+    """[rotated / 2] float32: positions per radian of each pair, without scaling."""
+    return np.float32(base) ** (np.arange(0, rotated, 2, dtype=np.float32) / np.float32(max(rotated, 1)))
+
+
+def _with_turns(base: float, turns: np.ndarray, amplitude: float = 1.0) -> Rope:
+    """The RoPE whose frequencies are exactly these, [head_dim / 2] float32.
+
+    Scalings compute them in float32 and in transformers' order, since position times frequency multiplies what is
+    rounded: at position 3,000, one last bit of the fastest pair is an angle of 2e-4.
+    """
+    plain = np.float32(1.0) / _periods(base, 2 * len(turns))
+    return Rope(base, tuple((plain / turns.astype(np.float64)).tolist()), amplitude)
 
 
 @cache
@@ -96,9 +110,14 @@ def llama3(base: float, head_dim: int, factor: float, original: float, low: floa
 
     Below `low` rotations the frequency is divided by `factor`, above `high` it is unchanged, in between interpolated.
     """
-    turns = original / (2 * pi) * base ** (-2.0 * np.arange(head_dim // 2) / head_dim)
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return Rope(base, tuple((1 / ((1 - smooth) / factor + smooth)).tolist()))
+    context, times = np.float32(original), np.float32(factor)
+    slow, fast = np.float32(low), np.float32(high)
+    turns = np.float32(1.0) / _periods(base, head_dim)
+    lengths = np.float32(2 * pi) / turns
+    smooth = (context / lengths - slow) / (fast - slow)
+    between = (1 - smooth) * turns / times + smooth * turns
+    scaled = np.where(lengths > context / slow, turns / times, np.where(lengths < context / fast, turns, between))
+    return _with_turns(base, scaled)
 
 
 def yarn(
@@ -129,9 +148,11 @@ def yarn(
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
         last += 0.001
-    slow = np.clip((np.arange(head_dim // 2) - first) / (last - first), 0, 1)
-    fast = (1 - slow) * strength
-    return Rope(base, tuple((1 / ((1 - fast) / factor + fast)).tolist()), amplitude)
+    periods, one = _periods(base, head_dim), np.float32(1.0)
+    slow = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(last - first), 0, 1)
+    fast = (one - slow) * np.float32(strength)
+    turns = one / (np.float32(factor) * periods) * (one - fast) + one / periods * fast
+    return _with_turns(base, turns, amplitude)
 
 
 def yarn_amplitude(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
@@ -151,7 +172,8 @@ def longrope(
     They are the long ones where `context`, the longest sequence that the model is declared for, exceeds the original
     context. The paper changes lists when a sequence grows past it. That would change keys that are in a cache already.
     """
-    return Rope(base, tuple(map(float, long if context > original else short)), amplitude)
+    divisors = np.array(long if context > original else short, np.float32)
+    return _with_turns(base, np.float32(1.0) / (divisors * _periods(base, 2 * len(divisors))), amplitude)
 
 
 def longrope_amplitude(factor: float, original: float) -> float:

@@ -464,6 +464,8 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     heads, kv_heads = values["num_attention_heads"], values["num_key_value_heads"]
     head_dim = values.get("head_dim") or values["hidden_size"] // heads
     writer = gguf.GGUFWriter(path, made.arch)
+    writer.add_tokenizer_model("no_vocab")  # llama.cpp runs the file
+    writer.add_vocab_size(values["vocab_size"])
     writer.add_context_length(values["max_position_embeddings"])
     writer.add_embedding_length(values["hidden_size"])
     stored, layers = load_file(directory / "model.safetensors"), values["num_hidden_layers"]

@@ -1,0 +1,77 @@
+"""Logits agree with llama.cpp's on the GGUF file that its own converter makes, at night, where it is installed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.models import llama_cpp
+from tests.models.test_against_transformers import LONG_SIZES, PAGE, all_logits, stated, tokens
+from twostroke.api.llm import LLM
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.checkpoints.gguf.opening import open_gguf
+from twostroke.models.checkpoints.huggingface.directory import open_huggingface
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(llama_cpp.missing() is not None, reason=str(llama_cpp.missing())),
+]
+COUNTS = (1, 17, 600, 3000)
+ROUNDED = ("gpt_oss",)  # llama.cpp widens YaRN's range to whole pairs, which files of this family do not want
+
+
+def opened(path: Path, directory: Path) -> Checkpoint:
+    return replace(open_gguf(path), tokenizer_source=open_huggingface(directory).tokenizer_source)
+
+
+def reference_logits(checkpoint: Checkpoint | str, ids: list[int]) -> np.ndarray:
+    return all_logits(LLM(checkpoint, backend="reference", threads=1, kv_bytes=64 << 20), ids)
+
+
+def differences(family: str, room: Path) -> list[float]:
+    """The largest differences of our logits to llama.cpp's, for each number of tokens."""
+    directory, path = llama_cpp.converted(family, room, **LONG_SIZES)
+    mine = str(directory) if family in ROUNDED else opened(path, directory)
+    most = open_gguf(path).config.max_position
+    texts = [tokens(min(count, most), llama_cpp.TOKENS, seed=count) for count in COUNTS]
+    return [float(np.abs(reference_logits(mine, ids) - llama_cpp.logits(path, ids)).max()) for ids in texts]
+
+
+def test_the_same_logits(family: str, tmp_path: Path) -> None:
+    found = stated(PAGE.read_text())[family].llama_cpp
+    *short, long = differences(family, tmp_path)
+    assert max(short) <= found.short
+    assert long <= found.long
+
+
+# The number of each type in llama.cpp, and a family.
+QUANTIZED = {
+    "Q8_0": (7, "llama"),
+    "Q6_K": (18, "qwen3"),
+    "Q4_K_M": (15, "llama"),
+    "IQ4_XS": (30, "llama"),
+    "MXFP4": (38, "qwen3moe"),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_by_llama_cpp(kind: str, tmp_path: Path) -> None:
+    """Both read the same weights: what they make of them differs by a tenth at most, as llama.cpp rounds activations to
+    8 bits there, and by much less than 4 bits change the model."""
+    number, family = QUANTIZED[kind]
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    directory, path = llama_cpp.converted(family, tmp_path, **sizes)
+    made, ids = tmp_path / "small.gguf", tokens(60, llama_cpp.TOKENS, seed=3)
+    theirs = llama_cpp.logits(path, ids, (number, made))
+    found = opened(made, directory)
+    assert kind.removesuffix("_M") in {tensor.format for tensor in found.matrices().values()}
+    mine = reference_logits(found, ids)
+    exact = reference_logits(str(directory), ids)
+
+    def far(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.sqrt(np.square(one - other).mean() / np.square(other).mean()))
+
+    assert far(mine, theirs) < 0.12
+    if "4" in kind:
+        assert far(mine, theirs) < far(theirs, exact) / 3

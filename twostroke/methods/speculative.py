@@ -63,6 +63,7 @@ class Speculative(Method, name="speculative"):
         made = yield Prefill(prompt, hidden=reads or None)
         kv, hidden = (made.kv, made.hidden) if isinstance(made, Prefilled) else (made, None)
         run: Decoded = yield Decode(kv, max_tokens=1)
+        del made, kv  # they would keep the prompt's own pages
         known = [*prompt[len(prompt) - reads + 1 :], *run.tokens]  # what the head has not entered
         drafted: KVCache | None = None
         count, rounds, guessed, accepted = self.guesses, 0, 0, 0
@@ -73,6 +74,7 @@ class Speculative(Method, name="speculative"):
                 head: KVCache = yield Prefill(known, drafted, model=GUESSER, inputs=hidden)
                 draft: Decoded = yield Decode(head, model=GUESSER, max_tokens=count, emit=False)
                 drafted, guesses = head, draft.tokens
+                del head, draft
             else:
                 draft = yield (yield from self.drafting(run, drafted, count))
                 drafted, guesses = draft.kv, draft.tokens

@@ -47,7 +47,7 @@ test-nightly: $(VENV)/installed-dev  ## every combination of parameters, and ten
 coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a table, and coverage/index.html
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=twostroke --cov-report=term:skip-covered --cov-report=html:coverage $(COVERED)
 
-test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes
+test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes; SOFTWARE=neon: of ARM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
 
 test-sanitizers: $(VENV)/installed-dev  ## kernels under AddressSanitizer, UBSan and ThreadSanitizer; 10 minutes

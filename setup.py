@@ -24,8 +24,10 @@ VARIANTS = {
     "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
+ON_ARM = {"neon": ["-march=armv8.2-a+dotprod"]}
+MACHINES = {"x86_64": VARIANTS, "AMD64": VARIANTS, "aarch64": ON_ARM}
 # A pure wheel has no kernels and installs anywhere; it computes with PyTorch.
-COMPILES = platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux" and not os.getenv("TWOSTROKE_PURE")
+COMPILES = platform.machine() in MACHINES and sys.platform == "linux" and not os.getenv("TWOSTROKE_PURE")
 KEPT = Path("build/kernels")  # libraries that were compiled in this checkout
 DIGEST = "twostroke/backends/native/sources.py"
 HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
@@ -74,7 +76,7 @@ def native(variant: str) -> Extension:
         f"twostroke.backends.native._native_{variant}",
         sources=[f"native/{variant}.cpp"],
         depends=["setup.py", DIGEST, "native/model.cpp", *HEADERS],
-        extra_compile_args=[*FLAGS, *VARIANTS[variant], f"-DSOURCES={sources:#x}"],
+        extra_compile_args=[*FLAGS, *(VARIANTS | ON_ARM)[variant], f"-DSOURCES={sources:#x}"],
         extra_link_args=["-pthread"],
         language="c++",
         optional=True,  # a failed build is a warning; twostroke.backends.native.library says why the backend is missing
@@ -83,7 +85,7 @@ def native(variant: str) -> Extension:
 
 if __name__ == "__main__":
     setup(
-        ext_modules=[native(variant) for variant in VARIANTS] if COMPILES else [],
+        ext_modules=[native(variant) for variant in MACHINES[platform.machine()]] if COMPILES else [],
         cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
-        options={"build_ext": {"parallel": os.cpu_count()}},
+        options={"build_ext": {"parallel": str(os.cpu_count() or 1)}},
     )

@@ -69,8 +69,8 @@ constexpr int E8M0_MOST = 217;  // weights of 2^90: AMX could not scale back pro
 // A bound of the magnitude of the block's weights.
 inline float bound(Format format, const RawBlock& block) {
   if (format == MXFP4) return block.scales[0] > E8M0_MOST ? INFINITY : std::ldexp(16.0f, block.scales[0] - E8M0_HALF);
-  const float scale = std::abs(_cvtsh_ss(block.d)), quant = float(1 << LAYOUTS[format].bits);
-  const float minimum = LAYOUTS[format].zero == 0 ? std::abs(_cvtsh_ss(block.m)) : 0.0f;
+  const float scale = std::abs(from_half(block.d)), quant = float(1 << LAYOUTS[format].bits);
+  const float minimum = LAYOUTS[format].zero == 0 ? std::abs(from_half(block.m)) : 0.0f;
   const bool nested = LAYOUTS[format].block == 256;  // scales of groups are below 64, Q6_K's below 129
   return scale * quant * (format == Q6_K ? 128.0f : nested ? 64.0f : 1.0f) + minimum * (nested ? 64.0f : 1.0f);
 }
@@ -122,7 +122,7 @@ inline RawScales raw_scales(Format format, const RawBlock& block, int g) {
     const float scale = std::ldexp(1.0f, block.scales[0] - E8M0_HALF);
     return {scale, scale, 0};
   }
-  const float d = _cvtsh_ss(block.d), m = _cvtsh_ss(block.m);
+  const float d = from_half(block.d), m = from_half(block.m);
   if (format == Q6_K) return {d * int8_t(block.scales[2 * g]), d * int8_t(block.scales[2 * g + 1]), 0};
   const bool nested = LAYOUTS[format].block == 256;
   const float scale = nested ? d * block.scales[g] : d;

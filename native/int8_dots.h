@@ -23,6 +23,44 @@ class Quants {
  private:
   I w_[8];
 };
+#elif defined(__ARM_NEON)
+constexpr int DOT_ROWS = 4;
+
+// The instruction wants signed weights. So 128 is subtracted from those of 8 bits, and its products are added.
+template <int BITS, bool FLOATS = false>
+class Quants {
+ public:
+  explicit Quants(const uint8_t* group) {
+    load_group<BITS, FLOATS>(group, w_);
+    if constexpr (BITS == 8)
+      for (I& w : w_) w = w ^ int_set1(int(0x80808080));
+  }
+
+  template <int FROM, int N, int M>
+  void dot(const int8_t* q, I* sums) const {
+    if constexpr (M > DOT_ROWS) {  // as many rows at a time as registers hold
+      dot<FROM, N, DOT_ROWS>(q, sums);
+      dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
+    } else {
+#pragma GCC unroll 8
+      for (int j = FROM; j < FROM + N; j++)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) sums[m] = dot4(sums[m], w_[j], q + m * GROUP + 4 * j);
+      if constexpr (BITS == 8)
+        for (int m = 0; m < M; m++) sums[m] = add(sums[m], int_set1(128 * total<4 * N>(q + m * GROUP + 4 * FROM)));
+    }
+  }
+
+ private:
+  template <int COUNT>
+  static int32_t total(const int8_t* q) {
+    int32_t total = 0;
+    for (int i = 0; i < COUNT; i++) total += q[i];
+    return total;
+  }
+
+  I w_[8];
+};
 #else
 constexpr int DOT_ROWS = 4;
 

@@ -14,7 +14,6 @@
 #include <ctime>
 #include <thread>
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -24,6 +23,7 @@
 
 #include "memory.h"
 #include "mirrored_memory.h"
+#include "pause.h"
 #include "run.h"
 
 constexpr int MOST_RANKS = 64;
@@ -170,7 +170,7 @@ class Ranks {
     for (Time waited{};; waited = Clock::now() - began) {
       for (int i = 0; i < 16; i++) {
         if (over()) return counted();
-        _mm_pause();
+        pause_core();
       }
       if (waited > SOON) break;
       if (waited > QUICKLY) sched_yield();

@@ -1,7 +1,11 @@
 // Sixteen lanes, with the instructions that this file is compiled for. Every reduction has a fixed order, so results do
 // not depend on the distribution of work. Bits differ between builds that multiply bfloat16 and those that do not.
 #pragma once
+#ifdef __x86_64__
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
+#endif
 
 #include <array>
 #include <bit>
@@ -22,13 +26,23 @@ inline float from_bf16(uint16_t half) {
   return x;
 }
 
+inline float from_half(uint16_t half) {
+#ifdef __x86_64__
+  return _cvtsh_ss(half);
+#else
+  return std::bit_cast<__fp16>(half);
+#endif
+}
+
 // Whether some instruction sequences are hand-written, for Zen 4. The bits are the same as with a compiler's order.
 #if defined(__AVX512BF16__) && !defined(IN_SOFTWARE)
 #define BY_HAND
 #endif
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 #include "simd_avx512.h"
+#elif defined(__ARM_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_avx2.h"
 #endif
@@ -105,7 +119,7 @@ inline float to_int8(F a, F b, I& qa, I& qb) {
 }
 
 // Prefetches into the L2 cache: L1 supports few outstanding lines, 24 on Zen 4.
-inline void fetch(const void* line) { _mm_prefetch((const char*)line, _MM_HINT_T1); }
+inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 // Intel's cores support few outstanding software prefetches. Most lines come from a hardware prefetcher, which follows
 // requests to the end of a page. Alternating between two pages keeps it busier than one.
 constexpr bool PAGES_IN_TURN = INTEL;
@@ -125,5 +139,5 @@ inline void fetch_bytes(const void* from, size_t bytes) {
 }
 // Prefetches into L1 data that is read soon.
 inline void fetch_near(const void* from, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at, 0, 3);
 }

@@ -57,6 +57,11 @@ inline void Sketch::look(const float* norm, Team& team) {
 
 // Interleaves 16 bytes of each of four columns as a chunk: see groups.h.
 inline void interleave(const uint8_t* columns, uint8_t* chunk) {
+#ifdef __ARM_NEON
+  auto column = [&](int i) { return vld1q_u8(columns + PANEL * i); };
+  const uint8x16x4_t all{{column(0), column(1), column(2), column(3)}};
+  vst4q_u8(chunk, all);
+#else
   auto column = [&](int i) { return _mm_loadu_si128((const __m128i*)(columns + PANEL * i)); };
   const __m128i low[] = {_mm_unpacklo_epi8(column(0), column(1)), _mm_unpackhi_epi8(column(0), column(1))};
   const __m128i high[] = {_mm_unpacklo_epi8(column(2), column(3)), _mm_unpackhi_epi8(column(2), column(3))};
@@ -64,6 +69,7 @@ inline void interleave(const uint8_t* columns, uint8_t* chunk) {
     _mm_storeu_si128((__m128i*)chunk + 2 * i, _mm_unpacklo_epi16(low[i], high[i]));
     _mm_storeu_si128((__m128i*)chunk + 2 * i + 1, _mm_unpackhi_epi16(low[i], high[i]));
   }
+#endif
 }
 
 // Stores the least-squares scales of one or two groups, and their quants in `lines`. Adds the squares of the quantized

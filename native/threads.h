@@ -17,9 +17,9 @@
 #include <mutex>
 #include <thread>
 
-#include <immintrin.h>
 #include <time.h>
 
+#include "pause.h"
 #include "run.h"
 
 class Team {
@@ -184,7 +184,7 @@ class Team {
     do {
       for (int i = 0; i < 4; i++) {
         if (done()) return true;
-        _mm_pause();
+        pause_core();
       }
     } while (Clock::now() < end);
     return false;

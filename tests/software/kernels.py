@@ -22,11 +22,14 @@ NEEDED = {
     "amx": (*library.VARIANTS["avx512bf16"], "avx512vbmi", "avx512_vbmi2"),
     "avx512bf16": library.VARIANTS["avx2"],
     "avx512": library.VARIANTS["avx2"],
+    "neon": library.VARIANTS["avx2"],
 }
 # Files whose schedules are of `tiny_llm`, which only PyTorch computes: its heads are too small for kernels.
 _WITHOUT_KERNELS = ("test_engine", "test_scheduler", "test_quantize")
+_HAS_SIMDE = ["g++", "-E", "-include", "simde/arm/neon.h", "-o", os.devnull, "-x", "c++", "-"]
 # It compiles in a quarter of -O3's time, and runs in a quarter of -O1's.
 _AVX512 = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "avx512.h")]
+_NEON = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "neon.h")]
 _AMX = ["-mavx512vbmi", "-mavx512vbmi2", "-D__AMX_BF16__", "-include", str(HERE / "float16.h")]
 
 
@@ -37,18 +40,26 @@ def compile_into(directory: Path, variant: str) -> Path:
         "amx": setup["AVX512_BF16"] + _AMX,
         "avx512bf16": [*setup["VARIANTS"]["avx2"], *_AVX512, "-DSOFTWARE_BF16"],
         "avx512": setup["VARIANTS"]["avx2"] + _AVX512,
+        "neon": setup["VARIANTS"]["avx2"] + _NEON,
     }[variant]
     sources = directory / variant
     shutil.copytree(ROOT / "native", sources)
     if variant == "amx":
         shutil.copy(HERE / "tile_instructions.h", sources)
-    else:
+    elif variant != "neon":
         for source in sources.glob("*.h"):
             source.write_text(re.sub(r"\b_mm512_", "avx512::", source.read_text()))
     built = directory / f"{variant}.so"
     command = ["g++", *setup["FLAGS"], *flags, "-fPIC", "-shared", sources / f"{variant}.cpp", "-o", built]
     subprocess.run(command, check=True)
     return built
+
+
+def lacks_simde() -> str | None:
+    """Say why NEON's instructions cannot be in software here; None if they can."""
+    if shutil.which("g++") and not subprocess.run(_HAS_SIMDE, stdin=subprocess.DEVNULL, capture_output=True).returncode:
+        return None
+    return "NEON is not tested in software: that wants g++ and SIMDe (Debian: libsimde-dev)"
 
 
 def install(config: pytest.Config, variants: Sequence[str]) -> None:
@@ -62,6 +73,8 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
         pytest.exit(f"nothing is tested in software: it can run in hardware, or not here ({wanted})", returncode=0)
     if not shutil.which("g++"):
         pytest.exit("nothing is tested in software, since there is no g++", returncode=0)
+    if "neon" in lacking and (reason := lacks_simde()) is not None:
+        pytest.exit(reason, returncode=0)
     if _BUILT not in os.environ:
         directory = tempfile.TemporaryDirectory()
         config.add_cleanup(directory.cleanup)

@@ -24,13 +24,22 @@ SOURCES = Path(__file__).parents[3] / "native"  # in a checkout
 # bits where a variant multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 VARIANTS: dict[str, tuple[str, ...]] = {
+    "neon": ("asimd", "asimddp"),
     "amx": ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", *_AVX512),
     "avx512bf16": ("avx512_bf16", *_AVX512),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma", "f16c"),
 }
 
-NAMES = {"amx": "AMX", "avx512bf16": "AVX-512 with bfloat16", "avx512": "AVX-512 with VNNI", "avx2": "AVX2 with FMA"}
+_AT_HWCAP, _HWCAP = 16, {"asimd": 1, "asimddp": 20}  # bits of Linux, arch/arm64/include/uapi/asm/hwcap.h
+
+NAMES = {
+    "neon": "NEON with dot products",
+    "amx": "AMX",
+    "avx512bf16": "AVX-512 with bfloat16",
+    "avx512": "AVX-512 with VNNI",
+    "avx2": "AVX2 with FMA",
+}
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 EXCHANGE = ctypes.CFUNCTYPE(_INT, _POINTER, ctypes.c_int64)  # native/ranks.h
@@ -141,7 +150,11 @@ def array_strides(storages: Sequence[Any]) -> ctypes.Array[ctypes.c_int64]:
 
 
 def features(processor: str) -> set[str]:
-    """The processor's features according to the text of /proc/cpuinfo."""
+    """The processor's features: on ARM what the system tells the process, else by the text of /proc/cpuinfo."""
+    if platform.machine() == "aarch64":
+        told = ctypes.CDLL(None).getauxval
+        told.restype, told.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+        return {name for name, bit in _HWCAP.items() if told(_AT_HWCAP) >> bit & 1}
     return set(processor.partition("flags")[2].partition("\n")[0].split())
 
 
@@ -172,16 +185,17 @@ def variants() -> tuple[str, ...]:
 
 def unavailable(variant: str | None = None) -> str | None:
     """Say why the native backend, or one of its variants, cannot run here; None if it can."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return f"its kernels are for x86-64 processors, and this one is {platform.machine()}"
+    if (machine := platform.machine()) not in ("x86_64", "AMD64", "aarch64"):
+        return f"its kernels are for x86-64 and ARM processors with Linux, and this one is {machine}"
     try:
         runnable = variants()
     except OSError:
         return "the processor's features cannot be read (/proc/cpuinfo)"
-    wanted = [variant] if variant else list(VARIANTS)
+    wanted = [variant] if variant else ["neon"] if machine == "aarch64" else list(VARIANTS)
     if any(name in runnable for name in wanted):
         return None
-    if not any(library_path(name) for name in wanted):
+    foreign = (variant == "neon") != (machine == "aarch64")
+    if not any(library_path(name) for name in wanted) and not (variant and foreign):
         return "it was not compiled: install a C++ compiler, then the package again"
     others = f"; it can run {', '.join(f'native-{name}' for name in runnable)}" if runnable else ""
     has = features(Path("/proc/cpuinfo").read_text())

@@ -21,7 +21,7 @@ import typer
 
 from twostroke.models.cost import SequenceRows
 from twostroke.models.kv_formats import KV_FORMATS, KVFormat
-from twostroke.study.plan.capacity import in_flight
+from twostroke.study.plan.capacity import in_flight, pace
 from twostroke.study.plan.loads import drawn_traffic
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.plan.service import LoadSimulator, fleet_of
@@ -121,7 +121,7 @@ def of_users(plan: Plan, users: int) -> float:
 def throughput(plan: Plan) -> float:
     """Output tokens a second of all workers, where requests never lack."""
     load = plan.workload
-    under_way = in_flight(plan, 1e9)
+    under_way = in_flight(plan, pace(plan), 1e9)
     count = REQUESTS + under_way // 64
     asked = [TrafficRequest(0.0, (PromptPiece(i, load.prompt),), load.output) for i in range(count + under_way)]
     begun = [

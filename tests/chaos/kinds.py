@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from twostroke.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Shaped(Method, name="shaped"):
-    """Some entries of the first half of the prompt, by head and with a bias, and behind them the second half."""
+class Shaped(Method):
+    """Some entries of the first half of the prompt, by head and with a bias, and behind them the second half.
 
+    It has no name among the techniques, which other tests go through.
+    """
+
+    name: ClassVar[str] = "shaped"
     seed: int
 
     def program(self, prompt: Prompt) -> Program:

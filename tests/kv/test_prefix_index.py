@@ -166,3 +166,21 @@ def test_the_pool_asks_the_index_for_pages(new_pool: Callable[..., PagePool], in
     assert (small.num_pages, pool.num_used) == (1, 3)
     assert contents(held) == contents(prefill(index.pool, [*A, *D, *D]))
     small.clear()
+
+
+@pytest.mark.parametrize("kind", [RadixIndex, HashIndex])
+def test_unused_pages_leave_before_a_prefix_whose_end_is_in_use(
+    kind: type[PrefixIndex], new_pool: Callable[..., PagePool]
+) -> None:
+    """However many: those that are looked at together are fewer."""
+    index = kind(new_pool(1100), "m")
+    used = prefill(index.pool, range(12))
+    index.insert(used)
+    end = used[8:]  # whose page keeps the two before it
+    del used
+    for number in range(1000):
+        index.insert(prefill(index.pool, range(100 + 4 * number, 104 + 4 * number)))
+    assert index.evict(700) == 700
+    assert len(index.match(range(12))) == 12
+    del end
+    index.clear()

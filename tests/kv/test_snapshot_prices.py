@@ -31,12 +31,18 @@ def ask(index: PrefixIndex, tokens: list[int]) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("kind", INDEXES)
-def test_many_short_prompts_do_not_drive_out_a_long_one(kind: type[PrefixIndex], new_pool: NewPool) -> None:
+def flooded(kind: type[PrefixIndex], new_pool: NewPool, shorts: int) -> PrefixIndex:
+    """A long prompt, and behind it so many short ones."""
     index = kind(new_pool(150, geometry=RECURRENT), "m")
     ask(index, LONG)
-    for number in range(40):
+    for number in range(shorts):
         ask(index, short(number))
+    return index
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_many_short_prompts_do_not_drive_out_a_long_one(kind: type[PrefixIndex], new_pool: NewPool) -> None:
+    index = flooded(kind, new_pool, 40)
     assert index.evicted_snapshots > 10
     assert len(index.match([*LONG, 7])) == 56  # the last snapshot saves no more than a short one
     index.clear()
@@ -44,10 +50,7 @@ def test_many_short_prompts_do_not_drive_out_a_long_one(kind: type[PrefixIndex],
 
 @pytest.mark.parametrize("kind", INDEXES)
 def test_what_is_not_used_leaves_in_the_end(kind: type[PrefixIndex], new_pool: NewPool) -> None:
-    index = kind(new_pool(150, geometry=RECURRENT), "m")
-    ask(index, LONG)
-    for number in range(2000):
-        ask(index, short(number))
+    index = flooded(kind, new_pool, 2000)
     assert len(index.match([*LONG, 7])) == 0
     assert len(index.match(short(1999))) == 8
     index.clear()

@@ -150,7 +150,7 @@ class EvictablePages(ABC):
         if self.host.max_bytes < size or count <= 0:
             return 0
         firsts, reserved = list[int](), 0
-        for first in self._freeable(self.prices.cheapest_first(self._in_pool))[:count]:
+        for first in self._freeable(list(self.prices.cheapest_first(self._in_pool)))[:count]:
             if reserved >= count or not self._reserve_host(size * self.blocks.count([first])):
                 break
             firsts.append(first)
@@ -199,11 +199,14 @@ class EvictablePages(ABC):
 
         Pages that others follow go only if `in_use`, since those are used.
         """
+        if count <= 0:
+            return 0
         gone: list[int] = []  # released together, since that takes as long for one as for many
         freed, looked = 0, SCAN_PAGES
-        order = self.prices.cheapest_first(self._in_pool) if self.pool.snapshot_pages else self._in_pool
+        order = self.prices.cheapest_first(self._in_pool)
         while freed < count:
             some = [page for page in islice(order, looked) if page in self._in_pool]
+            all_looked_at = looked >= len(order)
             for page in self._freeable(some):
                 if freed >= count:
                     break
@@ -212,7 +215,7 @@ class EvictablePages(ABC):
                     pages = self._detach(page)
                     freed += 1 if len(pages) == 1 else self.pool.num_would_free(np.array(pages, np.int64))
                     gone += pages
-            if looked >= len(order):
+            if all_looked_at:
                 break
             looked *= 4  # rarely: the first are those that were not used for the longest time
         left = np.array(gone, np.int64)

@@ -45,10 +45,10 @@ class SnapshotPrices:
                     self.credits[snapshot] = self._floor + price
             self.credits[block] = max(self.credits.get(block, 0.0), self._floor + best)
 
-    def cheapest_first(self, firsts: Collection[int]) -> list[int]:
-        """Pages in the order in which they leave; of equal credit in the order given."""
+    def cheapest_first(self, firsts: Collection[int]) -> Collection[int]:
+        """Pages in the order in which they leave, of equal credit in the order given; without prices what was given."""
         if not self._snapshot_pages:
-            return list(firsts)
+            return firsts
         return sorted(firsts, key=lambda first: self.credits.get(first, 0.0))
 
     def left(self, firsts: Iterable[int]) -> None:

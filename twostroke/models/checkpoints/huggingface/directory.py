@@ -1,7 +1,7 @@
 """Hugging Face directories: config.json and memory-mapped safetensors files."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,41 +80,33 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
-    name = name or directory.resolve().name
-    guesser = _guesser(directory, name, config, names, tensors, files)
-    return _opened(directory, name, config, names, tensors, files, guesser)
+    name, opened = name or directory.resolve().name, partial(_opened, directory, files, tensors)
+    found = _guesser_names(config, names, tensors)
+    guesser = None if found is None else partial(opened, f"{name} mtp", guesser_of(config), found)
+    return opened(name, config, names, guesser)
 
 
-def _guesser(
-    directory: Path,
-    name: str,
-    config: ModelConfig,
-    names: Mapping[str, str],
-    tensors: Mapping[str, RawTensor],
-    files: Sequence[Path],
-) -> Callable[[], Checkpoint] | None:
-    """Opens the head of multi-token prediction, if the files have one of one layer without embeddings of its own."""
+def _guesser_names(config: ModelConfig, names: Mapping[str, str], tensors: Collection[str]) -> Mapping[str, str] | None:
+    """The tensors of the head of multi-token prediction, if there is one of one layer without embeddings of its own."""
     family = BY_NAME[config.architecture]
     prefix = next((p for p in GUESSERS if f"{p}fc.weight" in tensors), None)
     if not family.huggingface_guesser or prefix is None:
         return None
     if f"{prefix}embed_tokens.weight" in tensors or any(one.startswith(f"{prefix}layers.1.") for one in tensors):
         return None
-    guesser = guesser_of(config)
     outer = {"embed": names["embed"], "head": names.get("head", ""), "join.main_norm": names["norm"]}
     outer |= {ours: prefix + theirs for ours, theirs in family.huggingface_guesser.items()}
-    found = stored_names(guesser, outer, prefix + "layers.{}.", family.huggingface_parts)
-    its = {ours: one.tensor for ours, one in found.items()}
-    return partial(_opened, directory, f"{name} mtp", guesser, its, tensors, files)
+    found = stored_names(guesser_of(config), outer, prefix + "layers.{}.", family.huggingface_parts)
+    return {ours: one.tensor for ours, one in found.items()}
 
 
 def _opened(
     directory: Path,
+    files: Sequence[Path],
+    tensors: Mapping[str, RawTensor],
     name: str,
     config: ModelConfig,
     names: Mapping[str, str],
-    tensors: Mapping[str, RawTensor],
-    files: Sequence[Path],
     guesser: Callable[[], Checkpoint] | None = None,
 ) -> Checkpoint:
     """The model with these tensors of a directory. Raises CheckpointError for those that are missing or damaged."""

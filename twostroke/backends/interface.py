@@ -72,7 +72,6 @@ class StateStep:
 
 ONE_RANK = "ranks share recurrent layers only by the native backend, and without torchrun: leave out tp"
 
-
 Array = TypeVar("Array")  # a numpy array or a tensor
 Weights = Callable[[str], RawTensor]  # a checkpoint's tensor by its Twostroke name (`models.tensor_shapes`)
 

@@ -5,10 +5,8 @@ from twostroke.cli.options import ModelOptions
 from twostroke.cli.serve_options import StepOptions
 
 
-def open_served(
-    options: ModelOptions, steps: StepOptions, spare_bytes: int, kv_bytes: int | None, draft: str | None
-) -> LLM:
-    """Open it. `kv_bytes` are those of an earlier process of the same server; `draft` is one of the options."""
+def open_served(options: ModelOptions, steps: StepOptions, spare_bytes: int, kv_bytes: int | None) -> LLM:
+    """Open it. `kv_bytes` are the options' own, or those of an earlier process of the same server."""
     llm = options.open(
         announced=True,
         max_running=steps.max_running,

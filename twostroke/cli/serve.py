@@ -64,9 +64,9 @@ def serve(
     with LoadingResponder(sockets):
         load_method_modules(method_module)
         spare = model_options.spare_bytes + SERVER_BYTES
-        arguments = {"options": model_options, "steps": steps, "spare_bytes": spare}
-        arguments |= {"kv_bytes": model_options.kv_bytes, "draft": model_options.draft}
-        options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format)
+        arguments = {"options": model_options, "steps": steps, "spare_bytes": spare, "kv_bytes": model_options.kv_bytes}
+        one_pool = model_options.draft is None
+        options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format, one_pool)
         engine = RemoteEngine(launch_of(options, process)) if process else LocalEngine(open_served(**arguments))
         llm = engine.llm
         if listening.log_format == "text":

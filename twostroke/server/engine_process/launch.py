@@ -90,7 +90,7 @@ def launch_of(options: "OpenOptions", first: EngineProcess | None = None) -> Lau
 
     def launch(generation: int, kv_bytes: int | None = None) -> EngineProcess:
         arguments = dict(options.arguments)
-        if arguments.get("kv_bytes") is None and arguments.get("draft") is None:
+        if options.one_pool and arguments.get("kv_bytes") is None:
             arguments["kv_bytes"] = kv_bytes
         process = EngineProcess() if first is None or generation else first
         process.open(replace(options, generation=generation, arguments=arguments))

@@ -29,6 +29,7 @@ class OpenOptions:
         generation: how many processes came before, so that values of another are known as such.
         methods: techniques that the server knows, by the sources that they come from.
         log_format: that of the server's log.
+        one_pool: a later process' pool takes as much as the first one's did, where `kv_bytes` is left open.
     """
 
     opener: Callable[..., LLM]
@@ -36,6 +37,7 @@ class OpenOptions:
     generation: int = 0
     methods: Sequence[str] = ()
     log_format: str | None = None
+    one_pool: bool = True
     version: int = VERSION
 
 

@@ -26,7 +26,8 @@ from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from benchmarks.shuffled import shuffled
 from benchmarks.speculation_workloads import WORKLOADS, Workload
-from twostroke.api.llm import LLM, Completion
+from twostroke.api.completion import Completion
+from twostroke.api.llm import LLM
 from twostroke.engine.output import Token
 from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Plain, Speculative

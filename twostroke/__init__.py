@@ -15,8 +15,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 if TYPE_CHECKING:
     from twostroke.api.async_llm import AsyncDecoding, AsyncLLM
+    from twostroke.api.completion import Completion, Decoding
     from twostroke.api.conversation.conversation import Conversation
-    from twostroke.api.llm import LLM, Completion, Decoding, Token
+    from twostroke.api.llm import LLM
+    from twostroke.engine.output import Token
     from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program
     from twostroke.errors import TwostrokeError
     from twostroke.kv.cache import KVCache
@@ -47,11 +49,13 @@ __all__ = [
 
 _HOMES = {
     "twostroke.api.async_llm": ("AsyncDecoding", "AsyncLLM"),
+    "twostroke.api.completion": ("Completion", "Decoding"),
     "twostroke.api.conversation.conversation": ("Conversation",),
+    "twostroke.engine.output": ("Token",),
     "twostroke.engine.strokes": ("Decode", "Decoded", "Emit", "Prefill", "Prefilled", "Program"),
     "twostroke.errors": ("TwostrokeError",),
     "twostroke.kv.cache": ("KVCache",),
-    "twostroke.api.llm": ("LLM", "Completion", "Decoding", "Token"),
+    "twostroke.api.llm": ("LLM",),
     "twostroke.methods": ("Method", "Prompt", "method"),
     "twostroke.sampling.params": ("SamplingParams",),
 }

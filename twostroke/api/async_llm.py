@@ -7,7 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from typing import Any
 
-from twostroke.api.llm import LLM, Completion, TextOrTokens
+from twostroke.api.completion import Completion
+from twostroke.api.llm import LLM
+from twostroke.api.scoring import TextOrTokens
 from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request

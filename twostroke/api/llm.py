@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from twostroke.api.completion import Completion, Decoding, Output
-from twostroke.api.embedding import BatchRoom, Embedder
-from twostroke.api.open_engine import MAIN, open_engine
-from twostroke.api.reasoning.reasoning import Reasoning
-from twostroke.api.reranking import Reranker
-from twostroke.api.scoring import Score, score, scored_request
-from twostroke.backends.choose import require_device
-from twostroke.engine.options import GUESSER, LLMOptions, companion_parts
-from twostroke.engine.output import Token
-from twostroke.engine.request import Request
-from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.errors import EngineStopped, InvalidRequest, KVError
-from twostroke.fields import check_arguments, rules
+from twostroke.api.completion import Completion, Decoding
+from twostroke.api.open_engine import llm_options, open_engine
+from twostroke.api.request_maker import OPENED, RequestMaker
+from twostroke.api.scoring import Score, TextOrTokens, score
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries_by_head import require_heads
-from twostroke.methods import Method, Plain, Prompt
+from twostroke.methods import Method
 from twostroke.models.checkpoints.catalog import DEFAULT_MODEL
-from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import Progress
-from twostroke.models.config import ModelConfig
 from twostroke.sampling.params import SamplingParams, sampling_params
 
-OPENED = ("engine", "model", "pool", "backend", "tiers")  # attributes that an LLM has until it is closed
-TextOrTokens = str | Sequence[int]  # a prompt
 
-
-def require_options(arguments: Mapping[str, Any]) -> None:
-    """Check arguments of `LLM` as far as this is possible without its model. Raises InvalidRequest."""
-    check_arguments(LLMOptions, arguments)
-    require_device(arguments["backend"], arguments["device"], arguments["tp"])
-    for companion in (arguments["student"], arguments["draft"]):
-        if isinstance(companion, str):
-            companion_parts(companion)
-
-
-NO_ANSWER = SamplingParams(max_tokens=0)  # of requests that only prefill
-
-
-class LLM:
+class LLM(RequestMaker):
     """A model, its engine and its KV pool.
 
     Any number of threads may use it, and their requests are batched. As a context manager it is closed at the end.
@@ -148,21 +119,11 @@ class LLM:
             KVError: a tier cannot be opened.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
-        require_options(given := locals())  # before anything is fetched
-        opened = open_engine(LLMOptions(**{name: given[name] for name in rules(LLMOptions)}), progress)
-        checkpoint, self.verified, self.memory = opened.checkpoint, opened.verified, opened.memory
-        self.name, self.config, self.path = checkpoint.name, checkpoint.config, checkpoint.files[0]
-        self.generation = dict(checkpoint.generation)
-        self.engine, self.backend, self.tiers = opened.engine, opened.backend, opened.tiers
-        self.model = self.engine.models[MAIN]
-        self.tokenizer, self.pool = self.model.tokenizer, self.model.pool
-        self.embedder = Embedder.of(checkpoint)
-        self.reranker = Reranker.of(self.tokenizer, self.name, checkpoint.pooling.ranks)
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a prompt and its answer: the model's context, or less if the pool is smaller."""
-        return self.model.max_model_len
+        options = llm_options(locals())  # checked before anything is fetched
+        opened = open_engine(options, progress)
+        super().__init__(opened)
+        self.path, self.generation = opened.checkpoint.files[0], dict(opened.checkpoint.generation)
+        self.verified, self.memory, self.tiers = opened.verified, opened.memory, opened.tiers
 
     # The two strokes ------------------------------------------------------------------------------------------
 
@@ -258,78 +219,6 @@ class LLM:
         params = self.chat_params(prompt, sampling_params(params, sampling))
         return self.generate([prompt], params, method=method)[0]
 
-    def chat_prompt(self, messages: str | Sequence[Mapping[str, Any]]) -> ChatTokens:
-        """The prompt that `chat` answers. Raises InvalidRequest if there is no chat template, or it refuses."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.encode_chat(messages)
-
-    @cached_property
-    def reasoning(self) -> Reasoning | None:
-        """The thoughts that the model's answers have, by its chat template; None if they have none."""
-        return Reasoning.of(self.tokenizer, self.config.vocab_size)
-
-    def chat_params(self, prompt: str | Sequence[int], params: SamplingParams) -> SamplingParams:
-        """The parameters of an answer to a rendered conversation: they apply behind its thought, if it has one."""
-        if self.reasoning is None:
-            return params
-        return self.reasoning.applied(params, self.reasoning.phase_after(prompt))
-
-    def close(self) -> None:
-        """End all requests, and free the weights and the pool.
-
-        Requests of other threads end with EngineStopped. Values that are still held stay readable; what they hold is
-        freed with them. A second call does nothing.
-        """
-        if "engine" in self.__dict__:
-            self.engine.close()
-            for name in OPENED:
-                del self.__dict__[name]
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in OPENED and "tokenizer" in self.__dict__:
-            raise EngineStopped(f"{self.name} is closed: open it again")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    # Requests that are not submitted yet ----------------------------------------------------------------------
-
-    def prefill_request(self, prompt: TextOrTokens, after: KVCache | None = None, model: str | None = None) -> Request:
-        """Make the request that `prefill` runs. Its result is the value. Raises InvalidRequest."""
-        tokens = self.encode(prompt, add_bos=None if after is None else False)
-        if after is not None:
-            require_value(after)
-
-        def program() -> Program:
-            return (yield Prefill(tokens, after, model))
-
-        return Request(program, SamplingParams(), self.tokenizer, len(tokens))
-
-    def decode_request(self, kv: KVCache, params: SamplingParams, model: str | None = None) -> Request:
-        """Make the request that `decode` runs. Raises InvalidRequest."""
-        require_value(kv)
-        params.check_vocabulary(self.config.vocab_size)
-        if params.n != 1:
-            raise InvalidRequest("decode continues one value: fork it by decoding it several times")
-
-        def program() -> Program:
-            return (yield Decode(kv, model=model))
-
-        return Request(program, params, self.tokenizer)
-
-    def requests(
-        self, prompts: Sequence[TextOrTokens], params: SamplingParams, method: Method | None = None
-    ) -> list[Request]:
-        """Make the requests that `generate` runs, one for each prompt. Raises InvalidRequest."""
-        if isinstance(prompts, str) or any(isinstance(prompt, int) for prompt in prompts):
-            raise InvalidRequest("generate takes a list of prompts: put a single one into a list")
-        return [self.request(prompt, params, method) for prompt in prompts]
-
     def embed(
         self,
         texts: Sequence[TextOrTokens],
@@ -359,31 +248,6 @@ class LLM:
         made = [self.embedder.finish(one, dimensions, normalized) for one in request.result]
         return np.stack(made) if made else np.empty((0, self.config.hidden_size), np.float32)
 
-    def embedding_request(self, inputs: Sequence[Sequence[int]]) -> Request:
-        """Make the request that `embed` runs. Its result is a list of [hidden] float32. Raises InvalidRequest."""
-        room = self._batch_room(inputs)
-        count = sum(map(len, inputs))
-        return Request(partial(self.embedder.program, inputs, room), NO_ANSWER, self.tokenizer, count)
-
-    def reranking_request(self, pairs: Sequence[list[int]]) -> Request:
-        """Make the request that scores pairs of `Reranker.pair`. Its result is a list of numbers from 0 to 1.
-
-        Raises InvalidRequest if the model does not rank, or a pair is too long.
-        """
-        reranker = self.reranker
-        if reranker is None:
-            raise InvalidRequest(f"{self.name} ranks no documents: open a reranker, such as Qwen3-Reranker")
-        room = self._batch_room(pairs)
-        count = sum(map(len, pairs))
-        return Request(partial(reranker.program, pairs, room, self.model.compiled), NO_ANSWER, self.tokenizer, count)
-
-    def _batch_room(self, inputs: Sequence[Sequence[int]]) -> BatchRoom:
-        """Room for several steps at once, in a part of the pool. Raises InvalidRequest for an input that has none."""
-        for tokens in inputs:
-            self.model.require_entries(len(tokens))
-            self.encode(tokens)
-        return BatchRoom(8 * self.engine.config.max_step_tokens, self.pool.max_entries // 4, self.pool.page_size)
-
     @overload  # a text is a sequence of texts too, but never meant as one
     def score(  # pyright: ignore[reportOverlappingOverload]
         self, prompt: TextOrTokens, continuation: TextOrTokens
@@ -411,63 +275,22 @@ class LLM:
         """
         return score(self.engine, self.tokenizer, prompt, continuation)
 
-    def request(self, prompt: TextOrTokens, params: SamplingParams, method: Method | None = None) -> Request:
-        """Make the request that `stream` runs. Raises InvalidRequest, ContextLengthExceeded."""
-        if method is not None and not isinstance(method, Method):
-            raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
-        tokens, chosen = self.encode(prompt), method or Plain()
-        self.model.require_room(len(tokens))
-        self.require_method(chosen)
-        params.check_vocabulary(self.config.vocab_size)
-        if params.prompt_logprobs is not None or params.max_tokens == 0:
-            return scored_request(tokens, params, chosen, self.tokenizer)
-        plain = type(chosen) is Plain  # it looks at the tokens alone
-        asked = Prompt(prompt if isinstance(prompt, ChatTokens) and not plain else tokens, self.tokenizer)
-        return Request(partial(chosen.program, asked), params, self.tokenizer, len(tokens))
+    def close(self) -> None:
+        """End all requests, and free the weights and the pool.
 
-    def require_method(self, method: Method) -> None:
-        """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""
-        for role in method.companions:
-            if role not in self.engine.models:
-                how = f"--draft {GUESSER}" if role == GUESSER else f"--{role} NAME"
-                raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one ({how})")
-        if method.biased and not self.backend.takes_bias:
-            raise InvalidRequest(
-                f"method {method.name} gives heads other budgets, which the {self.backend.label} backend cannot: use "
-                "the native backend, or the reference in one rank"
-            )
-        if method.by_head:
-            try:
-                require_heads(self.pool.geometry)
-            except KVError as error:
-                raise InvalidRequest(f"method {method.name} cannot run with model {self.name}: {error}") from None
+        Requests of other threads end with EngineStopped. Values that are still held stay readable; what they hold is
+        freed with them. A second call does nothing.
+        """
+        if "engine" in self.__dict__:
+            self.engine.close()
+            for name in OPENED:
+                del self.__dict__[name]
 
-    def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
-        """Token ids of a prompt; ids are not changed. Raises InvalidRequest if the model cannot take the prompt."""
-        if isinstance(prompt, str):
-            tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
-        else:
-            try:
-                tokens = [operator.index(token) for token in prompt]
-            except TypeError:
-                raise InvalidRequest(f"a prompt is a text or a list of token ids, not {prompt!r:.60}") from None
-        if any(not 0 <= token < self.config.vocab_size for token in tokens):
-            raise InvalidRequest(f"token ids must be from 0 to {self.config.vocab_size - 1}")
-        if len(tokens) > self.config.max_position:
-            raise InvalidRequest(
-                f"the prompt has {len(tokens)} tokens, past the {self.config.max_position} of model {self.name}: "
-                f"shorten it"
-            )
-        return tokens
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.backend.label if 'backend' in self.__dict__ else 'closed'})"
-
-
-def require_value(kv: object) -> None:
-    """Raise InvalidRequest unless `kv` is a KVCache."""
-    if not isinstance(kv, KVCache):
-        raise InvalidRequest(f"a KVCache is needed here, not {kv!r:.60}")
-
-
-__all__ = ["LLM", "Completion", "Decoding", "ModelConfig", "Output", "SamplingParams", "TextOrTokens", "Token"]

@@ -1,16 +1,19 @@
 """Opening an engine: its models, their pool, its backend and its tiers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from twostroke.backends.choose import create_backend
+from twostroke.backends.choose import create_backend, require_device
 from twostroke.backends.interface import Backend
 from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.ranks.processes import local_ranks
 from twostroke.engine.engine import Engine
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model_loader import ModelLoader, companion_checkpoint, guesser_checkpoint
-from twostroke.engine.options import GUESSER, LLMOptions
+from twostroke.engine.options import GUESSER, LLMOptions, companion_parts
 from twostroke.engine.scheduler import SchedulerConfig
+from twostroke.fields import check_arguments, rules
 from twostroke.kv.tiers.tiers import Tiers, open_tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import Progress
@@ -32,6 +35,19 @@ class OpenedEngine:
     memory: MemoryBudget
     checkpoint: Checkpoint
     verified: VerificationReport | None
+
+
+def llm_options(arguments: Mapping[str, Any]) -> LLMOptions:
+    """The options among arguments of `LLM`, checked as far as this is possible without its model.
+
+    Raises InvalidRequest.
+    """
+    check_arguments(LLMOptions, arguments)
+    require_device(arguments["backend"], arguments["device"], arguments["tp"])
+    for companion in (arguments["student"], arguments["draft"]):
+        if isinstance(companion, str):
+            companion_parts(companion)
+    return LLMOptions(**{name: arguments[name] for name in rules(LLMOptions)})
 
 
 def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:

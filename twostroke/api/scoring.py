@@ -28,7 +28,7 @@ from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
-TextOrTokens = str | Sequence[int]
+TextOrTokens = str | Sequence[int]  # a prompt
 PromptScores = tuple[TokenScore | None, ...]  # of every token of a prompt; None for the first one
 
 

@@ -131,9 +131,9 @@ class ModelOptions(
 
     def validate(self) -> None:
         """Raise InvalidRequest for options that cannot be, as far as this is possible without the model."""
-        from twostroke.api.llm import require_options
+        from twostroke.api.open_engine import llm_options
 
-        require_options(vars(LLMOptions()) | self._settings())
+        llm_options(vars(LLMOptions()) | self._settings())
 
     def _settings(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name in rules(LLMOptions)}

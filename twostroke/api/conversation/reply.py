@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from twostroke.api.completion import Decoding
 from twostroke.api.conversation.fitting import LeftOut
 from twostroke.api.conversation.overflow import Turn
-from twostroke.api.llm import Decoding
 from twostroke.api.reasoning.reasoning import parts_reader
 from twostroke.engine.output import Token
 from twostroke.engine.timings import Timings

@@ -7,7 +7,8 @@ from functools import partial
 
 from fastapi import Request as HttpRequest
 
-from twostroke.api.llm import LLM, NO_ANSWER
+from twostroke.api.llm import LLM
+from twostroke.api.request_maker import NO_ANSWER
 from twostroke.engine.request import Request
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import AsyncEngine

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.api.llm import LLM, Completion
+from twostroke.api.completion import Completion
+from twostroke.api.llm import LLM
 from twostroke.engine.timings import Pace, mean, percentile
 from twostroke.errors import InvalidRequest
 from twostroke.sampling.params import SamplingParams

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from twostroke.api.llm import LLM, TextOrTokens
+from twostroke.api.llm import LLM
+from twostroke.api.scoring import TextOrTokens
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Prefilled, Program
 from twostroke.errors import InvalidRequest

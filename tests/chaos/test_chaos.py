@@ -30,8 +30,8 @@ from twostroke.engine.page_budget import pages_held
 from twostroke.engine.placement import Placement
 from twostroke.engine.request import Request
 from twostroke.kv import stream_header
+from twostroke.kv.open_windows import OpenWindow
 from twostroke.kv.states import OpenStates
-from twostroke.kv.writer import _Window
 from twostroke.study.simulate.event_queue import EventQueue
 
 # In RICH, all happens that must; FOUND have found faults (docs/log.md). Any change of the engine moves events to other
@@ -137,12 +137,12 @@ def a_teacher_holds_one_choice(patch: pytest.MonkeyPatch) -> None:
 
 
 def windows_give_back_too_early(patch: pytest.MonkeyPatch) -> None:
-    passed = _Window.passed
+    passed = OpenWindow.passed
 
-    def later(self: _Window, table: np.ndarray, first_query: int) -> int:
+    def later(self: OpenWindow, table: np.ndarray, first_query: int) -> int:
         return passed(self, table, first_query + (8 if self.kind == "kv" else 0))
 
-    patch.setattr(_Window, "passed", later)
+    patch.setattr(OpenWindow, "passed", later)
 
 
 def snapshots_are_not_written(patch: pytest.MonkeyPatch) -> None:

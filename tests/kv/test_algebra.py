@@ -37,8 +37,9 @@ from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
+from twostroke.kv.slot_mapping import SlotMapping
 from twostroke.kv.tier_moves import spill
-from twostroke.kv.writer import KVWriter, SlotMapping
+from twostroke.kv.writer import KVWriter
 from twostroke.models.rope import NO_ROPE, Rope, turned_on
 
 MODELS = ("student", "teacher")

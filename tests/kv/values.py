@@ -14,7 +14,8 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
-from twostroke.kv.writer import KVWriter, SlotMapping
+from twostroke.kv.slot_mapping import SlotMapping
+from twostroke.kv.writer import KVWriter
 from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.recurrent import GatedDeltaNet
 from twostroke.models.rope import Rope

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from twostroke.backends.ranks.sharding import ColumnSplit
-from twostroke.backends.reference.operations import DenseWeight, Operations
+from twostroke.backends.reference.operations import DenseWeight
+from twostroke.backends.reference.routing import route
 from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.packed import RepackedMatrix
@@ -63,7 +64,7 @@ class Layer:
         x, experts = h.float().cpu(), self.experts
         router = torch.from_numpy(self.arrays["layers.0.router"])
         gate = DenseWeight(router, None, ColumnSplit((0, len(router))))
-        ids, weights = Operations().route(x, gate, None, experts)
+        ids, weights = route(x, gate, None, experts)
         total = torch.zeros_like(x)
         for e in range(experts.count):
             own = [torch.from_numpy(self.arrays[f"layers.0.experts.{e}.{name}"]) for name in ("gate", "up", "down")]

@@ -17,7 +17,8 @@ from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled
 from twostroke.errors import InvalidRequest, KVError
 from twostroke.kv.attention import NO_QUERIES, Queries
 from twostroke.kv.cache import KVCache
-from twostroke.kv.writer import KVWriter, SlotMapping
+from twostroke.kv.slot_mapping import SlotMapping
+from twostroke.kv.writer import KVWriter
 from twostroke.models.config import ModelConfig
 from twostroke.models.dropout import Dropout
 

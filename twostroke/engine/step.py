@@ -15,7 +15,7 @@ from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.request import Choice
-from twostroke.kv.writer import SlotMapping
+from twostroke.kv.slot_mapping import SlotMapping
 
 
 class Chunk(NamedTuple):

@@ -32,10 +32,11 @@ from twostroke.errors import CorruptFile, KVError
 from twostroke.kv import spans
 from twostroke.kv import stream_header as headers
 from twostroke.kv.entries import EntryTable
+from twostroke.kv.header_fields import InvalidHeader
 from twostroke.kv.page_contents import in_layout, masked_page, reading, require_page_size
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
-from twostroke.kv.stream_header import InvalidHeader, StreamHeader
+from twostroke.kv.stream_header import StreamHeader
 from twostroke.system.atomic_files import atomic_replace, check_file_name
 from twostroke.system.user_key import user_key, user_keys
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,40 +12,13 @@ from twostroke.errors import KVError, OutOfPages
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import EntryTable, StateSnapshot, Tail, joined_bias, joined_heads
+from twostroke.kv.open_windows import OpenWindow, window_kinds
 from twostroke.kv.pages import POOL
-from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import extend
+from twostroke.kv.slot_mapping import SlotMapping
 from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.states import OpenStates, needed_snapshots
 from twostroke.kv.tier_moves import fetch
-from twostroke.models.layer_groups import EntryKind
-
-
-@dataclass(frozen=True)
-class SlotMapping:
-    """The positions, frames and slots where K and V of newly entered tokens belong.
-
-    Attributes:
-        rows: [2 + groups, n] int64: positions, slots, and frames of the pool's memory, one for each group of layers; -1
-            where a group keeps nothing.
-        states: what the tokens read and write of states, if the model has any.
-    """
-
-    rows: np.ndarray
-    states: StateStep | None = None
-
-    @property
-    def positions(self) -> np.ndarray:
-        return self.rows[0]
-
-    @property
-    def slots(self) -> np.ndarray:
-        return self.rows[1]
-
-    @property
-    def frames(self) -> np.ndarray:
-        """[groups, n]"""
-        return self.rows[2:]
 
 
 class KVWriter:
@@ -82,14 +55,12 @@ class KVWriter:
         by_entry = base.entry_table.bias
         # What is added to scores of the base's entries, [layers, KV heads, n] float32.
         self.bias = None if by_entry is None else np.ascontiguousarray(by_entry.transpose(1, 2, 0))
-        self._base_length = len(base)
-        self.next_position = base.next_position
+        self._base_length, self.next_position = len(base), base.next_position
         self._table = np.concatenate([base.table, np.zeros((8, base.table.shape[1]), np.int32)])
-        self._num_spans = len(base.table)
+        self._num_spans, self._closed = len(base.table), False
         self._tokens: list[int] = []
-        self._closed = False
         self.own_pages: dict[int, None] = {}  # pages allocated here, one reference each, released by close
-        self._windows = [_Window(base.pool, window, kind) for window, kind in _window_kinds(base.pool)]
+        self._windows = [OpenWindow(base.pool, window, kind) for window, kind in window_kinds(base.pool)]
         self._lookback, self._guesses = lookback, guesses
         self._states: OpenStates | None = None
         if base.pool.geometry.states:
@@ -135,7 +106,7 @@ class KVWriter:
     @property
     def leaves_pages(self) -> bool:
         """Whether the next `append` gives back pages that are behind a window."""
-        return any(window.passed(self.table, self._first_query) > window.first for window in self._windows)
+        return any(one.passed(self.table, self._first_query) > one.first for one in self._windows)
 
     @property
     def _first_query(self) -> int:
@@ -185,16 +156,8 @@ class KVWriter:
         self._tokens += tokens
         if pages:
             self._add_spans(pages, count - in_place, first + in_place)
-        if count == 1:  # fast path of decoding: array operations cost more than the rest of this
-            where, slot = (last, stop) if in_place else (pages, 0)
-            return SlotMapping(np.array([[first], [slot], *([pool.frame(page)] for page in where)], np.int64), states)
-        # Tokens that do not continue the last page begin a new one.
-        order = np.arange(count) + (stop if in_place else 0)
         held = [*last, *pages] if in_place else pages
-        frames = pool.frames_of(held).reshape(-1, pool.num_groups)
-        if self._states is not None:
-            frames = np.where(np.reshape(held, frames.shape) == NO_PAGE, NO_PAGE, frames)
-        return SlotMapping(np.stack([np.arange(first, first + count), order % size, *frames[order // size].T]), states)
+        return SlotMapping.of(pool, held, first, stop if in_place else 0, count, states)
 
     def _allocate(self, copied: bool, count: int, in_place: int) -> tuple[list[int], list[int], StateStep | None]:
         """Pages for copies of the last ones, for new spans, and for snapshots. On OutOfPages none is taken."""
@@ -206,16 +169,17 @@ class KVWriter:
             pages = self._take((fresh + copied) * groups)
             return pages[: copied * groups], pages[copied * groups :], None
         position, last = self.next_position, self.next_position + count
-        boundaries = states.boundaries(position, count, last - self._lookback - self._guesses)
+        first_query = last - self._lookback - self._guesses
+        boundaries = states.boundaries(position, count, first_query)
         if not (fresh or copied or boundaries):  # as for most tokens of a decode
             return [], [], states.step(len(self), position, (), ())
         snapshots = states.allocate(boundaries)
         try:
             ends = np.minimum(position + in_place + size * np.arange(1, fresh + 1), last) - 1
-            passed = [self._limit(window, last) for window in self._windows if window.kind != "kv"]
             kept = np.ones((copied + fresh, groups), bool)
-            for columns, limit in passed:
-                kept[copied:, columns] = (ends > limit)[:, None]
+            for window in self._windows:
+                if window.kind != "kv":
+                    kept[copied:, window.groups] = (ends > window.limit(first_query))[:, None]
             taken = self._take(int(kept.sum()), np.nonzero(kept)[1])
         except BaseException:
             pool.release(np.array(snapshots, np.int64))
@@ -226,10 +190,6 @@ class KVWriter:
         every: list[int] = pages.ravel().tolist()
         step = states.step(len(self), position, boundaries, snapshots)
         return every[: copied * groups], every[copied * groups :], step
-
-    def _limit(self, window: _Window, last: int) -> tuple[list[int], int]:
-        """Columns of the table, and the position up to which a value of entries before `last` needs nothing there."""
-        return [column - PAGE for column in window.columns], window.limit(last - self._lookback - self._guesses)
 
     def _take(self, count: int, groups: np.ndarray | None = None) -> list[int]:
         """Fresh pages, with references that `close` releases."""
@@ -338,37 +298,3 @@ class KVWriter:
     def _require_open(self) -> None:
         if self._closed:  # its pages may have been reused
             raise KVError("this writer is closed: open another one on its base value")
-
-
-class _Window:
-    """The groups of layers of one window and one kind of entries, in a writer's table.
-
-    Attributes:
-        columns: their columns.
-        kind: the kind of entries.
-        first: number of leading spans whose pages are given back.
-    """
-
-    def __init__(self, pool: PagePool, size: int, kind: EntryKind) -> None:
-        groups = enumerate(pool.geometry.groups)
-        self.columns = [PAGE + g for g, group in groups if (group.window, group.kind) == (size, kind)]
-        self.first, self.kind, self._size = 0, kind, size
-
-    def limit(self, first_query: int) -> int:
-        """The last position whose entries no query from a position on reads. Of rows, a snapshot comes behind it."""
-        return first_query // self._size * self._size - 1 if self.kind == "rows" else first_query - self._size
-
-    def passed(self, table: np.ndarray, first_query: int) -> int:
-        """Number of leading spans to which no query from a position on attends. The last span is none of them."""
-        count, limit = self.first, self.limit(first_query)
-        while count < len(table) - 1:
-            start, stop, position = table[count, :PAGE].tolist()
-            if position + stop - start - 1 > limit:
-                break
-            count += 1
-        return count
-
-
-def _window_kinds(pool: PagePool) -> list[tuple[int, EntryKind]]:
-    """The different windows of a pool's groups of layers, and what is in them."""
-    return list(dict.fromkeys((one.window, one.kind) for one in pool.geometry.groups if one.window is not None))

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
+from twostroke.backends.reference.activations import capped
 from twostroke.backends.reference.decoder import ReferenceDecoder
-from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, capped
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint

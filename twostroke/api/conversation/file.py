@@ -12,8 +12,8 @@ from typing import Any
 
 from twostroke.kv import stream
 from twostroke.kv.cache import KVCache
+from twostroke.kv.header_fields import InvalidHeader, parse_json, require
 from twostroke.kv.pool import PagePool
-from twostroke.kv.stream_header import InvalidHeader, parse_json, require
 
 MAGIC = b"twostroke-conversation-2\n"
 OLD_MAGICS = (b"twostroke-session-1\n",)

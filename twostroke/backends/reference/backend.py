@@ -14,9 +14,10 @@ from twostroke.backends.interface import ONE_RANK, CompiledModel, ForwardOutput,
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks.collectives import Collectives
+from twostroke.backends.reference.arrays import as_array, as_tensor
 from twostroke.backends.reference.decoder import ReferenceDecoder
 from twostroke.backends.reference.memory import device_kv_room, new_memory
-from twostroke.backends.reference.operations import Operations, as_array, as_tensor
+from twostroke.backends.reference.operations import Operations
 from twostroke.backends.reference.sharded import ShardedOperations
 from twostroke.backends.sharded_memory import ShardedMemory
 from twostroke.backends.torch_ranks import TorchRanks

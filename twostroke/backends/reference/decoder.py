@@ -8,8 +8,11 @@ import torch
 
 from twostroke.backends.hidden_inputs import HiddenJoin
 from twostroke.backends.interface import Weights
+from twostroke.backends.reference.activations import capped, gated
+from twostroke.backends.reference.arrays import as_array
 from twostroke.backends.reference.linear_attention import GatedDeltaNetLayer, Mamba2Layer
-from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch, as_array, capped, gated
+from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
+from twostroke.backends.reference.routing import route
 from twostroke.backends.reference.states import ShortConvolutionLayer, StateLayer, StateWeights
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
@@ -152,7 +155,7 @@ class ReferenceLayer:
     def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
         """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read."""
         ops = self.operations
-        ids, weights = ops.route(h, self.router, self.selection, experts)
+        ids, weights = route(h, self.router, self.selection, experts)
         split = self.experts[0][1].split
         total = h.new_zeros(len(h), split.own)
         for e in ids.unique().tolist():

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory, host_kv_room
-from twostroke.backends.reference.operations import as_array, as_tensor
+from twostroke.backends.reference.arrays import as_array, as_tensor
 from twostroke.errors import OutOfPages
 from twostroke.models.layer_groups import PageShape
 

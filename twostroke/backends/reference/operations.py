@@ -13,17 +13,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
-import ml_dtypes
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.ranks.sharding import ColumnSplit
+from twostroke.backends.reference.activations import capped, gated
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of, tile_bias
-from twostroke.models.config import Activation, Attention, Experts, ModelConfig
+from twostroke.backends.reference.entry_codes import entries_of, numbers_of
+from twostroke.models.config import Activation, Attention, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.kv_formats import SCALE_BYTES, Codes, in_one_byte, kv_format, rotated_together, two_of_byte
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.rope import Rope, amplitudes, frequencies
 
 TensorBatch: TypeAlias = RaggedBatch[torch.Tensor]
@@ -152,25 +153,9 @@ class Operations:
         """
         q, k, v = self.turned(qkv, kv.shape[2], batch, attention, norms, eps)
         if k is not None and v is not None:
-            for part, entries in zip(kv, self._stored(k, v), strict=True):
+            for part, entries in zip(kv, entries_of(k, v, self.stored), strict=True):
                 part[batch.pages[group], :, batch.slots] = entries
         return q
-
-    def _stored(self, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-        """K and V as pages hold them, parts of [N, Hkv, width]: the same bits as `KVFormat.encode` makes."""
-        if not self.stored.codes:
-            return [one.to(getattr(torch, self.stored.name)) for one in (k, v)]
-        other = getattr(torch, self.stored.other.name)
-        sides = zip((k, v), self.stored.codes, strict=True)
-        return [torch.cat([_encoded(side.to(other).float(), codes) for side, codes in sides], -1)]
-
-    def _numbers(self, kv: torch.Tensor, *index: torch.Tensor) -> list[torch.Tensor]:
-        """K and V of pages in float32: what `index` takes of [pages, Hkv, page_size, D]."""
-        if not self.stored.codes:
-            return [part[index].float() for part in kv]
-        records, cut = kv[0][index], self.stored.key_width(kv.shape[-1])
-        sides = zip((records[..., :cut], records[..., cut:]), self.stored.codes, strict=True)
-        return [_decoded(side, codes) for side, codes in sides]
 
     def turned(
         self,
@@ -270,7 +255,7 @@ class Operations:
         for tile in sequences.tiles(page_size, group, attention.window):
             n = tile.count
             pages = tile.pages[:, None, :]
-            k, v = (side.view(n, num_kv_heads, -1, head_dim) for side in self._numbers(kv, pages, head))
+            k, v = (side.view(n, num_kv_heads, -1, head_dim) for side in numbers_of(kv, self.stored, pages, head))
             scores = q[:n] @ k.transpose(-1, -2)
             if cap is not None:
                 scores = capped(scores, cap)
@@ -291,59 +276,9 @@ class Operations:
         out = (out / total).view(count, num_kv_heads, rows, repeat, head_dim)
         return out.permute(0, 2, 1, 3, 4).reshape(count * rows, num_kv_heads * repeat, head_dim)
 
-    def route(
-        self, x: torch.Tensor, router: DenseWeight, selection: torch.Tensor | None, experts: Experts
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Experts of each row: [N, chosen] ids and float32 weights; the most probable first, ties by id.
-
-        Softmax over all experts, or each one's sigmoid, then the largest (transformers' Qwen3MoeTopKRouter and
-        Lfm2MoeTopKRouter), with `selection` added for the choice.
-        """
-        bias = None if router.bias is None else router.bias.float()
-        logits = F.linear(x.float(), router.matrix.float(), bias)
-        chances = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
-        ids = torch.sort(
-            chances if selection is None else chances + selection, dim=-1, descending=True, stable=True
-        ).indices[:, : experts.chosen]
-        weights = chances.gather(-1, ids)
-        return ids, weights / weights.sum(-1, keepdim=True) if experts.normalized else weights
-
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         """Normalized hidden states [R, hidden] -> logits [R, vocab] float32."""
         return F.linear(x, weight.matrix).float()
-
-
-def _encoded(entries: torch.Tensor, codes: Codes) -> torch.Tensor:
-    """[..., D] float32 -> [..., width] uint8, as `Codes.encode`."""
-    entries = _rotated(entries)
-    top = entries.abs().amax(-1, keepdim=True)
-    most = torch.full_like(top, codes.max_code)  # PyTorch divides by a number in another way
-    found = (entries * torch.where(top == 0, 0.0, most / top)).round().to(torch.int8).view(torch.uint8)
-    if codes.bits == 4:
-        found = in_one_byte(*found.chunk(2, -1))
-    return torch.cat([found, (top / most).view(torch.uint8)], -1)
-
-
-def _decoded(stored: torch.Tensor, codes: Codes) -> torch.Tensor:
-    """[..., width] -> [..., D] float32, as `Codes.decode`."""
-    found, scales = stored.split([stored.shape[-1] - SCALE_BYTES, SCALE_BYTES], -1)
-    if codes.bits == 4:
-        found = torch.cat(two_of_byte(found), -1)
-    numbers = found.view(torch.int8).float() * scales.contiguous().view(torch.float32)
-    return _rotated(numbers) / rotated_together(numbers.shape[-1])
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(gate) * up; see `Activation` for gpt-oss's."""
-    if activation == "swiglu_oai":
-        gate = gate.clamp(max=7)
-        return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7, 7) + 1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
-
-
-def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """Scores or logits between -cap and cap."""
-    return torch.tanh(x / cap) * cap
 
 
 def _device_name(device: str) -> str:
@@ -351,30 +286,6 @@ def _device_name(device: str) -> str:
     kind = torch.device(device).type
     name = torch.cuda.get_device_name(device) if kind == "cuda" else kind
     return f"{name} {torch.get_float32_matmul_precision()}"
-
-
-def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor that shares the array's memory. Also for bfloat16, which torch.from_numpy does not accept."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """A numpy array from a tensor on any device, also for bfloat16."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def _rotated(numbers: torch.Tensor) -> torch.Tensor:
-    """`models.kv_formats.rotated`, with the same bits."""
-    block, half = rotated_together(numbers.shape[-1]), 1
-    while half < block:
-        first, second = numbers.unflatten(-1, (-1, 2, half)).unbind(-2)
-        numbers, half = torch.stack([first + second, first - second], -2).flatten(-3), 2 * half
-    return numbers
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,10 @@ from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
-from twostroke.backends.triton.linear import ACTIVATIONS, FEW_TOKENS, PADDING, GatedLinear, Linear, UnpackBuffer, place
+from twostroke.backends.triton.linear import ACTIVATIONS, PADDING, GatedLinear, Linear, UnpackBuffer, place
 from twostroke.backends.triton.packed import RepackedMatrix
 from twostroke.backends.triton.pass_plan import FEW_ROWS, MAX_PARTS, PassShape, keys_of, power_of_two
+from twostroke.backends.triton.tile_shapes import FEW_TOKENS
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places, layer_groups
 from twostroke.models.rope import Rope, amplitudes, frequencies

@@ -11,9 +11,10 @@ import torch
 from twostroke.backends.interface import Weights
 from twostroke.backends.triton.kernels import experts as kernels
 from twostroke.backends.triton.kernels import packed_experts as quantized
-from twostroke.backends.triton.linear import ACTIVATIONS, TileShape, bfloat16, packed_stages
+from twostroke.backends.triton.linear import ACTIVATIONS, bfloat16
 from twostroke.backends.triton.packed import PACKED_FORMATS, ROWS, RepackedMatrix, joined, pack
 from twostroke.backends.triton.pass_plan import power_of_two
+from twostroke.backends.triton.tile_shapes import TileShape, packed_stages
 from twostroke.models.config import Experts
 from twostroke.models.formats.tensor import RawTensor
 

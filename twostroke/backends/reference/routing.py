@@ -1,0 +1,25 @@
+"""Which experts a row has."""
+
+import torch
+import torch.nn.functional as F
+
+from twostroke.backends.reference.operations import DenseWeight
+from twostroke.models.config import Experts
+
+
+def route(
+    x: torch.Tensor, router: DenseWeight, selection: torch.Tensor | None, experts: Experts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts of each row: [N, chosen] ids and float32 weights; the most probable first, ties by id.
+
+    Softmax over all experts, or each one's sigmoid, then the largest (transformers' Qwen3MoeTopKRouter and
+    Lfm2MoeTopKRouter), with `selection` added for the choice.
+    """
+    bias = None if router.bias is None else router.bias.float()
+    logits = F.linear(x.float(), router.matrix.float(), bias)
+    chances = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
+    ids = torch.sort(
+        chances if selection is None else chances + selection, dim=-1, descending=True, stable=True
+    ).indices[:, : experts.chosen]
+    weights = chances.gather(-1, ids)
+    return ids, weights / weights.sum(-1, keepdim=True) if experts.normalized else weights

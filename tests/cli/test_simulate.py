@@ -79,6 +79,8 @@ def test_tables(run: Callable[..., Result]) -> None:
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--prefix-index", "tree"), "the prefix index must be one of"),
         (("llama-3-8b", "--on", "h100", "--rate", 1, "--weights", "int3"), "weights must be one of"),
         (("smollm2-135m", "--on", "here", "--rate", 1, "--kv-bits", 4), "16, 8 or 6 bits (K of 8 and V of 4), not 4"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--weights", ""), "weights must be one of"),
+        (("llama-3-8b", "--on", "h100", "--rate", 1, "--kv-bytes", "9999TiB"), "67,108,864 at most"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[object, ...], message: str, run: Callable[..., Result]) -> None:
@@ -100,6 +102,19 @@ def test_a_machine_must_be_named(run: Callable[..., Result]) -> None:
     assert (result.exit_code, "Missing option '--on'" in result.stderr) == (2, True)
 
 
+COUNTED = ("--requests", "--groups", "--workers", "--prefill-workers", "--decode-workers")
+
+
+@pytest.mark.parametrize("option", [*COUNTED, "--page-size", "--max-step-tokens", "--max-running"])
+def test_counts_that_nothing_could_hold(option: str, run: Callable[..., Result]) -> None:
+    """Refused before anything is made of them."""
+    for count in ("-1", "99999999999999999999") if option in COUNTED else ("-1", "0"):
+        result = run(*simulate("llama-3-8b", "--on", "h100", "--rate", 1, option, count))
+        told = " ".join(result.stderr.replace("│", " ").split())
+        assert (result.exit_code, f"Invalid value for '{option}'" in told) == (2, True)
+        assert any(words in told for words in ("or equal to 0", "or equal to 1", "at least 1")), told
+
+
 @pytest.mark.parametrize("option", ["--host-us", "--link-latency-ms", "--worker-down-s"])
 @pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
 def test_times_are_numbers_of_at_least_0(option: str, seconds: str, run: Callable[..., Result]) -> None:
@@ -109,13 +124,47 @@ def test_times_are_numbers_of_at_least_0(option: str, seconds: str, run: Callabl
 
 def test_what_was_simulated_is_told(run: Callable[..., Result], trace: Path) -> None:
     """Model, formats, machine, lengths, and arrivals."""
-    found = run(
-        *simulate("llama-3-8b", "--on", "h100", "--weights", "int4", "--workers", 2, "--rate", 50, *SMALL)
-    ).output
-    assert "llama-3-8b (int4 weights, int8 products) on 2 x 1 x NVIDIA H100 SXM5 80 GB" in found
+
+    def told(*options: object) -> str:
+        return " ".join(run(*simulate("llama-3-8b", "--on", "h100", *options)).output.split())
+
+    found = told("--weights", "int4", "--kv-bits", 8, "--workers", 2, "--rate", 50, *SMALL)
+    machine = "NVIDIA H100 SXM5 80 GB"
+    assert f"llama-3-8b (int4 weights, int8 products, KV in 8 bits) on 2 workers of 1 x {machine}" in found
     assert "30 requests, 50 a second: 50-200 prompt and 5 answer tokens" in found
-    replayed = run(*simulate("llama-3-8b", "--on", "h100", "--trace", trace)).output
-    assert "6 requests, in 1 s, at the times of the trace: trace trace.jsonl" in replayed
+    assert "bandwidth" in found
+    lengths = "trace.jsonl: 1,300 prompt and 4 answer tokens on average"
+    assert f"6 requests, in 1.0 s, at the times of the trace: {lengths}" in told("--trace", trace)
+    assert f"in 2.5 s, at the times of the trace, stretched to 2 a second: {lengths}" in told(
+        "--trace", trace, "--rate", 2
+    )
+    assert f"6 requests, 2 at once: {lengths}" in told("--trace", trace, "--concurrency", 2)
+    drawn = ("--workload", "sharegpt", "--requests", 3, "--rate", 9, "--seed", 1)
+    assert "3 requests, 9 a second, in bursts (burstiness 0.5): lengths of sharegpt: " in told(
+        *drawn, "--burstiness", 0.5
+    )
+    assert "more evenly than random (burstiness 4)" in told(*drawn, "--burstiness", 4)
+
+
+TRACES = {
+    "conversation_trace.jsonl": '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}',
+    "AzureLLMInferenceTrace_conv.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,4",
+    "AzureLLMInferenceTrace_code_1week.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:02+00:00,76,5",
+    "BurstGPT_1.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,472,8,480,API log",
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_public_traces_by_one_command(name: str, tmp_path: Path, run: Callable[..., Result]) -> None:
+    """As they are published; a line that is none is named by its number."""
+    path = tmp_path / name
+    path.write_text(f"{TRACES[name]}\n")
+    command = simulate("llama-3-8b", "--on", "h100", "--trace", path)
+    assert "1 of 1 requests" in run(*command).output
+    path.write_text(f"{TRACES[name]}\n{TRACES[name].splitlines()[-1][:9]}\n")
+    failed = run(*command)
+    assert (failed.exit_code, len(failed.stderr.splitlines())) == (1, 1)
+    assert f"{name}, line {2 if name.endswith('jsonl') else 3}: " in failed.stderr
 
 
 def test_several_models(run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]) -> None:
@@ -128,7 +177,10 @@ def test_several_models(run: Callable[..., Result], run_json: Callable[..., dict
     assert facts["completed"] == large["completed"] + small["completed"] == 30
     assert small["ttft_s"]["p50"] < facts["ttft_s"]["p50"] < large["ttft_s"]["p50"]
     found = run(*asked, *also).output
-    assert "llama-3-8b (bf16 weights, bf16 products) on 2 x 1 x NVIDIA H100" in found
+    assert "llama-3-8b (bf16 weights, bf16 products, KV in 16 bits) on 2 workers of 1 x NVIDIA H100" in found
+    assert "over time, llama-3-70b alone" in found
+    apart = ("--prefill-workers", 1, "--decode-workers", 1, "--link-gbs", 50)
+    assert "workers of llama-3-70b: 1 that prefill, 1 that decode" in run(*asked, *apart, *also).output
     assert f"llama-3-70b: {large['completed']} requests, TTFT p99 " in found
     for wrong in ("llama-3-8b", "llama-3-8b,share=2", "llama-3-8b,share=0.2,color=red"):
         failed = run(*asked, "--also", wrong)

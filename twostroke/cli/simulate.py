@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, choice_settings, option, spread
+from twostroke.cli.options import JsonFlag, checked, choice_settings, option, spread
 from twostroke.cli.parsers import parse_size
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.cli.traffic import WEIGHTS_HELP, TrafficOptions, above_zero, zero_or_more
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from twostroke.study.traffic.requests import Traffic
 
 HERE = "here"
+MAX_WORKERS = 10_000  # each takes 0.6 MB
 ROUTERS = ("round-robin", "least-loaded", "kv-aware")
 Number = float | None
 
@@ -36,7 +37,8 @@ def _fleet(*names: str, **settings: Any) -> Any:
 
 def _declared(name: str) -> Any:
     """An option with the rule of the real engine's."""
-    return option(rules(LLMOptions)[name], panel="Engine")
+    rule = rules(LLMOptions)[name]
+    return option(rule, panel="Engine", **({} if rule.choices else {"callback": checked(rule)}))
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,11 @@ class EngineOptions:
 class FleetOptions:
     """Workers, their router and links, and faults."""
 
-    workers: Annotated[int | None, _fleet(min=1, help="Engines of both strokes.", show_default="1")] = None
-    prefill_workers: Annotated[int, _fleet(min=0, help="Engines that prefill only.")] = 0
-    decode_workers: Annotated[int, _fleet(min=0, help="Engines that decode only.")] = 0
+    workers: Annotated[
+        int | None, _fleet(min=1, max=MAX_WORKERS, help="Engines of both strokes.", show_default="1")
+    ] = None
+    prefill_workers: Annotated[int, _fleet(min=0, max=MAX_WORKERS, help="Engines that prefill only.")] = 0
+    decode_workers: Annotated[int, _fleet(min=0, max=MAX_WORKERS, help="Engines that decode only.")] = 0
     router: Annotated[str, _fleet(help="Which worker a request goes to.", **choice_settings(ROUTERS))] = "least-loaded"
     link_gbs: Annotated[
         Number, _fleet(callback=above_zero, help="GB/s of KV from a prefill to a decode worker.", show_default="none")
@@ -173,7 +177,7 @@ class OtherModel:
             found = cls(model, share, int(given.pop("workers", 1)), given.pop("on", ""), int(given.pop("tp", 0)))
         except (ValueError, KeyError):
             found, given = None, {"": ""}
-        if found is None or given or not 0 < found.share < 1 or found.workers < 1:
+        if found is None or given or not 0 < found.share < 1 or not 1 <= found.workers <= MAX_WORKERS or found.tp < 0:
             raise typer.BadParameter(f"{text!r}: write MODEL,share=0.3 with workers=, on= and tp= as wanted")
         return found
 
@@ -211,7 +215,8 @@ def simulate(
     fleets = {model: fleet_options.fleet(engine_options.setup(model))}
     for one in others:
         engine = replace(engine_options, on=one.on or engine_options.on, tp=one.tp or engine_options.tp)
-        fleets[one.model] = replace(fleet_options, workers=one.workers).fleet(engine.setup(one.model))
+        together = replace(fleet_options, workers=one.workers, prefill_workers=0, decode_workers=0)
+        fleets[one.model] = together.fleet(engine.setup(one.model))
     if len(fleets) <= len(others):
         raise typer.BadParameter("each model of a fleet is named once", param_hint="--also")
     shares = [1 - sum(one.share for one in others), *(one.share for one in others)]
@@ -290,7 +295,8 @@ def _of_fleet(model: str, fleet: "Fleet") -> dict[str, Any]:
     return {
         "model": model,
         "machine_title": "this machine" if known is None else known.machine.title,
-        "weights": "as stored" if known is None else known.weights.title(known.machine),
+        "weights": f"{fleet.setup.model.weights} weights" if known is None else known.weights.title(known.machine),
+        "kv_bits": fleet.setup.model.kv_bits,
         "devices": 1 if known is None else known.tp,
         "workers_in_all": fleet.size,
     }

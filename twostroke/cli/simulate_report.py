@@ -17,16 +17,17 @@ def print_report(facts: dict[str, Any]) -> None:
     for line in simulated(facts):
         console.print(line, style="bold", soft_wrap=True, markup=False)
     console.print(latency_table(facts, ",.2f"))
-    console.print(_over_time(facts["over_time"]))
+    fleets = facts["fleets"]
+    console.print(_over_time(facts["over_time"], "" if len(fleets) == 1 else f", {fleets[0]['model']} alone"))
     for line in remarks(facts):
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _over_time(rows: list[dict[str, Any]], most: int = 16) -> Any:
-    """A table of at most `most` rows, each the mean of neighbouring intervals."""
+def _over_time(rows: list[dict[str, Any]], of: str, most: int = 16) -> Any:
+    """A table of at most `most` rows, each the mean of neighbouring intervals. `of`: what its title says besides."""
     from rich.table import Table
 
-    table = Table(title="over time", box=None, header_style="bold", title_justify="left")
+    table = Table(title=f"over time{of}", box=None, header_style="bold", title_justify="left", padding=(0, 1, 0, 0))
     for name in (
         "from, s",
         "busy",
@@ -38,7 +39,7 @@ def _over_time(rows: list[dict[str, Any]], most: int = 16) -> Any:
         "prefill tok/s",
         "decode tok/s",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     some = -(-len(rows) // most) or 1
     for start in range(0, len(rows), some):
         group = rows[start : start + some]
@@ -58,20 +59,37 @@ def _over_time(rows: list[dict[str, Any]], most: int = 16) -> Any:
 def simulated(facts: dict[str, Any]) -> list[str]:
     """What was simulated: models, machines, lengths and arrivals."""
     lines = [
-        f"{one['model']} ({one['weights']}) on {one['workers_in_all']} x {one['devices']} x {one['machine_title']}"
+        f"{one['model']} ({one['weights']}, KV in {one['kv_bits']} bits) on "
+        f"{_count(one['workers_in_all'], 'worker')} of {one['devices']} x {one['machine_title']}"
         for one in facts["fleets"]
     ]
     work, come = facts["workload"], facts["arrivals"]
-    lengths = (
-        f"trace {work['trace']}" if "trace" in work else f"{work['inputs']} prompt and {work['outputs']} answer tokens"
-    )
+    lengths, named = f"{work.get('inputs')} prompt and {work.get('outputs')} answer tokens", work.get("inputs", "trace")
+    if named in ("trace", "sharegpt"):
+        mean = f"{work['mean_prompt']:,.0f} prompt and {work['mean_answer']:,.0f} answer tokens on average"
+        lengths = f"{work.get('trace', 'lengths of sharegpt')}: {mean}"
     shared = f", {work['prefix_tokens']} first ones shared in {work['groups']} groups" if work["prefix_tokens"] else ""
     when = {
-        "OpenLoop": lambda: f"{come['rate']:g} a second" + ("" if come["burstiness"] == 1 else ", in bursts"),
-        "Replay": lambda: f"in {come['seconds']:,.0f} s, at the times of the trace",
+        "OpenLoop": lambda: f"{come['rate']:g} a second" + _evenness(come["burstiness"]),
+        "Replay": lambda: f"in {come['seconds']:,.1f} s, at the times of {_trace(work)}",
         "ClosedLoop": lambda: f"{come['concurrency']} at once",
     }[come["loop"]]()
-    return [*lines, f"{work['requests']:,} requests, {when}: {lengths}{shared}"]
+    return [*lines, f"{_count(work['requests'], 'request')}, {when}: {lengths}{shared}"]
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _evenness(burstiness: float) -> str:
+    if burstiness == 1:
+        return ""
+    return f", {'in bursts' if burstiness < 1 else 'more evenly than random'} (burstiness {burstiness:g})"
+
+
+def _trace(work: dict[str, Any]) -> str:
+    rate = work["requests_per_second"]
+    return "the trace" if rate is None or not work["stretched"] else f"the trace, stretched to {rate:,.3g} a second"
 
 
 def remarks(facts: dict[str, Any]) -> list[str]:
@@ -108,8 +126,9 @@ def remarks(facts: dict[str, Any]) -> list[str]:
             f"{facts['moved_bytes'] / 1e9:,.2f} GB of KV moved at {facts['link']['rate'] / 1e9:g} GB/s"
         )
     )
+    of = f" of {facts['model']}" if len(facts["fleets"]) > 1 else ""
     lines.append(
-        f"workers: {fleet}; router {facts['router']}; each {engine['kv_pages']:,} pages of {engine['page_size']}, "
+        f"workers{of}: {fleet}; router {facts['router']}; each {engine['kv_pages']:,} pages of {engine['page_size']}, "
         f"steps of {engine['max_step_tokens']} tokens, {'a step in flight' if engine['in_flight'] else 'step by step'}"
     )
     if facts["deaths"] or facts["lost_transfers"]:

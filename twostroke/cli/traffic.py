@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WORKLOADS = choice_settings(("synthetic", "sharegpt"))
 REQUESTS = 100  # where nobody says how many
+MAX_REQUESTS = 10_000_000  # each is made beforehand
 WEIGHTS_HELP = (
     "bf16, fp8-w8a8, int8-w8a8, nvfp4-w4a4, int4-w4a8, int4-w4a16 or mxfp4-w4a16. "
     "W4A8 has 4 bits of weights and products in 8."
@@ -71,7 +72,10 @@ class TrafficOptions:
         None
     )
     requests: Annotated[
-        int | None, load_option(min=1, help="How many are measured.", show_default=f"{REQUESTS}, or all of a trace")
+        int | None,
+        load_option(
+            min=1, max=MAX_REQUESTS, help="How many are measured.", show_default=f"{REQUESTS}, or all of a trace"
+        ),
     ] = None
     workload: Annotated[str, _workload(help="sharegpt: lengths as in its conversations.", **WORKLOADS)] = "synthetic"
     trace: Annotated[
@@ -86,7 +90,9 @@ class TrafficOptions:
         Tokens, _workload(parser=parse_range, metavar="N|N-N", help="Answer lengths.", show_default="64")
     ] = None
     prefix_tokens: Annotated[int, _workload(min=0, help="How many first tokens the prompts of a group share.")] = 0
-    groups: Annotated[int, _workload(min=1, help="How many groups there are; each has its own prefix.")] = 1
+    groups: Annotated[
+        int, _workload(min=1, max=MAX_REQUESTS, help="How many groups there are; each has its own prefix.")
+    ] = 1
     seed: Annotated[
         int | None,
         _workload(min=0, help="Of prompts and arrivals. The same prompts again may be cached.", show_default="fresh"),
@@ -137,6 +143,7 @@ class TrafficOptions:
         lengths = {"inputs": self.input_tokens or 512, "outputs": self.output_tokens or 64}
         kind = {name: str(drawn or one) for name, one in lengths.items()}
         if self.trace is not None:
-            kind = {"trace": self.trace.name}
+            kind = {"trace": self.trace.name, "stretched": self.rate is not None}
+        means = {"mean_prompt": float(traffic.prompts.mean()), "mean_answer": float(traffic.outputs.mean())}
         shared = {"prefix_tokens": self.prefix_tokens, "groups": self.groups if self.prefix_tokens else 0}
-        return {"requests": len(traffic.arrivals)} | kind | shared
+        return {"requests": len(traffic.arrivals), "requests_per_second": traffic.rate} | kind | means | shared

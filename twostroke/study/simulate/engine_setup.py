@@ -28,6 +28,7 @@ from twostroke.study.simulate.simulated_model import PassObserver, SimulatedBack
 from twostroke.study.simulate.step_costs import HostInclusiveSeconds, StepCostModel
 
 ROLE = "main"
+MAX_PAGES = 1 << 26  # each takes some dozens of bytes here
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class EngineSetup:
             raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts, which are not there")
         if self.index not in INDEXES:
             raise InvalidRequest(f"the prefix index must be one of {', '.join(INDEXES)}, not {self.index!r}")
-        if self.pages < 1 or self.page_size < 1:
+        if not 1 <= self.pages <= MAX_PAGES or self.page_size < 1:
             raise InvalidRequest(
-                f"there must be room for at least one page of KV: {self.pages:,} pages of {self.page_size:,} entries"
+                f"there must be room for one page of KV, and for {MAX_PAGES:,} at most, not {self.pages:,} pages of "
+                f"{self.page_size:,} entries"
             )
 
     @cached_property

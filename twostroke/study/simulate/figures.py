@@ -157,7 +157,6 @@ class SimulationFigures:
             rows.append(
                 {
                     "at_s": i * width,
-                    "thrashing": "more than one preemption for ten requests",
                     "busy": one.busy_s / (workers * width),
                     "running": one.running_s / width,
                     "waiting": one.waiting_s / width,

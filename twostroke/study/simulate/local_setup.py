@@ -45,13 +45,20 @@ def measured_setup(
         prefix_index=index,
         max_step_tokens=limits.max_step_tokens,
     ) as llm:
-        return setup_of(llm, time_model(llm, seconds, progress), index, limits, kv_bits)
+        return setup_of(llm, time_model(llm, seconds, progress), index, limits, kv_bits, weights or "stored")
 
 
-def setup_of(llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConfig, kv_bits: int = 16) -> EngineSetup:
+def setup_of(
+    llm: LLM,
+    timed: LatencyModel,
+    index: str,
+    scheduler: SchedulerConfig,
+    kv_bits: int = 16,
+    weights: str = "stored",
+) -> EngineSetup:
     """The setup of an opened model that was timed."""
     return EngineSetup(
-        model=spec_of_config(llm.name, llm.config).with_kv_bits(kv_bits),
+        model=spec_of_config(llm.name, llm.config, weights=weights).with_kv_bits(kv_bits),
         costs=MeasuredCosts(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
         pages=llm.pool.num_pages,
         page_size=llm.pool.page_size,

@@ -47,7 +47,7 @@ def machine_setup(
     form = (
         stored_format(found.checkpoint)
         if stored and found.checkpoint
-        else weight_format(weights or found.model.weights)
+        else weight_format(found.model.weights if weights is None else weights)
     )
     roofline = Roofline(found.model.with_kv_bits(kv_bits), find_machine(on, efficiency), form, tp)
     return roofline_setup(

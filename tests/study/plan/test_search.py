@@ -94,6 +94,18 @@ def test_a_load_with_two_ways_out() -> None:
     assert low < facts["ways_out"]["same_devices"]["requests_per_second"] < high
 
 
+@pytest.mark.parametrize("rate", [10.0, 30.0])
+def test_no_fewer_workers_would_be_enough(rate: float) -> None:
+    """Arithmetic promises less than these cards keep: what it says first is not what is advised."""
+    search = searched(rate)
+    advice = search.advice()
+    assert advice.more is not None
+    workers = advice.more.plan.workers
+    assert workers > 1
+    assert search.load.enough(advice.more.plan, rate, 2)
+    assert not search.load.enough(replace(advice.more.plan, workers=workers - 1), rate, 2)
+
+
 def test_fewer_devices_where_they_are_enough() -> None:
     advice = searched(2.0, tp=4, machine="h100").advice()
     assert advice.asked.enough

@@ -6,7 +6,7 @@ Price: devices first, then how much a change asks (`Change.asks`). Watts and mon
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import ceil, log
+from math import ceil, floor, log
 
 from twostroke.study.plan.capacity import capacity, tuned
 from twostroke.study.plan.changes import (
@@ -178,16 +178,28 @@ class LoadSearch:
         try:
             for _ in range(tries):
                 counts = [(one, ceil(rate / self._promise(one))) for one in units if self._promise(one) > 0]
-                fleets = [self._fleet(one, max(above // one.plan.tp + 1, count)) for one, count in counts]
-                fleets = [one for one in fleets if one.plan.devices < below]
-                fleets += [apart for one in fleets for apart in self._apart(one)]
-                order = sorted(fleets, key=lambda one: (one.plan.devices, one.asks, self._rank(one)))
-                if (found := self._first_enough(order[:1])) is not None:
-                    return found
+                fleets = [(one, self._fleet(one, max(above // one.plan.tp + 1, count))) for one, count in counts]
+                fleets = [(one, fleet) for one, fleet in fleets if fleet.plan.devices < below]
+                fleets += [(one, apart) for one, fleet in fleets for apart in self._apart(fleet)]
+                order = sorted(fleets, key=lambda two: (two[1].plan.devices, two[1].asks, self._rank(two[1])))
+                if order and self._enough(order[0][1]):
+                    found = self._trimmed(*order[0], above)
+                    return WayOut(found, self.load.served(found.plan, TWICE))
                 self._true *= 0.8  # what was promised was not kept
             return None
         finally:
             self._true = promised
+
+    def _trimmed(self, unit: PlanCandidate, found: PlanCandidate, above: int) -> PlanCandidate:
+        """With as few workers as are enough, to a thirtieth: less may have been promised than is kept."""
+        low = max(above // unit.plan.tp, floor((self.load.rate or 0.0) / self.load.highest(unit.plan)))  # not enough
+        while not found.plan.prefill_workers and found.plan.workers - low > 1 + low // 30:
+            one = self._fleet(unit, (low + found.plan.workers) // 2)
+            if self._enough(one):
+                found = one
+            else:
+                low = one.plan.workers
+        return found
 
     def _apart(self, one: PlanCandidate) -> Iterator[PlanCandidate]:
         """Its workers, each with one stroke, where that promises more (DistServe, Zhong et al. 2024, 2401.09670)."""
@@ -203,11 +215,12 @@ class LoadSearch:
             yield PlanCandidate(best, (*one.changes, Change(name, "a link between them", NOTHING)))
 
     def _first_enough(self, order: list[PlanCandidate]) -> WayOut | None:
-        for one in order[:TRIES]:
-            self._tried.append(one)
-            if self.load.enough(one.plan, self.load.rate, TWICE):
-                return WayOut(one, self.load.served(one.plan, TWICE))
-        return None
+        found = next((one for one in order[:TRIES] if self._enough(one)), None)
+        return None if found is None else WayOut(found, self.load.served(found.plan, TWICE))
+
+    def _enough(self, one: PlanCandidate) -> bool:
+        self._tried.append(one)
+        return self.load.enough(one.plan, self.load.rate, TWICE)
 
     def _frontier(self) -> tuple[tuple[int, float, str], ...]:
         """Of all whose highest rate within the objectives was simulated."""

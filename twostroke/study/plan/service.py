@@ -170,7 +170,8 @@ class LoadSimulator:
         """The highest rate that a plan serves at all: what it serves if requests never lack."""
         if plan.memory.users < 1:
             return 0.0
-        return self._once((*_key(plan), "highest"), lambda: self._part(plan) * self._saturated(plan))
+        one, part = replace(plan, workers=plan.workers // self._part(plan)), self._part(plan)  # all alike, or together
+        return part * self._once((*_key(one), "highest"), lambda: self._saturated(one))
 
     def _saturated(self, plan: Plan) -> float:
         """Requests a second whose first token comes, or whose tokens are made, whichever is less: the first counts

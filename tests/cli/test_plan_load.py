@@ -93,6 +93,23 @@ def test_commands_that_run(run: Callable[..., Result], run_json: Callable[..., d
         assert run(*words).exit_code == 0
 
 
+def test_the_command_has_all_that_the_plan_has(
+    run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]
+) -> None:
+    """Technique, draft, share of guesses, efficiency and burstiness: what is simulated is what was planned."""
+    asked = ("--draft", "mtp", "--acceptance", "0.9", "--efficiency", "0.5", "--kv-bits", "8")
+    load = ("--rate", "2", "--burstiness", "0.5", "--output-tokens", "16", "--shared-prefix", "64")
+    method = ("--method", "speculative-mtp")
+    facts = run_json("plan", "qwen3.5-4b", "--on", "h100", *asked, *method, *load, "--max-tp", "1")
+    words = shlex.split(facts["load"]["commands"]["to simulate it"])
+    for option, value in zip((asked + method)[::2], (asked + method)[1::2], strict=True):
+        assert words[words.index(option) + 1] == value
+    assert words[words.index("--burstiness") + 1] == "0.5"
+    assert words[words.index("--input-tokens") + 1] == str(512 - 64)
+    words[words.index("--requests") + 1] = "3"
+    assert "answers by speculation by its own head, 90% of guesses stand" in run(*words[1:]).output
+
+
 @pytest.mark.parametrize("asked", [("--rate", "1"), ("--users", "3")])
 def test_what_has_no_room_serves_nobody(asked: tuple[str, ...], run_json: Callable[..., dict[str, Any]]) -> None:
     """Weights that exceed the memory leave no room for a sequence: memory binds, and only what makes room helps."""

@@ -122,7 +122,7 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
         if stored and checkpoint
         else weight_format(found.weights if weights is None else weights)
     )
-    known = techniques(found, companion_of(configuration.draft), configuration.acceptance)
+    known = techniques(found, companion_of(configuration.draft, found), configuration.acceptance)
     technique = choose_technique(known, configuration.method)
     shape, traffic = asked.shape(), asked.traffic()
     if traffic is not None:
@@ -167,35 +167,46 @@ def _commands(made: _Made) -> dict[str, str]:
 
 def _simulate(made: _Made, plan: "Plan") -> list[str]:
     """The command that simulates a plan under the load."""
-    asked, machine, load = made.asked, plan.machine, made.load
+    from twostroke.study.roofline.techniques import WITH_DRAFT
+
+    asked, chosen, machine, load = made.asked, made.configuration, plan.machine, made.load
     assert load is not None
-    drawn = asked.trace is None and asked.workload == "synthetic"
-    words = ["twostroke", "simulate", made.name, "--on", made.configuration.on or machine.name]
-    words += ["--tp", str(plan.tp)] if plan.tp > 1 else []
-    words += ["--weights", plan.weights.name] if plan.weights.name not in ("stored", plan.model.weights) else []
-    words += ["--kv-bits", str(plan.model.kv_bits)] if plan.model.kv_bits != 16 else []
-    words += ["--method", made.configuration.method] if made.configuration.method != "plain" else []
-    words += ["--max-step-tokens", str(plan.budget), "--max-running", str(plan.max_running)]
-    if plan.prefill_workers:
-        link = machine.link if machine.link is not None else machine.host or 0.0
-        words += ["--prefill-workers", str(plan.prefill_workers)]
-        words += ["--decode-workers", str(plan.workers - plan.prefill_workers)]
-        words += ["--link-gbs", f"{plan.tp * link * machine.link_share / 1e9:g}"]
-    elif plan.workers > 1:
-        words += ["--workers", str(plan.workers)]
-    users = load.traffic.concurrency
-    words += ["--rate", f"{load.rate:.4g}"] if load.rate is not None else ["--concurrency", str(users)]
-    if drawn:
-        own = asked.prompt_tokens - asked.shared_prefix
-        words += ["--input-tokens", str(own), "--output-tokens", str(asked.output_tokens)]
-        words += ["--prefix-tokens", str(asked.shared_prefix)] if asked.shared_prefix else []
-    else:
-        words += ["--workload", "sharegpt"] if asked.trace is None else ["--trace", str(asked.trace)]
-    if asked.trace is None:
-        words += ["--requests", "1000", "--seed", "1"]
-        words += ["--burstiness", f"{asked.burstiness:g}"] if asked.burstiness != 1 and load.rate is not None else []
-    for name, limit in (("ttft", asked.ttft_ms), ("itl", asked.itl_ms)):
-        words += [] if limit is None else [f"--slo-{name}-ms", f"{limit:g}"]
+    drawn, together = asked.trace is None and asked.workload == "synthetic", plan.workers - plan.prefill_workers
+    technique = next(name for name, one in made.limits.techniques.items() if one == plan.technique)
+    link = plan.tp * (machine.link or machine.host or 0.0) * machine.link_share / 1e9
+    rate = None if load.rate is None else float(f"{load.rate:.4g}")
+    options: dict[str, tuple[object, object]] = {  # and what goes without saying
+        "on": (chosen.on, None),
+        "tp": (plan.tp, 1),
+        "weights": (plan.weights.name, plan.model.weights),
+        "kv-bits": (plan.model.kv_bits, 16),
+        "efficiency": (chosen.efficiency, None),
+        "method": (technique, "plain"),
+        "draft": (chosen.draft if technique in WITH_DRAFT else None, None),
+        "acceptance": (chosen.acceptance if "speculative" in technique else None, None),
+        "max-step-tokens": (plan.budget, None),
+        "max-running": (plan.max_running, None),
+        "prefill-workers": (plan.prefill_workers, 0),
+        "decode-workers" if plan.prefill_workers else "workers": (together, 0 if plan.prefill_workers else 1),
+        "link-gbs": (link if plan.prefill_workers else None, None),
+        "rate": (rate, None),
+        "concurrency": (load.traffic.concurrency, None),
+        "input-tokens": (asked.prompt_tokens - asked.shared_prefix if drawn else None, None),
+        "output-tokens": (asked.output_tokens if drawn else None, None),
+        "prefix-tokens": (asked.shared_prefix, 0),
+        "workload": (asked.workload, "synthetic"),
+        "trace": (asked.trace, None),
+        "requests": (1000 if asked.trace is None else None, None),
+        "seed": (1 if asked.trace is None else None, None),
+        "burstiness": (asked.burstiness, 1.0),
+        "slo-ttft-ms": (asked.ttft_ms, None),
+        "slo-itl-ms": (asked.itl_ms, None),
+    }
+    words = ["twostroke", "simulate", made.name]
+    for name, (value, default) in options.items():
+        words += (
+            [] if value in (default, None) else [f"--{name}", f"{value:g}" if isinstance(value, float) else f"{value}"]
+        )
     return words
 
 

@@ -40,10 +40,13 @@ class ConfigurationOptions:
         str,
         typer.Option(
             help="How answers are made: plain, repeat, ptdo, drop, overfill, refresh, lookup, speculative-student; "
-            "with --draft also speculative-draft and compress."
+            "with --draft also speculative-draft and compress, with --draft mtp speculative-mtp."
         ),
     ] = "plain"
-    draft: Annotated[str | None, typer.Option(help="A smaller model with the same tokenizer, named as MODEL.")] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(help="A smaller model with the same tokenizer, named as MODEL; or mtp, the model's own head."),
+    ] = None
     acceptance: Annotated[
         float | None, typer.Option(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
     ] = None

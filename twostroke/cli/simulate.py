@@ -74,10 +74,13 @@ class EngineOptions:
         str,
         _engine(
             help="How answers are made: plain, repeat, ptdo, drop, overfill, refresh, speculative-student; with "
-            "--draft also speculative-draft and compress."
+            "--draft also speculative-draft and compress, with --draft mtp speculative-mtp."
         ),
     ] = "plain"
-    draft: Annotated[str | None, _engine(help="A smaller model with the same tokenizer, named as MODEL.")] = None
+    draft: Annotated[
+        str | None,
+        _engine(help="A smaller model with the same tokenizer, named as MODEL; or mtp, the model's own head."),
+    ] = None
     acceptance: Annotated[
         Number, _engine(help="Share of guesses that stand.", show_default="as measured, by kind of draft")
     ] = None

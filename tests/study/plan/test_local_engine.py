@@ -17,6 +17,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from tests.guesser import add_guesser
 from tests.tiny import FAMILIES, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -160,6 +161,15 @@ def test_each_technique_runs_in_the_memory_that_is_planned(
     """The printed options open the model, and three sequences run to their end without one preemption."""
     needs = ("--draft", draft) if method in ("speculative-draft", "compress") else ()
     run_as_planned(planned("--method", method, "--concurrency", 3, *needs)["engine"])
+
+
+def test_a_model_s_own_head_runs_in_the_memory_that_is_planned(
+    planned: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    model = add_guesser(write_model("qwen3_5", tmp_path / "model"))
+    engine = planned("--method", "speculative-mtp", "--draft", "mtp", "--concurrency", 3, model=model)["engine"]
+    assert options_of(engine["command"])["draft"] == "mtp"
+    run_as_planned(engine)
 
 
 def test_kv_of_8_bits_runs_in_the_memory_that_is_planned(planned: Callable[..., dict[str, Any]]) -> None:

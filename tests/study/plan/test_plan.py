@@ -120,6 +120,8 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "h100", "--concurrency", "0"], "at least 1 of concurrency, not 0"),
         (["llama-3-70b", "--on", "h100", "--method", "pdto"], "did you mean ptdo"),
         (["llama-3-70b", "--on", "h100", "--method", "compress"], "needs a draft: say --draft MODEL"),
+        (["llama-3-70b", "--on", "h100", "--draft", "mtp"], "llama-3-70b has no head of multi-token prediction"),
+        (["qwen3.5-9b", "--on", "h100", "--method", "speculative-mtp"], "needs a draft: say --draft mtp"),
         (["llama-3-70b", "--on", "h100", "--draft", "qwen2.5-0.5b"], "a draft needs the model's tokenizer"),
         (["llama-3-70b", "--on", "unlinked.toml", "--tp", "2"], "machine unlinked needs a positive link_gbs, not 0"),
         (["llama-3-70b", "--on", "silent.toml", "--tp", "2"], "machine silent has no link_us: tensor parallelism"),

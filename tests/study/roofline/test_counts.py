@@ -30,7 +30,8 @@ def test_parameters_are_the_published_ones(model: ModelSpec) -> None:
     # Published are rounded totals of these; all others are exact.
     rounded = {"gpt-3-175b": 1e8, "qwen3-next-80b-a3b": 1e9, "qwen3.5-0.8b": 1e8, "qwen3.5-4b": 1e7}
     rounded |= {"qwen3.5-9b": 1e9, "qwen3.5-27b": 1e8, "qwen3.5-35b-a3b": 1e8}
-    rounded |= {"mixtral-8x22b": 1e9, "deepseek-v3": 1e9, "kimi-k2": 1e11}
+    rounded |= {"mixtral-8x22b": 1e9, "deepseek-v3": 1e9, "kimi-k2": 1e11, "glm-4.7-flash": 1e9}
+    rounded |= {"gemma-4-12b": 1e8}  # with 46M of vision and audio
     assert abs(model.parameters - published) <= rounded.get(model.name, 0) / 2
     assert model.source
 
@@ -146,6 +147,35 @@ def test_a_config_is_enough(tiny_directory: Callable[[str], Path], tmp_path: Pat
         (directory / "config.json").write_text((tiny_directory(family) / "config.json").read_text())
         alone, whole = find_model(str(directory)).model, find_model(str(tiny_directory(family))).model
         assert (alone.layers, alone.parameters) == (whole.layers, whole.parameters)
+
+
+def test_layers_of_two_sizes_of_heads() -> None:
+    """Gemma 4 12B: 40 layers keep 1,024 entries of 8 heads; 8 have one head of 512 numbers, which each device holds."""
+    model = specifications()["gemma-4-12b"]
+    window, whole = 40 * 2 * 8 * 256 * 2, 8 * 2 * 512 * 2
+    assert model.kv_bytes(5000) == 1024 * window + 5000 * whole
+    assert (
+        Roofline(model, find_machine("h100"), FORMATS["bf16"], 8).held_bytes(5000) == 1024 * window + 8 * 5000 * whole
+    )
+    mlp = 3 * 3840 * 15360
+    own = {None: 3840 * (2 * 16 * 512 + 512), 1024: 3840 * (2 * 16 * 256 + 2 * 8 * 256)}
+    assert model.row_flops == 2 * (8 * own[None] + 40 * own[1024] + 48 * mlp)
+
+
+def test_a_head_of_multi_token_prediction() -> None:
+    """One layer with attention, behind a projection of two hidden states; embedding and head are the model's."""
+    model = specifications()["qwen3.5-27b"]
+    head, attention = model.guessing, 5120 * (3 * 24 * 256 + 2 * 4 * 256)
+    assert head.row_flops == 2 * (2 * 5120 * 5120 + attention + 3 * 5120 * 17408)
+    assert head.parameters == head.row_flops // 2 + 10752 + head.other
+    assert FORMATS["bf16"].total(head) == 2 * head.parameters
+    assert head.kv_bytes(1) == 2 * 4 * 256 * 2
+    with pytest.raises(InvalidRequest, match="leave out --draft mtp"):
+        _ = LLAMA.guessing
+    assert {name for name, one in specifications().items() if one.guesser} == {
+        *(f"qwen3.5-{size}" for size in ("0.8b", "4b", "9b", "27b", "35b-a3b")),
+        *("qwen3-next-80b-a3b", "deepseek-v3", "glm-4.7-flash"),
+    }
 
 
 def test_latent_attention_keeps_one_vector_an_entry() -> None:

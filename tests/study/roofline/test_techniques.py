@@ -7,7 +7,7 @@ import pytest
 from twostroke.models.cost import SequenceRows
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
 from twostroke.study.roofline.machines import SPREAD, find_machine, machines
-from twostroke.study.roofline.named_models import specifications
+from twostroke.study.roofline.named_models import companion_of, specifications
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.techniques import Companion, techniques
 from twostroke.study.roofline.weight_formats import FORMATS, SHORT_NAMES, weight_format
@@ -55,6 +55,24 @@ def test_speculation_by_hand() -> None:
     assert made.decode(1).seconds == pytest.approx(expected)
     assert made.memory.kv_per_user == LLAMA.kv_bytes(4352) + SMALL.kv_bytes(4352)
     assert made.prefill == plan(4).prefill
+
+
+def test_the_model_s_own_head_guesses() -> None:
+    """It has KV of its own and weights in the model's format; four steps of it, of which each reads the whole head."""
+    model, machine = specifications()["qwen3.5-27b"], find_machine("h100")
+    known = techniques(model, companion_of("mtp", model))
+    assert "speculative-draft" not in known
+    load = RequestProfile(4096, 256)
+    for name in ("bf16", "fp8-w8a8"):
+        form = FORMATS[name]
+        made = make_plan(model, machine, form, 1, load, known["speculative-mtp"])
+        plain = make_plan(model, machine, form, 1, load)
+        assert made.memory.weights == form.total(model) + form.total(model.guessing)
+        assert made.memory.kv_per_user == plain.memory.kv_per_user + model.guessing.kv_bytes(4352)
+        one, context = Roofline(model.guessing, machine, form).step([SequenceRows(1, made.context, 1)]), made.context
+        assert one.bytes > form.head * model.vocab * model.hidden
+        judged = made.roofline.step([SequenceRows(5, context, 5)])
+        assert made.decode(1).seconds == pytest.approx((judged + one * 4).seconds / ((1 - 0.7**5) / (1 - 0.7)))
 
 
 def test_refresh_by_hand() -> None:

@@ -66,6 +66,19 @@ def test_guesses_stand_as_often_as_is_said() -> None:
     assert steps[0.95] < 0.7 * steps[0.05]
 
 
+@pytest.mark.parametrize("model", ["qwen3.5-4b", "glm-4.7-flash"])
+def test_a_model_s_own_head_guesses(model: str) -> None:
+    """The engine's own program: hidden states go in, its KV has room, and most guesses of a good head stand."""
+    plain = machine_setup(model, "h200", weights="bf16")
+    made = {
+        share: machine_setup(model, "h200", weights="bf16", method="speculative-mtp", draft="mtp", acceptance=share)
+        for share in (0.05, 0.95)
+    }
+    assert made[0.95].pages < plain.pages
+    steps = {share: served(one, 3, 60).num_steps for share, one in made.items()}
+    assert steps[0.95] < 0.7 * steps[0.05]
+
+
 @pytest.mark.parametrize("model", ["llama-3-8b", "qwen3.5-4b"])
 def test_refreshed_entries_take_the_place_of_others(model: str) -> None:
     """Values are joined within a page, whose contents a simulation does not have."""

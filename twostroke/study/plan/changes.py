@@ -118,7 +118,7 @@ def _techniques(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
     if plan.technique == known.get("repeat"):
         wanted = {"ptdo": ("decodes from the last copy", CLOSE)}
     elif not plan.technique.method:
-        guesses = ("lookup", "speculative-draft", "speculative-student")
+        guesses = ("lookup", "speculative-mtp", "speculative-draft", "speculative-student")
         wanted = {name: (f"if {known[name].assumed}", SAME_ANSWERS) for name in guesses if name in known}
         wanted |= dict.fromkeys(("refresh", "overfill"), ("a student answers", OTHER_ANSWERS))
         if plan.workload.prompt > known["drop"].kept(plan.workload.prompt):

@@ -6,6 +6,7 @@ from math import prod
 from twostroke.backends.native import library
 from twostroke.backends.native.backend import unsupported
 from twostroke.backends.native.weights import FORMATS, PANEL, packed_bytes
+from twostroke.engine.options import GUESSER
 from twostroke.kv.geometry import Geometry
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import fitted, quantize
@@ -113,7 +114,7 @@ def serve_command(
     if plan.model.kv_bits < 16:
         command += ["--kv-dtype", plan.model.stored.name]
     if technique.role:
-        command += [f"--{technique.role}", companion if technique.role == "draft" and companion else "int4"]
+        command += ["--student", "int4"] if technique.role == "student" else ["--draft", companion or GUESSER]
     if plan.machine.kind == "gpu":
         command += ["--device", "cuda"]
     return [*command, "--itl-ms", "auto" if load.itl_ms is None else f"{max(load.itl_ms, 1):g}"]

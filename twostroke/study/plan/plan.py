@@ -121,7 +121,7 @@ class Plan:
         weights, held = self.weights.total(self.model), used.held(load.prompt, load.output)
         kv = roofline.held_bytes(held)
         if (companion := used.companion) is not None:
-            weights += companion.weights.total(companion.model)
+            weights += companion.total(self.weights)
             kv += companion.roofline(roofline).held_bytes(held) if used.own_kv else 0
         passing = max(0, roofline.held_bytes(max(used.entered(load.prompt), 1)) - kv)
         return PlannedMemory(weights, kv, passing, self.capacity - weights, self.model.snapshot_bytes)

@@ -75,6 +75,7 @@ class LayerKind:
         state: of a recurrent layer, in place of attention.
         latent: of MLA; it has one KV head, whose size is that of an entry, and `key_is_value`.
         inputs: numbers that it gets of each token (per-layer embeddings).
+        joined: whether its inputs are a projection of an embedding and a hidden state (multi-token prediction).
         other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
     """
 
@@ -94,6 +95,7 @@ class LayerKind:
     state: RecurrentMixer | None = None
     latent: LatentSizes | None = None
     inputs: int = 0
+    joined: bool = False
     other: int = 0
 
     @property
@@ -139,6 +141,8 @@ class LayerKind:
             found.append(WeightMatrix("heads of Q", "projections", q, self.heads * (nope + rope)))
             found.append(WeightMatrix("heads of K and V", "projections", kv, self.heads * (nope + v)))
         found.append(WeightMatrix("O", "projections", self.mixed, hidden))
+        if self.joined:
+            found.append(WeightMatrix("join", "projections", 2 * hidden, hidden))
         if self.experts > 1:
             found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
         if self.gated:

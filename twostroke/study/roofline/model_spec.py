@@ -33,6 +33,8 @@ class ModelSpec:
         published: number of parameters that its publisher states; None if unknown.
         config: the engine's description, if the engine knows the family.
         stored: how K and V are stored, one of `models.kv_formats.KV_FORMATS`, or what other engines have.
+        guesser: the layer of its head of multi-token prediction; None if its files have none.
+        lent: whether embedding and head are another model's, as such a head's are.
     """
 
     name: str
@@ -47,6 +49,16 @@ class ModelSpec:
     published: int | None = None
     config: ModelConfig | None = None
     stored: KVFormat = KV_FORMATS["bfloat16"]
+    guesser: LayerKind | None = None
+    lent: bool = False
+
+    @property
+    def guessing(self) -> "ModelSpec":
+        """Its head of multi-token prediction as a model: one layer. Raises InvalidRequest if there is none."""
+        if self.guesser is None:
+            raise InvalidRequest(f"{self.name} has no head of multi-token prediction: leave out --draft mtp")
+        layer = replace(self.guesser, count=1, joined=True)
+        return replace(self, name=f"{self.name}'s head", layers=(layer,), guesser=None, lent=True, config=None)
 
     def with_kv_bits(self, bits: int) -> "ModelSpec":
         """The model with KV in bfloat16, or in this engine's int8 or k8v4, with a scale for each entry and head.
@@ -83,7 +95,7 @@ class ModelSpec:
     @property
     def vocabulary_parameters(self) -> int:
         """Parameters of the embedding and the head, which are one matrix if tied."""
-        return self.vocab * self.hidden * (1 if self.tied else 2)
+        return 0 if self.lent else self.vocab * self.hidden * (1 if self.tied else 2)
 
     @cached_property
     def other_parameters(self) -> int:
@@ -100,13 +112,15 @@ class ModelSpec:
         matrices = sum(count * matrix.used * matrix.inputs * matrix.outputs for count, matrix in self.matrices())
         return matrices + self.head.parameters + self.hidden + self.other_parameters
 
-    def kv_bytes(self, entries: int) -> int:
+    def kv_bytes(self, entries: int, devices: int = 1) -> int:
         """Bytes of K and V of one sequence of `entries` entries; a layer with a window keeps its window alone.
 
-        All counts of KV memory are made here, and in `state_bytes`.
+        On so many `devices` together, which copy the heads of layers that have fewer. All counts of KV memory are made
+        here, and in `state_bytes`.
         """
         kept = ((kind, min(entries, kind.window or entries)) for kind in self.layers)
-        return sum(kind.count * kind.entry_bytes(self.stored) * count for kind, count in kept)
+        held = ((kind, count * max(1, devices // kind.kv_heads)) for kind, count in kept)
+        return sum(kind.count * kind.entry_bytes(self.stored) * count for kind, count in held)
 
     @cached_property
     def states(self) -> Counter[RecurrentMixer]:
@@ -191,8 +205,10 @@ def kv_format_of(bits: int) -> KVFormat:
     return KV_FORMATS[KV_BITS[bits]]
 
 
-def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: str = "bf16") -> ModelSpec:
-    """The sizes of a model that the engine can describe."""
+def spec_of_config(
+    name: str, config: ModelConfig, source: str = "", weights: str = "bf16", guesser: ModelConfig | None = None
+) -> ModelSpec:
+    """The sizes of a model that the engine can describe. `guesser` is its head of multi-token prediction."""
     table = config.token_inputs * (config.vocab_size * config.num_layers + 1)  # of per-layer embeddings, and a norm
     return ModelSpec(
         name=name,
@@ -205,4 +221,5 @@ def spec_of_config(name: str, config: ModelConfig, source: str = "", weights: st
         weights=weights,
         source=source,
         config=config,
+        guesser=None if guesser is None else layer_kinds(guesser)[0],
     )

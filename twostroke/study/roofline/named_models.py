@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from twostroke.engine.options import GUESSER
 from twostroke.errors import CheckpointError, UnknownModel, UnsupportedArchitecture
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ from twostroke.models.checkpoints.fetch import is_fetched, model_path
 from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
+from twostroke.models.families.tensor_names import guesser_of
 from twostroke.models.recurrent import GatedDeltaNet
 from twostroke.study.roofline.layer_kind import LatentSizes, LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
@@ -73,6 +75,7 @@ def specifications() -> Mapping[str, ModelSpec]:
 
 def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
     window, sliding = table.get("windows", (None, 0))
+    whole = dict(zip(("kv_heads", "head_dim", "entry_matrices", "other"), table.get("global", ()), strict=False))
     sizes: dict[str, Any] = {key: table[key] for key in ("heads", "intermediate")}
     given = ("kv_heads", "head_dim", "gated", "experts", "chosen", "shared", "key_is_value", "output_gate")
     sizes |= {key: table[key] for key in given if key in table}
@@ -82,14 +85,15 @@ def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
     recurrent = _recurrent(table)
     dense, wide = table.get("dense", (0, 0))
     others = sliding + dense + sum(kind.count for kind in recurrent)
+    sizes["other"] = table["other_layer"]
     kinds = [
-        LayerKind(count=count, window=seen, other=table["other_layer"], **sizes)
-        for count, seen in ((table["layers"] - others, None), (sliding, window))
+        LayerKind(count=count, window=seen, **(sizes | own))
+        for count, seen, own in ((table["layers"] - others, None, whole), (sliding, window, {}))
         if count
     ]
     if dense:
         mlp: dict[str, Any] = {"intermediate": wide, "experts": 1, "chosen": 1, "shared": 0}
-        kinds.append(LayerKind(count=dense, other=table["other_layer"], **(sizes | mlp)))
+        kinds.append(LayerKind(count=dense, **(sizes | mlp)))
     return ModelSpec(
         name=name,
         hidden=table["hidden"],
@@ -101,6 +105,7 @@ def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
         weights=table.get("weights", "bf16"),
         source=table["source"],
         published=table["parameters"],
+        guesser=kinds[0] if table.get("mtp") else None,
     )
 
 
@@ -130,14 +135,20 @@ def _of_path(path: Path) -> FoundModel:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> FoundModel:
-    model = spec_of_config(checkpoint.name, checkpoint.config, source=str(checkpoint.files[0]), weights="stored")
+    guesser = None if checkpoint.guesser is None else guesser_of(checkpoint.config)
+    model = spec_of_config(checkpoint.name, checkpoint.config, str(checkpoint.files[0]), "stored", guesser)
     return FoundModel(model, checkpoint)
 
 
-def companion_of(name: str | None) -> Companion | None:
-    """A draft in the format that it is stored or published in; None for None. Raises InvalidRequest, UnknownModel."""
+def companion_of(name: str | None, model: ModelSpec) -> Companion | None:
+    """A draft in the format that it is stored or published in, or "mtp", the model's own head; None for None.
+
+    Raises InvalidRequest, UnknownModel.
+    """
     if name is None:
         return None
+    if name == GUESSER:
+        return Companion(model.guessing)
     found = find_model(name)
     stored = found.checkpoint
     return Companion(found.model, weight_format(found.model.weights) if stored is None else stored_format(stored))

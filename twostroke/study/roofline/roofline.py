@@ -137,13 +137,13 @@ class Roofline:
         return RooflinePart(name, flops, read, compute, read / (machine.bandwidth * machine.memory_share))
 
     @property
-    def kv_copies(self) -> int:
-        """How often each KV entry is held: KV heads are copied if there are fewer than devices."""
-        return max(1, self.tp // min(kind.kv_heads for kind in self.model.layers))
+    def kv_copies(self) -> float:
+        """How often a KV entry is held, on average over layers: KV heads are copied if there are fewer than devices."""
+        return self.model.kv_bytes(1, self.tp) / self.model.kv_bytes(1)
 
     def held_bytes(self, entries: int) -> int:
         """Bytes of all devices together that a running sequence of `entries` entries holds. States are divided."""
-        return self.model.kv_bytes(entries) * self.kv_copies + self.model.state_bytes(entries)
+        return self.model.kv_bytes(entries, self.tp) + self.model.state_bytes(entries)
 
     def all_reduce_bytes(self, rows: int) -> float:
         """Bytes that each device sends in one ring all-reduce of [rows, hidden] bf16: 2 (n - 1) / n of them."""

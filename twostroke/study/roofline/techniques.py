@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+from twostroke.engine.options import GUESSER
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
 from twostroke.study.roofline.model_spec import ModelSpec
@@ -18,23 +19,30 @@ from twostroke.study.roofline.weight_formats import FORMATS, WeightFormat
 
 STUDENT = FORMATS["int4-w4a8"]  # the engine's `--student int4`
 # Shares of guesses that stand, from docs/results/speculation.md: lookup where answers repeat their prompt, a draft of a
-# third of the size on open questions, a model's own int4 copy.
-ACCEPTED = {"lookup": 0.6, "draft": 0.5, "student": 0.9}
+# third of the size on open questions, a model's own int4 copy. Of heads of multi-token prediction others published 0.65
+# of mixed texts (github.com/tenstorrent/vllm/issues/442), 0.77 (2.8 tokens of three guesses,
+# github.com/kyuz0/amd-strix-halo-vllm-toolboxes/issues/53) and 0.76 to 0.83 (github.com/vllm-project/vllm/pull/48892).
+ACCEPTED = {"lookup": 0.6, "draft": 0.5, "student": 0.9, GUESSER: 0.7}
 SEGMENT = 100  # tokens that compression judges at once
-WITH_DRAFT = ("speculative-draft", "compress")
+WITH_DRAFT = {"speculative-draft": "MODEL", "compress": "MODEL", "speculative-mtp": GUESSER}
 PADDING = 1024  # rows by which vocabularies of one tokenizer may differ: 151,936 and 152,064 in Qwen2.5
 
 
 @dataclass(frozen=True)
 class Companion:
-    """A smaller model beside the engine's own, and the format of its weights."""
+    """A smaller model beside the engine's own, and the format of its weights; None for that of the engine's own."""
 
     model: ModelSpec
-    weights: WeightFormat
+    weights: WeightFormat | None = None
 
     def roofline(self, beside: Roofline) -> Roofline:
         """Its roofline on the same devices, or on one of them if its heads cannot be divided."""
-        return Roofline(self.model, beside.machine, self.weights, beside.tp if self.model.divides(beside.tp) else 1)
+        tp = beside.tp if self.model.divides(beside.tp) else 1
+        return Roofline(self.model, beside.machine, self.weights or beside.weights, tp)
+
+    def total(self, beside: WeightFormat) -> int:
+        """Bytes of its weights beside a model in that format."""
+        return (self.weights or beside).total(self.model)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Technique:
     Attributes:
         name: for people.
         method: the field `method` of a request to this engine; empty for the plain one.
-        role: the companion's role, "student" or "draft", and the companion.
+        role: the companion's role, "student", "draft" or "mtp" (the model's own head), and the companion.
         assumed: what the prediction rests on besides the machine's fractions.
     """
 
@@ -158,7 +166,7 @@ class SpeculatedDecode(Technique):
 
     @property
     def own_kv(self) -> bool:
-        return self.role == "draft"
+        return self.role in ("draft", GUESSER)
 
     def decode(self, roofline: Roofline, context: int, batch: int) -> StepTime:
         count = self.guesses + 1
@@ -199,7 +207,7 @@ def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float
 
     Args:
         model: the engine's own model.
-        draft: a smaller model with the same tokenizer, if there is one.
+        draft: a smaller model with the same tokenizer, or the model's own head, if there is one.
         accepted: the share of guesses that stand, in place of `ACCEPTED`.
 
     Raises InvalidRequest for a share that is none, and for a draft whose tokens are others.
@@ -212,6 +220,7 @@ def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float
     if accepted is not None and not 0 <= accepted < 1:
         raise InvalidRequest(f"the share of guesses that stand must be from 0 to below 1, not {accepted:g}")
     student = Companion(model, STUDENT)
+    head, draft = (draft, None) if draft is not None and draft.model.lent else (None, draft)
     found: dict[str, Technique] = {
         "plain": PLAIN,
         "repeat": RepeatedPrompt("prompt repetition, all kept", {"name": "repeat", "keep": "all"}),
@@ -226,11 +235,11 @@ def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float
             every=64,
         ),
     }
-    for source, companion in (("lookup", None), ("student", student), ("draft", draft)):
-        if source == "draft" and companion is None:
+    for source, companion in (("lookup", None), ("student", student), ("draft", draft), (GUESSER, head)):
+        if source in ("draft", GUESSER) and companion is None:
             continue
         share = ACCEPTED[source] if accepted is None else accepted
-        words = {"lookup": "prompt lookup", "student": "its int4 student"}.get(source, "")
+        words = {"lookup": "prompt lookup", "student": "its int4 student", GUESSER: "its own head"}.get(source, "")
         found["lookup" if source == "lookup" else f"speculative-{source}"] = SpeculatedDecode(
             f"speculation by {words or (draft.model.name if draft else '')}",
             {"name": "speculative", "draft": source, "guesses": 4},
@@ -252,7 +261,7 @@ def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float
 def choose_technique(known: Mapping[str, Technique], method: str) -> Technique:
     """The technique of that name. Raises InvalidRequest."""
     if method in WITH_DRAFT and method not in known:
-        raise InvalidRequest(f"the method {method} needs a draft: say --draft MODEL")
+        raise InvalidRequest(f"the method {method} needs a draft: say --draft {WITH_DRAFT[method]}")
     if method not in known:
         hint = did_you_mean(method, known)
         raise InvalidRequest(f"there is no plan for the method {method!r}: {hint}there is one for {', '.join(known)}")

@@ -58,7 +58,7 @@ class WeightFormat:
         """Bytes of all weights. Norms, biases and other vectors are counted with 2 bytes."""
         layers = sum(count * matrix.parameters * self.matrix(matrix) for count, matrix in model.matrices())
         table = model.vocab * model.hidden
-        outer = table * (self.head if model.tied else self.head + self.embedding)
+        outer = 0 if model.lent else table * (self.head if model.tied else self.head + self.embedding)
         return round(layers + outer + 2 * model.other_parameters)
 
 

@@ -24,7 +24,7 @@ from twostroke.study.roofline.techniques import PLAIN, SpeculatedDecode, Techniq
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.null_objects import NullPool, NullTokenizer
-from twostroke.study.simulate.simulated_model import PassObserver, SimulatedBackend, SimulatedModel
+from twostroke.study.simulate.simulated_model import HIDDEN, PassObserver, SimulatedBackend, SimulatedModel
 from twostroke.study.simulate.step_costs import HostInclusiveSeconds, StepCostModel
 
 ROLE = "main"
@@ -118,7 +118,7 @@ def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: Pa
             compiled=compiled,
             tokenizer=cast(Tokenizer, tokenizer),
             pool=pool,
-            index=None if kind is None else kind(pool, name),
+            index=None if kind is None or compiled.config.takes_hidden else kind(pool, name),
             cost=CostModel(compiled.config, {}, pool.entry_bytes),
         )
 
@@ -136,7 +136,7 @@ def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: Pa
 def config_of(model: ModelSpec) -> ModelConfig:
     """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it.
 
-    Where an entry is one vector (MLA), K and V are halves of it.
+    Where an entry is one vector (MLA), K and V are halves of it. Hidden states that a head takes have one number.
     """
     layers = tuple(
         Layer(
@@ -149,4 +149,6 @@ def config_of(model: ModelSpec) -> ModelConfig:
         for kind in model.layers
         for _ in range(kind.count)
     )
-    return ModelConfig(model.name, model.vocab, model.hidden, model.max_position, 1e-6, layers, model.tied)
+    width = HIDDEN if model.lent else model.hidden
+    sizes = (model.name, model.vocab, width, model.max_position, 1e-6, layers, model.tied)
+    return ModelConfig(*sizes, takes_hidden=model.lent)

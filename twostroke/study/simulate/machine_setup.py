@@ -42,7 +42,7 @@ def machine_setup(
         InvalidRequest, UnknownModel: unknown names; no room for KV.
     """
     found = find_model(name)
-    technique = choose_technique(techniques(found.model, companion_of(draft), acceptance), method)
+    technique = choose_technique(techniques(found.model, companion_of(draft, found.model), acceptance), method)
     stored = weights is None and found.checkpoint is not None
     form = (
         stored_format(found.checkpoint)
@@ -81,11 +81,11 @@ def roofline_setup(
     page = kv_geometry(model).page_bytes(page_size)
     if used is not None:
         companion_costs = RooflineCosts(used.roofline(roofline), host_s)
-        total += used.weights.total(used.model)
-        page += kv_geometry(used.model).page_bytes(page_size) if technique.role == "draft" else 0  # as many pages
+        total += used.total(roofline.weights)
+        page += kv_geometry(used.model).page_bytes(page_size) if technique.role != "student" else 0  # as many pages
     room = kv_bytes
     if room is None:
-        room = (int(roofline.tp * machine.usable_memory) - total) // roofline.kv_copies
+        room = int((int(roofline.tp * machine.usable_memory) - total) / roofline.kv_copies)
         if room < page // page_size:
             raise InvalidRequest(
                 f"the weights of {model.name} leave no room for KV: use more devices (--tp), smaller weights, or "

@@ -19,6 +19,7 @@ from twostroke.sampling.scores import TokenScore
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.step_costs import StepCost, StepCostModel
 
+HIDDEN = 1  # numbers of a hidden state, which are all 0
 PassObserver = Callable[
     [float, float, Sequence[SequenceRows], StepCost], None
 ]  # when a step begins and ends, its rows, what it takes
@@ -65,7 +66,7 @@ class NullLogits:
         return [TokenScore(id, -float(id % 97), 1) for id in ids]
 
     def hidden_states(self) -> np.ndarray:
-        raise NotImplementedError("a simulation has no hidden states")
+        return np.zeros((self._rows, HIDDEN), np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +140,8 @@ class SimulatedModel:
             clock.until(ended)
         if self._watch is not None:
             self._watch(began, ended, rows, taken)
-        return ForwardOutput(NullLogits(len(batch.wanted)), None)
+        states = None if batch.state_rows is None else np.zeros((1, len(batch.state_rows), HIDDEN), np.float32)
+        return ForwardOutput(NullLogits(len(batch.wanted)), None, states)
 
     def sample(self, rows: Sequence[Any], draws: Sequence[Any]) -> PendingTokens:
         self._clock.advance(self.costs.token_s * len(rows))

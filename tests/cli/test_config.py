@@ -127,7 +127,7 @@ def test_a_checked_configuration_is_a_file_of_options(
     shown = run("serve", "smollm2-135m", "--check-config", *options)
     assert shown.exit_code == 0
     assert "secret" not in shown.output
-    assert shown.stderr == "smollm2-135m would be served at 127.0.0.1:1\n"
+    assert shown.stderr == "smollm2-135m would be served at http://127.0.0.1:1\n"
     assert "kv-bytes = 2147483648  # TWOSTROKE_KV_BYTES\n" in shown.stdout
     assert f'kv-disk = "{Path.home()}/kv"  # option\n' in shown.stdout
     path = tmp_path / "options.toml"

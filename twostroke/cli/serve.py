@@ -36,18 +36,18 @@ def serve(
     from twostroke.backends.choose import follow_torchrun
     from twostroke.backends.ranks.processes import under_torchrun
     from twostroke.server.engine_process.launch import EngineProcess, launch_of
-    from twostroke.server.sockets import address_text, listen
 
     settings = settings_options.settings()
     model_options.validate()
     if check_config:
         load_method_modules(method_module)
         print_sources()
-        note(f"{model_options.model} would be served at {address_text(listening.host, listening.port)}")
+        listening.place.check()
+        note(f"{model_options.model} would be served at {listening.place.text()}")
         return
     if model_options.tp > 1:
         follow_torchrun()  # only rank 0 listens
-    sockets = listen(listening.host, listening.port)
+    listener = listening.place.open()
     alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
     process = None if alone else EngineProcess()  # first of all: it imports as much as this process does
     with requires_extra("serve", "serving"):
@@ -59,9 +59,9 @@ def serve(
         from twostroke.server.served_engine import LocalEngine
 
     end_at_signals()
-    url = f"http://{address_text(listening.host, sockets[0].getsockname()[1])}/v1"
+    url = f"{listener.url}/v1"
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
-    with LoadingResponder(sockets):
+    with LoadingResponder(listener.sockets, listener.tls):
         load_method_modules(method_module)
         spare = model_options.spare_bytes + SERVER_BYTES
         arguments = {"options": model_options, "steps": steps, "spare_bytes": spare, "kv_bytes": model_options.kv_bytes}
@@ -71,14 +71,16 @@ def serve(
         llm = engine.llm
         if listening.log_format == "text":
             configure("text")  # from here on: until now people read notes
-        server = make_server(engine, settings, listening.host, listening.port)
+        server = make_server(engine, settings, listener.host, listening.port, listener.tls)
         server.warm_up()
     where = f"process {os.getpid()}" + (f", its engine {process.pid}" if process else "")
     note(f"{llm!r} at {url} ({where}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
-    note(f"to chat, and to see the engine at work, open {url.removesuffix('v1')}")
+    if listener.host is not None:
+        note(f"to chat, and to see the engine at work, open {listener.url}/")
     notify("READY=1")
-    server.run(sockets)
+    server.run(listener.sockets)
+    listener.close()
     engine.stop()
     if alone:
         llm.close()  # what waits to be written to a tier is written, as by an engine's process

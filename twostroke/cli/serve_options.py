@@ -1,6 +1,7 @@
 """Options of `twostroke serve`: where it listens, how much runs at once, and how the server behaves."""
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from twostroke.cli.options import choice_settings, option, options_of
 from twostroke.cli.parsers import parse_host
 from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
+from twostroke.server.listener import Place
 from twostroke.server.settings import Settings
 
 PANEL = "Server"
@@ -18,6 +20,13 @@ LOG_FORMATS = ("text", "json")
 
 def _server(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel=PANEL, **settings)
+
+
+def parse_mode(text: str) -> str:
+    """Permissions of a file in octal digits, as chmod takes them."""
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise typer.BadParameter(f"{text!r} is not three octal digits, such as 660")
+    return text
 
 
 def parse_itl(text: str) -> float | str:
@@ -41,7 +50,24 @@ class ListeningOptions:
         str, _server(parser=parse_host, metavar="ADDRESS", help="Address to listen at; 0.0.0.0 for all.")
     ] = "127.0.0.1"
     port: Annotated[int, _server(min=0, max=65535, help="Port to listen at.")] = 8000
+    uds: Annotated[
+        str | None, _server(metavar="PATH", help="Listen at a unix socket of this path, and not at host and port.")
+    ] = None
+    uds_mode: Annotated[
+        str, _server(parser=parse_mode, metavar="MODE", help="Permissions of the unix socket; 660 lets a group in.")
+    ] = "600"
+    ssl_certfile: Annotated[
+        str | None, _server(metavar="FILE", help="Serve TLS with this certificate, in PEM form with those above it.")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, _server(metavar="FILE", help="Key of the certificate, where its file does not have it.")
+    ] = None
     log_format: Annotated[str, _server(help="Form of the log.", **choice_settings(LOG_FORMATS))] = "text"
+
+    @property
+    def place(self) -> Place:
+        """Where to listen."""
+        return Place(self.host, self.port, self.uds, int(self.uds_mode, 8), self.ssl_certfile, self.ssl_keyfile)
 
     def check(self) -> None:
         """Raise BadParameter for a format of the log that is not known."""
@@ -91,6 +117,7 @@ class SettingsOptions(
             "grace_s": {"names": ("--grace",)},
             "header_timeout_s": {"names": ("--header-timeout",)},
             "body_timeout_s": {"names": ("--body-timeout",)},
+            "write_timeout_s": {"names": ("--write-timeout",)},
             "keep_alive_s": {"names": ("--keep-alive",)},
         },
     )

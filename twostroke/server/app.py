@@ -37,7 +37,7 @@ from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
 from twostroke.server.openai.routes import embeddings, generate, models, ranking, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
-from twostroke.server.page import attention, explanation
+from twostroke.server.page import api_docs, attention, explanation
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
 from twostroke.server.served_engine import LocalEngine, ServedEngine
@@ -65,6 +65,7 @@ ROUTES = (
     page,
     attention,
     explanation,
+    api_docs,
 )
 DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {
@@ -119,7 +120,7 @@ def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host
 
 def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     """The routes over an engine, and what becomes of their errors; without what is around every call."""
-    app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
+    app = FastAPI(title="Twostroke", version=version("twostroke"), docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.engine = engine
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
     most = engine.settings.max_context_bytes

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 from dataclasses import replace
@@ -92,16 +93,21 @@ def _context_bytes(memory: MemoryBudget, asked: int | None) -> int:
     return chosen
 
 
-def make_server(model: LLM | ServedEngine, settings: Settings, host: str, port: int) -> HttpServer:
-    """A server for one model; `run` serves until a signal, at the host and port or at the sockets that it is given."""
+def make_server(
+    model: LLM | ServedEngine, settings: Settings, host: str | None, port: int, tls: ssl.SSLContext | None = None
+) -> HttpServer:
+    """A server for one model; `run` serves until a signal, at the host and port or at the sockets that it is given.
+
+    `host` is None for a unix socket. What browsers may send is checked where they can: at hosts.
+    """
     memory = (model if isinstance(model, LLM) else model.llm).memory
     settings = replace(settings, max_context_bytes=_context_bytes(memory, settings.max_context_bytes))
     app = create_app(model, settings, host)
     config = uvicorn.Config(
         app,
-        host,
+        host or "",
         port,
-        http=protocol_class(settings.header_timeout_s),
+        http=protocol_class(settings.header_timeout_s, settings.write_timeout_s),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -109,4 +115,6 @@ def make_server(model: LLM | ServedEngine, settings: Settings, host: str, port: 
         timeout_keep_alive=settings.keep_alive_s,  # pyright: ignore[reportArgumentType] (seconds of a timer)
         timeout_graceful_shutdown=int(settings.grace_s) + CLOSE_S,
     )
+    config.load()  # which would make a context of its own
+    config.ssl = tls
     return HttpServer(config, app, settings)

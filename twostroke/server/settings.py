@@ -79,6 +79,9 @@ class Settings(Checked):
     body_timeout_s: float = number(
         20.0, above=0, help="Seconds to send a body in, and 1 s more for each 16 KiB that have come; then 408."
     )
+    write_timeout_s: float = number(
+        60.0, above=0, help="Seconds in which a client must take some of what waits for it; then its call ends."
+    )
     keep_alive_s: float = number(30.0, above=0, help="Seconds that a connection may be idle between requests.")
 
     def __post_init__(self) -> None:

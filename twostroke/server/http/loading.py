@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,8 +17,8 @@ CONNECTION_TIMEOUT_S = 5  # seconds that a call may take
 class LoadingResponder:
     """Answers at listening sockets, in a thread, while it is open. It leaves the sockets open for the server."""
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self._sockets = [sock.dup() for sock in sockets]
+    def __init__(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        self._sockets, self._tls = [sock.dup() for sock in sockets], tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="loading page", daemon=True)
 
@@ -31,7 +32,8 @@ class LoadingResponder:
 
     def _run(self) -> None:
         loop = self._loop
-        servers = [loop.run_until_complete(asyncio.start_server(_answer, sock=sock)) for sock in self._sockets]
+        started = (asyncio.start_server(_answer, sock=sock, ssl=self._tls) for sock in self._sockets)
+        servers = [loop.run_until_complete(one) for one in started]
         loop.run_forever()
         for server in servers:
             server.close()
@@ -64,7 +66,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             head = await reader.readuntil(b"\r\n\r\n")
             writer.write(_response(head))
             await writer.drain()
-            writer.write_eof()
+            if writer.can_write_eof():  # not with TLS
+                writer.write_eof()
             while await reader.read(1 << 16):  # closed with bytes unread, a connection loses the answer
                 pass
     writer.close()

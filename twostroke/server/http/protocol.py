@@ -1,7 +1,8 @@
 """HTTP/1.1 connections that do not wait for ever: a client must send the headers of a request in time.
 
 uvicorn limits how long a connection may be idle behind a response, and nothing else: it waits without limit for the
-first request, and for the rest of headers that have begun. Bodies are the middleware's to limit.
+first request, and for the rest of headers that have begun. Bodies are the middleware's to limit, and clients that do
+not read are `write_deadline`'s.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twostroke.server.errors import ApiError
 from twostroke.server.http.raw_response import raw_response
+from twostroke.server.http.write_deadline import WriteDeadline
 
 if TYPE_CHECKING:
     Base = H11Protocol
@@ -65,9 +67,10 @@ class _HeaderDeadline(Base):
         self.transport.close()
 
 
-def protocol_class(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, the quicker one if its parser is installed, with the time limit."""
+def protocol_class(header_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, the quicker one if its parser is installed, with the time limits."""
     kind: Any = H11Protocol
     with contextlib.suppress(ImportError):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as kind
-    return type("InTime", (_HeaderDeadline, kind), {"header_timeout_s": header_timeout_s})
+    limits = {"header_timeout_s": header_timeout_s, "write_timeout_s": write_timeout_s}
+    return type("InTime", (_HeaderDeadline, WriteDeadline, kind), limits)

@@ -31,6 +31,9 @@ class HostThread:
         with self._theirs:
             self._host.serve()
 
+    def kill(self) -> None:
+        raise AssertionError("a thread cannot be killed")
+
     def end(self, patience_s: float) -> str:
         self.pipe.close()
         self._thread.join(patience_s)
@@ -47,7 +50,7 @@ def open_llm(**options: Any) -> LLM:
     return LLM(**options)
 
 
-def in_a_process(model: str, *methods: str, **options: Any) -> RemoteEngine:
+def in_a_process(model: str, *methods: str, watchdog_s: float = 0.0, **options: Any) -> RemoteEngine:
     """An engine in a process of its own."""
     arguments = {"model": model, "kv_bytes": 16 << 20, "threads": 1, **options}
-    return RemoteEngine(launch_of(OpenOptions(open_llm, arguments, methods=methods)))
+    return RemoteEngine(launch_of(OpenOptions(open_llm, arguments, methods=methods)), watchdog_s)

@@ -67,7 +67,8 @@ def serve(
         arguments = {"options": model_options, "steps": steps, "spare_bytes": spare, "kv_bytes": model_options.kv_bytes}
         one_pool = model_options.draft is None
         options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format, one_pool)
-        engine = RemoteEngine(launch_of(options, process)) if process else LocalEngine(open_served(**arguments))
+        launch, patience_s = launch_of(options, process), settings.watchdog_timeout_s
+        engine = RemoteEngine(launch, patience_s) if process else LocalEngine(open_served(**arguments))
         llm = engine.llm
         if listening.log_format == "text":
             configure("text")  # from here on: until now people read notes

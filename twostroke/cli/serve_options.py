@@ -114,6 +114,7 @@ class SettingsOptions(
             "strict_fields": {"names": ("--strict-fields/--no-strict-fields",)},
             "drain_delay_s": {"names": ("--drain-delay",)},
             "step_timeout_s": {"names": ("--step-timeout",)},
+            "watchdog_timeout_s": {"names": ("--watchdog-timeout",)},
             "grace_s": {"names": ("--grace",)},
             "header_timeout_s": {"names": ("--header-timeout",)},
             "body_timeout_s": {"names": ("--body-timeout",)},

@@ -64,6 +64,12 @@ class Settings(Checked):
         0.0, least=0, help="Seconds after SIGTERM in which calls are still taken, while /health/ready says 503."
     )
     step_timeout_s: float = number(60.0, above=0, help="Seconds that a step may take until /health/ready says 503.")
+    watchdog_timeout_s: float = number(
+        300.0,
+        least=0,
+        help="Seconds without a step after which the engine's process counts as hung: it is killed, and the next one "
+        "goes on; 0 for no limit.",
+    )
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
     max_stored_bytes: int = size(64 << 20, help="Most bytes that kept responses take, as JSON.")

@@ -9,5 +9,6 @@ launch.py       starting it, and why it ended
 link.py         the server's connection to one process
 remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it
 in_flight.py    the server's record of each request, and what becomes of it when the process dies
+watchdog.py     whether it hangs
 step_note.py    which requests the step under way computes, in memory that outlives the process
 """

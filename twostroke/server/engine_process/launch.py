@@ -39,6 +39,10 @@ class Launched(Protocol):
     note: StepNote
     pid: int
 
+    def kill(self) -> None:
+        """End it at once, which who reads from it will see."""
+        ...
+
     def end(self, patience_s: float) -> str:
         """Wait until it has ended, and end it then. Returns how it ended, in words."""
         ...
@@ -74,6 +78,9 @@ class EngineProcess:
         """Let it open its model."""
         with suppress(OSError):  # it has ended already, which whoever reads will see
             self.pipe.send_bytes(pickle.dumps(options))
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def end(self, patience_s: float) -> str:
         with suppress(subprocess.TimeoutExpired):

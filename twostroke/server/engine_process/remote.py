@@ -17,6 +17,7 @@ from twostroke.server.engine_process.in_flight import InFlight, Roster
 from twostroke.server.engine_process.launch import STOP_S, Launch
 from twostroke.server.engine_process.link import END_S, ProcessLink
 from twostroke.server.engine_process.messages import Ask, AskReply, Beat, Cancel, Failed, News, Stop
+from twostroke.server.engine_process.watchdog import Watchdog
 from twostroke.server.served_engine import OnStep, Publish
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,13 @@ class RemoteEngine:
     A process that dies again and again without a step is not started any more: then `failure` says why.
     """
 
-    def __init__(self, launch: Launch) -> None:
-        """Start the process and open the model. Raises what `LLM` raises."""
+    def __init__(self, launch: Launch, watchdog_s: float = 0.0) -> None:
+        """Start the process and open the model. Raises what `LLM` raises.
+
+        Args:
+            launch: starts a process.
+            watchdog_s: seconds without a step after which a process hangs, and is killed; 0 for no limit.
+        """
         self._launch, self._generation = launch, 0
         self._link: ProcessLink | None = ProcessLink(launch(0), 0)
         self.llm = self._link.llm
@@ -46,6 +52,7 @@ class RemoteEngine:
         self._stopped = threading.Event()
         self._beat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine reader", daemon=True)
+        self._watchdog = Watchdog(watchdog_s)
 
     # For any thread ---------------------------------------------------------------------------------------------
 
@@ -71,6 +78,7 @@ class RemoteEngine:
         assert self._link is not None
         self._link.start(self._unsendable)
         self._thread.start()
+        threading.Thread(target=self._watch, name="engine watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -154,6 +162,17 @@ class RemoteEngine:
         self._publish([one.ended(self._reason) for one in left])
         for _, result in asks:
             _settle(result, None, self._reason)
+
+    def _watch(self) -> None:
+        """Kill a process that hangs, in a step or at its end."""
+        dog = self._watchdog
+        while not self._stopped.wait(dog.look_s) and self._thread.is_alive():
+            if (link := self._link) is not None and dog.hangs(link.process.pid, self.step_age_s):
+                log.error("the engine's process %d made no step for %g s: it is killed", link.process.pid, dog.limit_s)
+                link.process.kill()
+        self._thread.join(STOP_S)
+        if self._thread.is_alive() and (link := self._link) is not None:
+            link.process.kill()
 
     def _read(self, link: ProcessLink) -> Exception | None:
         """Take messages until the connection ends. Returns why it did, if the process has said so."""

@@ -172,5 +172,6 @@ class HereOptions:
             (verified, "--verify", self.verify),
             (measured, "--verify or --measure", self.verify or self.measure),
         ):
-            if not wanted and (named := [name for name, value in options.items() if value not in (None, False)]):
+            named = [name for name, value in options.items() if value is not None and value is not False]
+            if named and not wanted:
                 raise InvalidRequest(f"{named[0]} belongs to {of}: leave it out")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 560, 340
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 46  # margins of the plot
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 48, 46  # margins of the plot
 LEGEND_ROW, CHARACTER = 16, 6.3  # height of a row of the legend, mean width of a character
 TICK_GAP = 8  # between the labels of two ticks, at least
 MIN_SPAN = 4  # smallest ratio of the ends of a logarithmic axis
@@ -111,7 +111,7 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], width: in
         return LEFT + (width - LEFT - RIGHT) * across, foot - (foot - top) * up
 
     parts = [*legend, _text((LEFT + width - RIGHT) / 2, HEIGHT - 8, x.heading, "middle", soft=True)]
-    parts.append(_text(4, top - 8, y.heading, "start", soft=True))
+    parts.append(_text(4, top - 16, y.heading, "start", soft=True))
     free = 0.0  # where the label before ends: one that would overlap it is left out
     for tick in x.ticks(ends_x):
         across, _ = at((tick, ends_y[1]))

@@ -172,6 +172,14 @@ FAINT = """() => {
 }"""
 
 
+# Labels of a plot that overlap.
+OVERLAPS = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll("text")].map((one) => [one.textContent, one.getBoundingClientRect()]);
+  return texts.flatMap(([text, a], i) => texts.slice(i + 1).filter(([, b]) =>
+    a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom).map(([other]) => [text, other]));
+})"""
+
+
 @pytest.mark.parametrize(("load", "plots"), [((), 4), (("--tp", "4", "--rate", "1", "--output-tokens", "16"), 6)])
 def test_in_a_browser(tmp_path: Path, load: tuple[str, ...], plots: int) -> None:
     """No message and no request; it fits a phone; a point tells its values; both schemes can be chosen, and read."""
@@ -194,6 +202,12 @@ def test_in_a_browser(tmp_path: Path, load: tuple[str, ...], plots: int) -> None
             assert said == [path.as_uri()]
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert page.locator("svg").count() == plots
+            assert page.evaluate(OVERLAPS) == []
+            for command in page.locator("div.code").all():
+                command.locator("button").click()
+                whole = command.locator("pre").text_content()
+                assert page.evaluate("getSelection().toString()").replace("\n", " ") == whole
+                assert command.locator("pre").evaluate("one => one.scrollWidth <= one.clientWidth")
             dot = page.locator("svg circle[data-told]").nth(2)
             dot.scroll_into_view_if_needed()
             dot.hover(force=True)

@@ -113,6 +113,8 @@ def test_the_command() -> None:
         (["llama-3-70b", "--on", "h100", "--measure"], "leave out the model"),
         (["llama-3-70b", "--on", "h100", "--quick"], "--quick belongs to --verify: leave it out"),
         (["llama-3-70b", "--on", "h100", "--threads", "2"], "--threads belongs to --verify or --measure"),
+        (["llama-3-70b", "--on", "h100", "--threads", "0"], "--threads belongs to --verify or --measure"),
+        (["llama-3-70b", "--on", "h100", "--seconds", "0"], "--seconds belongs to --verify: leave it out"),
         (["llama-3-70b", "--on", "h100", "--ttft-ms", "0"], "an objective of 0 ms for TTFT cannot be met"),
         (["llama-3-70b", "--on", "h100", "--method", "magic"], "there is no plan for the method 'magic'"),
         (["llama-3-70b", "--on", "h100", "--acceptance", "1"], "from 0 to below 1, not 1"),

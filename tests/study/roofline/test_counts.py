@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
 from twostroke.models.cost import SequenceRows
 from twostroke.models.tensor_shapes import tensor_shapes
-from twostroke.study.roofline.machines import find_machine, machines
+from twostroke.study.roofline.machines import MachineSpec, find_machine, machines
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.named_models import find_model, specifications
 from twostroke.study.roofline.roofline import Roofline
@@ -135,8 +136,37 @@ def test_bad_names_and_files(tmp_path: Path) -> None:
         find_machine(str(machine))
 
 
-def test_every_machine_has_a_source() -> None:
-    assert all(machine.source and machine.bandwidth for machine in machines().values())
+# Of which no latency between devices was found.
+UNLINKED = {"m4-max", "graviton-4"}
+
+
+@pytest.mark.parametrize("machine", machines().values(), ids=lambda machine: machine.name)
+def test_every_machine_has_a_source_and_what_links_cost(machine: MachineSpec) -> None:
+    """A latency and a rate between devices, or no plan of tensor parallelism; a few bytes take the latency alone."""
+    assert machine.source
+    assert machine.bandwidth > 0
+    assert bool(machine.unknown_link) == (machine.name in UNLINKED)
+    if machine.unknown_link:
+        with pytest.raises(InvalidRequest, match=f"{machine.name} has no {machine.unknown_link}"):
+            Roofline(LLAMA, machine, FORMATS["bf16"], 2)
+        return
+    assert machine.link_latency is not None
+    assert 1e-6 < machine.link_latency < 1e-4
+    assert machine.link is not None
+    assert machine.link * machine.link_share < machine.bandwidth
+    step = Roofline(LLAMA, machine, FORMATS["bf16"], 8).step([SequenceRows(1, 100, 1)])
+    assert step.link_s == pytest.approx(160 * machine.link_latency, rel=0.25)
+
+
+def test_the_file_says_where_each_latency_is_from() -> None:
+    """By kind of link, in the comment above: NVLink, PCIe, xGMI, sockets."""
+    text = files("twostroke.study.roofline").joinpath("data/machines.toml").read_text()
+    kinds = {"NVLink": "aiconfigurator", "PCIe": "nccl/issues/1530", "xGMI": "vllm/pull/19744", "x86": "DeepSpeed/pull"}
+    comment = text[text.index("# `link_us`") : text.index("# No figure was found")]
+    lines = comment.split("\n# - ")[1:]
+    assert [next(kind for kind in kinds if kind in line) for line in lines] == list(kinds)
+    assert all(source in line for source, line in zip(kinds.values(), lines, strict=True))
+    assert all(name in text[text.index("# No figure was found") :] for name in ("Graviton 4", "M4 Max"))
 
 
 def test_a_config_is_enough(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:

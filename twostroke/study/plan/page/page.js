@@ -8,8 +8,9 @@ document.getElementById("theme").addEventListener("click", () => {
 
 for (const button of document.querySelectorAll("button.copy")) {
   button.addEventListener("click", () => {
-    navigator.clipboard?.writeText(button.previousElementSibling.textContent);
-    button.textContent = "copied";
+    const command = button.previousElementSibling;
+    getSelection().selectAllChildren(command);  // where there is no clipboard, the keyboard copies it
+    navigator.clipboard?.writeText(command.textContent).then(() => { button.textContent = "copied"; }, () => {});
   });
 }
 

@@ -92,7 +92,7 @@ def memory(plan: Plan, advised: Plan | None) -> str:
         if all(held != known.points for known in series):
             series.append(Series(name, held, colour))
         if one is plan or one.capacity != plan.capacity:
-            size = f"{one.tp} device{'s' if one.tp > 1 else ''}"
+            size = f"{one.tp} device{'s' if one.tp > 1 else ''}, {_bytes(one.capacity)}"
             series.append(Series(size, [(0, one.capacity), (most, one.capacity)], LIMIT, dashed=True))
     x, y = Axis("users at once", count, logarithmic=False), Axis("memory", _bytes, logarithmic=False)
     return line_chart("Memory", x, y, series)
@@ -110,7 +110,7 @@ def _of_length(plan: Plan, prompt: int) -> Plan:
 
 def objective(limit_ms: float | None, series: Sequence[Series]) -> list[Series]:
     """A line over all points, if there is an objective."""
-    return [] if limit_ms is None else [horizontal(f"objective, {limit_ms:g} ms", limit_ms, series, LIMIT)]
+    return [] if limit_ms is None else [horizontal(f"objective, {limit_ms:,g} ms", limit_ms, series, LIMIT)]
 
 
 def count(value: float) -> str:

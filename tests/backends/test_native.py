@@ -218,7 +218,7 @@ def test_a_vocabulary_of_any_size(family: str, variant: str, tmp_path: Path) -> 
 
 
 def test_logits_do_not_depend_on_chunks_or_threads() -> None:
-    ids = list(range(1000, 1400))
+    ids = list(range(1000, 1180))  # more keys than one split
     whole = LLM("smollm2-135m", backend="native", threads=2, kv_bytes=1 << 28, prefix_index="off")
     expected = all_logits(whole, ids)
     for threads, chunk in [(1, 512), (2, 33), (3, 150)]:

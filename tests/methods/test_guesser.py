@@ -103,6 +103,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 @needs_native
+@pytest.mark.thinned
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: "-".join(sampling) or "greedy")
 def test_bit_for_bit_the_plain_answer(directory: Path, sampling: dict[str, Any]) -> None:
     """Alone and batched, in chunks, with prefix hits and after preemptions; what was guessed is the same too."""

@@ -1,5 +1,6 @@
 """Mixtures of experts: both loaders, both CPU backends, all formats of files."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -95,11 +96,14 @@ def quantize(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     return raw
 
 
-@pytest.fixture
-def from_gguf(directory: Path, tmp_path: Path) -> Callable[[str], Checkpoint]:
+@pytest.fixture(scope="module")
+def from_gguf(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    folder = tmp_path_factory.mktemp("gguf")
+
+    @functools.cache
     def opened(format: str) -> Checkpoint:
         source = open_huggingface(directory)
-        path = write_gguf(source, tmp_path / f"{format}.gguf", format)
+        path = write_gguf(source, folder / f"{format}.gguf", format)
         return replace(open_gguf(path), tokenizer_source=source.tokenizer_source)
 
     return opened
@@ -132,17 +136,30 @@ def test_a_part_that_is_missing_is_named(directory: Path, tmp_path: Path) -> Non
         open_gguf(path)
 
 
+@pytest.fixture(scope="module")
+def expected_logits(from_gguf: Callable[[str], Checkpoint]) -> Callable[[str, int], np.ndarray]:
+    """The reference's logits of random tokens, with weights in a format."""
+
+    @functools.cache
+    def reference(format: str) -> LLM:
+        return LLM(from_gguf(format), backend="reference", kv_bytes=16 << 20)
+
+    return functools.cache(lambda format, count: all_logits(reference(format), tokens(count, VOCAB, seed=count)))
+
+
 @needs_native
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_native_is_near_the_reference(format: str, variant: str, from_gguf: Callable[[str], Checkpoint]) -> None:
+def test_native_is_near_the_reference(
+    format: str,
+    variant: str,
+    from_gguf: Callable[[str], Checkpoint],
+    expected_logits: Callable[[str, int], np.ndarray],
+) -> None:
     """With the same weights in float32, for one row, some and many: only the rounding of activations differs."""
-    checkpoint = from_gguf(format)
-    reference = LLM(checkpoint, backend="reference", kv_bytes=16 << 20)
-    native = LLM(checkpoint, backend=f"native-{variant}", kv_bytes=16 << 20)
+    native = LLM(from_gguf(format), backend=f"native-{variant}", kv_bytes=16 << 20)
     for count in (1, 17, 600):
-        ids = tokens(count, VOCAB, seed=count)
-        expected, found = all_logits(reference, ids), all_logits(native, ids)
+        expected, found = expected_logits(format, count), all_logits(native, tokens(count, VOCAB, seed=count))
         # A row with nearly equal router logits may choose another expert, and then differs completely.
         off = np.abs(found - expected).max(-1) / np.abs(expected).max(-1)
         assert np.median(off) < 0.15

@@ -3,8 +3,9 @@
     python -m benchmarks.kv_bits --model qwen2.5-coder-0.5b
 
 Both settings have the same weights, kernels and texts: Wikipedia's articles one after another, each text another piece.
-Distances are of the last tokens of a text, where the most entries are read. Steps are timed in turn, warm, and their
-medians compared. What this cannot see: retrieval (a needle among many entries), and answers that drift apart later.
+Distances are of the last tokens of a text, where the most entries are read. Prefills and steps are timed in turn, warm,
+and their medians compared; sequences of a batch have pages of their own. What this cannot see: retrieval (a needle
+among many entries), and answers that drift apart later.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ PEER_TYPES = ("q8_0", "q4_0")  # of llama.cpp, for K and V
 LENGTHS = (500, 2000, 8000)
 LAST = 64  # tokens of a text whose distance is measured
 STEPS = 16  # timed together
-KV_BYTES = 1 << 30
+SHORT = 16  # tokens behind which attention takes next to no time
 DEFINITIONS = {
     "kl": f"mean over the last {LAST} tokens of each text of KL(bfloat16 || setting) of the next token, in nats; of "
     "llama.cpp's types KL(its f16 || type)",
     "kl_interval": "95%, bootstrap over texts",
     "top1": "share of these tokens after which both have the same likeliest next token",
-    "step_ms": f"median over rounds of {STEPS} steps of one sequence behind so many tokens; settings in turn",
-    "bytes": "of the value",
+    "prefill_s": "median over rounds of the prefill of so many tokens, nothing cached; settings in turn",
+    "step_ms": f"median over rounds of {STEPS} steps of so many sequences behind so many tokens; settings in turn",
+    "attention_ms": f"step_ms less that behind {SHORT} tokens",
+    "bytes": "of one value",
 }
 
 
@@ -112,46 +115,78 @@ def _row(name: str, length: int, each: Sequence[np.ndarray]) -> dict[str, Any]:
             "kl_interval": [mean.low, mean.high], "top1": float(same.mean())}  # fmt: skip
 
 
-def step_ms(llm: LLM, kv: KVCache) -> float:
-    """Milliseconds of a decode step behind a value; the first token's logits are there already."""
-    began = time.perf_counter()
-    tokens = list(llm.decode(kv, max_tokens=STEPS + 1, ignore_eos=True))
-    return (time.perf_counter() - began) * 1e3 / (len(tokens) - 1)
+def step_ms(llm: LLM, values: Sequence[KVCache]) -> float:
+    """Milliseconds of a decode step of a batch; the first tokens' logits are there already."""
+
+    def seconds(tokens: int) -> float:
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        began = time.perf_counter()
+        llm.engine.finish([llm.engine.submit(llm.decode_request(kv, params)) for kv in values])
+        return time.perf_counter() - began
+
+    few = seconds(2)
+    return (seconds(2 + STEPS) - few) * 1e3 / STEPS
 
 
-def steps(llms: dict[str, LLM], length: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """Median time of a step, and the bytes of a value of that length, by setting."""
-    ids = next(texts(llms[BASELINE].tokenizer, length))[:length]
-    values = {name: llm.prefill(ids) for name, llm in llms.items()}
-    times: dict[str, list[float]] = {name: [] for name in llms}
-    for _ in range(rounds + 1):
+def copies(llm: LLM, kv: KVCache, count: int) -> list[KVCache]:
+    """The value, and others with its entries in pages of their own."""
+    with tempfile.TemporaryDirectory() as directory:
+        kv.save(Path(directory) / "kv")
+        return [kv, *(KVCache.load(Path(directory) / "kv", llm) for _ in range(count - 1))]
+
+
+def times(llms: dict[str, LLM], length: int, sequences: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
+    """Median time of a prefill, and of a step by number of sequences, by setting."""
+    pieces = list(islice(texts(llms[BASELINE].tokenizer, length), rounds + 1))
+    prefills: dict[str, list[float]] = {name: [] for name in llms}
+    values: dict[str, KVCache] = {}
+    for ids in pieces:
         for name, llm in llms.items():
-            times[name].append(step_ms(llm, values[name]))
-    for name in llms:
-        yield {"kv_dtype": name, "length": length, "step_ms": median(times[name][1:]), "bytes": values[name].nbytes}
+            values.pop(name, None)
+            began = time.perf_counter()
+            values[name] = llm.prefill(ids[:length])
+            prefills[name].append(time.perf_counter() - began)
+    for count in sequences:
+        behind = {name: (llm.prefill(pieces[0][:SHORT]), values[name]) for name, llm in llms.items()}
+        batches = {name: [copies(llms[name], kv, count) for kv in behind[name]] for name in llms}
+        steps: dict[str, list[list[float]]] = {name: [] for name in llms}
+        for _ in range(rounds + 1):
+            for name, llm in llms.items():
+                steps[name].append([step_ms(llm, batch) for batch in batches[name]])
+        for name in llms:
+            short, long = (median(each) for each in zip(*steps[name][1:], strict=True))
+            yield {"kv_dtype": name, "length": length, "sequences": count, "prefill_s": median(prefills[name][1:]),
+                   "step_ms": long, "attention_ms": long - short, "bytes": values[name].nbytes}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Distance to bfloat16 and time of a step, by bits of K and V.")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
     parser.add_argument("--length", type=int, action="append", help=f"tokens; may be repeated (default {LENGTHS})")
-    parser.add_argument("--texts", type=int, default=16, help="of each length (default 16)")
-    parser.add_argument("--rounds", type=int, default=5, help="of timed steps (default 5)")
+    parser.add_argument("--texts", type=int, default=16, help="of each length (default 16); 0 measures no distance")
+    parser.add_argument("--sequences", type=int, action="append", help="of a timed step; may be repeated (default 1)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of timed prefills and steps (default 5); 0 times nothing"
+    )
+    parser.add_argument("--kv-mib", type=int, default=1024, help="of each setting's pool (default 1024)")
     parser.add_argument("--threads", type=int)
     parser.add_argument(
         "--llama-cpp", action="store_true", help="its types too; it is built first, which takes a while"
     )
     options = parser.parse_args()
-    names = (BASELINE, *SETTINGS)
+    names, sequences = (BASELINE, *SETTINGS), options.sequences or [1]
     llms = {
-        name: LLM(options.model, kv_dtype=name, kv_bytes=KV_BYTES, prefix_index="off", threads=options.threads)
+        name: LLM(options.model, kv_dtype=name, kv_bytes=options.kv_mib << 20, prefix_index="off",
+                  threads=options.threads)
         for name in names
-    }
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
     for length in options.length or LENGTHS:
         tokenizer, threads = llms[BASELINE].tokenizer, llms[BASELINE].backend.threads
         peer = llama_cpp(options.model, tokenizer, length, options.texts, threads) if options.llama_cpp else ()
-        for row in (*distances(llms, length, options.texts), *steps(llms, length, options.rounds), *peer):
+        near = distances(llms, length, options.texts) if options.texts else ()
+        timed = times(llms, length, sequences, options.rounds) if options.rounds else ()
+        for row in (*near, *timed, *peer):
             rows.append(row)
             print(row, flush=True)
     print(save("kv-bits", DEFINITIONS, options.model, {"threads": options.threads, "rows": rows}), file=sys.stderr)

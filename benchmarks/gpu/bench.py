@@ -114,10 +114,10 @@ def short(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def open_backend(name: str, device: str) -> Backend:
-    """The backend that computes in bfloat16 on a device."""
+def open_backend(name: str, device: str, kv_dtype: str) -> Backend:
+    """The backend that computes in bfloat16 on a device, with K and V stored as `kv_dtype` says."""
     if name == "reference":
         from twostroke.backends.reference.backend import ReferenceBackend
 
-        return ReferenceBackend(device, "bfloat16")
-    return cast(Backend, import_module("twostroke.backends.triton.backend").TritonBackend(device=device))
+        return ReferenceBackend(device, "bfloat16", kv_dtype=kv_dtype)
+    return cast(Backend, import_module("twostroke.backends.triton.backend").TritonBackend(device, kv_dtype=kv_dtype))

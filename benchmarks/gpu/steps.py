@@ -14,7 +14,7 @@ from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import InvalidRequest
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import CostModel, SequenceRows
-from twostroke.models.formats.blocks import numpy_dtype
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.layer_groups import PageShape, layer_groups
 from twostroke.sampling.draw import NO_NOISE, Draw
 from twostroke.sampling.params import SamplingParams
@@ -41,9 +41,9 @@ class Stepper:
     """A model compiled from random weights, and memory for its sequences, with frames in random order."""
 
     def __init__(self, backend: Backend, weights: RandomWeights, page_size: int, seed: int = 0) -> None:
-        config, item = weights.config, numpy_dtype(backend.kv_dtype).itemsize
+        config, stored = weights.config, kv_format(backend.kv_dtype)
         self.backend, self.config, self.page_size = backend, config, page_size
-        self.entry_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_dim * item
+        self.entry_bytes = config.num_layers * config.num_kv_heads * stored.head_bytes(config.head_dim)
         matrices = weights.matrices()
         if (reason := backend.unsupported(config, matrices, page_size)) is not None:
             raise InvalidRequest(f"the {backend.name} backend cannot run this: {reason}")

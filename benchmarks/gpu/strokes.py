@@ -20,6 +20,7 @@ from benchmarks.gpu.runs import DEFINITIONS, Runs, Step, timed
 from benchmarks.gpu.steps import Part, Stepper
 from benchmarks.gpu.weights import RandomWeights
 from twostroke.backends.interface import Backend
+from twostroke.models.kv_formats import KV_FORMATS
 
 LONGEST = 8  # kernels that are printed of each case
 DECODED = 64  # steps of growing context, taken in turn
@@ -86,7 +87,7 @@ def measure(
 
 def run(bench: Bench, card: Card, options: Any, chosen: Callable[[int], Sequence[Case]], ceilings: Ceilings) -> None:
     """Every case of every model."""
-    backend = open_backend(options.backend, options.device)
+    backend = open_backend(options.backend, options.device, options.kv_dtype)
     for name in options.models:
         if bench.over:
             return
@@ -144,6 +145,7 @@ def main() -> None:
     made = parser("strokes", __doc__ or "", ["qwen2.5-0.5b", "llama-3.1-8b"])
     made.add_argument("--only", choices=("decode", "prefill"), help="one stroke alone")
     made.add_argument("--profile", action="store_true", help="also the time of every kernel, by PyTorch's profiler")
+    made.add_argument("--kv-dtype", choices=KV_FORMATS, default="bfloat16", help="of K and V")
     options = made.parse_args()
     bench, card = Bench("strokes", options, DEFINITIONS), Card(options.device)
     ceilings = card.ceilings(options.quick)

@@ -10,7 +10,6 @@ from twostroke.backends.interface import RaggedBatch
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.triton import pass_plan
 from twostroke.backends.triton.backend import TritonBackend
-from twostroke.backends.triton.decoder import KV_DTYPE
 from twostroke.backends.triton.linear import DenseMatrix, Linear, UnpackBuffer
 from twostroke.backends.triton.model import TritonModel
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
@@ -20,7 +19,7 @@ from twostroke.models.rope import Rope
 from twostroke.models.tensor_shapes import tensor_shapes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="bits are those of a GPU")
-PAGE, LENGTH = 16, 700
+PAGE, LENGTH, KV_DTYPE = 16, 700, "bfloat16"
 
 
 @pytest.mark.parametrize(("features", "columns"), [(512, 576), (4096, 4096), (640, 2048), (100, 1024)])
@@ -67,12 +66,16 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(params=list(CONFIGS))
+OPENED = [*((name, KV_DTYPE) for name in CONFIGS), ("full", "int8"), ("window", "k8v4"), ("segments", "k8v4")]
+
+
+@pytest.fixture(params=OPENED, ids="-".join)
 def opened(request: pytest.FixtureRequest) -> tuple[TritonModel, PageMemory]:
-    return open_model(CONFIGS[request.param])
+    name, kv_dtype = request.param
+    return open_model(CONFIGS[name], kv_dtype)
 
 
-def open_model(described: ModelConfig) -> tuple[TritonModel, PageMemory]:
+def open_model(described: ModelConfig, kv_dtype: str = KV_DTYPE) -> tuple[TritonModel, PageMemory]:
     random, shapes = np.random.default_rng(0), tensor_shapes(described)
 
     def weights(name: str) -> RawTensor:
@@ -82,8 +85,8 @@ def open_model(described: ModelConfig) -> tuple[TritonModel, PageMemory]:
             values = np.abs(values) + np.float32(0.5)
         return RawTensor.from_bytes(name, "F32", shape, values.view(np.uint8).reshape(-1), name)
 
-    backend = TritonBackend("cuda")
-    memory = backend.memory(400, PageShape(layer_groups(described, KV_DTYPE), PAGE, KV_DTYPE))
+    backend = TritonBackend("cuda", kv_dtype=kv_dtype)
+    memory = backend.memory(400, PageShape(layer_groups(described, kv_dtype), PAGE, kv_dtype))
     return backend.compile(described, weights), memory
 
 

@@ -5,14 +5,24 @@ import os
 import subprocess
 import sys
 
+import pytest
 
-def test_packed_weights_go_from_the_pipeline_to_the_tensor_cores() -> None:
-    """Between their load and the product there is arithmetic alone: a move between threads would cost a barrier."""
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, dict[str, int]]]:
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = [sys.executable, "-m", "tests.triton.model_cases"]
-    found = json.loads(subprocess.run(run, env=environment, check=True, capture_output=True, text=True).stdout)
-    assert found
-    for name, made in found.items():
+    return json.loads(subprocess.run(run, env=environment, check=True, capture_output=True, text=True).stdout)
+
+
+def test_packed_weights_go_from_the_pipeline_to_the_tensor_cores(found: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Between their load and the product there is arithmetic alone: a move between threads would cost a barrier."""
+    for name, made in found["packed weights"].items():
         assert made["products"] == 16, name  # of 16 columns each: the loop's 256 columns
         assert made["moves"] <= 1, name  # the result's, after the loop
         assert made["loads that wait"] == 0, name
+
+
+def test_entries_in_codes_go_through_the_tensor_cores(found: dict[str, dict[str, dict[str, int]]]) -> None:
+    assert set(found["coded entries"]) == {"attention", "store"}
+    assert found["coded entries"]["attention"]["products"] == 2 * 12  # masked tiles and others

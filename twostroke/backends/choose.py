@@ -176,16 +176,17 @@ def _create_native(wanted: BackendRequest) -> Backend | str:
 def _create_triton(wanted: BackendRequest) -> Backend | str:
     if wanted.dtype == "float32":
         return "it computes in bfloat16"
-    if wanted.kv_dtype not in ("auto", "bfloat16"):
-        return f"it stores K and V in bfloat16, not in {wanted.kv_dtype}"
     try:
         from twostroke.backends.triton import backend as gpu
     except ModuleNotFoundError as error:
         return f"it needs {error.name}: {install_command('gpu')}"
     except (ImportError, OSError) as error:
         return f"Triton or PyTorch cannot be loaded: {str(error).splitlines()[0]}"
-    reason = gpu.unavailable(wanted.device, wanted.tp) or gpu.unsupported(wanted.config, wanted.matrices)
-    return reason or gpu.TritonBackend(wanted.device, wanted.tp)
+    kv_dtype = gpu.KV_DTYPES[0] if wanted.kv_dtype == "auto" else wanted.kv_dtype
+    if kv_dtype not in gpu.KV_DTYPES:
+        return f"it stores K and V in {' or '.join(gpu.KV_DTYPES)}, not in {kv_dtype}"
+    reason = gpu.unavailable(wanted.device, wanted.tp) or gpu.unsupported(wanted.config, wanted.matrices, kv_dtype)
+    return reason or gpu.TritonBackend(wanted.device, wanted.tp, kv_dtype)
 
 
 def _create_reference(wanted: BackendRequest) -> Backend | str:

@@ -20,7 +20,6 @@ from twostroke.backends.ranks import collectives
 from twostroke.backends.ranks.collectives import device_of
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
 from twostroke.backends.torch_ranks import TorchRanks
-from twostroke.backends.triton.decoder import KV_DTYPE
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.model import TritonModel
 from twostroke.backends.triton.packed import PACKED_FORMATS
@@ -29,10 +28,12 @@ from twostroke.backends.triton.sharded import ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import Experts, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.kv_formats import CODED
 from twostroke.models.layer_groups import PageShape
 
 CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
-WIDEST_HEAD = 256
+KV_DTYPES = ("bfloat16", *CODED)
+WIDEST_HEAD, NARROWEST_CODED = 256, 16
 COPIED = 8  # columns that the bulk copy engine takes at least: 16 bytes
 MAX_SLOTS = 1 << 31  # of a pool: kernels count them in 32 bits
 
@@ -42,21 +43,22 @@ class TritonBackend:
 
     name = "triton"
     threads = 1
-    dtype = kv_dtype = KV_DTYPE
+    dtype = "bfloat16"
     formats: Collection[str] | None = (*PACKED_FORMATS, "BF16", "MXFP4")  # the last as bfloat16, exactly
 
-    def __init__(self, device: str = "cuda", tp: int = 1) -> None:
+    def __init__(self, device: str = "cuda", tp: int = 1, kv_dtype: str = "bfloat16") -> None:
         """Start other processes if there are to be several ranks, `tp`. Raises RuntimeError if it cannot be used.
 
-        `device`: "cuda", "cuda:1"; with ranks "cuda", a GPU for each; "cpu" in the interpreter.
+        `device`: "cuda", "cuda:1"; with ranks "cuda", a GPU for each; "cpu" in the interpreter. `kv_dtype`:
+        one of `KV_DTYPES`.
         """
         if reason := unavailable(device, tp):
             raise RuntimeError(reason)
-        self.ranks = TorchRanks("triton", tp, device, DeviceMemory) if tp > 1 else None
+        self.ranks = TorchRanks("triton", tp, device, DeviceMemory, (kv_dtype,)) if tp > 1 else None
         self.device = device = device if self.ranks is None else self.ranks.links.device
         self.label = self.name + (f" in {tp} ranks" if tp > 1 else "")
+        self.kv_dtype, self.takes_bias = kv_dtype, tp == 1
         # The interpreter multiplies by numpy, whose sums depend on shapes.
-        self.takes_bias = False
         self.exact = self.asynchronous = device.startswith("cuda")
         kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else "interpreter"
         self.arithmetic = f"triton {triton.__version__} {kind} {_digest()}"
@@ -66,7 +68,7 @@ class TritonBackend:
         return None if self.ranks is None else self.ranks.group.failure
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
-        return unsupported(config, matrices)
+        return unsupported(config, matrices, self.kv_dtype)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.nbytes if tensor.format in PACKED_FORMATS else 2 * tensor.num_elements
@@ -83,9 +85,9 @@ class TritonBackend:
 
     def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> TritonModel:
         if self.ranks is None:
-            return TritonModel(config, self.device, weights)
+            return TritonModel(config, self.device, weights, self.kv_dtype)
         with self.ranks.compiling(config, weights) as (number, parts):
-            return ShardedTritonModel(config, self.ranks.links, parts, (self.ranks, number))
+            return ShardedTritonModel(config, self.ranks.links, parts, self.kv_dtype, (self.ranks, number))
 
 
 def unavailable(device: str, ranks: int = 1) -> str | None:
@@ -106,12 +108,16 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
     return None
 
 
-def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor]) -> str | None:
+def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype: str = "bfloat16") -> str | None:
     """Say why the backend cannot run a model with these matrices; None if it can."""
     if not config.uniform or any(one.source is not None for one in config.attentions):
         return "it wants layers with the same heads, each with entries of its own"
     if config.head_dim > WIDEST_HEAD or config.head_dim % 2:
         return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
+    if kv_dtype in CODED and (config.head_dim < NARROWEST_CODED or config.head_dim & (config.head_dim - 1)):
+        return (
+            f"it stores heads in {kv_dtype} whose width is a power of 2 from {NARROWEST_CODED}, not {config.head_dim}"
+        )
     if config.num_heads % config.num_kv_heads:
         return f"it wants as many query heads for each KV head, not {config.num_heads} for {config.num_kv_heads}"
     if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):

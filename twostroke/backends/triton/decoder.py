@@ -16,13 +16,13 @@ from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
 from twostroke.backends.triton.linear import ACTIVATIONS, PADDING, GatedLinear, Linear, UnpackBuffer, place
 from twostroke.backends.triton.packed import RepackedMatrix
-from twostroke.backends.triton.pass_plan import FEW_ROWS, MAX_PARTS, PassShape, keys_of, power_of_two
+from twostroke.backends.triton.pass_plan import FEW_ROWS, LOG2_E, MAX_PARTS, PassShape, keys_of, power_of_two
 from twostroke.backends.triton.tile_shapes import FEW_TOKENS
 from twostroke.models import config as models
+from twostroke.models.kv_formats import kv_format
 from twostroke.models.layer_groups import entry_places, layer_groups
 from twostroke.models.rope import Rope, amplitudes, frequencies
 
-LOG2_E = 1.4426950408889634
 EXPANDED = 1024  # slots that a program expands
 HEADS = 8  # that a program rotates and stores
 COLUMNS = 32  # of a head that a program adds the parts of
@@ -48,11 +48,16 @@ class PlanTensors:
 
 @dataclass(frozen=True)
 class PassExtras:
-    """Optional inputs of a pass: factors of dropout [layers, N, hidden], rows that return queries, and states."""
+    """Optional inputs of a pass.
+
+    Factors of dropout [layers, N, hidden], rows that return queries, and states, and what is added to scores [layers,
+    KV heads, entries of all sequences], in logarithms to base 2.
+    """
 
     dropout: torch.Tensor | None = None
     query_rows: torch.Tensor | None = None
     state_rows: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
 
 class PassBuffers:
@@ -113,9 +118,6 @@ class TritonLayer:
             self.down_bias = decoder.whole_bias(vector("down_bias")) if biased else None
 
 
-KV_DTYPE = "bfloat16"
-
-
 class TritonDecoder:
     """A model's weights on a device, and its pass over a ragged batch.
 
@@ -124,13 +126,21 @@ class TritonDecoder:
     """
 
     def __init__(
-        self, config: models.ModelConfig, device: str, weights: Weights, own: models.ModelConfig | None = None
+        self,
+        config: models.ModelConfig,
+        device: str,
+        weights: Weights,
+        kv_dtype: str,
+        own: models.ModelConfig | None = None,
     ) -> None:
         """`own`: the description with a rank's heads, if there are several ranks."""
         self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
         self.own = config if own is None else own
         self.windows: list[int | None] = list(dict.fromkeys(config.windows))
-        self.places, self.groups = entry_places(config, KV_DTYPE), len(layer_groups(config, KV_DTYPE))
+        self.places, self.groups = entry_places(config, kv_dtype), len(layer_groups(config, kv_dtype))
+        codes = kv_format(kv_dtype).codes
+        self.v_bits = codes[1].bits if codes else 0
+        self.stages = config.head_dim.bit_length() - 1 if codes else 0  # of a head's rotation
         self.ropes: list[Rope] = list(dict.fromkeys(config.ropes))
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
         head = self.head.pieces[0] if self.head.pieces else None  # a rank may have no part of it
@@ -192,7 +202,7 @@ class TritonDecoder:
 
         Args:
             drawn: tokens that placeholders stand for, int32.
-            kv: the pages of any group of layers, [depth, 2, frames, Hkv, page_size, D].
+            kv: the pages of any group of layers, [depth, parts, frames, Hkv, page_size, width].
         """
         rows, config = shape.rows, self.config
         queries, states = list[torch.Tensor](), list[torch.Tensor]()
@@ -217,7 +227,7 @@ class TritonDecoder:
                 taken = self.whole_heads(to.q[extras.query_rows], len(extras.query_rows))
                 taken = taken[: len(extras.query_rows)].view(-1, config.num_heads, config.head_dim)
                 queries.append(taken.float() * layer.attention.scale)
-            self.attend(i, layer, shape, work, to, kv)
+            self.attend(i, layer, shape, work, to, kv, extras.biases)
             parts = self.add(layer.o, self.whole_heads(to.attended, rows), rows, to, layer.post_norms[0])
             dropout = None if extras.dropout is None else extras.dropout[i]
             self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout, layer.o_bias)
@@ -311,8 +321,8 @@ class TritonDecoder:
             kv, kv.stride(2), place,
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None,
-            GROWS=layer.attention.growth is not None, HEADS=HEADS,
-            HALF=power_of_two(config.head_dim // 2), num_warps=2, enable_fp_fusion=False,
+            GROWS=layer.attention.growth is not None, HEADS=HEADS, HALF=power_of_two(config.head_dim // 2),
+            V_BITS=self.v_bits, STAGES=self.stages, num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
 
     def attend(
@@ -323,23 +333,28 @@ class TritonDecoder:
         work: PlanTensors,
         to: PassBuffers,
         kv: torch.Tensor,
+        biases: torch.Tensor | None = None,
     ) -> None:
         """Compute attention, and write its outputs to `to.attended`."""
         attention, sinks = layer.attention, layer.sink_logits
         config, which, (group, place) = self.own, self.windows.index(attention.window), self.places[i]
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         block = max(16, power_of_two(dim))
+        scale = attention.scale * LOG2_E / (dim if self.v_bits else 1)  # rotated twice, a number is times `dim`
         attending.attention_kernel[(shape.items[which], kv_heads)](
-            work.work[which], to.q, kv, to.cells[group], to.positions, sinks, to.attended,
-            self.sums, self.tops, self.totals, kv.stride(2), place, attention.scale * LOG2_E, attention.window or 0,
+            work.work[which], to.q, kv, to.cells[group], to.positions, sinks, biases, to.attended,
+            self.sums, self.tops, self.totals, kv.stride(2), place, scale, attention.window or 0,
+            0 if biases is None else biases.shape[2],
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, SINKS=sinks is not None,
+            BIASED=biases is not None, V_BITS=self.v_bits, STAGES=self.stages,
             **attention_options(shape.tall, block),
         )  # fmt: skip
         if shape.joined[which]:
-            attending.combine_kernel[(shape.joined[which], heads, -(-dim // COLUMNS))](
+            columns = dim if self.v_bits else COLUMNS
+            attending.combine_kernel[(shape.joined[which], heads, -(-dim // columns))](
                 work.joined[which], self.sums, self.tops, self.totals, sinks, to.attended,
-                HQ=heads, D=dim, BLOCK_D=COLUMNS, BLOCK=32, SINKS=sinks is not None, num_warps=1,
+                HQ=heads, D=dim, BLOCK_D=columns, BLOCK=32, SINKS=sinks is not None, STAGES=self.stages, num_warps=1,
             )  # fmt: skip
 
     def launch_head(self, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor, rows: int) -> None:

@@ -18,7 +18,7 @@ def main(file: int, parent: int) -> None:
     started(file, parent, follow)
 
 
-def follow(group: RankGroup, device: str, staged: bool) -> None:
+def follow(group: RankGroup, device: str, staged: bool, kv_dtype: str) -> None:
     """Do what rank 0 says until the end. Raises RankLost."""
     own = device_of(group.rank, device, staged)
     reason = unavailable(own)
@@ -28,6 +28,6 @@ def follow(group: RankGroup, device: str, staged: bool) -> None:
     links = Collectives(group, own, staged)
 
     def compile(config: ModelConfig, weights: Weights) -> ShardedTritonModel:
-        return ShardedTritonModel(config, links, weights)
+        return ShardedTritonModel(config, links, weights, kv_dtype)
 
     Follower(links, DeviceMemory, compile).run()

@@ -15,7 +15,7 @@ from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.triton.cuda_graphs import MAX_GRAPH_ENTRIES, MAX_GRAPH_ROWS, CudaGraphs, bucket
 from twostroke.backends.triton.decoder import PassBuffers, PassExtras, PlanTensors, TritonDecoder
 from twostroke.backends.triton.linear import PADDING
-from twostroke.backends.triton.pass_plan import PassPlan, plan
+from twostroke.backends.triton.pass_plan import PassPlan, flat_biases, plan
 from twostroke.backends.triton.sampling import DeviceSampler, supports, supports_report
 from twostroke.errors import OutOfPages
 from twostroke.models.config import ModelConfig
@@ -78,13 +78,13 @@ class TritonModel:
 
     CAPTURES = True  # passes on a GPU as graphs
 
-    def __init__(self, config: ModelConfig, device: str, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, device: str, weights: Weights, kv_dtype: str) -> None:
         self.config, self.device, self.pins = config, device, device.startswith("cuda")
         self.captures = self.pins and self.CAPTURES
         self._lock = threading.Lock()
         self._drawn = torch.zeros(DRAWN, dtype=torch.int32, device=device)
         with self._own():
-            self.decoder = self._decoder(weights)
+            self.decoder = self._decoder(weights, kv_dtype)
             self.sampler, self.graphs = DeviceSampler(device), CudaGraphs(device)
             self.statistics: Statistics = DeviceStatistics(self.sampler)
             self._memory: PageMemory | None = None  # that graphs write to
@@ -95,8 +95,8 @@ class TritonModel:
             self._h = torch.zeros(HEAD_ROWS, config.hidden_size, dtype=torch.bfloat16, device=device)
             self._out = torch.zeros(HEAD_ROWS, self.decoder.head.features, dtype=torch.float32, device=device)
 
-    def _decoder(self, weights: Weights) -> TritonDecoder:
-        return TritonDecoder(self.config, self.device, weights)
+    def _decoder(self, weights: Weights, kv_dtype: str) -> TritonDecoder:
+        return TritonDecoder(self.config, self.device, weights, kv_dtype)
 
     @contextmanager
     def _own(self) -> Generator[None]:
@@ -117,7 +117,7 @@ class TritonModel:
         work = plan(batch, kv.shape[4], self.decoder.own, self.decoder.windows)
         with self._own():
             extras = NONE
-            given = (batch.dropout, batch.query_rows, batch.state_rows)
+            given = (batch.dropout, batch.query_rows, batch.state_rows, flat_biases(batch))
             if any(array is not None for array in given):
                 extras = PassExtras(*(None if array is None else self._there(array) for array in given))
             if self.decoder.reach(int(batch.positions.max()) + 1):

@@ -14,6 +14,7 @@ import numpy as np
 from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
 from twostroke.models.config import ModelConfig
 
+LOG2_E = 1.4426950408889634
 FEW_ROWS, MANY_ROWS = 16, 128  # of a tile of queries: tokens times query heads of a KV head
 FIELDS = 8  # of a work item: row, tokens, first entry, entries before the row, tiles from and to, part, parts a token
 MAX_PARTS = 4096  # rows times tiles of keys that are added by a second kernel
@@ -198,3 +199,19 @@ def _items(queries: np.ndarray, kv_heads: int, keys: int, first: np.ndarray | No
     token = np.arange(len(of_row)) - np.repeat(np.cumsum(tokens) - tokens, tokens)
     rows = np.stack([row[of_row] + token, part[of_row] + token * count[of_row], count[of_row]], 1)
     return np.stack([*items, count[tile]], 1), rows
+
+
+def flat_biases(batch: RaggedBatch[np.ndarray]) -> np.ndarray | None:
+    """What is added to scores, of the entries of all sequences one after another; None if nothing is.
+
+    [layers, KV heads, entries] float32, in logarithms to base 2.
+    """
+    known = [(number, bias) for number, bias in enumerate(batch.biases) if bias is not None]
+    if not known:
+        return None
+    ends = np.cumsum([int((table[:, STOP] - table[:, START]).sum()) for table in batch.tables])
+    flat = np.zeros((*known[0][1].shape[:2], ends[-1]), np.float32)
+    for number, bias in known:
+        start = ends[number - 1] if number else 0
+        flat[:, :, start : start + bias.shape[2]] = bias * np.float32(LOG2_E)
+    return flat

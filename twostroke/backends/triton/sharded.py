@@ -45,14 +45,14 @@ class BroadcastTokens:
 class ShardedDecoder(TritonDecoder):
     """A rank's part of a model's weights, and of its pass."""
 
-    def __init__(self, config: ModelConfig, links: Collectives, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, links: Collectives, weights: Weights, kv_dtype: str) -> None:
         rank, size = links.group.rank, links.group.size
         self.links = links
         self.heads = split_of_heads(config, 0, rank, size)
         self.hidden = split_of(config, "down", config.hidden_size, rank, size)
         self.vocabulary = split_of(config, "embed", config.vocab_size, rank, size)
         self._ends = torch.tensor(self.vocabulary.cuts[1:], dtype=torch.int32, device=links.device)
-        super().__init__(config, links.device, weights, with_heads_of(config, Shard(rank, size)))
+        super().__init__(config, links.device, weights, kv_dtype, with_heads_of(config, Shard(rank, size)))
 
     def _whole(self, x: torch.Tensor, split: ColumnSplit, rows: int) -> torch.Tensor:
         """[.., own] -> [padded rows, width]."""
@@ -106,10 +106,17 @@ class ShardedDecoder(TritonDecoder):
             super().store(i, layer, rows, work, to, kv)
 
     def attend(
-        self, i: int, layer: TritonLayer, shape: PassShape, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
+        self,
+        i: int,
+        layer: TritonLayer,
+        shape: PassShape,
+        work: PlanTensors,
+        to: PassBuffers,
+        kv: torch.Tensor,
+        biases: torch.Tensor | None = None,
     ) -> None:
         if self.heads.own:
-            super().attend(i, layer, shape, work, to, kv)
+            super().attend(i, layer, shape, work, to, kv, biases)
 
 
 def with_heads_of(config: ModelConfig, share: Shard) -> ModelConfig:
@@ -130,15 +137,20 @@ class ShardedTritonModel(TritonModel):
     CAPTURES = False
 
     def __init__(
-        self, config: ModelConfig, links: Collectives, weights: Weights, lead: tuple[TorchRanks, int] | None = None
+        self,
+        config: ModelConfig,
+        links: Collectives,
+        weights: Weights,
+        kv_dtype: str,
+        lead: tuple[TorchRanks, int] | None = None,
     ) -> None:
         """`lead`: all ranks and the model's number, at rank 0; None at the other ranks."""
         self.links, self.lead = links, lead
         self.vocabulary = split_of(config, "head", config.vocab_size, links.group.rank, links.group.size)
-        super().__init__(config, links.device, weights)
+        super().__init__(config, links.device, weights, kv_dtype)
 
-    def _decoder(self, weights: Weights) -> ShardedDecoder:
-        return ShardedDecoder(self.config, self.links, weights)
+    def _decoder(self, weights: Weights, kv_dtype: str) -> ShardedDecoder:
+        return ShardedDecoder(self.config, self.links, weights, kv_dtype)
 
     @contextmanager
     def _own(self) -> Generator[None]:

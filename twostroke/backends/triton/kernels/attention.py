@@ -17,6 +17,7 @@ FlashAttention: Dao et al. 2022, arXiv:2205.14135; splits along keys for decode:
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.codes import SCALE, load_codes, load_scales, rotated
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two
 
@@ -25,17 +26,20 @@ FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/p
 
 @kernel
 def attention_kernel(
-    work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, sinks_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
-    page_stride, layer, scale, window,
+    work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, sinks_ptr, bias_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
+    page_stride, layer, scale, window, bias_stride,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
+    BIASED: tl.constexpr, V_BITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of keys for one tile of queries and one KV head. Grid: work items, HKV.
 
     A tile of queries is ROWS rows: tokens of one sequence by the query heads that share the KV head. Without SPLIT an
     item has all tiles, and writes out [N, HQ, D] bfloat16. With it items write each tile's sum of values [parts, HQ,
     D], its top and its total [parts, HQ], float32, one part for each token and tile. SINKS: there are sink logits
-    [HQ], which count once in a row's total, with all its tiles.
+    [HQ], which count once in a row's total, with all its tiles. BIASED: what is added to scores, [layers, HKV, entries
+    of all sequences] float32, in logarithms to base 2. V_BITS is 0 if pages have numbers, and else the bits of codes
+    of V; K has 8 then, a page is in bytes, and D is 2**STAGES.
     """
     item = work_ptr + tl.program_id(0) * FIELDS
     head = tl.program_id(1)
@@ -55,8 +59,16 @@ def attention_kernel(
         least = order
         if WINDOW:
             least = tl.load(positions_ptr + base + own, mask=valid, other=0) - window
-        k_side = kv_ptr + (layer * 2 * HKV + head).to(tl.int64) * (PAGE * D)
-        v_side = k_side + HKV * PAGE * D
+        if V_BITS:
+            q = narrow(rotated(q.to(tl.float32), ROWS, D, STAGES))
+            k_side = kv_ptr + (layer * HKV + head).to(tl.int64) * (PAGE * (D + D * V_BITS // 8 + 2 * SCALE))
+            v_side = k_side + D + SCALE
+        else:
+            k_side = kv_ptr + (layer * 2 * HKV + head).to(tl.int64) * (PAGE * D)
+            v_side = k_side + HKV * PAGE * D
+        biases = bias_ptr
+        if BIASED:
+            biases += (layer * HKV + head).to(tl.int64) * bias_stride
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         out = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -65,14 +77,14 @@ def attention_kernel(
             whole = first + tl.maximum(tl.minimum((order + 1) // KEYS, last) - first, 0)
             for tile in range(first, whole):
                 tile_top, tile_total, made = weigh(
-                    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
-                    D, PAGE, False, False, ROWS, KEYS, BLOCK_D,
+                    q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale,
+                    page_stride, D, PAGE, False, False, ROWS, KEYS, BLOCK_D, BIASED, V_BITS,
                 )  # fmt: skip
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
         for tile in range(whole, last):
             tile_top, tile_total, made = weigh(
-                q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
-                D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D,
+                q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale,
+                page_stride, D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D, BIASED, V_BITS,
             )  # fmt: skip
             if SPLIT:
                 place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
@@ -85,14 +97,16 @@ def attention_kernel(
             if SINKS:
                 total += sink_weight(tl.load(sinks_ptr + query_head), top)
             made = out / tl.where(valid, total, 1.0)[:, None]
+            if V_BITS:
+                made = rotated(made, ROWS, D, STAGES) * (1.0 / D)
             tl.store(out_ptr + at[:, None] + d[None, :], narrow(made), mask=wanted)
 
 
 @triton.jit
 def weigh(
-    q, k_side, v_side, cells_ptr, positions_ptr, base, tile, limit, own, least, scale, page_stride,
+    q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale, page_stride,
     D: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BIASED: tl.constexpr, V_BITS: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: its top [ROWS], its total [ROWS] and its sum of values [ROWS, BLOCK_D].
 
@@ -105,8 +119,17 @@ def weigh(
         cell = tl.load(cells_ptr + base + j, mask=exists, other=0)
     else:
         cell = tl.load(cells_ptr + base + j)
-    address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
-    if MASKED:  # what is beyond the sequence may be NaN, and 0 times NaN is NaN
+    if V_BITS:
+        address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * (D + D * V_BITS // 8 + 2 * SCALE)
+        there = j < limit  # all of them, if the tile is not masked
+        k = load_codes(k_side, address[None, :], d[:, None], there[None, :], D, 8)
+        v = load_codes(v_side, address[:, None], d[None, :], there[:, None], D, V_BITS)
+        k_scales, v_scales = load_scales(k_side, address, there, D, 8), load_scales(v_side, address, there, D, V_BITS)
+    else:
+        address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
+    if V_BITS:
+        pass
+    elif MASKED:  # what is beyond the sequence may be NaN, and 0 times NaN is NaN
         k = tl.load(k_side + address[None, :] + d[:, None], mask=exists[None, :] & (d < D)[:, None], other=0.0)
         v = tl.load(v_side + address[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)
     elif BLOCK_D == D:
@@ -116,18 +139,28 @@ def weigh(
         k = tl.load(k_side + address[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
         v = tl.load(v_side + address[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
     scores = dot(q, k, tl.zeros((ROWS, KEYS), tl.float32))
+    if V_BITS:
+        scores = scores * k_scales[None, :]
     if MASKED:
         visible = j[None, :] <= own[:, None]
         if WINDOW:
             position = tl.load(positions_ptr + base + j, mask=exists, other=0)
             visible = visible & (position[None, :] > least[:, None])
         scores = tl.where(visible, scores, float("-inf"))
-    top = tl.ceil(tl.max(scores, 1) * scale)
-    lowered = tl.where(top == float("-inf"), 0.0, -top)[:, None]
     # Fused on purpose: a compiler may fuse it or not, by what is around it, and the bits would differ.
+    if BIASED:  # a bias of 0 gives the bits of none: a product that is rounded later has the same largest one
+        bias = tl.load(biases + base + j, mask=j < limit, other=0.0)[None, :]
+        top = tl.ceil(tl.max(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) + bias), 1))
+    else:
+        top = tl.ceil(tl.max(scores, 1) * scale)
+    lowered = tl.where(top == float("-inf"), 0.0, -top)[:, None]
+    if BIASED:
+        lowered = lowered + bias
     weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) + lowered))
     units = (weights + 1.0).to(tl.int32, bitcast=True) - 0x3F800000  # the bits of 1 + w count w in units of 2^-23
     total = tl.sum(units, 1).to(tl.float32) * 1.1920928955078125e-07
+    if V_BITS:
+        weights = weights * v_scales[None, :]
     return top, total, dot(narrow(weights), v, tl.zeros((ROWS, BLOCK_D), tl.float32))
 
 
@@ -151,8 +184,11 @@ def sink_weight(logit, top):
 def combine_kernel(
     work_ptr, sums_ptr, tops_ptr, totals_ptr, sinks_ptr, out_ptr,
     HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, SINKS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The parts of a row, added in order: out [N, HQ, D] bfloat16. Grid: rows in parts, HQ, blocks of BLOCK_D columns.
+
+    With STAGES the sums are of rotated values, and a program has all columns.
 
     work [rows, 3]: the row, its first part, the number of its parts; 0 parts for no row. The largest top is found
     first: scaled to it or step by step, the sums are the same. Then BLOCK parts at a time are loaded.
@@ -182,4 +218,7 @@ def combine_kernel(
         if SINKS:
             total += sink_weight(tl.load(sinks_ptr + head), top)
         at = (row * HQ + head).to(tl.int64) * D
-        tl.store(out_ptr + at + d, narrow(out / total), mask=d < D)
+        made = out / total
+        if STAGES:
+            made = tl.reshape(rotated(made[None, :], 1, D, STAGES), (D,)) * (1.0 / D)
+        tl.store(out_ptr + at + d, narrow(made), mask=d < D)

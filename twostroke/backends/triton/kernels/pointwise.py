@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from twostroke.backends.triton.kernels.codes import SCALE, store_codes
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import narrow, rms
 
@@ -82,11 +83,12 @@ def rope_store_kernel(
     cells_ptr, q_ptr, kv_ptr, page_stride, layer,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
     BIAS: tl.constexpr, NORMS: tl.constexpr, GROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    V_BITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """q, k and v of a row from the sum of its parts [PARTS, N, (HQ + 2 HKV) D]: bias, norms of q and k, RoPE.
 
     q is written to [N, HQ, D], k and v to the row's cell (frame * PAGE + slot); a cell below 0 is no place. A program
-    takes HEADS heads of a row.
+    takes HEADS heads of a row. V_BITS, STAGES: as attention's.
     """
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -122,12 +124,20 @@ def rope_store_kernel(
     tl.store(q_at, a, mask=mask & is_q[:, None])
     tl.store(q_at + D // 2, b, mask=mask & is_q[:, None])
     cell = tl.load(cells_ptr + row)
-    side = tl.where(is_v, HKV, 0) + (heads - HQ) % HKV  # K's heads, then V's
-    at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
-    places = kv_ptr + at + ((layer * 2 * HKV + side).to(tl.int64) * (PAGE * D))[:, None] + i[None, :]
-    stored = mask & (heads >= HQ)[:, None] & (cell >= 0)
-    tl.store(places, a, mask=stored)
-    tl.store(places + D // 2, b, mask=stored)
+    stored = (heads >= HQ) & (heads < HQ + 2 * HKV) & (cell >= 0)
+    if V_BITS:
+        record: tl.constexpr = D + D * V_BITS // 8 + 2 * SCALE
+        at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * record
+        places = kv_ptr + at + (layer * HKV + (heads - HQ) % HKV).to(tl.int64) * (PAGE * record)
+        places += tl.where(is_v, D + SCALE, 0)
+        both = tl.permute(tl.join(a.to(tl.float32), b.to(tl.float32)), (0, 2, 1))
+        store_codes(places, tl.reshape(both, (HEADS, D)), is_v, stored, HEADS, D, STAGES, V_BITS)
+    else:
+        side = tl.where(is_v, HKV, 0) + (heads - HQ) % HKV  # K's heads, then V's
+        at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
+        places = kv_ptr + at + ((layer * 2 * HKV + side).to(tl.int64) * (PAGE * D))[:, None] + i[None, :]
+        tl.store(places, a, mask=mask & stored[:, None])
+        tl.store(places + D // 2, b, mask=mask & stored[:, None])
 
 
 @kernel

@@ -236,7 +236,7 @@ def test_other_weights_never_match(opener: Opener) -> None:
 TECHNIQUES = {"plain": method("plain"), "repeat": method("repeat", sinks=3), "best-of": method("best-of", candidates=2)}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned
 @pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("technique", list(TECHNIQUES))
 @pytest.mark.parametrize("host", [0, 5, 100])

@@ -67,7 +67,7 @@ class Trouble:
             raise OSError("injected")
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
+@pytest.mark.parametrize("index", ["radix", pytest.param("hash", marks=pytest.mark.nightly)])
 def test_nobody_gets_anothers_content(opener: Opener, index: str) -> None:
     rng = random.Random(index)
     asked = prompts(rng)

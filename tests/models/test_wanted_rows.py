@@ -62,6 +62,7 @@ def results(llm: LLM, step: str, wanted: Sequence[int]) -> tuple[np.ndarray, np.
     return np.asarray(rows.hidden), np.stack(stored)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "olmo2", "qwen2moe"])

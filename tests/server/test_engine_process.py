@@ -19,6 +19,7 @@ from twostroke.methods import METHODS, load_module
 from twostroke.server.engine_process import remote
 from twostroke.server.engine_process.in_flight import Roster
 from twostroke.server.engine_process.remote import RemoteEngine
+from twostroke.server.engine_process.spare import SpareProcess
 from twostroke.server.lifecycle import make_server
 from twostroke.server.settings import Settings
 
@@ -273,3 +274,22 @@ def test_suspects() -> None:
     assert ended is b
     assert "twice" in str(error)
     assert {one.id for one in roster.to_begin()} == {a.id, c.id}
+
+
+def test_a_spare_process_is_taken() -> None:
+    """It waits while another serves, one that has died is not taken, and it ends with the server."""
+    spare = SpareProcess(delay_s=0.0)
+    spare.keep()
+    first = spare.pid
+    process = spare.take()
+    assert process.pid == first
+    eventually(lambda: spare.pid not in (None, first))
+    second = spare.pid
+    assert second is not None
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: Path(f"/proc/{second}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    other = spare.take()
+    assert other.pid != second
+    eventually(lambda: spare.pid not in (None, second, other.pid))
+    for one in (process, other, spare.take()):
+        one.end(0)

@@ -1,6 +1,7 @@
 """`twostroke serve`: an OpenAI-compatible server."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,7 @@ def serve(
     from twostroke.backends.choose import follow_torchrun
     from twostroke.backends.ranks.processes import under_torchrun
     from twostroke.server.engine_process.launch import EngineProcess, launch_of
+    from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
 
     settings = settings_options.settings()
     model_options.validate()
@@ -49,7 +51,8 @@ def serve(
         follow_torchrun()  # only rank 0 listens
     listener = listening.place.open()
     alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
-    process = None if alone else EngineProcess()  # first of all: it imports as much as this process does
+    # First of all: the engine's process imports as much as this one does.
+    process = None if alone else SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))
     with requires_extra("serve", "serving"):
         from twostroke.cli.engine_opening import open_served
         from twostroke.server.engine_process.messages import OpenOptions
@@ -63,18 +66,23 @@ def serve(
     note(f"loading {model_options.model}, to be served at {url}; until then calls are answered 503")
     with LoadingResponder(listener.sockets, listener.tls):
         load_method_modules(method_module)
-        spare = model_options.spare_bytes + SERVER_BYTES
+        keeps = process is not None and settings.spare_engine
+        spare = model_options.spare_bytes + SERVER_BYTES + SPARE_BYTES * keeps
         arguments = {"options": model_options, "steps": steps, "spare_bytes": spare, "kv_bytes": model_options.kv_bytes}
         one_pool = model_options.draft is None
         options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format, one_pool)
-        launch, patience_s = launch_of(options, process), settings.watchdog_timeout_s
-        engine = RemoteEngine(launch, patience_s) if process else LocalEngine(open_served(**arguments))
+        if process is None:
+            engine = LocalEngine(open_served(**arguments))
+        else:
+            engine = RemoteEngine(launch_of(options, process.take), settings.watchdog_timeout_s)
+            if keeps:
+                process.keep()
         llm = engine.llm
         if listening.log_format == "text":
             configure("text")  # from here on: until now people read notes
         server = make_server(engine, settings, listener.host, listening.port, listener.tls)
         server.warm_up()
-    where = f"process {os.getpid()}" + (f", its engine {process.pid}" if process else "")
+    where = f"process {os.getpid()}" + (f", its engine {engine.pid}" if isinstance(engine, RemoteEngine) else "")
     note(f"{llm!r} at {url} ({where}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
     if listener.host is not None:

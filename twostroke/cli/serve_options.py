@@ -115,6 +115,7 @@ class SettingsOptions(
             "drain_delay_s": {"names": ("--drain-delay",)},
             "step_timeout_s": {"names": ("--step-timeout",)},
             "watchdog_timeout_s": {"names": ("--watchdog-timeout",)},
+            "spare_engine": {"names": ("--spare-engine/--no-spare-engine",)},
             "grace_s": {"names": ("--grace",)},
             "header_timeout_s": {"names": ("--header-timeout",)},
             "body_timeout_s": {"names": ("--body-timeout",)},

@@ -70,6 +70,9 @@ class Settings(Checked):
         help="Seconds without a step after which the engine's process counts as hung: it is killed, and the next one "
         "goes on; 0 for no limit.",
     )
+    spare_engine: bool = flag(
+        True, help="Keep a process without a model ready, so that an engine that dies is back a second or two sooner."
+    )
     grace_s: float = number(30.0, least=0, help="Seconds that running requests have to finish at shutdown.")
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
     max_stored_bytes: int = size(64 << 20, help="Most bytes that kept responses take, as JSON.")

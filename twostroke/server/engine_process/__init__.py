@@ -6,6 +6,7 @@ hollow.py       an `LLM` without weights, which is all that routes need
 host.py         the engine's side: it serves one connection
 main.py         the life of the process
 launch.py       starting it, and why it ended
+spare.py        the next one, which has its imports done
 link.py         the server's connection to one process
 remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it
 in_flight.py    the server's record of each request, and what becomes of it when the process dies

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -24,6 +25,7 @@ import sys
 sys.path[:] = {path!r}
 try:
     from twostroke.server.engine_process.main import main
+    __import__({opener!r})
 except ModuleNotFoundError:
     sys.exit(1)  # the server lacks it too, and says so
 main({file}, {note}, {parent})
@@ -57,13 +59,15 @@ class Launch(Protocol):
 class EngineProcess:
     """One process. It imports what it needs, and waits for `open`."""
 
-    def __init__(self) -> None:
+    def __init__(self, opener: str = __name__) -> None:
+        """`opener`: the module that will open the model, to be imported now."""
         self.note = StepNote()
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         with theirs:
-            code = START_CODE.format(path=sys.path, file=theirs.fileno(), note=self.note.file, parent=os.getpid())
+            files = {"file": theirs.fileno(), "note": self.note.file}
+            code = START_CODE.format(path=sys.path, parent=os.getpid(), opener=opener, **files)
             # A new session, so that Ctrl-C in a terminal reaches the server alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -73,6 +77,10 @@ class EngineProcess:
             )
         self.pid = self._process.pid
         self.pipe = Connection(ours.detach())
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def open(self, options: "OpenOptions") -> None:
         """Let it open its model."""
@@ -92,14 +100,14 @@ class EngineProcess:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
 
 
-def launch_of(options: "OpenOptions", first: EngineProcess | None = None) -> Launch:
-    """Starts processes with these options; `first` is one that waits already."""
+def launch_of(options: "OpenOptions", take: Callable[[], EngineProcess] = EngineProcess) -> Launch:
+    """Starts processes with these options; `take` gives one that waits for them."""
 
     def launch(generation: int, kv_bytes: int | None = None) -> EngineProcess:
         arguments = dict(options.arguments)
         if options.one_pool and arguments.get("kv_bytes") is None:
             arguments["kv_bytes"] = kv_bytes
-        process = EngineProcess() if first is None or generation else first
+        process = take()
         process.open(replace(options, generation=generation, arguments=arguments))
         return process
 

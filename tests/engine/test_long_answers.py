@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from twostroke.api.llm import LLM
-from twostroke.engine import placement
+from twostroke.engine import shortages
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Emit, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, InvalidRequest, OutOfPages
@@ -40,7 +40,7 @@ CASES: list[Method] = [
 @pytest.fixture(autouse=True)
 def nobody_gives_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other thread holds any, so there is nothing to wait for."""
-    monkeypatch.setattr(placement, "HOLD_S", 0.05)
+    monkeypatch.setattr(shortages, "HOLD_S", 0.05)
 
 
 def small(tiny_llm: TinyLLM, pages: int = PAGES, **options: Any) -> LLM:

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import no_page_may_be_lost
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
-from twostroke.engine import placement
+from twostroke.engine import shortages
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Await, Prefill, Program
 from twostroke.errors import OutOfPages
@@ -89,7 +89,7 @@ def test_a_lost_page_is_found(tiny_llm: TinyLLM) -> None:
 
 def test_pages_that_another_thread_holds_for_a_moment(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """They end no request that runs alone, and those for which there is room go on meanwhile."""
-    monkeypatch.setattr(placement, "HOLD_S", 60.0)
+    monkeypatch.setattr(shortages, "HOLD_S", 60.0)
     llm = tiny_llm(prefix_index="off", kv_bytes=12 * tiny_llm().pool.page_bytes)
     few, many = llm.prefill([6] * 90).to("host"), llm.prefill([6] * 150).to("host")
     params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -125,7 +125,7 @@ def test_pages_that_another_thread_holds_for_a_moment(tiny_llm: TinyLLM, monkeyp
 def test_an_answer_waits_for_a_page_that_another_thread_holds(
     tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "HOLD_S", 60.0)
+    monkeypatch.setattr(shortages, "HOLD_S", 60.0)
     llm = tiny_llm(prefix_index="off")
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     expected = [token.id for token in llm.stream([5] * 10, max_tokens=40, ignore_eos=True)]
@@ -155,7 +155,7 @@ def test_a_program_starts_again_when_pages_in_quarantine_are_back_and_not_to_loo
     request = llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer))
     for _ in range(20):
         llm.engine.step()
-        time.sleep(placement.RETRY_S)
+        time.sleep(shortages.RETRY_S)
     assert (len(starts), request.done) == (1, False)
     llm.pool.num_quarantined = 0
     llm.pool.release(held)
@@ -181,7 +181,7 @@ def test_two_programs_that_wait_for_quarantine_do_not_take_turns_in_starting(tin
     requests = [llm.engine.submit(Request(program, SamplingParams(), llm.tokenizer)) for _ in range(2)]
     for _ in range(40):
         llm.engine.step()
-        time.sleep(placement.RETRY_S / 4)
+        time.sleep(shortages.RETRY_S / 4)
     assert len(starts) <= 8  # what each is taken to need doubles, up to what is there
     llm.pool.num_quarantined = 0
     llm.pool.release(held)
@@ -239,7 +239,7 @@ def test_a_prompt_without_room_behind_one_that_only_waits_does_not_start_again_a
 
 
 def test_what_others_do_not_give_back_ends_a_request(tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "HOLD_S", 0.2)
+    monkeypatch.setattr(shortages, "HOLD_S", 0.2)
     llm = tiny_llm(kv_bytes=6 * tiny_llm().pool.page_bytes)
     held = llm.prefill([6] * 60)
     failing, host = llm.engine.submit(llm.request([5] * 60, SamplingParams())), held.to("host")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, MethodModule, ModelOptions, load_method_modules, options_of, spread
+from twostroke.cli.method_options import MethodModule, load_method_modules
+from twostroke.cli.options import JsonFlag, ModelOptions, options_of, spread
 from twostroke.cli.parsers import parse_pair, without_password
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.fields import rules

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, options_of, spread
+from twostroke.cli.method_options import MethodOptions
+from twostroke.cli.options import JsonFlag, ModelOptions, SamplingOptions, options_of, spread
 from twostroke.cli.prompt import PromptOptions
 from twostroke.cli.report import ProgressDisplay, note, print_json
 from twostroke.fields import rules

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twostroke.cli.options import JsonFlag, MethodOptions, ModelOptions, SamplingOptions, option, spread
+from twostroke.cli.method_options import MethodOptions
+from twostroke.cli.options import JsonFlag, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.prompt import PromptOptions
 from twostroke.cli.report import cut_text, note, pace_text, print_json, size, tier_hits_text, write
 from twostroke.cli.thoughts import AnswerWriter

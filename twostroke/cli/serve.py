@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twostroke.cli.config import print_sources
-from twostroke.cli.options import MethodModule, PositionalModelOptions, load_method_modules, spread
+from twostroke.cli.method_options import MethodModule, load_method_modules
+from twostroke.cli.options import PositionalModelOptions, spread
 from twostroke.cli.report import note, tiers_text
 from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
 from twostroke.server.observability.logs import configure

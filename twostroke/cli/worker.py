@@ -6,14 +6,8 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from twostroke.cli.options import (
-    MethodModule,
-    PositionalModelOptions,
-    choice_settings,
-    load_method_modules,
-    option,
-    spread,
-)
+from twostroke.cli.method_options import MethodModule, load_method_modules
+from twostroke.cli.options import PositionalModelOptions, choice_settings, option, spread
 from twostroke.cli.parsers import parse_host
 from twostroke.cli.report import note
 from twostroke.engine.options import LLMOptions

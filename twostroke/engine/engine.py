@@ -314,7 +314,7 @@ class Engine:
 
     def idle_timeout(self) -> float | None:
         """Seconds until a step may find something to do if nothing else happens; None: not because of pages to come."""
-        pauses = self.loads.next_deadline() if self.loads.busy else None, self.placement.retry_after()
+        pauses = self.loads.next_deadline() if self.loads.busy else None, self.placement.shortages.retry_after()
         return min((pause for pause in pauses if pause is not None), default=None)
 
     # The step ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from twostroke.kv.backing_stores import StoredRun
+from twostroke.kv.stored_runs import StoredRun
 from twostroke.kv.tiers.speed import TransferSpeed
 
 SLACK = 1.1  # a load may take this many times as long as computing the same pages

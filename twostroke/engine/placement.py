@@ -19,7 +19,7 @@ is the last, so while a page may be missing for what follows a token, the token 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from twostroke.engine.choice_state import ACTIVE, PARKED, PREEMPTED, Shortage
+from twostroke.engine.choice_state import ACTIVE, PARKED, PREEMPTED
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
@@ -28,6 +28,7 @@ from twostroke.engine.prefill_lane import PrefillLane
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import PENDING, Choice
 from twostroke.engine.scheduler import MIN_CHUNK, Plan
+from twostroke.engine.shortages import RETRY_S, Shortages
 from twostroke.engine.step import Chunk
 from twostroke.errors import OutOfPages
 from twostroke.kv.pool import PagePool
@@ -35,8 +36,6 @@ from twostroke.kv.pool import PagePool
 log = logging.getLogger(__name__)
 
 MARGIN = 64  # free pages that a program's next strokes may take besides four times what its last one held
-HOLD_S = 2.0  # seconds in which pages that others hold are expected back
-RETRY_S = 0.01  # seconds until a choice that waits for them looks again
 
 
 class Placement:
@@ -44,6 +43,7 @@ class Placement:
 
     Attributes:
         preemptions: number of times that a choice was preempted.
+        shortages: which choices wait for pages that others hold.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Placement:
     ) -> None:
         """`index_computed`: see `ProgramRunner`."""
         self._budget, self._queues, self._index_computed, self._clock = budget, queues, index_computed, clock
+        self.shortages = Shortages(budget, queues, clock)
         self._prefill_blocked = False  # whether a prefill of the last step waited for room
         self._without_placeholders = False  # whether the next step enters no token that is not known
         self.preemptions = 0
@@ -73,7 +74,7 @@ class Placement:
         for choice in self._queues.waiting:
             shortage = choice.shortage
             if shortage is not None and returning:  # it starts when they are there, not to find that they are not
-                self._extend_shortage(choice, now)
+                self.shortages.extend(choice, now)
             waits = shortage is not None and now < shortage.until
             due = shortage is None or now >= shortage.retry_at
             if due and (self._reservation_fits(choice) or not (waits or self._queues.active)):
@@ -106,12 +107,6 @@ class Placement:
         absent = 0 if missing is None else len(missing.known.entry_table.pages)
         pages = absent + self._budget.pages_for(pool, len(lane.todo))
         return not self._prefill_blocked and self._budget.could_hold(pool, pages)
-
-    def retry_after(self) -> float | None:
-        """Seconds until pages that others hold may have come back; None if nobody waits for any."""
-        now, choices = self._clock(), (*self._queues.active, *self._queues.waiting)
-        shortages = [(one.state, one.shortage.until) for one in choices if one.shortage is not None]
-        return RETRY_S if any(state is PARKED or now < until for state, until in shortages) else None
 
     # Slots of a step --------------------------------------------------------------------------------------------
 
@@ -168,7 +163,7 @@ class Placement:
                 if any(chunk.tokens[-1] < 0 for chunk in chunks):  # whose pages may come back: try again then
                     self._without_placeholders = True
                     return None
-                if not self._wait_for_pages(choice, error):
+                if not self.shortages.waits(choice, error):
                     raise
                 if isinstance(lane, PrefillLane):  # a decode needs so little that nobody could go on instead
                     self._park(choice, max(error.pages, lane.min_pages))
@@ -215,7 +210,7 @@ class Placement:
         """
         active = self._queues.active
         if active == [choice]:
-            if waits := self._wait_for_pages(choice, error):
+            if waits := self.shortages.waits(choice, error):
                 self._park(choice, error.pages)
             return waits
         doubled = {pool: 2 * choice.reserved.get(pool, 1) for pool in self._budget.pools}
@@ -224,7 +219,7 @@ class Placement:
                 self.preempt(one)
         choice.reserved = {pool: max(choice.reserved.get(pool, 0), pages) for pool, pages in doubled.items()}
         if self._budget.pages_returning:  # else it would start as soon as nobody runs, and ask for what is not there
-            self._extend_shortage(choice, self._clock())
+            self.shortages.extend(choice, self._clock())
         return True
 
     def _preempt_youngest(self, choice: Choice, lane: Lane, error: OutOfPages) -> bool:
@@ -283,31 +278,6 @@ class Placement:
                 del shared_prefills[key]
                 dropped = True
         return dropped
-
-    # Waiting for pages that others hold -------------------------------------------------------------------------
-
-    def _wait_for_pages(self, choice: Choice, error: OutOfPages) -> bool:
-        """Whether a choice that runs alone and found no pages waits for those that others hold."""
-        now = self._clock()
-        if self._budget.pages_returning:
-            self._extend_shortage(choice, now)
-        elif not error.pages or not self._may_find(choice, error.pages):
-            return False
-        choice.shortage = choice.shortage or Shortage(now + HOLD_S)
-        return now < choice.shortage.until
-
-    def _extend_shortage(self, choice: Choice, now: float) -> None:
-        """Let a choice wait for pages that come back, however long that takes."""
-        choice.shortage = choice.shortage or Shortage(0.0)
-        choice.shortage.until = max(choice.shortage.until, now + RETRY_S)
-        if choice.state is PREEMPTED:
-            self._queues.move(choice, PARKED)
-
-    def _may_find(self, choice: Choice, count: int) -> bool:
-        """Whether pages are there by now, or are held by others: by values of a program, or of other threads."""
-        own, in_use = pages_held(choice), self._budget.in_use()
-        held = any(pages >= own.get(pool, 1) for pool, pages in in_use.items())
-        return held or all(self._budget.could_hold(pool, count) for pool in in_use)
 
     def _park(self, choice: Choice, missing: int) -> None:
         """Preempt a choice until it finds the missing pages, or has waited long enough."""

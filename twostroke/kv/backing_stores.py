@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,6 +26,7 @@ from twostroke.kv.pins import Pin
 from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.queued_write import QueuedWrite
 from twostroke.kv.spans import NO_PAGE
+from twostroke.kv.stored_runs import StoredRun, num_blocks
 from twostroke.kv.tiers.admission import Admission
 from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name, snapshot_names
 from twostroke.kv.tiers.store import Store
@@ -40,24 +41,6 @@ SNAPSHOT_TOUCHES = 2
 MAX_RUNS = 8
 
 
-@dataclass(frozen=True)
-class StoredRun:
-    """Pages [start, stop) of a prompt, counted from the first one asked for, in one store.
-
-    `snapshot`: they are parts of the snapshot behind its blocks, and are counted after them.
-    """
-
-    store: Store
-    start: int
-    stop: int
-    snapshot: bool = False
-
-
-def num_blocks(runs: Sequence[StoredRun]) -> int:
-    """The number of blocks in runs that begin with the first one."""
-    return max((run.stop for run in runs if not run.snapshot), default=0)
-
-
 class BackingStores:
     """The stores of one model. `find` and `read` are called from I/O threads.
 
@@ -69,11 +52,10 @@ class BackingStores:
     """
 
     def __init__(self, tiers: Tiers, index: PrefixIndex, name: str) -> None:
-        self.tiers, self.index, self.pool = tiers, index, index.pool
-        pool, model = index.pool, index.model
+        self.tiers, self.index, self.pool = tiers, index, (pool := index.pool)
         self.computing: Callable[[int, int], float] = lambda context, count: 0.0
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
-        self.namespace = Namespace(name, model, geometry, layout, pool.page_size, pool.block_bytes)
+        self.namespace = Namespace(name, index.model, geometry, layout, pool.page_size, pool.block_bytes)
         self.group = max(1, min(GROUP_BYTES // pool.block_bytes, pool.num_pages // pool.num_groups // 8))
         self._columns = np.array([group for group, _ in pool.geometry.kv_groups])
         self._parts = -(-pool.snapshot_pages // len(self._columns))  # of a snapshot

@@ -47,6 +47,7 @@ TECHNIQUES: list[Method] = [
     method("rkv", budget=12, every=5, window=3),
     method("expected-attention", times=2, keep="last", budget=9, newest=2),
     method("heavy-hitters", times=2, keep="last", sinks=2, budget=9, mean=True),
+    method("d2o", times=2, keep="last", sinks=2, budget=9),
     method("keydiff", budgets="ada", budget=9),
     method("tova", budgets="pyramid", budget=9, sinks=2),
     method("compress", last=0, segment=8),

@@ -5,6 +5,7 @@ from twostroke.methods.best_of import BestOf
 from twostroke.methods.chunkkv import ChunkKV
 from twostroke.methods.compress import Compress
 from twostroke.methods.curdkv import CurDKV
+from twostroke.methods.d2o import D2O
 from twostroke.methods.drop import Drop
 from twostroke.methods.expected_attention import ExpectedAttention
 from twostroke.methods.finch import Finch
@@ -30,6 +31,7 @@ from twostroke.methods.student import Student
 from twostroke.methods.tova import Tova
 
 __all__ = [
+    "D2O",
     "METHODS",
     "RKV",
     "AttentionMatching",

@@ -10,6 +10,7 @@ broke off behind the first (docs/results/dropping.md). Values stay near what the
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from twostroke.fields import integer, number
 from twostroke.kv.attention import Queries, attention_by_head, attention_scores
 from twostroke.kv.cache import KVCache
 from twostroke.methods.by_head import MAX_OBSERVED, ByHead, best
+from twostroke.methods.made_entries import Head, made_entries
 from twostroke.methods.method import Prompt
 
 MASS_STEPS = 100
@@ -62,22 +64,16 @@ class AttentionMatching(ByHead, name="attention-matching"):
 
     def fitted(self, made: Prefilled, kept: np.ndarray, count: int) -> KVCache:
         """A value of `count` entries for each head, for those of the indices `kept`."""
-        kv, geometry = made.kv, made.kv.pool.geometry
+        kv = made.kv
         worth = self.scores(kv, made.queries)[..., kept]
         worth[..., : self.sinks] = worth[..., -self.newest :] = np.inf
-        stays = best(worth, count)
-        keys = np.empty((*stays.shape, geometry.groups[0].head_dim), np.float32)
-        values, bias = np.empty_like(keys), np.zeros(stays.shape, np.float32)
-        for layer, whole in enumerate(kv.entries()):
-            every = whole[:, kept].astype(np.float32)  # [2, n, KV heads, head_dim]
-            scores = attention_scores(kv, made.queries, layer)[..., kept]
-            for head, of_head in enumerate(scores.reshape(stays.shape[1], -1, len(kept))):
-                some, (k, v) = stays[layer, head], every[:, :, head]
-                keys[layer, head] = k[some]
-                values[layer, head], bias[layer, head] = fit(of_head.astype(np.float64), v, some, self.ridge)
-        places = np.array(kv.positions)[kept][stays]
-        ids = kv.token_array[kept][stays[0, 0]].tolist()
-        value = KVCache.of_entries(kv, keys, values, places, ids, bias).with_tail(kv.tail)
+        scores = lru_cache(1)(lambda layer: attention_scores(kv, made.queries, layer)[..., kept])
+
+        def of_head(layer: int, head: int, keys: np.ndarray, values: np.ndarray, some: np.ndarray) -> Head:
+            of_queries = scores(layer).reshape(worth.shape[1], -1, len(kept))[head]
+            return keys[some], *fit(of_queries.astype(np.float64), values, some, self.ridge)
+
+        value = made_entries(kv, kept, best(worth, count), of_head)
         return value.resumed_at(kv.next_position if self.offset == "right" else count)
 
 

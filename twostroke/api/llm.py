@@ -49,6 +49,7 @@ class LLM(RequestMaker):
         dtype: str = "auto",
         kv_dtype: str = "auto",
         weights: str = "stored",
+        max_model_len: int | None = None,
         student: str | Checkpoint | None = None,
         draft: str | Checkpoint | None = None,
         threads: int | None = None,
@@ -81,6 +82,7 @@ class LLM(RequestMaker):
                 of 8 bits and V of 4, in two fifths (docs/kv-bits.md); "auto" is the backend's own, bfloat16 on CPUs.
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
                 "int3" or "int2").
+            max_model_len: most tokens of a prompt and its answer; chooses LongRoPE's factors (docs/families.md).
             student: a model of the same KV geometry, for techniques that hand over KV: "int4" (this model's weights,
                 re-encoded), "MODEL" or "MODEL@int4". It shares pool and backend.
             draft: a model with the same tokenizer that guesses tokens; names as for `student`. If its geometry

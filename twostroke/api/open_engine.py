@@ -60,6 +60,7 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
         stored = model if isinstance(model, Checkpoint) else open_checkpoint(model, progress=progress)
         if (verified := verify(stored, progress) if options.check else None) is not None:
             verified.require()
+        stored = stored.limited(length := options.max_model_len)
         checkpoint = quantize(stored, options.weights, threads)
         backend = create_backend(
             options.backend, options.device, options.dtype, threads,
@@ -77,6 +78,8 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
         }
         if options.draft == GUESSER:
             companions[GUESSER] = guesser_checkpoint(stored, options.weights, threads)
+        for role, one in companions.items():
+            companions[role] = one.limited(length and min(length, one.config.max_position))
         loader = ModelLoader(backend, options.prefix_index, tiers, memory, progress, here / tp)
         main = loader.load_main(checkpoint, page_size, options.kv_bytes, companions.values())
         models = {MAIN: main}

@@ -55,6 +55,12 @@ class LLMOptions:
         choices=WEIGHTS,
         help="Matrices as stored, or re-encoded on load; int3 and int2 are kept in 4 bits.",
     )
+    max_model_len: int | None = integer(
+        None,
+        least=2,
+        unset="the model's context",
+        help="Most tokens of a prompt and its answer; LongRoPE's factors are chosen by it.",
+    )
     student: str | Checkpoint | None = declare(
         None,
         Rule(

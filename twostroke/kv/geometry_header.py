@@ -33,6 +33,7 @@ def geometry_fields(geometry: Geometry) -> dict[str, Any]:
     """The geometry as JSON's types. Cached: it takes longer than all the rest of a short value's header."""
     fields = dataclasses.asdict(geometry)
     for rope in fields["ropes"]:
+        del rope["short"]
         if rope["rotated"] is None:  # older versions do not know the field
             del rope["rotated"]
     fields["states"] = [[layer, _state_fields(state)] for layer, state in geometry.states]

@@ -5,7 +5,7 @@ family (`models.families`) makes the description from a checkpoint's metadata. L
 pruning and backends read only the description and know no family by name.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -202,6 +202,13 @@ class ModelConfig(StableRepr):
             made = self.attention_layers.get(one.source, one) if 0 <= one.source < index else one
             if made.source is not None or (made.window, made.kv_shape) != (one.window, one.kv_shape):
                 raise ValueError(f"layer {index} cannot read the K and V of layer {one.source}")
+
+    def limited(self, length: int) -> "ModelConfig":
+        """The model for sequences of at most `length` tokens, no more than its context."""
+        mixers = [one.mixer for one in self.layers]
+        mixers = [replace(one, rope=one.rope.within(length)) if isinstance(one, Attention) else one for one in mixers]
+        layers = tuple(replace(layer, mixer=mixer) for layer, mixer in zip(self.layers, mixers, strict=True))
+        return replace(self, max_position=length, layers=layers)
 
     @cached_property
     def attention_layers(self) -> dict[int, Attention]:

@@ -1,7 +1,7 @@
 """Rotary position embedding (RoPE) and the ways in which it is scaled to longer contexts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, floor, log, pi, sqrt
 
@@ -17,13 +17,20 @@ class Rope(StableRepr):
     `factors` (length rotated / 2) holds the divisors of a scaling; None is all ones. `amplitude` multiplies rotated
     queries and keys (transformers' attention factor). `rotated` is how many numbers of a head are rotated (GPT-J's
     partial RoPE); None is all. Pairs are (i, i + head_dim / 2), of which the first ones are rotated; loaders permute
-    other layouts (`families.head_layouts`).
+    other layouts (`families.head_layouts`). `short` is LongRoPE's other list: the longest sequence for which it holds,
+    and its factors. An engine has one of the lists (`within`), so it is no part of what entries depend on.
     """
 
     base: float
     factors: tuple[float, ...] | None = None
     amplitude: float = 1.0
     rotated: int | None = field(default=None, repr=False, metadata=LATER)
+    short: tuple[int, tuple[float, ...] | None] | None = field(default=None, repr=False, compare=False)
+
+    def within(self, length: int) -> "Rope":
+        """The RoPE of an engine whose sequences have at most `length` tokens."""
+        shorter = self.short is not None and length <= self.short[0]
+        return replace(self, factors=self.short[1] if self.short and shorter else self.factors, short=None)
 
     @property
     def scaled(self) -> bool:
@@ -170,10 +177,15 @@ def longrope(
     """LongRoPE (Ding et al. 2024, arXiv:2402.13753): one list of divisors for all positions.
 
     They are the long ones where `context`, the longest sequence that the model is declared for, exceeds the original
-    context. The paper changes lists when a sequence grows past it. That would change keys that are in a cache already.
+    context; an engine for shorter sequences takes the short ones (`Rope.within`), as vLLM does. The paper changes lists
+    when a sequence grows past it. That would change keys that are in a cache already.
     """
-    divisors = np.array(long if context > original else short, np.float32)
-    return _with_turns(base, np.float32(1.0) / (divisors * _periods(base, 2 * len(divisors))), amplitude)
+
+    def of(divisors: Sequence[float]) -> Rope:
+        times = np.array(divisors, np.float32)
+        return _with_turns(base, np.float32(1.0) / (times * _periods(base, 2 * len(times))), amplitude)
+
+    return of(short) if context <= original else replace(of(long), short=(int(original), of(short).factors))
 
 
 def longrope_amplitude(factor: float, original: float) -> float:

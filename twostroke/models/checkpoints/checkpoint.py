@@ -4,16 +4,17 @@ Opening memory-maps the files and checks them. A tensor is decoded or copied onl
 """
 
 import hashlib
+import logging
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from twostroke.errors import CheckpointError
+from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.models.checkpoints.file_digests import file_digest
 from twostroke.models.checkpoints.pooling import Pooling
 from twostroke.models.config import ModelConfig
@@ -21,6 +22,8 @@ from twostroke.models.formats.encode import Encoder
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import is_weight_matrix, tensor_shapes
 from twostroke.system.mapped_files import MappedFile, locate_in_file
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Checkpoint:
     to some of them (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), then
     `encoders` (see `quantize`), on each call. `generation` holds the sampling defaults that the model states
     (see `generation`), and `pooling` how hidden states become embeddings. `guesser` opens the head of multi-token
-    prediction, if the files have one: its embeddings and its head are this model's.
+    prediction, if the files have one: its embeddings and its head are this model's. `context` is the one that the files
+    declare, if the config has less (`limited`).
     """
 
     name: str
@@ -63,6 +67,7 @@ class Checkpoint:
     generation: Mapping[str, float] = field(default_factory=dict)
     pooling: Pooling = field(default_factory=Pooling)
     guesser: Callable[[], "Checkpoint"] | None = field(default=None, repr=False, compare=False)
+    context: int | None = None
 
     def __post_init__(self) -> None:
         for name, shape in tensor_shapes(self.config).items():
@@ -71,6 +76,25 @@ class Checkpoint:
                 raise CheckpointError(f"{self.files[0]}: the tensor {name} is missing")
             if found.shape != shape:
                 raise CheckpointError(f"{found.source}: shape {found.shape} where {name} must have {shape}")
+
+    def limited(self, length: int | None) -> "Checkpoint":
+        """The model for sequences of at most `length` tokens; None: of its whole context.
+
+        LongRoPE's list of factors is chosen by it. Raises InvalidRequest for more than the context.
+        """
+        context = self.config.max_position
+        if length is not None and length > context:
+            raise InvalidRequest(
+                f"max_model_len must be at most {context}, the context of model {self.name}, not {length}"
+            )
+        shorter = next((one.short[0] for one in self.config.ropes if one.short is not None), 0)
+        if (length or context) > shorter > 0:
+            log.warning(
+                "%s: LongRoPE's long factors are used for sequences of every length; a max_model_len of %d or less "
+                "takes the short ones, for which such sequences were trained",
+                self.name, shorter,
+            )  # fmt: skip
+        return replace(self, config=self.config.limited(length or context), context=self.context or context)
 
     def names(self) -> set[str]:
         """The Twostroke names that `tensor` accepts."""
@@ -105,7 +129,8 @@ class Checkpoint:
         re-encoded. Files are hashed once and their digests stored (`identity`). Raises CheckpointError if a file
         cannot be read.
         """
-        digest = hashlib.blake2b(repr(self.config).encode(), digest_size=16)
+        config = replace(self.config, max_position=self.context or self.config.max_position)
+        digest = hashlib.blake2b(repr(config).encode(), digest_size=16)
         files: dict[MappedFile, str] = {}
         for name in sorted(self.stored):
             tensor, encoder = self.stored[name], self.encoders.get(name)

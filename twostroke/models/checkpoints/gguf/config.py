@@ -3,7 +3,6 @@
 Keys and defaults are llama.cpp's (src/llama-arch.cpp, src/llama-model.cpp).
 """
 
-import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -22,8 +21,6 @@ from twostroke.models.families.missing import reason
 from twostroke.models.families.tensor_names import StoredName, guesser_of, stored_names, unread_names
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
-
-log = logging.getLogger(__name__)
 
 JOINED_QKV = dict.fromkeys("qkv", "attn_qkv.weight") | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn_qkv.bias")
 EACH_EXPERT = {f"experts.{part}": f"ffn_{part}.{{}}.weight" for part in ("gate", "up", "down")}
@@ -114,11 +111,6 @@ class GgufSource(ConfigSource):
         if long is not None and short is not None:  # Phi-3's files state no type
             context = self.number("max_position_embeddings")
             original = self.number("rope.scaling.original_context_length", default=context)
-            if context > original:
-                log.warning(
-                    "%s: rope_factors_long is used for sequences of every length, as the context is %d",
-                    self.path, context,
-                )  # fmt: skip
             return longrope(base, short.tolist(), long.tolist(), original, context, amplitude)
         if kind in (None, "none", "linear"):
             old = self.get("rope.scale_linear")  # the key's name before `rope.scaling`

@@ -164,12 +164,6 @@ class HuggingFaceSource(ConfigSource):
         factor = context / original if factor is None else self.checked("factor", factor)
         amplitude = parameters.get("attention_factor")
         amplitude = longrope_amplitude(factor, original) if amplitude is None else amplitude
-        if context > original:
-            log.warning(
-                "%s: RoPE's long_factor is used for sequences of every length, as max_position_embeddings is %d; "
-                "set it to %d for the short_factor",
-                self.path, context, original,
-            )  # fmt: skip
         return longrope(base, short, long, original, context, self.checked("attention_factor", amplitude))
 
     def _original(self, parameters: Mapping[str, Any]) -> float:

@@ -15,6 +15,7 @@ from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
 from twostroke.errors import EngineFailed, EngineStopped
+from twostroke.system.futures import fulfil
 
 log = logging.getLogger(__name__)
 
@@ -126,14 +127,12 @@ class EngineThread:
             self._engine.cancel(request)
 
     def _call(self, action: Callable[[Engine], Any], result: "Future[Any]") -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-        try:
+        def run() -> Any:
             if self._closed:
                 raise self._reason()
-            result.set_result(action(self._engine))
-        except Exception as error:
-            result.set_exception(error)
+            return action(self._engine)
+
+        fulfil(result, run)
 
     # The loop ---------------------------------------------------------------------------------------------------
 

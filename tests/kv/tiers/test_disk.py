@@ -267,7 +267,7 @@ def test_a_device_that_fails(open_disk: Open, disk: Path, monkeypatch: pytest.Mo
         assert write(store, one[1:]) == 0
     assert store.counters.read().reasons == {"error": 2}
     assert read(store, one) == 1
-    store._rest_until = 0.0  # pyright: ignore[reportPrivateUsage]
+    store.failures.rest_until = 0.0
     assert write(store, one) == 3  # what the failure left goes, too
     assert not list(disk.glob("owners/*/*.partial"))
     assert store.used_bytes == taken(disk)

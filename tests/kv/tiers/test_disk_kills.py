@@ -171,7 +171,7 @@ def test_processes_that_share_a_directory(disk: Path) -> None:
 def test_a_stopped_process_stops_no_other(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was stopped while it held the ledger: others read, write nothing, and go on once it does."""
     monkeypatch.setattr("twostroke.kv.tiers.disk.ledger.LIMIT_S", 0.1)
-    monkeypatch.setattr("twostroke.kv.tiers.disk.store.REST_S", 0.0)
+    monkeypatch.setattr("twostroke.kv.tiers.disk.failures.REST_S", 0.0)
     store, one = DiskStore.open(disk, 1 << 30), prompt(3)
     write(store, one[:2])
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 from twostroke.errors import KVError, OutOfPages, PageLost
@@ -20,19 +21,20 @@ from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.disk import files
 from twostroke.kv.tiers.disk.directory import Directory
 from twostroke.kv.tiers.disk.directory_watch import DirectoryWatch
+from twostroke.kv.tiers.disk.failures import DiskFailures
 from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import Owner, sweep
 from twostroke.kv.tiers.disk.quota import Quota, QuotaExceeded, check_room
 from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import PageFormat
 from twostroke.system.daemon_threads import DaemonThreads
+from twostroke.system.futures import fulfil
 from twostroke.system.user_key import user_keys
 
 log = logging.getLogger(__name__)
 
 WEAR = 2  # quotas that may be written in a day
 READERS = 4  # pages that are read and checked at once
-REST_S = 10.0  # seconds without writing after the disk was full, or failed
 
 
 class DiskStore:
@@ -44,15 +46,13 @@ class DiskStore:
         self, directory: Directory, keys: Sequence[bytes], most_bytes: int, day_bytes: int, compressed: bool
     ) -> None:
         self.where, self.counters, self.most_bytes = str(directory.root), TierCounters(), most_bytes
-        self._directory, self._keys, self._compressed = directory, keys, compressed
+        self._directory = directory
         self._quota = Quota(directory, most_bytes, day_bytes, self.counters)
-        self._page_formats: dict[Namespace, PageFormat] = {}
+        self._page_format = cache(lambda namespace: PageFormat.of(namespace, keys, compressed))
         self._owner: Owner | None = None
         self._readers = DaemonThreads("disk tier", READERS)
         self._left: list[str] = []  # files that could not be deleted when they should have been
-        self._rest_until = 0.0  # when prompts' pages are written again, after a failure
-        self._failing = False  # since the last thing that was written or read
-        self._warned: set[str] = set()
+        self.failures = DiskFailures(self.where, self.counters)
 
     @classmethod
     def open(
@@ -85,7 +85,7 @@ class DiskStore:
     @property
     def answering(self) -> bool:
         """Whether pages can go there: it is whole, may be written to, and has not failed since it last worked."""
-        return self._owner is not None and not self._failing and self._directory.whole
+        return self._owner is not None and not self.failures.failing and self._directory.whole
 
     # Pages of prompts -----------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class DiskStore:
         if self._quota.spent:
             self.counters.skipped("budget", len(names))
             return 0
-        if time.monotonic() < self._rest_until:
+        if self.failures.resting:
             self.counters.skipped("open", len(names))
             return 0
         try:
@@ -124,9 +124,9 @@ class DiskStore:
                     break
                 count += 1
         except QuotaExceeded as refused:
-            self._refused(str(refused), len(names) - count)
+            self.failures.refused(str(refused), len(names) - count)
         except OSError as error:
-            self._rest_until = time.monotonic() + REST_S
+            self.failures.rest()
             self._failed(error, len(names) - count)
         return count
 
@@ -142,7 +142,7 @@ class DiskStore:
     def keep(self, namespace: Namespace, name: PageName, page: memoryview) -> None:
         page_format, began = self._page_format(namespace), time.perf_counter()
         try:
-            if time.monotonic() >= self._rest_until:
+            if not self.failures.resting:
                 self._restore()
             owner = self._owner
             if owner is None:
@@ -158,7 +158,7 @@ class DiskStore:
         except OSError as error:
             self._failed(error, 1)
             raise OutOfPages(f"{self.where} takes no value: {error.strerror or error}") from None
-        self._failing = False
+        self.failures.failing = False
         self.counters.moved("out", 1, len(page), time.perf_counter() - began)
 
     def fetch(self, namespace: Namespace, name: PageName, into: memoryview) -> None:
@@ -203,7 +203,7 @@ class DiskStore:
     def _restore(self) -> None:
         """After a failure: make what somebody has deleted again. Raises OSError."""
         owner = self._owner
-        if not self._failing or owner is None:
+        if not self.failures.failing or owner is None:
             return
         try:
             if self._directory.restore():
@@ -230,13 +230,6 @@ class DiskStore:
                 why = error.strerror or str(error)
         log.warning("%s cannot be written to (%s): pages are read from it, and none goes there", self.where, why)
 
-    def _page_format(self, namespace: Namespace) -> PageFormat:
-        page_format = self._page_formats.get(namespace)
-        if page_format is None:
-            page_format = PageFormat.of(namespace, self._keys, self._compressed)
-            self._page_formats[namespace] = page_format
-        return page_format
-
     def _parts(self, page_format: PageFormat, name: PageName, page: memoryview) -> tuple[bytes, memoryview]:
         """What a page's file holds."""
         payload = page_format.payload(page)
@@ -249,16 +242,7 @@ class DiskStore:
     def _begin(self, page_format: PageFormat, name: PageName, into: memoryview) -> Future[bool]:
         """Read one page on another thread, which does not keep the process from ending if the disk hangs."""
         done = Future[bool]()
-
-        def job() -> None:
-            if not done.set_running_or_notify_cancel():
-                return
-            try:
-                done.set_result(self._read(page_format, name, into))
-            except BaseException as error:  # else whoever waits would wait for ever
-                done.set_exception(error)
-
-        self._readers.submit(job)
+        self._readers.submit(partial(fulfil, done, partial(self._read, page_format, name, into)))
         return done
 
     def _read(self, page_format: PageFormat, name: PageName, into: memoryview) -> bool:
@@ -267,7 +251,7 @@ class DiskStore:
         path = self._directory.path(page_format, name.key)
         try:
             if files.read_page(path, page_format, name, into):
-                self._failing = False
+                self.failures.failing = False
                 return True
             self.counters.skipped("corrupt")
             log.warning("%s: this page is damaged: it is deleted, and computed instead", path)
@@ -286,18 +270,18 @@ class DiskStore:
         owner = self._owner
         if owner is None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        began, partial = time.perf_counter(), owner.partial()
+        began, unfinished = time.perf_counter(), owner.partial()
         parts = self._parts(page_format, name, page)
-        with self._quota.reserved(partial, sum(map(len, parts)), budgeted=True) as file:
+        with self._quota.reserved(unfinished, sum(map(len, parts)), budgeted=True) as file:
             files.fill(file, parts)
         try:
             with self._directory.ledger.locked() as account:
                 self._tidy(account)
-                if self._directory.commit(partial, page_format, name, account):
-                    self._failing = False
+                if self._directory.commit(unfinished, page_format, name, account):
+                    self.failures.failing = False
                     self.counters.moved("out", 1, len(page), time.perf_counter() - began)
         except OSError:
-            self._left.append(partial)
+            self._left.append(unfinished)
             raise
         return self._is_there(page_format, name)
 
@@ -311,26 +295,5 @@ class DiskStore:
                 self._left.append(path)
                 raise
 
-    def _refused(self, reason: str, pages: int) -> None:
-        """Count pages for which there is no room, and say so: once for each day's budget, and once for a full disk."""
-        self.counters.skipped(reason, pages)
-        if reason == "budget":
-            log.info(
-                "%s: the day's budget of writes is used up: nothing more goes there until midnight (UTC)", self.where
-            )
-            return
-        self._rest_until = time.monotonic() + REST_S
-        self._failing = True
-        self._warn("is full, and has too few pages that may go: nothing is written there for now")
-
     def _failed(self, error: OSError, pages: int) -> None:
-        """Count a failure of the disk, and say each kind once."""
-        self.counters.skipped("error", pages)
-        self._failing = True
-        if self._owner is not None:  # else it was said when it was opened
-            self._warn(f"does not work: {error.strerror or error}; pages are computed instead")
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            log.warning("%s %s", self.where, text)
+        self.failures.failed(error, pages, told=self._owner is None)  # when it was opened

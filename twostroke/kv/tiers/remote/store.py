@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TypeVar
 
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.tiers.counters import TierCounters
 from twostroke.kv.tiers.names import Namespace, PageName
 from twostroke.kv.tiers.page_format import HEADER_BYTES, SEAL_BYTES
-from twostroke.kv.tiers.remote.connection import CallTimedOut, Command, ErrorReply, RedisConnection, accepted
+from twostroke.kv.tiers.remote.connection import CallTimedOut, ErrorReply, RedisConnection, accepted
 from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, UNAVAILABLE, CircuitOpen, ConnectionPool
 from twostroke.kv.tiers.remote.format import PRIVATE, RemotePageFormat
 from twostroke.kv.tiers.remote.key_refresher import KeyRefresher
+from twostroke.kv.tiers.remote.prompt_pages import PromptPages, batches
 from twostroke.system.user_key import user_keys
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,6 @@ PRIVATE_TTL_S = 600.0
 REFRESH_S = 120.0
 MIN_BYTES_PER_S = 8e6  # bytes/s; a call with pages may take as long besides
 PRIVATE_S = 5.0  # more patience for pages that cannot be computed again
-BATCH_BYTES = 8 << 20  # under way at once
 
 
 class RedisStore:
@@ -48,10 +49,10 @@ class RedisStore:
         compressed: bool,
     ) -> None:
         self.where, self.counters = pool.where, TierCounters()
-        self.connections, self._keys, self._compressed = pool, keys, compressed
-        self._ttl_s, self.refresher = ttl_s, KeyRefresher(pool, private_ttl_s, refresh_s)
-        self._page_formats: dict[Namespace, RemotePageFormat] = {}
-        self._announced: dict[str, float] = {}  # when each namespace's model was last told
+        self.connections = pool
+        self._prompt_pages = PromptPages(self.counters, ttl_s)
+        self.refresher = KeyRefresher(pool, private_ttl_s, refresh_s)
+        self.page_format = cache(lambda namespace: RemotePageFormat.of(namespace, keys, compressed))
 
     @classmethod
     def open(
@@ -141,7 +142,7 @@ class RedisStore:
         right, count = None, 0
         try:
             with self.connections.connection(limit_s) as connection:
-                for start, stop in _batches(len(names), page_format.namespace.page_bytes):
+                for start, stop in batches(len(names), page_format.namespace.page_bytes):
                     connection.send([("GET", page_format.key(name)) for name in names[start:stop]])
                     while count < stop and (right := self._take(page_format, connection, names[count], into[count])):
                         count += 1
@@ -159,7 +160,7 @@ class RedisStore:
         page_format = self.page_format(namespace)
 
         def put(connection: RedisConnection) -> int:
-            return self._put(connection, page_format, names, pages)
+            return self._prompt_pages.put(connection, page_format, names, pages)
 
         try:
             return self._writing(_patience(sum(map(len, pages))), put)
@@ -173,8 +174,8 @@ class RedisStore:
     def touch(self, namespace: Namespace, names: Sequence[PageName]) -> None:
         page_format = self.page_format(namespace)
         with suppress(*UNAVAILABLE, ErrorReply), self.connections.connection(CALL_S) as connection:
-            self._stay(connection, page_format, names[::-1])  # the first page is the most recently used
-            self._announce(connection, page_format)
+            self._prompt_pages.stay(connection, page_format, names[::-1])  # the first page is the most recently used
+            self._prompt_pages.announce(connection, page_format)
 
     # Pages of one value ---------------------------------------------------------------------------------------
 
@@ -223,13 +224,6 @@ class RedisStore:
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def page_format(self, namespace: Namespace) -> RemotePageFormat:
-        page_format = self._page_formats.get(namespace)
-        if page_format is None:
-            page_format = RemotePageFormat.of(namespace, self._keys, self._compressed)
-            self._page_formats[namespace] = page_format
-        return page_format
-
     def _take(
         self, page_format: RemotePageFormat, connection: RedisConnection, name: PageName, into: memoryview
     ) -> bool | None:
@@ -277,60 +271,6 @@ class RedisStore:
         finally:
             writing.abandon(ticket)  # does nothing if it has been decided
 
-    def _put(
-        self,
-        connection: RedisConnection,
-        page_format: RemotePageFormat,
-        names: Sequence[PageName],
-        pages: Sequence[memoryview],
-    ) -> int:
-        """Write the pages that are missing, in order. Returns how many leading ones are there. Raises ErrorReply."""
-        parents = [_parent(names[0])] if names[0].number else []
-        there = self._stay(connection, page_format, [*parents, *names])
-        if parents and not there.pop(0):
-            return 0
-        self._announce(connection, page_format)
-        missing = [i for i, known in enumerate(there) if not known]
-        for start, stop in _batches(len(missing), page_format.namespace.page_bytes):
-            began, some = time.perf_counter(), missing[start:stop]
-            for i in some:  # one by one, since a value is a copy of its page
-                connection.send([self._command(page_format, names[i], pages[i])])
-            replies = [connection.reply() for _ in some]
-            refused = [isinstance(reply, ErrorReply) for reply in replies]
-            new = refused.index(True) if True in refused else len(some)
-            written = sum(reply == b"OK" for reply in replies[:new])
-            self.counters.moved("out", written, written * page_format.namespace.page_bytes, time.perf_counter() - began)
-            if new < len(some):
-                orphans = [i for i, reply in zip(some[new:], replies[new:], strict=True) if reply == b"OK"]
-                if orphans:  # a page is there only with its parent
-                    connection.replies([("DEL", page_format.key(names[i])) for i in orphans])
-                raise ErrorReply(str(replies[new]), some[new])
-        return len(names)
-
-    def _command(self, page_format: RemotePageFormat, name: PageName, page: memoryview) -> Command:
-        return "SET", page_format.key(name), page_format.value(name, page), "NX", "PX", self._milliseconds(name)
-
-    def _milliseconds(self, name: PageName) -> int:
-        """How long a page stays after its last use."""
-        return round(1e3 * max(self._ttl_s / 2, self._ttl_s - name.number))
-
-    def _stay(
-        self, connection: RedisConnection, page_format: RemotePageFormat, names: Sequence[PageName]
-    ) -> list[bool]:
-        """Let pages live on. Returns which of them are there. Raises ErrorReply."""
-        commands = [("PEXPIRE", key, self._milliseconds(name)) for name in names for key in page_format.keys(name)]
-        replies, each = accepted(connection.replies(commands)), 1 + len(page_format.others)
-        return [1 in replies[i : i + each] for i in range(0, len(replies), each)]
-
-    def _announce(self, connection: RedisConnection, page_format: RemotePageFormat) -> None:
-        """Name the model, for people, now and then."""
-        now = time.monotonic()
-        if now - self._announced.get(page_format.scope, float("-inf")) > self._ttl_s / 4:
-            connection.replies(
-                [("SET", page_format.about_key, page_format.about_value, "PX", round(1e3 * self._ttl_s))]
-            )
-            self._announced[page_format.scope] = now
-
     def _delete(self, keys: Sequence[bytes]) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
             with suppress(*UNAVAILABLE), self.connections.connection(CALL_S) as connection:
@@ -343,16 +283,6 @@ class RedisStore:
         self.counters.skipped(reason, pages)
 
 
-def _parent(name: PageName) -> PageName:
-    return PageName(name.parent, b"", name.number - 1, b"")
-
-
 def _patience(size: int) -> float:
     """Seconds that a call with `size` bytes of pages may take."""
     return CALL_S + size / MIN_BYTES_PER_S
-
-
-def _batches(count: int, page_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of pages that are under way together."""
-    most = max(1, min(BATCH_BYTES // page_bytes, BATCH_KEYS))
-    return ((start, min(start + most, count)) for start in range(0, count, most))

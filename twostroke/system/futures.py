@@ -1,0 +1,16 @@
+"""Futures whose results another thread computes."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def fulfil(future: "Future[T]", action: Callable[[], T]) -> None:
+    """Run an action for whoever waits for a future, who gets its result or its error. Not if it was cancelled."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(action())
+        except BaseException as error:  # else whoever waits would wait for ever
+            future.set_exception(error)

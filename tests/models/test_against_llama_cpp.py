@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from tests.models import llama_cpp
 from tests.models.test_against_transformers import LONG_SIZES, PAGE, all_logits, stated, tokens
@@ -43,6 +45,45 @@ def test_the_same_logits(family: str, tmp_path: Path) -> None:
     *short, long = differences(family, tmp_path)
     assert max(short) <= found.short
     assert long <= found.long
+
+
+# The layer and the position of the choice that llama.cpp makes otherwise, and what differs without it.
+TIES = {"qwen2moe": (2, 2556, 2e-3), "gpt_oss": (1, 1667, 1e-2)}
+
+
+@pytest.mark.parametrize("family", TIES)
+def test_jumps_are_ties_of_a_router(family: str, tmp_path: Path) -> None:
+    """With the next expert in place of the last chosen one in one row, transformers' logits are llama.cpp's."""
+    number, position, most = TIES[family]
+    directory, path = llama_cpp.converted(family, tmp_path, **LONG_SIZES)
+    ids = tokens(max(COUNTS), llama_cpp.TOKENS, seed=max(COUNTS))
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    mlp = model.model.layers[number].mlp
+    router, gaps = mlp.gate if hasattr(mlp, "gate") else mlp.router, list[float]()
+
+    def swapped(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The router's input, moved in that row along the difference of the two experts until they change places."""
+        rows = args[0].reshape(-1, args[0].shape[-1]).clone()
+        values, chosen = torch.nn.functional.linear(rows, router.weight, getattr(router, "bias", None)).sort(
+            descending=True
+        )
+        last, other = chosen[position, router.top_k - 1], chosen[position, router.top_k]
+        gap = values[position, router.top_k - 1] - values[position, router.top_k]
+        apart = router.weight[last] - router.weight[other]
+        rows[position] -= apart * (gap + 2e-5) / apart.square().sum()
+        gaps.append(float(gap))
+        return (rows.reshape(args[0].shape), *args[1:])
+
+    theirs = llama_cpp.logits(path, ids)
+    handle = router.register_forward_pre_hook(swapped)
+    with torch.no_grad():
+        found = model(torch.tensor([ids])).logits[0].numpy()
+        handle.remove()
+        plain = model(torch.tensor([ids])).logits[0].numpy()
+    assert gaps[0] < 2e-4  # of router logits whose median gap there is 0.4 or more
+    assert np.abs(found - theirs).max() <= most
+    assert np.abs(plain - theirs).max() > 20 * most
+    assert np.abs(plain - theirs)[:position].max() <= most
 
 
 # The number of each type in llama.cpp, and a family.

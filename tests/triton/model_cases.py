@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from twostroke.backends.triton.decoder import attention_options
-from twostroke.backends.triton.kernels import attention, packed, pointwise
+from twostroke.backends.triton.kernels import attention, linear_attention, packed, pointwise, recurrent
 from twostroke.backends.triton.packed import PACKED_FORMATS
 
 PACKED_TYPES = {
@@ -35,6 +35,16 @@ CODED_TYPES = {
     **dict.fromkeys(("page_stride", "layer", "window", "bias_stride", "part_stride"), "i32"),
     **dict.fromkeys(("scale", "eps"), "fp32"),
 }
+STATE_TYPES = {
+    **dict.fromkeys(("frames_ptr", "at_ptr", "cells_ptr", "row_cells_ptr", "items_ptr", "sequences_ptr"), "*i32"),
+    **dict.fromkeys(("states_ptr", "parts_ptr", "weight_ptr", "sums_ptr", "write_ptr", "row_sums_ptr"), "*fp32"),
+    **dict.fromkeys(("inputs_ptr", "pages_ptr", "rows_ptr", "made_ptr"), "*bf16"),
+    **dict.fromkeys(("page_stride", "place", "start", "words", "N", "rows_stride", "rows_place"), "i32"),
+    "q_scale": "fp32",
+}
+STATE = {"HK": 16, "HV": 32, "K": 128, "V": 128, "SIZE": 16384, "PAGE": 16}
+CHUNK = {"TILED": True, "DELTA": True, "CHUNK": 64, "BLOCK": 16, "BLOCK_K": 128, "BLOCK_V": 32, "FIELDS": 6}
+CONVOLUTION = {"WIDTH": 4, "BIAS": False, "NORMS": True, "ROWS": 16, "BLOCK": 128}
 HEADS = {"HQ": 32, "HKV": 8, "D": 128, "PAGE": 16, "V_BITS": 4, "STAGES": 7}
 TILES = {"ROWS": 128, "KEYS": 64, "BLOCK_D": 128, "WINDOW": False, "SPLIT": False, "SINKS": False, "BIASED": True}
 STORE = {"PARTS": 1, "BIAS": False, "NORMS": False, "GROWS": False, "HEADS": 8, "HALF": 64}
@@ -68,6 +78,14 @@ def coded_entries() -> dict[str, dict[str, int]]:
     }
 
 
+def states() -> dict[str, dict[str, int]]:
+    chunks = compiled(
+        linear_attention.linear_attention_kernel, STATE_TYPES | {"out_ptr": "*fp32"}, STATE | CHUNK, num_warps=4
+    )
+    types = STATE_TYPES | {"out_ptr": "*bf16"}
+    return {"chunks": chunks, "convolution": compiled(recurrent.convolve_kernel, types, STATE | CONVOLUTION)}
+
+
 if __name__ == "__main__":
     weights = {name: packed_weights(form.code) for name, form in PACKED_FORMATS.items()}
-    print(json.dumps({"packed weights": weights, "coded entries": coded_entries()}))
+    print(json.dumps({"packed weights": weights, "coded entries": coded_entries(), "states": states()}))

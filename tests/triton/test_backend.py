@@ -8,7 +8,6 @@ import torch
 
 from tests.backends.test_step_in_flight import batch
 from tests.study.explain.test_states import asked
-from tests.tiny import RECURRENT
 from twostroke.api.llm import LLM
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.backends.triton import backend as gpu
@@ -38,13 +37,14 @@ def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 
-REFUSED = dict.fromkeys(RECURRENT, "recurrent layers") | {
+REFUSED = {
     "gemma4": "layers with the same heads",
     "gemma4-12b": "layers with the same heads",
     "gemma2": "capped scores or logits",
     "olmo2": "norms over all heads together",
     "olmo3": "norms over all heads together",
-    "qwen2moe": "a shared expert",
+    **dict.fromkeys(("qwen2moe", "qwen3_5moe", "qwen3_next", "granite4-hybrid"), "a shared expert"),
+    "lfm2moe": "routers of sigmoids",
 }
 
 

@@ -26,3 +26,8 @@ def test_packed_weights_go_from_the_pipeline_to_the_tensor_cores(found: dict[str
 def test_entries_in_codes_go_through_the_tensor_cores(found: dict[str, dict[str, dict[str, int]]]) -> None:
     assert set(found["coded entries"]) == {"attention", "store"}
     assert found["coded entries"]["attention"]["products"] == 2 * 12  # masked tiles and others
+
+
+def test_layers_with_a_state_compile(found: dict[str, dict[str, dict[str, int]]]) -> None:
+    """The interpreter takes what the compiler refuses: types that change in a loop."""
+    assert set(found["states"]) == {"chunks", "convolution"}

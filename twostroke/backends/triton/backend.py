@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import triton
 
-from twostroke.backends.interface import CompiledModel, Weights
+from twostroke.backends.interface import ONE_RANK, CompiledModel, Weights
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks import collectives
 from twostroke.backends.ranks.collectives import device_of
@@ -24,6 +24,7 @@ from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.model import TritonModel
 from twostroke.backends.triton.packed import PACKED_FORMATS
 from twostroke.backends.triton.pass_plan import tall_of
+from twostroke.backends.triton.recurrent import lacking
 from twostroke.backends.triton.sharded import ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import Experts, ModelConfig
@@ -68,6 +69,8 @@ class TritonBackend:
         return None if self.ranks is None else self.ranks.group.failure
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
+        if self.ranks is not None and config.state_layers:
+            return ONE_RANK
         return unsupported(config, matrices, self.kv_dtype)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -122,7 +125,7 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype
         return f"it wants as many query heads for each KV head, not {config.num_heads} for {config.num_kv_heads}"
     if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
         return f"it wants at most {most} query heads for a KV head"
-    if part := _without_kernel(config):
+    if part := lacking(list(config.state_layers.values())) or _without_kernel(config):
         return f"it has no kernel for {part}"
     for name, tensor in matrices.items():
         if tensor.shape[1] % COPIED:
@@ -134,9 +137,7 @@ def _without_kernel(config: ModelConfig) -> str | None:
     """A part of the model, in words, that only other backends compute; None if there is none."""
     mlps = [layer.feed_forward for layer in config.layers]
     parts = {
-        "recurrent layers": bool(config.state_layers),
         "hidden states of another model": config.takes_hidden,
-        "a gate of what attention makes": any(one.output_gate for one in config.attentions),
         "routers of sigmoids": any(isinstance(mlp, Experts) and (mlp.sigmoid or mlp.selection_bias) for mlp in mlps),
         "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
         "norms over all heads together": any(one.whole_norm for one in config.attentions),
@@ -153,6 +154,7 @@ def _without_kernel(config: ModelConfig) -> str | None:
 def _digest() -> str:
     """A digest of the kernels and of the choices that bits depend on."""
     here = Path(__file__).parent
-    choices = (here / f"{name}.py" for name in ("linear", "packed", "experts", "pass_plan", "decoder"))
+    names = ("linear", "packed", "experts", "pass_plan", "decoder", "layers", "recurrent", "state_plan")
+    choices = (here / f"{name}.py" for name in names)
     sources = [*sorted((here / "kernels").glob("*.py")), *choices]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 
 from twostroke.backends.interface import PAGE, Weights
-from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
+from twostroke.backends.triton.experts import Mixture
 from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import packed as quantized
 from twostroke.backends.triton.kernels import pointwise
-from twostroke.backends.triton.linear import ACTIVATIONS, PADDING, GatedLinear, Linear, UnpackBuffer, place
+from twostroke.backends.triton.layers import AttentionWeights, LayerWeights, TritonLayer
+from twostroke.backends.triton.linear import Linear, place
 from twostroke.backends.triton.packed import RepackedMatrix
+from twostroke.backends.triton.pass_buffers import PassBuffers, PassExtras, PlanTensors
 from twostroke.backends.triton.pass_plan import FEW_ROWS, LOG2_E, MAX_PARTS, PassShape, keys_of, power_of_two
+from twostroke.backends.triton.recurrent import RecurrentLayer, StateBuffers
 from twostroke.backends.triton.tile_shapes import FEW_TOKENS
 from twostroke.models import config as models
 from twostroke.models.kv_formats import kv_format
@@ -28,102 +27,8 @@ HEADS = 8  # that a program rotates and stores
 COLUMNS = 32  # of a head that a program adds the parts of
 
 
-@dataclass(frozen=True)
-class PlanTensors:
-    """Views of the device's copy of `Work.packed`. `work` and `joined`: for each window."""
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    cells: torch.Tensor
-    spans: torch.Tensor
-    starts: torch.Tensor
-    work: list[torch.Tensor]
-    joined: list[torch.Tensor]
-
-    @classmethod
-    def of(cls, packed: torch.Tensor, shape: PassShape) -> PlanTensors:
-        ids, positions, cells, spans, starts, *windows = torch.split(packed, shape.sizes)
-        return cls(ids, positions, cells, spans, starts, windows[::2], windows[1::2])
-
-
-@dataclass(frozen=True)
-class PassExtras:
-    """Optional inputs of a pass.
-
-    Factors of dropout [layers, N, hidden], rows that return queries, and states, and what is added to scores [layers,
-    KV heads, entries of all sequences], in logarithms to base 2.
-    """
-
-    dropout: torch.Tensor | None = None
-    query_rows: torch.Tensor | None = None
-    state_rows: torch.Tensor | None = None
-    biases: torch.Tensor | None = None
-
-
-class PassBuffers:
-    """Activations of a pass of up to `rows` rows, and its sequences' cells and positions.
-
-    Rows are padded, so that tiles of tokens need no masks.
-    """
-
-    def __init__(self, decoder: TritonDecoder, rows: int, entries: int) -> None:
-        config, device = decoder.config, decoder.device
-        heads, dim = decoder.own.num_heads, config.head_dim
-        self.rows, self.entries = -(-rows // PADDING) * PADDING, entries
-        tall = self.rows
-
-        def room(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.x = room(tall, config.hidden_size, dtype=torch.float32)
-        self.h = room(tall, config.hidden_size)
-        self.parts = room(decoder.parts_of(tall), dtype=torch.float32)
-        self.q, self.attended = room(tall, heads * dim), room(tall, heads * dim)
-        self.gated = room(tall, max((1, *decoder.intermediates)))
-        self.ids = room(tall, dtype=torch.int32)
-        self.cells, self.positions = room(decoder.groups, entries, dtype=torch.int32), room(entries, dtype=torch.int32)
-
-
-class TritonLayer:
-    """The weights of a layer."""
-
-    def __init__(self, decoder: TritonDecoder, index: int, weights: Weights) -> None:
-        def vector(name: str) -> torch.Tensor:
-            return decoder.vector(weights(prefix + name).dequantize())
-
-        def matrix(name: str) -> Any:
-            return place(weights(prefix + name), decoder.device)
-
-        config, prefix = decoder.config, f"layers.{index}."
-        layer, scratch = config.layers[index], decoder.scratch
-        self.attention, self.feed_forward = layer.attention, layer.feed_forward
-        self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
-        heads, hidden = config.num_heads + 2 * config.num_kv_heads, config.hidden_size
-        self.qkv = Linear([matrix(name) for name in ("q", "k", "v")], scratch, of=heads * config.head_dim)
-        self.o = Linear([matrix("o")], scratch, of=hidden)
-        biased, normed = layer.attention.bias, layer.attention.qk_norm
-        self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if biased else None
-        self.down_bias: torch.Tensor | None = None
-        self.o_bias = decoder.whole_bias(vector("o_bias")) if layer.attention.output_bias else None
-        self.sink_logits = decoder.of_own_heads(vector("sink_logits")) if layer.attention.sink_logits else None
-        self.qk_norms = (vector("q_norm"), vector("k_norm")) if normed else (None, None)
-        self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
-        if isinstance(layer.feed_forward, models.Experts):
-            self.mixture = Mixture(layer.feed_forward, prefix, weights, decoder.rooms, decoder.whole_gated)
-        else:
-            activation, biased = ACTIVATIONS.index(layer.feed_forward.activation), layer.feed_forward.bias
-            bias = torch.cat([vector("gate_bias"), vector("up_bias")]) if biased else None
-            self.gated = GatedLinear(matrix("gate"), matrix("up"), activation, scratch, bias)
-            self.down = Linear([matrix("down")], scratch, of=hidden)
-            self.down_bias = decoder.whole_bias(vector("down_bias")) if biased else None
-
-
-class TritonDecoder:
-    """A model's weights on a device, and its pass over a ragged batch.
-
-    Attributes:
-        own: the description with those heads that are computed here.
-    """
+class TritonDecoder(LayerWeights):
+    """A model's weights on a device, and its pass over a ragged batch."""
 
     def __init__(
         self,
@@ -134,8 +39,7 @@ class TritonDecoder:
         own: models.ModelConfig | None = None,
     ) -> None:
         """`own`: the description with a rank's heads, if there are several ranks."""
-        self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
-        self.own = config if own is None else own
+        super().__init__(config, device, own)
         self.windows: list[int | None] = list(dict.fromkeys(config.windows))
         self.places, self.groups = entry_places(config, kv_dtype), len(layer_groups(config, kv_dtype))
         codes = kv_format(kv_dtype).codes
@@ -145,8 +49,8 @@ class TritonDecoder:
         self.head = Linear([place(weights(config.head_tensor), device)], self.scratch, whole=True)
         head = self.head.pieces[0] if self.head.pieces else None  # a rank may have no part of it
         self.table = head if config.tied else place(weights("embed"), device)
-        self.rooms = ExpertBufferPool(device)
-        self.layers = [TritonLayer(self, i, weights) for i in range(config.num_layers)]
+        self.state_rooms = StateBuffers(device)
+        self.layers = [TritonLayer(self, i, weights, kv_dtype) for i in range(config.num_layers)]
         self.norm = self.vector(weights("norm").dequantize() * np.float32(config.logit_scale))
         dim, heads = config.head_dim, self.own.num_heads
         self.sums = torch.empty(MAX_PARTS * heads * dim, dtype=torch.float32, device=device)
@@ -154,22 +58,9 @@ class TritonDecoder:
         self.turns: tuple[torch.Tensor, torch.Tensor] | None = None
         self.growths: dict[models.QueryGrowth | None, torch.Tensor] = {}
 
-    def vector(self, values: np.ndarray) -> torch.Tensor:
-        """A norm or a bias, float32."""
-        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
-
-    @property
-    def intermediates(self) -> list[int]:
-        """Widths of the gated MLPs."""
-        return [
-            one.feed_forward.intermediate_size for one in self.layers if isinstance(one.feed_forward, models.GatedMLP)
-        ]
-
-    def parts_of(self, rows: int) -> int:
-        """Floats of the largest product in the layers: in segments for few tokens, as `rows` rows for many."""
-        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.o, *_downs(layer))]
-        few = FEW_TOKENS * max((0, *(linear.features * linear.segments for linear in linears)))
-        return max(few, rows * max((self.config.hidden_size, *(linear.features for linear in linears))))
+    def buffers(self, rows: int, entries: int) -> PassBuffers:
+        """Room for a pass of so many rows, and entries of all sequences."""
+        return PassBuffers(self, self.layers, self.groups, rows, entries)
 
     def reach(self, positions: int) -> bool:
         """Make the table of RoPE's turns cover so many positions. Returns whether it is a new one."""
@@ -204,7 +95,7 @@ class TritonDecoder:
             drawn: tokens that placeholders stand for, int32.
             kv: the pages of any group of layers, [depth, parts, frames, Hkv, page_size, width].
         """
-        rows, config = shape.rows, self.config
+        rows = shape.rows
         queries, states = list[torch.Tensor](), list[torch.Tensor]()
         page_size = kv.shape[4]
         blocks = -(-rows // 256)
@@ -221,14 +112,8 @@ class TritonDecoder:
             self._norm(rows, to, parts, post, layer.attn_norm, bias=bias)
             if extras.state_rows is not None:  # the norm has added the parts of the layer before
                 states.append(to.x[extras.state_rows])
-            layer.qkv(to.h, to.parts, rows)
-            self.store(i, layer, rows, work, to, kv)
-            if extras.query_rows is not None:
-                taken = self.whole_heads(to.q[extras.query_rows], len(extras.query_rows))
-                taken = taken[: len(extras.query_rows)].view(-1, config.num_heads, config.head_dim)
-                queries.append(taken.float() * layer.attention.scale)
-            self.attend(i, layer, shape, work, to, kv, extras.biases)
-            parts = self.add(layer.o, self.whole_heads(to.attended, rows), rows, to, layer.post_norms[0])
+            mixed = self.mix_tokens(i, layer.mixer, shape, work, to, kv, extras, queries)
+            parts = self.add(layer.o, mixed, rows, to, layer.post_norms[0])
             dropout = None if extras.dropout is None else extras.dropout[i]
             self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout, layer.o_bias)
             if isinstance(layer.feed_forward, models.Experts):
@@ -245,21 +130,32 @@ class TritonDecoder:
             states.append(to.x[extras.state_rows])
         return queries, states
 
-    def whole_heads(self, x: torch.Tensor, rows: int) -> torch.Tensor:
-        """All columns of heads [padded rows, own heads * D]; a single process has them."""
-        return x
-
-    def whole_bias(self, own: torch.Tensor) -> torch.Tensor:
-        """The bias of a product that is added to the residual stream, of all columns; a single process has them."""
-        return own
-
-    def of_own_heads(self, values: torch.Tensor) -> torch.Tensor:
-        """What there is for each query head, of those that are computed here."""
-        return values
-
-    def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
-        """All columns of gated values [padded rows, own], of which there are `width`; a single process has them."""
-        return gated
+    def mix_tokens(
+        self,
+        i: int,
+        layer: AttentionWeights | RecurrentLayer,
+        shape: PassShape,
+        work: PlanTensors,
+        to: PassBuffers,
+        kv: torch.Tensor,
+        extras: PassExtras,
+        queries: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """What a layer's output projection is given, [padded rows, its columns]. Queries are appended."""
+        rows, config = shape.rows, self.config
+        if isinstance(layer, RecurrentLayer):
+            assert extras.states is not None, "the batch has no states"
+            new_cells = work.cells.view(self.groups, -1)
+            return layer(to.h, to.parts, rows, new_cells, to.cells, extras.states, self.state_rooms)
+        layer.qkv(to.h, to.parts, rows)
+        self.store(i, layer, rows, work, to, kv)
+        if extras.query_rows is not None:
+            taken = self.whole_heads(to.q[extras.query_rows], len(extras.query_rows))
+            taken = taken[: len(extras.query_rows)].view(-1, config.num_heads, config.head_dim)
+            queries.append(taken.float() * layer.attention.scale)
+        self.attend(i, layer, shape, work, to, kv, extras.biases)
+        layer.gated(to.h, to.parts, to.attended, rows)
+        return self.whole_heads(to.attended, rows)
 
     def add(self, linear: Linear, x: torch.Tensor, rows: int, to: PassBuffers, post: torch.Tensor | None) -> int:
         """A product that is added to the residual stream: at once, or as parts, whose number is returned, by a norm."""
@@ -306,7 +202,7 @@ class TritonDecoder:
         )  # fmt: skip
 
     def store(
-        self, i: int, layer: TritonLayer, rows: int, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
+        self, i: int, layer: AttentionWeights, rows: int, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
     ) -> None:
         """Queries to `to.q`, keys and values to their pages."""
         config, turns = self.own, self.turns
@@ -328,7 +224,7 @@ class TritonDecoder:
     def attend(
         self,
         i: int,
-        layer: TritonLayer,
+        layer: AttentionWeights,
         shape: PassShape,
         work: PlanTensors,
         to: PassBuffers,
@@ -386,7 +282,3 @@ def attention_options(tall: int, block: int) -> dict[str, int]:
 def norm_warps(hidden: int) -> int:
     """Warps of a norm, by the width alone: the order of its sums depends on it."""
     return 8 if hidden <= 1024 else 16
-
-
-def _downs(layer: TritonLayer) -> Sequence[Linear]:
-    return () if isinstance(layer.feed_forward, models.Experts) else (layer.down,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,10 +14,12 @@ from twostroke.backends.interface import DrawnTokens, ForwardOutput, LazyLogits,
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, hidden_of, sample_rows
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.triton.cuda_graphs import MAX_GRAPH_ENTRIES, MAX_GRAPH_ROWS, CudaGraphs, bucket
-from twostroke.backends.triton.decoder import PassBuffers, PassExtras, PlanTensors, TritonDecoder
+from twostroke.backends.triton.decoder import TritonDecoder
 from twostroke.backends.triton.linear import PADDING
+from twostroke.backends.triton.pass_buffers import PassBuffers, PassExtras, PlanTensors
 from twostroke.backends.triton.pass_plan import PassPlan, flat_biases, plan
 from twostroke.backends.triton.sampling import DeviceSampler, supports, supports_report
+from twostroke.backends.triton.state_plan import plan_states
 from twostroke.errors import OutOfPages
 from twostroke.models.config import ModelConfig
 from twostroke.sampling import statistics
@@ -88,7 +91,7 @@ class TritonModel:
             self.sampler, self.graphs = DeviceSampler(device), CudaGraphs(device)
             self.statistics: Statistics = DeviceStatistics(self.sampler)
             self._memory: PageMemory | None = None  # that graphs write to
-            self._buffers = PassBuffers(self.decoder, MAX_GRAPH_ROWS, MAX_GRAPH_ENTRIES) if self.captures else None
+            self._buffers = self.decoder.buffers(MAX_GRAPH_ROWS, MAX_GRAPH_ENTRIES) if self.captures else None
             self._eager: PassBuffers | None = None
             # The head's input, the same after its norm, and the logits.
             self._x = torch.zeros(HEAD_ROWS, config.hidden_size, dtype=torch.float32, device=device)
@@ -119,7 +122,11 @@ class TritonModel:
             extras = NONE
             given = (batch.dropout, batch.query_rows, batch.state_rows, flat_biases(batch))
             if any(array is not None for array in given):
-                extras = PassExtras(*(None if array is None else self._there(array) for array in given))
+                dropout, queries, hidden, biases = (None if one is None else self._there(one) for one in given)
+                extras = PassExtras(dropout, queries, hidden, biases)
+            if batch.states:
+                chunk = next(iter(self.config.state_layers.values())).chunk
+                extras = replace(extras, states=plan_states(batch, chunk, memory, self._there))
             if self.decoder.reach(int(batch.positions.max()) + 1):
                 self.graphs.clear()
             if batch.drawn is not None:
@@ -163,7 +170,7 @@ class TritonModel:
         if to is None or to.rows < work.shape.rows or to.entries < work.entries:
             most = (0, 0) if to is None else (to.rows, to.entries)
             self._eager = to = None
-            to = PassBuffers(self.decoder, max(most[0], work.shape.rows), max(most[1], 2 * work.entries, 1 << 16))
+            to = self.decoder.buffers(max(most[0], work.shape.rows), max(most[1], 2 * work.entries, 1 << 16))
             self._eager = to
         views = PlanTensors.of(self._there(work.packed(work.shape)), work.shape)
         return to.x, *self.decoder.launch(views, work.shape, self._drawn, to, kv, extras)

@@ -20,10 +20,12 @@ from twostroke.backends.ranks.collectives import Collectives
 from twostroke.backends.ranks.sharding import ColumnSplit, Shard
 from twostroke.backends.sharded_memory import ShardedMemory
 from twostroke.backends.torch_ranks import TorchRanks, split_of, split_of_heads
-from twostroke.backends.triton.decoder import PassBuffers, PlanTensors, TritonDecoder, TritonLayer
+from twostroke.backends.triton.decoder import TritonDecoder
 from twostroke.backends.triton.experts import Mixture
+from twostroke.backends.triton.layers import AttentionWeights
 from twostroke.backends.triton.linear import PADDING, Linear
 from twostroke.backends.triton.model import LaunchedTokens, TritonModel
+from twostroke.backends.triton.pass_buffers import PassBuffers, PlanTensors
 from twostroke.backends.triton.pass_plan import PassShape
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Sampled
@@ -100,7 +102,7 @@ class ShardedDecoder(TritonDecoder):
         to.x[:rows] = self.links.gather_owned_rows(found, ids, self._ends)
 
     def store(
-        self, i: int, layer: TritonLayer, rows: int, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
+        self, i: int, layer: AttentionWeights, rows: int, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
     ) -> None:
         if self.heads.own:
             super().store(i, layer, rows, work, to, kv)
@@ -108,7 +110,7 @@ class ShardedDecoder(TritonDecoder):
     def attend(
         self,
         i: int,
-        layer: TritonLayer,
+        layer: AttentionWeights,
         shape: PassShape,
         work: PlanTensors,
         to: PassBuffers,

@@ -19,3 +19,12 @@ def input_tile(x, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
     if K % BLOCK_K == 0:
         return tl.load(x[None, :] + k[:, None])
     return tl.load(x[None, :] + k[:, None], mask=k[:, None] < K, other=0.0)
+
+
+@triton.jit
+def sum_of_parts(parts, part_stride, places, mask, PARTS: tl.constexpr):
+    """The outputs of a product whose parts, `part_stride` apart, are added in their order."""
+    total = tl.load(parts + places, mask=mask, other=0.0)
+    for s in tl.static_range(1, PARTS):
+        total += tl.load(parts + s * part_stride + places, mask=mask, other=0.0)
+    return total

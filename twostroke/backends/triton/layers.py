@@ -1,0 +1,130 @@
+"""The weights of a layer on a device, and what a rank has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from twostroke.backends.interface import Weights
+from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
+from twostroke.backends.triton.kernels import recurrent
+from twostroke.backends.triton.linear import ACTIVATIONS, FEW_TOKENS, GatedLinear, Linear, UnpackBuffer, place
+from twostroke.backends.triton.recurrent import RecurrentLayer
+from twostroke.models import config as models
+from twostroke.models.recurrent import RecurrentMixer
+
+GATED_ROWS, GATED_COLUMNS = 16, 256  # that a program multiplies by the output gate
+
+
+class LayerWeights:
+    """Where the weights of a model are placed. A single process has all columns of all products.
+
+    Attributes:
+        own: the description with those heads that are computed here.
+    """
+
+    def __init__(self, config: models.ModelConfig, device: str, own: models.ModelConfig | None) -> None:
+        self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
+        self.own = config if own is None else own
+        self.rooms = ExpertBufferPool(device)
+
+    def vector(self, values: np.ndarray) -> torch.Tensor:
+        """A norm or a bias, float32."""
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
+
+    def whole_heads(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        """All columns of heads [padded rows, own heads * D]; a single process has them."""
+        return x
+
+    def whole_bias(self, own: torch.Tensor) -> torch.Tensor:
+        """The bias of a product that is added to the residual stream, of all columns; a single process has them."""
+        return own
+
+    def of_own_heads(self, values: torch.Tensor) -> torch.Tensor:
+        """What there is for each query head, of those that are computed here."""
+        return values
+
+    def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+        """All columns of gated values [padded rows, own], of which there are `width`; a single process has them."""
+        return gated
+
+
+class AttentionWeights:
+    """The weights of a layer's attention."""
+
+    def __init__(self, model: LayerWeights, attention: models.Attention, prefix: str, weights: Weights) -> None:
+        def vector(name: str) -> torch.Tensor:
+            return model.vector(weights(prefix + name).dequantize())
+
+        def linear(*names: str, of: int) -> Linear:
+            return Linear([place(weights(prefix + name), model.device) for name in names], model.scratch, of=of)
+
+        config = model.config
+        queries, heads = config.num_heads * config.head_dim, config.num_heads + 2 * config.num_kv_heads
+        self.attention = attention
+        self.qkv = linear("q", "k", "v", of=heads * config.head_dim)
+        self.gate = linear("q_gate", of=queries) if attention.output_gate else None
+        self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if attention.bias else None
+        self.sink_logits = model.of_own_heads(vector("sink_logits")) if attention.sink_logits else None
+        self.qk_norms = (vector("q_norm"), vector("k_norm")) if attention.qk_norm else (None, None)
+
+    def gated(self, h: torch.Tensor, parts: torch.Tensor, attended: torch.Tensor, rows: int) -> None:
+        """Multiply what attention has made by the output gate, if the layer has one."""
+        if self.gate is None:
+            return
+        self.gate(h, parts, rows)
+        blocks = -(-self.gate.features // GATED_COLUMNS)
+        recurrent.output_gate_kernel[(-(-rows // GATED_ROWS), blocks)](
+            attended, parts, FEW_TOKENS * self.gate.features, rows, SIZE=self.gate.features,
+            PARTS=self.gate.parts(rows), ROWS=GATED_ROWS, BLOCK=GATED_COLUMNS,
+        )  # fmt: skip
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """The products of a layer's inputs."""
+        return (self.qkv,) if self.gate is None else (self.qkv, self.gate)
+
+
+class TritonLayer:
+    """The weights of a layer."""
+
+    def __init__(self, model: LayerWeights, index: int, weights: Weights, kv_dtype: str) -> None:
+        def vector(name: str) -> torch.Tensor:
+            return model.vector(weights(prefix + name).dequantize())
+
+        def matrix(name: str) -> Any:
+            return place(weights(prefix + name), model.device)
+
+        config, prefix = model.config, f"layers.{index}."
+        layer, scratch, hidden = config.layers[index], model.scratch, config.hidden_size
+        self.feed_forward = layer.feed_forward
+        self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
+        self.down_bias: torch.Tensor | None = None
+        self.o_bias: torch.Tensor | None = None
+        if isinstance(layer.mixer, RecurrentMixer):
+            inputs = Linear([matrix(name) for name in layer.mixer.projections], scratch)
+            vectors = {name: vector(name) for name in layer.mixer.vectors}
+            self.mixer: AttentionWeights | RecurrentLayer = RecurrentLayer(config, index, kv_dtype, inputs, vectors)
+            self.o = Linear([matrix("state_o")], scratch, of=hidden)
+        else:
+            self.mixer = AttentionWeights(model, layer.mixer, prefix, weights)
+            self.o = Linear([matrix("o")], scratch, of=hidden)
+            self.o_bias = model.whole_bias(vector("o_bias")) if layer.mixer.output_bias else None
+        self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
+        if isinstance(layer.feed_forward, models.Experts):
+            self.mixture = Mixture(layer.feed_forward, prefix, weights, model.rooms, model.whole_gated)
+        else:
+            activation, biased = ACTIVATIONS.index(layer.feed_forward.activation), layer.feed_forward.bias
+            bias = torch.cat([vector("gate_bias"), vector("up_bias")]) if biased else None
+            self.gated = GatedLinear(matrix("gate"), matrix("up"), activation, scratch, bias)
+            self.down = Linear([matrix("down")], scratch, of=hidden)
+            self.down_bias = model.whole_bias(vector("down_bias")) if biased else None
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """The products whose outputs are parts."""
+        downs = () if isinstance(self.feed_forward, models.Experts) else (self.down,)
+        return (*self.mixer.linears, self.o, *downs)

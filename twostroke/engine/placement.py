@@ -24,9 +24,10 @@ from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
 from twostroke.engine.page_budget import PageBudget, pages_held
+from twostroke.engine.pending import PENDING
 from twostroke.engine.prefill_lane import PrefillLane
 from twostroke.engine.queues import Queues
-from twostroke.engine.request import PENDING, Choice
+from twostroke.engine.request import Choice
 from twostroke.engine.scheduler import MIN_CHUNK, Plan
 from twostroke.engine.shortages import RETRY_S, Shortages
 from twostroke.engine.step import Chunk

@@ -11,9 +11,10 @@ from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
+from twostroke.engine.pending import PENDING, PendingFuture, Raised
 from twostroke.engine.prefill_lane import PrefillLane
-from twostroke.engine.request import PENDING, Choice, PendingFuture, Raised, SharedPrefill, close
-from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke
+from twostroke.engine.request import Choice, SharedPrefill
+from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke, close_program
 from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
 
@@ -52,7 +53,7 @@ class ProgramRunner:
                     choice.finish(stop.value)
                 return
             if choice.done:  # the program has cancelled its own request
-                close(program)
+                close_program(program)
                 return
             choice.side_by_side = isinstance(asked, list)
             strokes = asked if isinstance(asked, list) else [asked]

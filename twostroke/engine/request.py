@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import secrets
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +15,8 @@ from twostroke.engine.choice_state import NEW, Shortage
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
 from twostroke.engine.output import ChoiceOutput, Token
-from twostroke.engine.strokes import Decode, Program
+from twostroke.engine.pending import PENDING, PendingFuture, Raised
+from twostroke.engine.strokes import Decode, Program, close_program
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
 from twostroke.kv.pool import PagePool
@@ -26,26 +25,8 @@ from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
-log = logging.getLogger(__name__)
 arrival_numbers = itertools.count()
-PENDING = object()  # the result of a stroke that is still in flight
 PRIORITY_S = 10.0  # seconds that each unit of priority adds to the arrival time
-
-
-@dataclass(frozen=True)
-class PendingFuture:
-    """The future of an `Await` stroke in place `slot`, for which a choice waits since `began`."""
-
-    slot: int
-    future: Future[Any]
-    began: float
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The result of a stroke that failed, to be raised in the program."""
-
-    error: BaseException
 
 
 class Choice:
@@ -121,7 +102,7 @@ class Choice:
     def order(self) -> tuple[float, int, int]:
         """Sort key: first come, first served; the youngest is preempted first.
 
-        A priority shifts the arrival time, so nothing starves: a request that has waited longer than `PATIENCE` per
+        A priority shifts the arrival time, so nothing starves: a request that has waited longer than `PRIORITY_S` per
         unit of difference comes before new requests.
         """
         request = self.request
@@ -174,7 +155,7 @@ class Choice:
         self.lanes, self.futures, self.results = [], [], []
         program, self.program = self.program, None
         if program is not None:
-            close(program)
+            close_program(program)
 
     def hold_last_token(self) -> None:
         """Keep the last token back if the caller has not taken it, until it is known whether another follows.
@@ -230,19 +211,6 @@ class Choice:
         self.release_held_token()
         self.result, self.done = result, True
         self.release()
-
-
-def close(program: Program) -> None:
-    """Close a program, which is code from outside: what it raises then would reach the wrong caller.
-
-    A program that is running, since it cancels its own request, is closed by the driver.
-    """
-    if getattr(program, "gi_running", False):
-        return
-    try:
-        program.close()
-    except Exception:
-        log.exception("a program failed while it was closed")
 
 
 class Request:

@@ -6,6 +6,7 @@ the list of their results, computed side by side. Its return value is the reques
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,8 @@ from twostroke.kv.cache import KVCache
 from twostroke.models.dropout import Dropout
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.scores import TokenScore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -179,3 +182,16 @@ class Decoded:
 
 Stroke = Prefill | Decode | Emit | Await
 Program = Generator[Stroke | list[Stroke], Any, Any]
+
+
+def close_program(program: Program) -> None:
+    """Close a program, which is code from outside: what it raises then would reach the wrong caller.
+
+    A program that is running, since it cancels its own request, is closed by the driver.
+    """
+    if getattr(program, "gi_running", False):
+        return
+    try:
+        program.close()
+    except Exception:
+        log.exception("a program failed while it was closed")

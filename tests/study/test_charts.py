@@ -93,7 +93,7 @@ def test_what_a_line_chart_draws() -> None:
     drawn = parse(line_chart("T", LINEAR, LINEAR, series))
     assert [one.attrib["class"] for one in drawn.iter("polyline")] == ["s0", "s1", "s3 dashed"]
     assert [one.attrib["class"] for one in drawn.iter("polygon")] == ["f1"]
-    told = [one.attrib["data-told"] for one in drawn.iter("circle") if "data-told" in one.attrib]
+    told = [one.text for circle in drawn.iter("circle") for one in circle.findall("title")]
     assert told == ["line: 1 at 0", "line: 2 at 10", "dots, five: 2 at 5"]
     assert {"line", "band", "dots", "limit"} <= {one.text for one in drawn.iter("text")}
     (band,) = drawn.iter("polygon")

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from twostroke.errors import InvalidRequest
+
 # As GNU's tools have it: 2G and 2GiB are 2 x 1024^3 bytes, 2GB are 2 x 1000^3.
 UNITS = {
     "": 1,
@@ -97,3 +99,9 @@ def parse_pair(text: str, option: str = "--method-option") -> tuple[str, Any]:
     if not key or not equals:
         raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint=option)
     return key.strip().replace("-", "_"), parse_value(value.strip())
+
+
+def require_directory(option: str, path: Path | None) -> None:
+    """Raises InvalidRequest if a file that is to be written has no directory, before it is made."""
+    if path is not None and not path.parent.is_dir():
+        raise InvalidRequest(f"{option} {path}: there is no directory {path.parent}")

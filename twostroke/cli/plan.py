@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, spread
+from twostroke.cli.parsers import require_directory
 from twostroke.cli.plan_options import ConfigurationOptions, HereOptions, WorkloadOptions
 from twostroke.cli.report import note, print_json
 from twostroke.errors import InvalidRequest
@@ -46,12 +47,13 @@ def plan(
         models = [*([model] if model else []), *(here.models or [])]
         run_verify(models, here.quick, here.seconds, here.threads, here.output, as_json)
     else:
+        require_directory("--html", html)
         made = _make(model, configuration, asked)
         facts = _facts(made)
         if html is not None:
-            from twostroke.study.plan.page.page import write_page
+            from twostroke.study.plan.page.page import render
 
-            write_page(html, made.advice, facts, made.load)
+            html.write_text(render(made.advice, facts, made.load))
             note(f"wrote {html}")
         if as_json:
             print_json(facts)
@@ -111,17 +113,11 @@ def _make(model: str | None, configuration: ConfigurationOptions, asked: Workloa
     from twostroke.study.plan.service import LoadSimulator
     from twostroke.study.roofline.named_models import companion_of, find_model
     from twostroke.study.roofline.techniques import choose_technique, techniques
-    from twostroke.study.roofline.weight_formats import FORMATS, stored_format, weight_format
+    from twostroke.study.roofline.weight_formats import FORMATS
 
-    found, checkpoint = find_model(model)
-    machine = machine_for(configuration.on, configuration.efficiency, note)
-    weights = configuration.weights
-    stored = weights is None and checkpoint is not None
-    form = (
-        stored_format(checkpoint)
-        if stored and checkpoint
-        else weight_format(found.weights if weights is None else weights)
-    )
+    files, weights = find_model(model), configuration.weights
+    found, checkpoint = files
+    machine, form = machine_for(configuration.on, configuration.efficiency, note), files.form(weights)
     known = techniques(found, companion_of(configuration.draft, found), configuration.acceptance)
     technique = choose_technique(known, configuration.method)
     shape, traffic = asked.shape(), asked.traffic()
@@ -155,14 +151,9 @@ def _facts(made: _Made) -> dict[str, Any]:
 
 def _commands(made: _Made) -> dict[str, str]:
     """The commands that simulate the load, as planned and as advised."""
-    plans = {"to simulate it": made.plan}
-    if made.advised is not made.plan:
-        plans["to simulate what is advised"] = made.advised
-    return {
-        title: shlex.join(words)
-        for title, plan in plans.items()
-        if plan.memory.users and (words := _simulate(made, plan))
-    }
+    plans = {"to simulate it": made.plan, "to simulate what is advised": made.advised}
+    wanted = {title: plan for title, plan in plans.items() if title == "to simulate it" or plan is not made.plan}
+    return {title: shlex.join(_simulate(made, plan)) for title, plan in wanted.items() if plan.memory.users}
 
 
 def _simulate(made: _Made, plan: "Plan") -> list[str]:
@@ -224,11 +215,11 @@ def _engine(made: _Made) -> dict[str, Any]:
             plan = replace(plan, workload=replace(plan.workload, concurrency=peak_sequences(plan, made.load)))
         form = made.stored if plan.weights.name == made.plan.weights.name else plan.weights.engine
         memory = engine_memory(checkpoint, form, kv_dtype=plan.model.stored.name if plan.model.kv_bits < 16 else "auto")
-        command = serve_command(plan, made.name, form, memory, made.configuration.draft, plan.budget)
+        command = serve_command(plan, made.name, form, memory, made.configuration.draft)
         return {
             "backend": memory.backend,
             "weights_bytes": memory.matrices + memory.vectors,
-            "pool_bytes": pool_bytes(plan, memory, plan.budget),
+            "pool_bytes": pool_bytes(plan, memory),
             "command": shlex.join(command),
             "method": dict(plan.technique.method),
         }

@@ -4,16 +4,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from twostroke.cli.parsers import require_directory
 from twostroke.cli.report import note, print_json, stderr_console
-from twostroke.errors import InvalidRequest
 from twostroke.study.plan.local_machine import keep, kept_at
 from twostroke.study.plan.machine_benchmark import measure_machine
 
 
 def run(threads: int | None, output: Path | None, as_json: bool) -> None:
     """Measure, show and keep. `output` is a file besides; --on takes it on any machine."""
-    if output is not None and not output.parent.is_dir():  # before a minute is spent
-        raise InvalidRequest(f"--output {output}: there is no directory {output.parent}")
+    require_directory("--output", output)  # before a minute is spent
     path = kept_at()
     note("measuring this machine for about 40 s: it should be quiet")
     with stderr_console().status("measuring") as status:
@@ -26,8 +25,7 @@ def run(threads: int | None, output: Path | None, as_json: bool) -> None:
         "flops": one.flops,
         "decode_bytes_per_second": one.decode,
         "kv_bytes_per_second": one.kv,
-        "disk_read_bytes_per_second": one.disk_read,
-        "disk_write_bytes_per_second": one.disk_write,
+        "disk_read_bytes_per_second": one.disk,
         "loopback_bytes_per_second": one.loopback,
         "memory_bytes": one.memory,
         "kept": str(path),
@@ -42,8 +40,7 @@ def run(threads: int | None, output: Path | None, as_json: bool) -> None:
         f"{one.backend}, {one.threads} threads",
         f"prefill: {rates} GFLOP/s in 512 rows",
         f"decode: weights of {decode} GB/s in one row, KV {one.kv / 1e9:.1f} GB/s",
-        f"disk: {one.disk_read / 1e9:.2f} GB/s read, {one.disk_write / 1e9:.2f} written; "
-        f"loopback: {one.loopback / 1e9:.2f} GB/s",
+        f"disk: {one.disk / 1e9:.2f} GB/s; loopback: {one.loopback / 1e9:.2f} GB/s",
         f"kept in {path}; plans --on here use it",
     ):
         console.print(line, soft_wrap=True, markup=False)

@@ -23,6 +23,12 @@ def _here(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="This machine", **settings)
 
 
+def _given(options: Any, names: tuple[str, ...]) -> list[str]:
+    """Those of these options that are not what they are if nobody gives them."""
+    defaults = type(options)()
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) != getattr(defaults, name)]
+
+
 @dataclass(frozen=True)
 class ConfigurationOptions:
     """The model, the machine, and what advice may change."""
@@ -135,10 +141,8 @@ class WorkloadOptions:
 
     def _leave_out(self, names: tuple[str, ...], why: str) -> None:
         """Raises InvalidRequest if one of these options was given."""
-        defaults = WorkloadOptions()
-        for name in names:
-            if getattr(self, name) != getattr(defaults, name):
-                raise InvalidRequest(f"{why}: leave out --{name.replace('_', '-')}")
+        if given := _given(self, names):
+            raise InvalidRequest(f"{why}: leave out {given[0]}")
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,9 @@ class HereOptions:
         """Raises InvalidRequest for options that would have no effect."""
         if self.measure and (model or self.verify):
             raise InvalidRequest("--measure measures this machine alone: leave out the model and --verify")
-        measured = {"--threads": self.threads, "--output": self.output}
-        verified = {"--models": self.models, "--quick": self.quick, "--seconds": self.seconds}
-        for options, of, wanted in (
-            (verified, "--verify", self.verify),
-            (measured, "--verify or --measure", self.verify or self.measure),
+        for of, wanted, names in (
+            ("--verify", self.verify, ("models", "quick", "seconds")),
+            ("--verify or --measure", self.verify or self.measure, ("threads", "output")),
         ):
-            named = [name for name, value in options.items() if value is not None and value is not False]
-            if named and not wanted:
-                raise InvalidRequest(f"{named[0]} belongs to {of}: leave it out")
+            if (given := _given(self, names)) and not wanted:
+                raise InvalidRequest(f"{given[0]} belongs to {of}: leave it out")

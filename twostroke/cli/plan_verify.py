@@ -2,19 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.cli.parsers import require_directory
 from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.errors import InvalidRequest
+from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.study.plan import verification_cells
+from twostroke.study.plan.verify import LIMIT, Verification, verify
 from twostroke.system import strict_json
 from twostroke.system.atomic_files import atomic_replace
-
-if TYPE_CHECKING:
-    from twostroke.study.plan.verify import Verification
+from twostroke.system.machine import describe
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SECONDS, QUICK_SECONDS = 330.0, 80.0  # for a model
@@ -32,13 +34,11 @@ def run(
     models: list[str], quick: bool, seconds: float | None, threads: int | None, output: Path | None, as_json: bool
 ) -> None:
     """Verify models one after the other, and keep each as soon as it is measured. Exits with 1 if one does not hold."""
-    from twostroke.models.checkpoints.resolve import open_checkpoint
-    from twostroke.study.plan.verification_cells import CELLS, QUICK
-    from twostroke.study.plan.verify import verify
-
     if seconds is not None and not seconds >= 1:
         raise InvalidRequest(f"--seconds must be at least 1, not {seconds:g}")
-    _check(output)
+    require_directory("--output", output)
+    if output is not None and output.exists():
+        _known(output)
     budget = seconds or (QUICK_SECONDS if quick else SECONDS)
     found: list[Verification] = []
     names = [name for one in models for name in one.split(",")] or list(MODELS)
@@ -47,7 +47,15 @@ def run(
     for name in names:
         note(f"{name}: calibrating and measuring for about {budget:.0f} s")
         with stderr_console().status(name) as status:  # shown on a terminal alone
-            found.append(verify(name, QUICK if quick else CELLS, budget, threads, status.update))
+            found.append(
+                verify(
+                    name,
+                    verification_cells.QUICK if quick else verification_cells.CELLS,
+                    budget,
+                    threads,
+                    status.update,
+                )
+            )
         if not as_json:
             _print(found[-1])
         if output is not None:
@@ -58,16 +66,6 @@ def run(
         raise typer.Exit(1)
 
 
-def _check(output: Path | None) -> None:
-    """Raise InvalidRequest before anything is measured if results could not be kept."""
-    if output is None:
-        return
-    if not output.parent.is_dir():
-        raise InvalidRequest(f"--output {output}: there is no directory {output.parent}")
-    if output.exists():
-        _known(output)
-
-
 def _known(output: Path) -> dict[str, Any]:
     """Models that a file of results has already."""
     try:
@@ -76,10 +74,8 @@ def _known(output: Path) -> dict[str, Any]:
         raise InvalidRequest(f"--output {output} exists and is no file of results: name another") from None
 
 
-def save(output: Path, one: "Verification") -> None:
+def save(output: Path, one: Verification) -> None:
     """Write a model's raw numbers; others that the file has stay."""
-    from twostroke.system.machine import describe
-
     known = _known(output) if output.exists() else {}
     known[one.model] = one.as_dict() | describe()
     text = strict_json.dumps({"definitions": DEFINITIONS, "models": known}, indent=1)
@@ -87,7 +83,7 @@ def save(output: Path, one: "Verification") -> None:
         file.write(f"{text}\n".encode())
 
 
-def _print(one: "Verification") -> None:
+def _print(one: Verification) -> None:
     console = Console(highlight=False)
     table = Table(title=one.model, title_justify="left", title_style="bold", box=None, header_style="bold")
     for name in ("cell", "", "predicted ms", "measured ms", "error", "rounds"):
@@ -108,10 +104,8 @@ def _print(one: "Verification") -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def remarks(one: "Verification") -> list[str]:
+def remarks(one: Verification) -> list[str]:
     """The verdict, and what limits its validity."""
-    from twostroke.study.plan.verify import LIMIT
-
     errors = {name: one.error(name) for name in ("TTFT", "ITL")}
     shown = ", ".join(f"{name} {'not measured' if e is None else f'{e:.1%}'}" for name, e in errors.items())
     verdict = "holds" if one.holds else "does not hold"

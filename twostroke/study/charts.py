@@ -1,7 +1,7 @@
 """Charts as SVG text: lines over two axes, and estimates with their intervals.
 
-Colours are classes that the page's style defines: `.s0`, `.s1`, ... (strokes), `.f0`, `.f1`, ... (fills), `.grid`,
-`.soft` and `.dashed`. Points carry their values in `data-told`, for the page's script.
+A page has `STYLE` in its own style, which defines `--ink`, `--soft` and `--line`, and `color-scheme`. Points tell their
+values as tooltips.
 """
 
 import html
@@ -15,6 +15,20 @@ LEGEND_ROW, CHARACTER = 16, 6.3  # height of a row of the legend, mean width of 
 TICK_GAP = 8  # between the labels of two ticks, at least
 MIN_SPAN = 4  # smallest ratio of the ends of a logarithmic axis
 ROW, GROUP_GAP, NAMES, VALUES = 18, 14, 230, 90  # an interval chart's rows, and its margins for names and for values
+
+# By number, on light and on dark.
+COLOURS = (
+    ("#0072b2", "#56b4e9"), ("#c44e00", "#ff9d5c"), ("#00805a", "#35c99b"), ("#6b6b70", "#a4a4aa"),
+    ("#8b4f9f", "#d49be8"), ("#8a6d00", "#f0cf3e"), ("#3b3b9e", "#9a9af0"), ("#aa3333", "#ff7777"),
+)  # fmt: skip
+STYLE = """svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg .soft { fill: var(--soft); } svg .dashed { stroke-dasharray: 5 4; }
+svg polyline, svg line { fill: none; stroke-width: 2; } svg line.grid { stroke: var(--line); stroke-width: 1; }
+svg circle { stroke: transparent; stroke-width: 16; } svg circle:hover { fill: var(--ink); }
+""" + "".join(
+    f".s{i} {{ stroke: light-dark({light}, {dark}); }} .f{i} {{ fill: light-dark({light}, {dark}); }}\n"
+    for i, (light, dark) in enumerate(COLOURS)
+)
 
 Point = tuple[float, float]
 
@@ -142,7 +156,7 @@ def _drawn(one: Series, x: Axis, y: Axis, at: Callable[[Point], Point]) -> Itera
     names = [f"{one.name}, {dot}" for dot in one.dots] or [one.name] * len(places)
     for (across, up), (value_x, value_y), name in zip(places, one.points, names, strict=True):
         told = html.escape(f"{name}: {y.show(value_y)} at {x.show(value_x)}")
-        yield _circle(colour, across, up, 4.5 if one.dots else 2.5, f' data-told="{told}"')
+        yield _circle(colour, across, up, 4.5 if one.dots else 2.5, f"<title>{told}</title>")
 
 
 def _legend(series: Sequence[Series], width: int) -> tuple[list[str], int]:
@@ -214,8 +228,8 @@ def _line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line class="{style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def _circle(colour: int, x: float, y: float, radius: float, more: str = "") -> str:
-    return f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"{more}/>'
+def _circle(colour: int, x: float, y: float, radius: float, inside: str = "") -> str:
+    return f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{inside}</circle>'
 
 
 def _path(points: Sequence[Point]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twostroke.study.charts import STYLE
 from twostroke.study.evaluate.measure import Metric
 from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.plots import curves, intervals
@@ -241,7 +242,7 @@ def page(blocks: Sequence[Block]) -> str:
     """One HTML file, its style and plots inside; light or dark as the reader's system is."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
     body = "\n".join(_html(block) for block in blocks)
-    style = data_text("report.css")
+    style = data_text("report.css") + STYLE
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'

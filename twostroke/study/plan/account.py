@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -92,7 +91,7 @@ def _strokes(plan: Plan) -> dict[str, Any]:
     return {
         "prefill": _step(plan.prefill, machine)
         | {"flops_by_part": plan.model.prefill_flops(load.prompt - load.shared, load.shared)},
-        "decode": _step(plan.decode(), machine) | {"tokens_per_second": plan.tokens_per_second},
+        "decode": _step(plan.decode(), machine) | {"tokens_per_second": load.concurrency / plan.decode().seconds},
         "attention_overtakes_at": plan.model.crossover(),
         "kv_break_even_bytes_per_second": plan.break_even_bandwidth,
         "largest_chunk": chunk,
@@ -206,16 +205,18 @@ def _way(way: WayOut, load: LoadSimulator | None, price: float | None) -> dict[s
     }
     if service is None or load is None:
         return found | {"ttft_ms": plan.ttft_ms, "itl_ms": plan.itl_ms, "requests_per_second": None}
-    return found | _percentiles(service, load) | {"requests_per_second": service.within}
+    return found | _served(service, load) | {"requests_per_second": service.within}
 
 
-def _percentiles(service: Service, load: LoadSimulator) -> dict[str, float | None]:
-    """The percentile of the objectives, in milliseconds; None where the queue grows without end."""
-    percent, lost = load.objectives.percent, service.verdict in ("does not fit", "cannot be served")
-    return {
-        "ttft_ms": None if lost else 1e3 * service.at("ttft", percent),
-        "itl_ms": 1e3 * service.at("gaps", percent) if service.trials else None,
-    }
+def _served(service: Service, load: LoadSimulator) -> dict[str, Any]:
+    """The percentile of the objectives, others, and means, in milliseconds; None for TTFT if the queue never ends."""
+    percent, made = load.objectives.percent, dict[str, Any]()
+    lost = service.verdict in ("does not fit", "cannot be served")
+    for name, values, unknown in (("ttft", "ttft", lost), ("itl", "gaps", not service.trials)):
+        found = {"mean": service.mean(values)} | {f"p{one:g}": service.at(values, one) for one in (50, 90, 99, percent)}
+        shown = {key: None if unknown else 1e3 * value for key, value in found.items()}
+        made |= {f"{name}_ms": shown[f"p{percent:g}"], f"{name}_percentiles_ms": shown}
+    return made
 
 
 def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, Any]:
@@ -237,11 +238,10 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
             **{f"output_{name}": value for name, value in _lengths(outputs).items()},
             "shared_part": float(shared.sum() / prompts.sum()),
         },
-        "served": _percentiles(service, load) | _all_percentiles(service) | {"sequences": service.sequences},
+        "served": _served(service, load) | {"sequences": service.sequences},
         "most_requests_per_second": service.highest,
         "most_within_objectives": service.within,
         "searched_from": None if service.highest is None else FLOOR * service.highest,
-        "workers_needed": ceil(load.rate / service.within * plan.workers) if load.rate and service.within else None,
         "sure": {
             "requests_simulated": load.requests,
             "draws": max(len(service.trials), len(service.tails)),
@@ -252,17 +252,6 @@ def _load(service: Service, load: LoadSimulator, advice: Advice) -> dict[str, An
             {"devices": devices, "requests_per_second": rate, "how": how} for devices, rate, how in advice.frontier
         ],
     }
-
-
-def _all_percentiles(service: Service) -> dict[str, Any]:
-    """Means and percentiles in milliseconds; None for TTFT where the queue grows without end."""
-
-    def figures(values: str, lost: bool) -> dict[str, float | None]:
-        found = {"mean": service.mean(values)} | {f"p{one}": service.at(values, one) for one in (50, 90, 99)}
-        return {name: None if lost else 1e3 * value for name, value in found.items()}
-
-    lost = service.verdict in ("does not fit", "cannot be served")
-    return {"ttft_percentiles_ms": figures("ttft", lost), "itl_percentiles_ms": figures("gaps", not service.trials)}
 
 
 def _lengths(counts: np.ndarray) -> dict[str, float]:

@@ -106,7 +106,8 @@ def _degrees(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
         linked = tp == 1 or not plan.machine.unknown_link
         if tp != plan.tp and tp <= max(limits.tp, plan.tp) and linked and plan.model.divides(tp):
             name = f"tensor parallelism of {tp}" if tp > 1 else "no tensor parallelism"
-            needs = _devices(tp - plan.tp)
+            more = tp - plan.tp
+            needs = f"{abs(more)} {'more' if more > 0 else 'fewer'} device{'s' if abs(more) > 1 else ''}"
             yield PlanCandidate(replace(plan, tp=tp), (Change(name, needs, NOTHING),))
 
 
@@ -144,7 +145,3 @@ def other_requests(plan: Plan, limits: ChangeLimits) -> Iterator[PlanCandidate]:
         yield other(
             "prompts of half the length", "other prompts", prompt=ceil(load.prompt / 2), shared=load.shared // 2
         )
-
-
-def _devices(more: int) -> str:
-    return f"{abs(more)} {'more' if more > 0 else 'fewer'} device{'s' if abs(more) > 1 else ''}"

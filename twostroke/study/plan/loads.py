@@ -39,22 +39,17 @@ def mean_profile(traffic: Traffic, ttft_ms: float | None, itl_ms: float | None) 
     return RequestProfile(prompt, ceil(float(np.mean(traffic.outputs))), 1, min(shared, prompt - 1), ttft_ms, itl_ms)
 
 
-def require_positions(model: ModelSpec, traffic: Traffic, technique: Technique = PLAIN) -> None:
-    """Raises InvalidRequest if a request has more tokens than the model has positions."""
+def require_load(model: ModelSpec, traffic: Traffic, technique: Technique = PLAIN) -> None:
+    """Raises InvalidRequest if a load cannot be planned: a request exceeds the model's positions, the rate is unknown,
+    or guesses would come from texts."""
+    if technique.method.get("draft") == "lookup":
+        raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts. Leave out --method")
     times = technique.times if isinstance(technique, RepeatedPrompt) else 1
     longest = int(np.max(times * traffic.prompts + traffic.outputs))
     if longest > model.max_position:
         raise InvalidRequest(
             f"the longest request has {longest} tokens; {model.name} has {model.max_position} positions"
         )
-
-
-def require_load(model: ModelSpec, traffic: Traffic, technique: Technique = PLAIN) -> None:
-    """Raises InvalidRequest if a load cannot be planned: a request exceeds the model's positions, the rate is unknown,
-    or guesses would come from texts."""
-    if technique.method.get("draft") == "lookup":
-        raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts. Leave out --method")
-    require_positions(model, traffic, technique)
     if traffic.concurrency is None and traffic.rate is None:
         raise InvalidRequest("all requests of this trace come at once: say how many come a second with --rate")
 
@@ -87,13 +82,10 @@ def part_at_rate(traffic: Traffic, rate: float, part: int, seed: int, most: int 
 
 def some_of(traffic: Traffic, seed: int) -> list[TrafficRequest]:
     """As many requests as a trial takes, others for each seed."""
-    count = min(_count(traffic), len(traffic.arrivals))
+    wanted = round(ANSWER_TOKENS / float(np.mean(traffic.outputs)))
+    count = min(max(MIN_REQUESTS, min(MAX_REQUESTS, wanted)), len(traffic.arrivals))
     first = seed * count % len(traffic.arrivals)
     return [*traffic.arrivals[first:], *traffic.arrivals[:first]][:count]
-
-
-def _count(traffic: Traffic) -> int:
-    return max(MIN_REQUESTS, min(MAX_REQUESTS, round(ANSWER_TOKENS / float(np.mean(traffic.outputs)))))
 
 
 @dataclass(frozen=True)

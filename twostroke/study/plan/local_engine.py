@@ -10,9 +10,7 @@ from twostroke.engine.options import GUESSER
 from twostroke.kv.geometry import Geometry
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import fitted, quantize
-from twostroke.models.formats.blocks import numpy_dtype
-from twostroke.models.recurrent import STATE_VECTORS
-from twostroke.models.tensor_shapes import SELECTION_BIAS, is_weight_matrix
+from twostroke.models.tensor_shapes import is_weight_matrix
 from twostroke.study.plan.plan import Plan
 
 PAGE_SIZE = 16
@@ -49,28 +47,20 @@ class EngineMemory:
         return sequences * self.pages(tokens, at_once) * self.page
 
 
-def engine_memory(
-    checkpoint: Checkpoint, weights: str = "stored", dtype: str = "auto", kv_dtype: str = "auto"
-) -> EngineMemory:
+def engine_memory(checkpoint: Checkpoint, weights: str = "stored", kv_dtype: str = "auto") -> EngineMemory:
     """What the engine will allocate on a CPU for a checkpoint; no weights are read.
 
     Args:
         checkpoint: opened files.
-        weights, dtype, kv_dtype: as for `LLM`.
+        weights, kv_dtype: as for `LLM`.
     """
     config, stored = checkpoint.config, quantize(checkpoint, weights)
-    if dtype == "auto" and library.unavailable() is None and not unsupported(config, stored.matrices(), PAGE_SIZE):
+    if library.unavailable() is None and not unsupported(config, stored.matrices(), PAGE_SIZE):
         return _native(fitted(stored, FORMATS), "bfloat16" if kv_dtype == "auto" else kv_dtype)
-    dtype = "float32" if dtype == "auto" else dtype
     shapes = {name: prod(one.shape) for name, one in stored.stored.items() if not (name == "head" and config.tied)}
     matrices = sum(count for name, count in shapes.items() if is_weight_matrix(name, stored.stored[name].shape))
-    size = numpy_dtype(dtype).itemsize
-    vectors = size * (sum(shapes.values()) - matrices)
-    # Those of recurrent layers and of the choice of experts stay float32.
-    exact = {*STATE_VECTORS, SELECTION_BIAS}
-    vectors += (4 - size) * sum(count for name, count in shapes.items() if name.rpartition(".")[2] in exact)
-    geometry = Geometry.of(config, dtype if kv_dtype == "auto" else kv_dtype, tokenizer="")
-    return EngineMemory("reference", size * matrices, vectors, geometry)
+    geometry = Geometry.of(config, "float32" if kv_dtype == "auto" else kv_dtype, tokenizer="")
+    return EngineMemory("reference", 4 * matrices, 4 * (sum(shapes.values()) - matrices), geometry)
 
 
 def _native(made: Checkpoint, kv_dtype: str) -> EngineMemory:
@@ -83,38 +73,35 @@ def _native(made: Checkpoint, kv_dtype: str) -> EngineMemory:
     return EngineMemory("native", packed, vectors, Geometry.of(made.config, kv_dtype, tokenizer=""))
 
 
-def pool_bytes(plan: Plan, memory: EngineMemory, budget: int = 512) -> int:
-    """What --kv-bytes has to be for all sequences of a plan at once, and one prefill by steps of `budget` tokens."""
+def pool_bytes(plan: Plan, memory: EngineMemory) -> int:
+    """What --kv-bytes has to be for all sequences of a plan at once, and one prefill by its steps."""
     load, technique = plan.workload, plan.technique
     held = technique.held(load.prompt, load.output)
     passing = max(0, technique.entered(load.prompt) - held)
     # Pages of which a technique keeps a part, one in each group of layers.
     cut = 2 * load.concurrency * len(memory.geometry.groups) * memory.page if technique.method else 0
-    return memory.pool(load.concurrency - 1, held) + memory.pool(1, held, budget) + memory.pool(1, passing) + cut
+    return memory.pool(load.concurrency - 1, held) + memory.pool(1, held, plan.budget) + memory.pool(1, passing) + cut
 
 
-def serve_command(
-    plan: Plan, model: str, weights: str, memory: EngineMemory, companion: str | None = None, budget: int = 512
-) -> list[str]:
+def serve_command(plan: Plan, model: str, weights: str, memory: EngineMemory, draft: str | None = None) -> list[str]:
     """The arguments that start this configuration: `twostroke serve ...`.
 
     Args:
         plan: what is to be served.
         model, weights: as for `LLM`.
         memory: of this model with these weights.
-        companion: the companion's name, for `--draft`; a student is "int4".
-        budget: maximum tokens of a step.
+        draft: for `--draft`; a student is "int4".
     """
     load, technique = plan.workload, plan.technique
-    chunk = min(budget, max(16, plan.largest_chunk() or 16))
-    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory, budget))]
+    chunk = min(plan.budget, max(16, plan.largest_chunk() or 16))
+    command = ["twostroke", "serve", "--model", model, "--kv-bytes", str(pool_bytes(plan, memory))]
     command += ["--max-running", str(load.concurrency), "--max-step-tokens", str(max(chunk, load.concurrency))]
     if weights != "stored":
         command += ["--weights", weights]
     if plan.model.kv_bits < 16:
         command += ["--kv-dtype", plan.model.stored.name]
     if technique.role:
-        command += ["--student", "int4"] if technique.role == "student" else ["--draft", companion or GUESSER]
+        command += ["--student", "int4"] if technique.role == "student" else ["--draft", draft or GUESSER]
     if plan.machine.kind == "gpu":
         command += ["--device", "cuda"]
     return [*command, "--itl-ms", "auto" if load.itl_ms is None else f"{max(load.itl_ms, 1):g}"]

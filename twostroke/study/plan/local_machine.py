@@ -1,5 +1,6 @@
 """The machine at hand as a machine of plans: measured once, and kept in a file under the user's directory."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,40 +43,23 @@ def kept_at() -> Path:
     text = f"{cpu_model()} {usable_cores()} {variant}"
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     digest = blake2b(f"{text} {library.digest(variant)}".encode(), digest_size=4).hexdigest()
-    return home() / "machines" / f"{name}-{digest}.toml"
+    return home() / "machines" / f"{name}-{digest}.json"
 
 
 def keep(one: MachineMeasurement, path: Path) -> None:
-    """Write a file that `--on` takes. Raises OSError."""
+    """Write a file that `--on` takes: `compute`, `memory` and `link` are fractions of what was measured, and may be
+    changed where one's own is never reached. Raises OSError."""
+    when = datetime.now(UTC).isoformat(timespec="minutes")
+    table = {
+        "title": f"{cpu_model()}, {one.threads} threads",
+        "source": f"measured here with {one.backend}, {when}",
+        "kind": "cpu",
+        "memory_gb": one.memory / 1e9,
+        "bandwidth_tbs": one.bandwidth / 1e12,
+        "tflops": {dtype: rate / 1e12 for dtype, rate in one.flops.items()},
+        "disk_gbs": one.disk / 1e9,
+        "loopback_gbs": one.loopback / 1e9,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as file:
-        file.write(text(one).encode())
-
-
-def text(one: MachineMeasurement) -> str:
-    """The file: a table of the keys that every machine has."""
-    when = datetime.now(UTC).isoformat(timespec="minutes")
-    rates = ", ".join(f"{dtype} = {rate / 1e12:.6g}" for dtype, rate in one.flops.items())
-    decode = ", ".join(f"{dtype} {rate / 1e9:.1f}" for dtype, rate in one.decode.items())
-    lines = (
-        f"# Measured by `twostroke plan --measure`. One row reads weights at (GB/s) {decode}, and KV at "
-        f"{one.kv / 1e9:.1f}.",
-        "# compute, memory and link are fractions of what was measured; change them if yours is never reached.",
-        f'title = "{_quoted(cpu_model())}, {one.threads} threads"',
-        f'source = "measured here with {one.backend}, {when}"',
-        'kind = "cpu"',
-        f"memory_gb = {one.memory / 1e9:.6g}",
-        f"bandwidth_tbs = {one.bandwidth / 1e12:.6g}",
-        f"tflops = {{ {rates} }}",
-        f"disk_gbs = {one.disk_read / 1e9:.6g}",
-        f"disk_write_gbs = {one.disk_write / 1e9:.6g}",
-        f"loopback_gbs = {one.loopback / 1e9:.6g}",
-        "compute = 1.0",
-        "memory = 1.0",
-        "link = 1.0",
-    )
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "/").replace('"', "'")
+        file.write(json.dumps(table | dict.fromkeys(("compute", "memory", "link"), 1.0), indent=1).encode())

@@ -36,7 +36,7 @@ from twostroke.system.memory import available_memory
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 1536, 8960, 12, 2, 128, 512
 ROWS, CONTEXT = 512, 8192
-FORMATS_BY_RATE = {"int8": "Q8_0", "bf16": "BF16"}
+FORMATS_BY_RATE = {"bf16": "BF16", "int8": "Q8_0"}
 SECONDS = 12.0  # for each format
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 FILE_BYTES, PIECE = 256 << 20, 4 << 20
@@ -50,7 +50,7 @@ class MachineMeasurement:
         flops: of products in 512 rows, by dtype; "attention" is that of scores and weighted values.
         decode: bytes of weights that a step of one row reads, by dtype.
         kv: bytes of KV that it reads.
-        disk_read, disk_write: bytes/s of one file, not from the system's cache.
+        disk: bytes/s read of one file, not from the system's cache.
         loopback: bytes/s over a TCP connection of this machine to itself.
         memory: bytes that this process can have.
     """
@@ -60,8 +60,7 @@ class MachineMeasurement:
     flops: dict[str, float]
     decode: dict[str, float]
     kv: float
-    disk_read: float
-    disk_write: float
+    disk: float
     loopback: float
     memory: int
 
@@ -81,32 +80,19 @@ def measure_machine(threads: int | None = None, progress: Callable[[str], None] 
     if (reason := library.unavailable()) is not None:
         raise InvalidRequest(f"this machine is measured with the native kernels, and {reason}")
     backend = NativeBackend(count_threads(threads))
-    flops, decode, kv = dict[str, float](), dict[str, float](), list[float]()
-    for dtype, stored in FORMATS_BY_RATE.items():
+    flops, decode, kv = dict[str, float](), dict[str, float](), 0.0
+    for dtype, stored in FORMATS_BY_RATE.items():  # the last tells what attention does
         progress(f"products of {dtype}")
-        one = _strokes(_model(backend, stored))
-        flops[dtype], decode[dtype] = one.products, one.weights
-        if dtype == "int8":
-            flops["attention"] = one.attention
-            kv.append(one.kv)
+        flops[dtype], decode[dtype], flops["attention"], kv = _strokes(_model(backend, stored))
     progress("disk")
-    written, read = _disk()
+    disk = _disk()
     progress("loopback")
-    return MachineMeasurement(
-        backend.label, backend.threads, flops, decode, kv[0], read, written, _loopback(), available_memory()
-    )
+    return MachineMeasurement(backend.label, backend.threads, flops, decode, kv, disk, _loopback(), available_memory())
 
 
-@dataclass(frozen=True)
-class _Strokes:
-    products: float
-    weights: float
-    attention: float
-    kv: float
-
-
-def _strokes(model: Model) -> _Strokes:
-    """Time both strokes; medians of interleaved rounds."""
+def _strokes(model: Model) -> tuple[float, float, float, float]:
+    """Time both strokes; medians of interleaved rounds. FLOP/s of products, bytes/s of weights, FLOP/s of attention,
+    bytes/s of KV."""
     bench, cost = StepBench(model, CONTEXT + ROWS), model.cost
     steps = [
         SequenceRows(ROWS),
@@ -128,7 +114,7 @@ def _strokes(model: Model) -> _Strokes:
     rate = attention / max(half_long - half, 1e-9)
     # Rows of a prompt attend to each other: that part is taken off at attention's own rate.
     products = own.linear_flops / max(rows - own.attention_flops / rate, 0.1 * rows)
-    return _Strokes(products, cost.work([steps[1]]).weight_bytes / one, rate, kv / max(one_long - one, 1e-9))
+    return products, cost.work([steps[1]]).weight_bytes / one, rate, kv / max(one_long - one, 1e-9)
 
 
 def _model(backend: Backend, stored: str) -> Model:
@@ -159,17 +145,15 @@ def _model(backend: Backend, stored: str) -> Model:
     return Model(stored, "", backend, compiled, tokenizer, pool, None, CostModel(config, sizes, geometry.entry_bytes))  # pyright: ignore[reportArgumentType]
 
 
-def _disk() -> tuple[float, float]:
-    """Bytes/s written to a temporary file in the user's directory, to its device, and read past the system's cache."""
+def _disk() -> float:
+    """Bytes/s read from a temporary file in the user's directory, past the system's cache."""
     home().mkdir(parents=True, exist_ok=True)
     data = np.random.default_rng(0).bytes(PIECE)
     with tempfile.NamedTemporaryFile(dir=home()) as file:
-        began = time.perf_counter()
         for _ in range(FILE_BYTES // PIECE):
             file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        written = FILE_BYTES / (time.perf_counter() - began)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
@@ -177,7 +161,7 @@ def _disk() -> tuple[float, float]:
         with open(file.name, "rb", buffering=0) as again:
             while again.readinto(buffer):
                 pass
-        return written, FILE_BYTES / (time.perf_counter() - began)
+        return FILE_BYTES / (time.perf_counter() - began)
 
 
 def _loopback() -> float:

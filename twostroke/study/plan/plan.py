@@ -190,11 +190,6 @@ class Plan:
         return 1e3 * self.decode().seconds
 
     @property
-    def tokens_per_second(self) -> float:
-        """Decoded tokens a second of all sequences, where only decode runs."""
-        return self.workload.concurrency / self.decode().seconds
-
-    @property
     def break_even_bandwidth(self) -> float:
         """Bytes/s at which reading the KV of the prompt takes as long as computing it.
 

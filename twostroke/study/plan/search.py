@@ -154,8 +154,8 @@ class LoadSearch:
         promising = [one for one in fleets if self._promise(one) >= wanted and one.plan != self.plan]
         order = sorted(promising, key=lambda one: (one.asks, len(one.changes), self._rank(one)))
         order = [one for _, alike in groupby(order, lambda one: one.asks) for one in list(alike)[:2]]
-        if (found := self._first_enough(order)) is not None:
-            return found
+        if (found := next((one for one in order[:TRIES] if self._enough(one)), None)) is not None:
+            return WayOut(found, self.load.served(found.plan, TWICE))
         others = [one for one in fleets if one.plan != self.plan and one.asks < 100 * OTHER_ANSWERS]
         best = max(others, key=self._promise, default=None)
         if best is None or self._promise(best) <= 0:
@@ -213,10 +213,6 @@ class LoadSearch:
             prefill, decode = best.prefill_workers, best.workers - best.prefill_workers
             name = f"{prefill} of the workers prefill, {decode} decode"
             yield PlanCandidate(best, (*one.changes, Change(name, "a link between them", NOTHING)))
-
-    def _first_enough(self, order: list[PlanCandidate]) -> WayOut | None:
-        found = next((one for one in order[:TRIES] if self._enough(one)), None)
-        return None if found is None else WayOut(found, self.load.served(found.plan, TWICE))
 
     def _enough(self, one: PlanCandidate) -> bool:
         self._tried.append(one)

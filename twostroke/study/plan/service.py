@@ -145,10 +145,6 @@ class LoadSimulator:
         tails = () if lost else tuple(self._tail(plan, rate, seed)[0] for seed in self._draws(plan, rate, seeds))
         return Service(plan, rate, (self._trial(plan, rate, 0),), tails, None, None)
 
-    def of_users(self, users: int) -> "LoadSimulator":
-        """The same requests of another number of users."""
-        return LoadSimulator(self.traffic.in_closed_loop(ClosedLoop(users)), self.objectives)
-
     def enough(self, plan: Plan, rate: float | None, seeds: int = 1) -> bool:
         """Whether a plan keeps the objectives at a rate, or with the load's users, with each of so many draws."""
         if plan.memory.users < 1 or not self._alone(plan):

@@ -118,7 +118,8 @@ def find_machine(name: str, efficiency: float | None = None) -> MachineSpec:
 
 def _of_file(path: Path) -> MachineSpec:
     try:
-        table = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
+        text = path.read_text()
+        table = (json.loads if path.suffix == ".json" or text.startswith("{") else tomllib.loads)(text)
     except (ValueError, OSError) as error:
         raise InvalidRequest(f"{path}: this is no machine: {error}") from None
     if not isinstance(table, dict):

@@ -22,7 +22,7 @@ from twostroke.study.roofline.layer_kind import LatentSizes, LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.suggestions import did_you_mean
 from twostroke.study.roofline.techniques import Companion
-from twostroke.study.roofline.weight_formats import stored_format, weight_format
+from twostroke.study.roofline.weight_formats import WeightFormat, stored_format, weight_format
 
 # A config.json alone does not tell how many tensors there are; no model has more.
 MAX_TENSORS = 1 << 20
@@ -40,6 +40,12 @@ class FoundModel(NamedTuple):
 
     model: ModelSpec
     checkpoint: Checkpoint | None = None
+
+    def form(self, wanted: str | None) -> WeightFormat:
+        """The format of that name, or else that of its files, or as published. Raises InvalidRequest."""
+        if wanted is None and self.checkpoint is not None:
+            return stored_format(self.checkpoint)
+        return weight_format(self.model.weights if wanted is None else wanted)
 
 
 def find_model(name: str) -> FoundModel:
@@ -150,5 +156,4 @@ def companion_of(name: str | None, model: ModelSpec) -> Companion | None:
     if name == GUESSER:
         return Companion(model.guessing)
     found = find_model(name)
-    stored = found.checkpoint
-    return Companion(found.model, weight_format(found.model.weights) if stored is None else stored_format(stored))
+    return Companion(found.model, found.form(None))

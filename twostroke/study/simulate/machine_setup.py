@@ -8,7 +8,6 @@ from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import companion_of, find_model
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.techniques import PLAIN, Technique, choose_technique, techniques
-from twostroke.study.roofline.weight_formats import stored_format, weight_format
 from twostroke.study.simulate.engine_setup import EngineSetup, kv_geometry
 from twostroke.study.simulate.step_costs import RooflineCosts
 
@@ -43,12 +42,7 @@ def machine_setup(
     """
     found = find_model(name)
     technique = choose_technique(techniques(found.model, companion_of(draft, found.model), acceptance), method)
-    stored = weights is None and found.checkpoint is not None
-    form = (
-        stored_format(found.checkpoint)
-        if stored and found.checkpoint
-        else weight_format(found.model.weights if weights is None else weights)
-    )
+    form = found.form(weights)
     roofline = Roofline(found.model.with_kv_bits(kv_bits), find_machine(on, efficiency), form, tp)
     return roofline_setup(
         roofline,

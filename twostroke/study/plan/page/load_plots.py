@@ -7,6 +7,7 @@ from twostroke.study.plan.page.plots import ADVISED, DECODE, LIMIT, OTHER, PREFI
 from twostroke.study.plan.plan import Plan
 from twostroke.study.plan.search import Advice
 from twostroke.study.plan.service import LoadSimulator, Service
+from twostroke.study.traffic.arrivals import ClosedLoop
 
 SHARES = (0.2, 0.5, 0.8, 0.95)  # of the highest rate, or of the users
 
@@ -33,7 +34,8 @@ def _points(plan: Plan, load: LoadSimulator) -> list[tuple[float, Service]]:
     if load.rate is None:
         users = load.traffic.concurrency or 1
         wanted = sorted({max(1, round(share * users)) for share in (*SHARES, 1.0)})
-        return [(float(one), load.of_users(one).served(plan, 1)) for one in wanted]
+        loads = [LoadSimulator(load.traffic.in_closed_loop(ClosedLoop(one)), load.objectives) for one in wanted]
+        return [(float(users), one.served(plan, 1)) for users, one in zip(wanted, loads, strict=True)]
     highest = load.highest(plan)
     rates: set[float] = {share * highest for share in SHARES}
     rates |= {load.rate} if load.rate <= highest else set()

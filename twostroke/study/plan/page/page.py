@@ -4,24 +4,15 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from twostroke.errors import InvalidRequest
+from twostroke.study.charts import STYLE
 from twostroke.study.plan.page.load_plots import load_plots
 from twostroke.study.plan.page.plots import Plot, plots
 from twostroke.study.plan.report import report
 from twostroke.study.plan.report_blocks import Block, Cell, Grid, Line, Plots, Section, Verdict
 from twostroke.study.plan.search import Advice
 from twostroke.study.plan.service import LoadSimulator
-
-
-def write_page(path: Path, advice: Advice, facts: Mapping[str, Any], load: LoadSimulator | None = None) -> None:
-    """Write the page of a plan and its account, as `render`. Raises InvalidRequest if the file cannot be written."""
-    try:
-        path.write_text(render(advice, facts, load))
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
 
 
 def render(advice: Advice, facts: Mapping[str, Any], load: LoadSimulator | None = None) -> str:
@@ -35,11 +26,11 @@ def render(advice: Advice, facts: Mapping[str, Any], load: LoadSimulator | None 
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_e(head.text)}</title><style>{here.joinpath('page.css').read_text()}</style></head><body>"
+        f"<title>{_e(head.text)}</title><style>{here.joinpath('page.css').read_text()}{STYLE}</style></head><body>"
         f"<header><h1>{_e(head.text)}</h1><button id=theme>light / dark</button></header>"
         f"{''.join(_body(blocks[:tables], made))}"
         f"<details><summary>All tables</summary>{''.join(_body(blocks[tables:], made))}</details>"
-        f"<div id=told hidden></div><script>{here.joinpath('page.js').read_text()}</script></body></html>\n"
+        f"<script>{here.joinpath('page.js').read_text()}</script></body></html>\n"
     )
 
 

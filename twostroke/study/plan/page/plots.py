@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from twostroke.study.charts import Axis, Point, Series, horizontal, line_chart
 from twostroke.study.plan.plan import Plan
@@ -121,16 +122,12 @@ def ms(value: float) -> str:
     return f"{value / 1e3:,.3g} s" if value >= 1e3 else f"{value:.3g} ms"
 
 
-def _bytes(value: float) -> str:
-    return _scaled(value, ("B", "KB", "MB", "GB", "TB"))
-
-
-def _rate(value: float) -> str:
-    return _scaled(value, ("", "K", "M", "G", "T", "P"))
-
-
 def _scaled(value: float, units: Sequence[str]) -> str:
     place = 0
     while value >= 1000 and place < len(units) - 1:
         value, place = value / 1000, place + 1
     return f"{value:.3g} {units[place]}".strip()
+
+
+_bytes = partial(_scaled, units=("B", "KB", "MB", "GB", "TB"))
+_rate = partial(_scaled, units=("", "K", "M", "G", "T", "P"))

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -40,6 +40,9 @@ serve: $(VENV)/installed-serve  ## the HTTP server and its page, until Ctrl-C
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	TWOSTROKE_TEST_WIRE=1 $(BIN)/python -m pytest $(WIRED)  # the same over the sockets to an engine's process
+
+WIRED := tests/server/test_openai.py tests/server/test_tenants.py tests/server/test_embeddings.py
 
 test-nightly: $(VENV)/installed-dev  ## every combination of parameters, and ten times as many examples of properties
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not models" --hypothesis-profile=nightly
@@ -67,6 +70,9 @@ bench-serve: $(VENV)/installed-dev  ## our server and vLLM's under the same load
 
 soak: $(VENV)/installed-dev  ## a server under all kinds of client behaviour for MINUTES, then checks for leaks
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+bench-killed: $(VENV)/installed-dev  ## engines killed under load for MINUTES, every answer compared (KILLED: options)
+	$(BIN)/python -m benchmarks.killed --minutes $(MINUTES) $(KILLED)
 
 bench-quality: $(VENV)/installed-dev  ## quality of number formats: perplexity and KL to float32 on Wikipedia; hours
 	$(BIN)/python -m benchmarks.quality

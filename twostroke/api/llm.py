@@ -35,6 +35,7 @@ class LLM(RequestMaker):
         engine: runs its requests.
         backend: computes its steps.
         embedder: makes embeddings of texts, as the model's files say.
+        classifier: tells the class of a text; None if the model has no head for it.
         reranker: tells how well documents answer a query; None if the model was not trained for it.
         tiers: where pages may be besides the pool, with what went in and out.
         verified: the result of the check of its weights; None without `check`.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from twostroke.api.classifying import Classifier, TextClass
 from twostroke.api.embedding import BatchRoom, Embedder
 from twostroke.api.open_engine import MAIN, OpenedEngine
 from twostroke.api.reasoning.reasoning import Reasoning
@@ -36,6 +37,7 @@ class RequestMaker:
         self.model = self.engine.models[MAIN]
         self.tokenizer, self.pool = self.model.tokenizer, self.model.pool
         self.embedder = Embedder.of(checkpoint)
+        self.classifier = Classifier.of(checkpoint, self.embedder)
         self.reranker = Reranker.of(self.tokenizer, self.name, checkpoint.pooling.ranks)
 
     def __getattr__(self, name: str) -> Any:
@@ -150,6 +152,24 @@ class RequestMaker:
         room = self._batch_room(inputs)
         count = sum(map(len, inputs))
         return Request(partial(self.embedder.program, inputs, room), NO_ANSWER, self.tokenizer, count)
+
+    def classifying_request(self, inputs: Sequence[Sequence[int]]) -> Request:
+        """Make the request that `classify` runs; `Classifier.finish` reads its results. Raises InvalidRequest."""
+        if self.classifier is None:
+            raise InvalidRequest(f"{self.name} has no head that classifies: ask it for a choice instead")
+        room, count = self._batch_room(inputs), sum(map(len, inputs))
+        return Request(partial(self.classifier.embedder.program, inputs, room), NO_ANSWER, self.tokenizer, count)
+
+    def classify(self, texts: Sequence[TextOrTokens]) -> list[TextClass]:
+        """Tell the class of each text, by a model with a head for it (transformers' `...ForSequenceClassification`).
+
+        Raises InvalidRequest: the model has no such head, or a text is empty.
+        """
+        classifier = self.classifier
+        encode = self.embedder.encode if classifier is None else classifier.embedder.encode
+        request = self.classifying_request([encode(self.tokenizer, text) for text in texts])
+        self.engine.run([request])
+        return [] if classifier is None else [classifier.finish(one) for one in request.result]
 
     def reranking_request(self, pairs: Sequence[list[int]]) -> Request:
         """Make the request that scores pairs of `Reranker.pair`. Its result is a list of numbers from 0 to 1.

@@ -35,7 +35,7 @@ from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
-from twostroke.server.openai.routes import embeddings, generate, models, ranking, responses, tokens
+from twostroke.server.openai.routes import classes, embeddings, generate, models, ranking, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import api_docs, attention, explanation
 from twostroke.server.page import routes as page
@@ -54,6 +54,7 @@ ROUTES = (
     tokens,
     embeddings,
     ranking,
+    classes,
     anthropic,
     ollama,
     ollama_models,

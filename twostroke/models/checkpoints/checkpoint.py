@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, InvalidRequest
+from twostroke.models.checkpoints.classes import ClassHead
 from twostroke.models.checkpoints.file_digests import file_digest
 from twostroke.models.checkpoints.pooling import Pooling
 from twostroke.models.config import ModelConfig
@@ -51,9 +52,9 @@ class Checkpoint:
     `stored` maps Twostroke names (see `tensor_shapes`) to tensors as the file has them. `tensor` applies `transforms`
     to some of them (llama GGUFs permute rows of Q and K; Gemma in Hugging Face form stores norms as w - 1), then
     `encoders` (see `quantize`), on each call. `generation` holds the sampling defaults that the model states
-    (see `generation`), and `pooling` how hidden states become embeddings. `guesser` opens the head of multi-token
-    prediction, if the files have one: its embeddings and its head are this model's. `context` is the one that the files
-    declare, if the config has less (`limited`).
+    (see `generation`), and `pooling` how hidden states become embeddings. `classes` is a head for a text's class, if
+    the files have one. `guesser` opens the head of multi-token prediction, if the files have one: its embeddings and
+    its head are this model's. `context` is the one that the files declare, if the config has less (`limited`).
     """
 
     name: str
@@ -66,6 +67,7 @@ class Checkpoint:
     encoders: Mapping[str, Encoder] = field(default_factory=dict, repr=False)
     generation: Mapping[str, float] = field(default_factory=dict)
     pooling: Pooling = field(default_factory=Pooling)
+    classes: ClassHead | None = field(default=None, repr=False, compare=False)
     guesser: Callable[[], "Checkpoint"] | None = field(default=None, repr=False, compare=False)
     context: int | None = None
 

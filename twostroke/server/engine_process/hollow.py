@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from twostroke.api.classifying import Classifier
 from twostroke.api.embedding import Embedder
 from twostroke.api.llm import LLM
 from twostroke.api.reranking import Reranker
@@ -13,7 +14,7 @@ from twostroke.engine.model import Model
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
 
-_KINDS = (int, float, str, dict, Path, Tokenizer, ModelConfig, Embedder, Reranker, MemoryBudget, type(None))
+_KINDS = (int, float, str, dict, Path, Tokenizer, ModelConfig, Embedder, Classifier, Reranker, MemoryBudget, type(None))
 _POOL = ("num_pages", "page_size", "max_entries", "entry_bytes", "page_bytes", "snapshot_pages", "geometry")
 _STORE = ("tier", "where", "most_bytes")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
+from twostroke.models.checkpoints.classes import ClassHead, take_head
 from twostroke.models.checkpoints.generation import directory_generation
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
@@ -68,6 +69,9 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     tensors = split_experts(tensors)
     config = read_config(config_path, len(tensors))
     tensors = unpacked(directory, tensors)
+    classes = take_head(tensors, directory)
+    if classes is not None:  # such a model has no other head, and none is read
+        config = replace(config, tied=True)
     packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
@@ -80,7 +84,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
-    name, opened = name or directory.resolve().name, partial(_opened, directory, files, tensors)
+    name, opened = name or directory.resolve().name, partial(_opened, directory, files, tensors, classes)
     found = _guesser_names(config, names, tensors)
     guesser = None if found is None else partial(opened, f"{name} mtp", guesser_of(config), found)
     return opened(name, config, names, guesser)
@@ -104,6 +108,7 @@ def _opened(
     directory: Path,
     files: Sequence[Path],
     tensors: Mapping[str, RawTensor],
+    classes: ClassHead | None,
     name: str,
     config: ModelConfig,
     names: Mapping[str, str],
@@ -136,5 +141,6 @@ def _opened(
         transforms=BY_NAME[config.architecture].transforms(config, "huggingface"),
         generation=directory_generation(directory),
         pooling=directory_pooling(directory),
+        classes=classes,
         guesser=guesser,
     )

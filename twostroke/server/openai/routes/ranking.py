@@ -93,16 +93,6 @@ async def score(body: ScoreBody, http: HttpRequest) -> Response:
     return await _rank(http, body, lambda: broadcast(body.text_1, body.text_2), write)
 
 
-@router.post("/v1/classify")
-@router.post("/classify")
-async def classify(body: RankingBody, http: HttpRequest) -> Response:
-    """Raises ApiError: models with a head for classes are not among those that are read."""
-    engine: AsyncEngine = http.app.state.engine
-    choose_method(engine.name, body.model, None)
-    message = f"{engine.name} has no head that classifies: ask for a choice with /v1/chat/completions instead"
-    raise ApiError(400, message, code="no_classifier")
-
-
 async def _rank(
     http: HttpRequest,
     body: RankingBody,

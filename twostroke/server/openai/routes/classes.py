@@ -1,0 +1,68 @@
+"""/v1/classify: which class texts have, in vLLM's form."""
+
+import secrets
+import time
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+from pydantic import BeforeValidator
+
+from twostroke.server.active_call import ActiveCall
+from twostroke.server.answer import Answer
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.embeddings import PrefillAnswer
+from twostroke.server.engine_requests import Prepared, check_size, choose_method, require_plain
+from twostroke.server.errors import ApiError
+from twostroke.server.generate import generate
+from twostroke.server.openai.field_warnings import warn_of_fields
+from twostroke.server.openai.routes.embeddings import PrefillBody
+from twostroke.server.openai.schemas.base_model import Neutral
+from twostroke.server.openai.schemas.common import salt_bytes
+from twostroke.server.openai.schemas.completions import MAX_PROMPTS, prompts
+
+router = APIRouter()
+
+
+class ClassifyBody(PrefillBody):
+    """Texts or token ids."""
+
+    UNSUPPORTED: ClassVar[Neutral] = {"truncate_prompt_tokens": (), "messages": ()}
+    input: Annotated[Any, BeforeValidator(prompts)]
+
+
+@router.post("/v1/classify")
+@router.post("/classify")
+async def classify(body: ClassifyBody, http: HttpRequest) -> Response:
+    """The class of each text, and the probabilities of all."""
+    engine: AsyncEngine = http.app.state.engine
+    warn_of_fields(http, body)
+    require_plain(choose_method(engine.name, body.model, None), "texts are classified", "model")
+    llm, classifier = engine.llm, engine.llm.classifier
+    if classifier is None:
+        message = f"{engine.name} has no head that classifies: ask for a choice with /v1/chat/completions instead"
+        raise ApiError(400, message, code="no_classifier")
+    if not body.input or len(body.input) > MAX_PROMPTS:
+        raise ApiError(400, f"input must be 1 to {MAX_PROMPTS} texts, not {len(body.input)}", param="input")
+
+    def prepare() -> Prepared:
+        for text in body.input:
+            if isinstance(text, str):
+                check_size(llm, text)
+        inputs = [classifier.embedder.encode(llm.tokenizer, text) for text in body.input]
+        request = llm.classifying_request(inputs)
+        request.cache_salt = salt_bytes(body.cache_salt)
+        return Prepared([request], inputs)
+
+    def write(answer: PrefillAnswer) -> dict[str, Any]:
+        data: list[dict[str, Any]] = []
+        for index, one in enumerate(map(classifier.finish, answer.request.result)):
+            scores = list(one.scores.values())
+            data.append({"index": index, "label": one.label, "probs": scores, "num_classes": len(scores)})
+        head = {"id": f"classify-{secrets.token_hex(16)}", "object": "list", "created": int(time.time())}
+        return {**head, "model": answer.model, "data": data, "usage": answer.usage()}
+
+    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
+        return PrefillAnswer(engine, body.model, active_call, write)
+
+    return await generate(http, body.call_options(), prepare, answer)

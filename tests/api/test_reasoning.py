@@ -238,6 +238,22 @@ def test_a_grammar_begins_behind_the_thought(kind: str, tokenizer_of: Callable[[
     assert json.loads(told.split("</think>", 1)[1]) == {"a": "</think>"}
 
 
+def test_a_mark_before_an_answer_is_whole_or_not_there(tokenizer_of: Callable[[str], Tokenizer]) -> None:
+    tokenizer = tokenizer_of("switch")
+    reasoning = Reasoning("granite-3.3", tokenizer, VOCAB)
+    rule = Grammars(tokenizer, VOCAB).compile(grammar.choice(["7"]))
+    params = reasoning.applied(SamplingParams(constraint=rule), Phase.UNDECIDED)
+    for text, expected in (("<response>7", "<response>7"), ("7", "7"), ("<7", "<response>7")):
+        assert params.constraint is not None
+        wants = Preferring(tokenizer.encode(f"<think>a</think>{text}", add_bos=False), VOCAB, params.constraint)
+        told = ""
+        while not wants.finished:
+            token = int(wants.mask().argmax())
+            wants.advance(token)
+            told += tokenizer.decode([token], skip_special=False)
+        assert told == f"<think>a</think>{expected}"
+
+
 def test_a_grammar_without_a_thought(tokenizer_of: Callable[[str], Tokenizer]) -> None:
     """Where no thought is opened, the grammar holds from the first token; also if it allows the beginning of one."""
     tokenizer = tokenizer_of("switch")

@@ -3,6 +3,7 @@
 Runs off the event loop, since templates and tokenization take time.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from twostroke.server.errors import ApiError, invalid, to_api_error
 from twostroke.server.tenants.tenant import current_tenant
 
 TEMPLATE_VARIABLES = {"messages", "tools", "add_generation_prompt", "continue_final_message"}  # set by the server
+_NONE = re.compile(r"""['"]none['"]""")
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def chat_tokens(
         raise ApiError(400, f"{min(taken)} is set by the server: leave it out", param="chat_template_kwargs")
     ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     values = {**(variables or {}), **ends}
+    if values.get("reasoning_effort") == "none" and not _NONE.search(llm.tokenizer.template_for(bool(functions)) or ""):
+        del values["reasoning_effort"]  # gpt-oss's would write any level into the prompt
     messages, offered = tools.prompt_messages(llm.tokenizer, messages, functions, values)
     if not cut and sum(len(str(message.get("content"))) for message in messages) > 8 * llm.max_model_len:
         check_size(llm, llm.tokenizer.chat(messages, tools=offered, **values))

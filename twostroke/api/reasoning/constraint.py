@@ -207,6 +207,7 @@ class _Answer:
     def advance(self, token: int) -> None:
         if self._lead[:1] == [token]:
             self._lead = self._lead[1:]
+            self._needed |= self._tokens.form.around is not None  # a mark that has begun is written to its end
             return
         self._lead = []
         if self._constraint is not None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -130,12 +130,23 @@ class _GenerationBlocks(Extension):
         return caller()
 
 
-@lru_cache(maxsize=32)
-def _compile(source: str) -> jinja2.Template:
+def _environment() -> ImmutableSandboxedEnvironment:
     """Sandboxed, since a template is code from the checkpoint's author."""
-    environment = ImmutableSandboxedEnvironment(
+    return ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlocks]
     )
+
+
+@lru_cache(maxsize=32)
+def variables_of(source: str) -> frozenset[str]:
+    """The variables that a template reads and does not set before. Raises CheckpointError for a syntax error."""
+    _compile(source)
+    return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> jinja2.Template:
+    environment = _environment()
     environment.filters["tojson"] = _tojson
     helpers: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(helpers)

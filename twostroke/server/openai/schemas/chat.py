@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from twostroke.models.checkpoints.chat_templates import variables_of
 from twostroke.server.openai.schemas import other_servers
 from twostroke.server.openai.schemas.base_model import Neutral, UndeclaredField, whole_number
 from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
-from twostroke.server.openai.schemas.reasoning import ReasoningFields
+from twostroke.server.openai.schemas.reasoning import UNUSED, ReasoningFields
 from twostroke.server.openai.schemas.sampling import described
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"  # of a context
@@ -236,17 +237,14 @@ class ChatPrompt(ReasoningFields):
         return self.switches | named | self.chat_template_kwargs
 
     def unused(self, template: str | None, thinks: bool) -> list[str]:
-        """A sentence for each variable that the template does not have, and for thoughts of a model without any.
-
-        `thinks`: whether the model's answers have thoughts that are set apart.
-        """
-        given = [name for name in self.variables if name not in self.switches or name in self.chat_template_kwargs]
-        unused = [name for name in given if name not in (template or "")]
-        own = type(self).model_fields
-        places = {name: name if name in own else f"chat_template_kwargs.{name:.60}" for name in unused}
-        if self.reasoning_effort is None and "reasoning_effort" not in self.chat_template_kwargs:
-            places["reasoning_effort"] = "reasoning.effort"
-        told = [f"{places[name]} has no effect: the chat template does not use it" for name in unused]
+        """A sentence for each variable that the template does not read, and for thoughts of a model that has none."""
+        read, own, told = variables_of(template or ""), type(self).model_fields, list[str]()
+        for name in self.variables:
+            if name in read or (name in self.switches and name not in self.chat_template_kwargs):
+                continue
+            place = name if name in own else f"chat_template_kwargs.{name:.60}"
+            effort = name == "reasoning_effort" and name not in self.chat_template_kwargs
+            told += self.without_levels(read) if effort else [f"{place} {UNUSED}"]
         return [*told, *([] if thinks else self.without_thoughts())]
 
 

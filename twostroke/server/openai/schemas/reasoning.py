@@ -1,6 +1,6 @@
 """What a body asks of the thoughts before an answer, in the words of several APIs."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
 
 Budget = Annotated[int | None, Field(ge=0), BeforeValidator(whole_number)]
+UNUSED = "has no effect: the chat template does not use it"
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates turn thoughts on and off
 
 
@@ -60,8 +61,16 @@ class ReasoningFields(LenientModel):
 
     @property
     def switches(self) -> dict[str, Any]:
-        """Variables that turn thoughts on or off: no template has all of them."""
-        return {} if self.thinks is None else dict.fromkeys(SWITCHES, self.thinks)
+        """Variables that turn thoughts on or off: no template has all of them. An effort turns them on."""
+        thinks = True if self.thinks is None and self.effort and self.thinking is None else self.thinks
+        return {} if thinks is None else dict.fromkeys(SWITCHES, thinks)
+
+    def without_levels(self, read: Collection[str]) -> Iterator[str]:
+        """A sentence for an effort, where the template reads these variables and no effort. "none" has its effect."""
+        name = "reasoning.effort" if self.reasoning_effort is None else "reasoning_effort"
+        if self.effort != "none":
+            switched = self.switches.keys() & set(read) and any(self.switches.values())
+            yield f"{name} {'turns thoughts on and no more: the chat template has no levels' if switched else UNUSED}"
 
     def without_thoughts(self) -> Iterator[str]:
         """A sentence for what a model that writes no thoughts does not do."""

@@ -13,6 +13,7 @@ restart computes at most a second of it again.
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ GROUP_BYTES = 8 << 20  # bytes that are read or written at once
 TOUCHES = {"disk": 2, "remote": 1}
 SNAPSHOT_TOUCHES = 2
 MAX_RUNS = 8
+MOST_ONCE = 4096  # prompts
 
 
 class BackingStores:
@@ -60,6 +62,7 @@ class BackingStores:
         self._columns = np.array([group for group, _ in pool.geometry.kv_groups])
         self._parts = -(-pool.snapshot_pages // len(self._columns))  # of a snapshot
         self.write_back = WriteBack(index)
+        self._once: deque[np.ndarray] = deque(maxlen=MOST_ONCE)  # tokens of prompts and answers with pages used once
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
         self._snapshots = {store.tier: Admission(SNAPSHOT_TOUCHES) for store in tiers.stores}
 
@@ -236,6 +239,15 @@ class BackingStores:
         tokens = kv.token_array[: len(blocks) * size]
         self.tiers.note(partial(self._admit, tokens, offered, snapshots, start, again, parting // size))
 
+    def write_rest(self) -> None:
+        """Queue the pages that were used only once, where loading them is quicker than computing them.
+
+        For a process that ends and whose model will come back. It may take as long as a load.
+        """
+        self.tiers.flush()
+        for tokens in list(self._once):
+            self.insert(self.index.match(tokens), 0, again=True)
+
     def _admit(
         self,
         tokens: np.ndarray,
@@ -251,7 +263,9 @@ class BackingStores:
             outbox, quicker = self.tiers.write_queues[tier], self._load_seconds(tier, len(names)) < seconds
             at_once = TOUCHES[tier] == 1 or seconds >= self.tiers.first_touch_s or (again and quicker)
             first, stop = admission.touch(names, start, at_once)
-            store.counters.skipped("second_touch", max(0, len(names) - max(stop, start)))
+            store.counters.skipped("second_touch", once := max(0, len(names) - max(stop, start)))
+            if once:
+                self._once.append(tokens)
             if first:
                 known = self._last_snapshot(self._snapshots[tier], names[:first])
                 parts = snapshot_names(names[known - 1], self._parts) if known else []

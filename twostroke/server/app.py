@@ -1,7 +1,7 @@
 """The FastAPI application."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -23,7 +23,7 @@ from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.contexts.saved import SavedContexts
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError, from_validation, invalid
-from twostroke.server.http.middleware import CallMiddleware
+from twostroke.server.http.middleware import CallMiddleware, Validator
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.request_target import AbsoluteTargets
@@ -87,7 +87,6 @@ def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host
     """
     served = LocalEngine(model) if isinstance(model, LLM) else model
     settings, llm = settings or Settings(), served.llm
-    guard = None if host is None else OriginGuard.for_address(host, settings.allowed_hosts, settings.cors)
     load_installed()
     keys = ApiKeys(settings.api_key, settings.api_key_file)
     metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
@@ -103,20 +102,33 @@ def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host
         await engine.stop()
 
     app = routes_app(engine, lifespan)
+    surround(app, settings, keys, engine.body_validator, host, metrics.responded)
+    return app
+
+
+def surround(
+    app: FastAPI,
+    settings: Settings,
+    keys: ApiKeys,
+    body_validator: Validator,
+    host: str | None,
+    on_response: Callable[[int], None],
+) -> None:
+    """Put what is around every call around an application."""
+    guard = None if host is None else OriginGuard.for_address(host, settings.allowed_hosts, settings.cors)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(
         CallMiddleware,
         settings=settings,
         keys=keys,
-        body_validator=engine.body_validator,
+        body_validator=body_validator,
         guard=guard,
-        on_response=metrics.responded,
+        on_response=on_response,
     )
     app.add_middleware(AnyContentType)
     if settings.cors:  # outermost: a CORS preflight has no key, and a refusal must be readable too
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
     app.add_middleware(AbsoluteTargets)
-    return app
 
 
 def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
@@ -130,12 +142,14 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app.state.paths = RouteTable(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)
-    app.add_exception_handler(ApiError, _error_response)
-    app.add_exception_handler(InvalidRequest, _error_response)
-    app.add_exception_handler(RequestValidationError, _error_response)
-    app.add_exception_handler(HTTPException, _error_response)
-    app.add_exception_handler(Exception, _error_response)
+    add_error_handlers(app)
     return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error in the form of the API that was called. `app.state.paths` knows which paths there are."""
+    for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _error_response)
 
 
 async def _error_response(http: HttpRequest, error: Exception) -> Response:

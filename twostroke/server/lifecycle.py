@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from twostroke.api.llm import LLM
 from twostroke.engine.memory_budget import MemoryBudget
@@ -102,7 +103,13 @@ def make_server(
     """
     memory = (model if isinstance(model, LLM) else model.llm).memory
     settings = replace(settings, max_context_bytes=_context_bytes(memory, settings.max_context_bytes))
-    app = create_app(model, settings, host)
+    return http_server(create_app(model, settings, host), settings, host, port, tls)
+
+
+def http_server(
+    app: FastAPI, settings: Settings, host: str | None, port: int, tls: ssl.SSLContext | None = None
+) -> HttpServer:
+    """A server of an application whose `state.engine` is what it serves."""
     config = uvicorn.Config(
         app,
         host or "",

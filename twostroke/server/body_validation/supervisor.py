@@ -112,6 +112,7 @@ class _WorkerQueue:
         if self._thread is not None:
             self.send(-1, None)
             self._thread.join()
+            self._thread = None  # the next call begins anew
 
     def send(self, priority: int, call: HttpCall | None) -> "Future[HttpReply | None]":
         """Queue a call, lower priorities first; None only starts the process."""
@@ -135,6 +136,7 @@ class _WorkerQueue:
             del call, result  # a long body is not kept while nothing happens
         if self._worker is not None:
             self._worker.end()
+            self._worker = None
 
     def _ask(self, call: HttpCall | None) -> HttpReply | None:
         if self._worker is None:

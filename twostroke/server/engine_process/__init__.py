@@ -9,7 +9,9 @@ launch.py       starting it, and why it ended
 spare.py        the next one, which has its imports done
 link.py         the server's connection to one process
 remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it
+asks.py         what the process was asked to run, until it answers
 in_flight.py    the server's record of each request, and what becomes of it when the process dies
+rest.py         a time without a process, since nobody uses the model
 watchdog.py     whether it hangs
 step_note.py    which requests the step under way computes, in memory that outlives the process
 """

@@ -54,7 +54,7 @@ class EngineHost:
 
     def serve(self) -> bool:
         """Serve until the server says stop (True), or is gone (False). Raises EngineFailed if a step fails."""
-        llm, stopped = self._engine.llm, False
+        llm, stopped, message = self._engine.llm, False, None
         self._engine.start(self._publish, self._stepped)
         llm.engine.before_step = self._note_step
         self._pipe.send_bytes(pickle.dumps(Opened(HollowState.of(llm))))  # the other side has nothing by name yet
@@ -62,7 +62,7 @@ class EngineHost:
         try:
             while not isinstance(message := self._codec.loads(self._pipe.recv_bytes()), Stop):
                 self._obey(message)
-                del message  # a value that it names is not kept while nothing comes
+                message = None  # a value that it names is not kept while nothing comes
             stopped = True
         except (EOFError, OSError):
             pass
@@ -70,6 +70,11 @@ class EngineHost:
         if (failure := self._engine.failure) is not None:
             raise failure
         self._engine.stop()
+        if isinstance(message, Stop) and message.comes_back:
+            stores = [model.backing_stores for model in llm.engine.models.values()]
+            for one in stores:
+                if one is not None:
+                    one.write_rest()
         return stopped
 
     def _obey(self, message: object) -> None:

@@ -88,6 +88,11 @@ class Roster:
         self._trial: int | None = None  # the suspect that goes on
         self._next = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is one."""
+        return bool(self._by_id)
+
     def add(self, request: Request, owner: Any) -> InFlight:
         """Record a request."""
         made = InFlight(self._next, request, owner)

@@ -83,7 +83,9 @@ class Release:
 
 @dataclass(frozen=True)
 class Stop:
-    """Close the model and end."""
+    """Close the model and end. `comes_back`: what its pool holds goes to the tiers before."""
+
+    comes_back: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from twostroke.api.llm import LLM
@@ -13,10 +14,12 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.errors import EngineFailed, EngineRestarting, EngineStopped, InvalidRequest, TwostrokeError
+from twostroke.server.engine_process.asks import PendingAsks, settle
 from twostroke.server.engine_process.in_flight import InFlight, Roster
 from twostroke.server.engine_process.launch import STOP_S, Launch
 from twostroke.server.engine_process.link import END_S, ProcessLink
 from twostroke.server.engine_process.messages import Ask, AskReply, Beat, Cancel, Failed, News, Stop
+from twostroke.server.engine_process.rest import ModelChanged, Rest
 from twostroke.server.engine_process.watchdog import Watchdog
 from twostroke.server.served_engine import OnStep, Publish
 
@@ -47,11 +50,12 @@ class RemoteEngine:
         self._on_step: OnStep = lambda seconds, report: None
         self._lock = threading.Lock()
         self._roster = Roster()
-        self._asks: dict[int, tuple[Ask, Future[Any]]] = {}
-        self._num_asks = self._deaths = 0
+        self._asks = PendingAsks()
+        self._deaths = 0
         self._stopped = threading.Event()
+        self._rest = Rest()
         self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="engine reader", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._link,), name="engine reader", daemon=True)
         self._watchdog = Watchdog(watchdog_s)
 
     # For any thread ---------------------------------------------------------------------------------------------
@@ -85,11 +89,28 @@ class RemoteEngine:
         with self._lock:
             if self._link is not None:
                 self._link.outbox.put(Stop())
+        self._rest.stop()
         if self._thread.is_alive():
             self._thread.join()
         elif self._link is not None:  # it has never begun
             self._link.process.end(0)
             self._link = None
+
+    def rest(self) -> "Future[None] | None":
+        """Close the model and end the process, which writes its KV to its tiers; None if something runs or waits.
+
+        The result is there once the memory is free. What is submitted from then on waits for `wake`.
+        """
+        with self._lock:
+            if self._link is None or self._roster.busy or self._asks:
+                return None
+            self._link.outbox.put(Stop(comes_back=True))
+            self._link = None
+            return self._rest.begin()
+
+    def wake(self) -> "Future[None]":
+        """Open the model again after a rest. The result raises what `LLM` raises; then it rests on."""
+        return self._rest.wake()
 
     def submit(self, request: Request, owner: Any) -> None:
         with self._lock:
@@ -119,14 +140,12 @@ class RemoteEngine:
         return self._ask(action, between_steps=False)
 
     def _ask(self, action: Callable[[Any], Any], *, between_steps: bool) -> "Future[Any]":
-        result: Future[Any] = Future()
         with self._lock:
             if not self.alive:
-                result.set_exception(self._reason)
-                return result
-            ask = Ask(self._num_asks, action, between_steps)
-            self._num_asks += 1
-            self._asks[ask.id] = ask, result
+                refused: Future[Any] = Future()
+                refused.set_exception(self._reason)
+                return refused
+            ask, result = self._asks.add(action, between_steps=between_steps)
             if self._link is not None:
                 self._link.outbox.put(ask)
         return result
@@ -146,22 +165,22 @@ class RemoteEngine:
 
     # The reader's thread ----------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, link: ProcessLink | None) -> None:
         try:
-            while (link := self._link) is not None:
+            while link is not None:
                 failed = self._read(link)
                 self._leave(link, failed)
-                if self._stopped.is_set() or not self._start_again():
+                if self._stopped.is_set():
                     break
+                link = self._rest.last(partial(self._open, logging.DEBUG)) if self._rest else self._start_again()
         except Exception as error:
             log.critical("the engine's process is lost", exc_info=True)
             self.failure = EngineFailed(f"the server has lost its engine ({error}): start it again")
         with self._lock:
-            left, asks = self._roster.clear(), list(self._asks.values())
-            self._asks.clear()
+            left, asks = self._roster.clear(), self._asks.clear()
         self._publish([one.ended(self._reason) for one in left])
-        for _, result in asks:
-            _settle(result, None, self._reason)
+        for result in asks:
+            settle(result, None, self._reason)
 
     def _watch(self) -> None:
         """Kill a process that hangs, in a step or at its end."""
@@ -215,9 +234,9 @@ class RemoteEngine:
 
     def _answer(self, reply: AskReply) -> None:
         with self._lock:
-            _, result = self._asks.pop(reply.id, (None, None))
+            result = self._asks.pop(reply)
         if result is not None:
-            _settle(result, reply.result, reply.error)
+            settle(result, reply.result, reply.error)
 
     def _leave(self, link: ProcessLink, failed: Exception | None) -> None:
         """The process is gone, or ends now: note what that means for its requests."""
@@ -226,12 +245,13 @@ class RemoteEngine:
             self._generation += 1
             link.codec.generation = -1  # its values are lost
             link.outbox.put(None)
-            asks, self._asks = self._asks, {}
+            told = self._stopped.is_set() or bool(self._rest)
+            asks = [] if self._rest else self._asks.clear()  # those of a rest wait for its end
         accused = link.process.note.read()
-        how = link.process.end(STOP_S if self._stopped.is_set() else END_S)
-        for _, result in asks.values():
-            _settle(result, None, EngineRestarting("the engine's process has died and is started again: try again"))
-        if self._stopped.is_set():
+        how = link.process.end(STOP_S if told else END_S)
+        for result in asks:
+            settle(result, None, EngineRestarting("the engine's process has died and is started again: try again"))
+        if told:
             return
         why = f": {failed}" if failed else ""
         log.error("the engine's process %d has ended %s%s", link.process.pid, how, why)
@@ -242,43 +262,39 @@ class RemoteEngine:
             one.request.cancelled = error is None
         self._publish([one.ended(error) for one, error in ended])
 
-    def _start_again(self) -> bool:
-        """Start the next process and hand it all requests. Returns False if there is none any more."""
-        pool = self.llm.pool
+    def _start_again(self) -> ProcessLink | None:
+        """Start the next process after a death; None if there is none any more."""
         while not self._stopped.wait(BACKOFF_S * 2**self._deaths if self._deaths > 1 else 0):
             if self._deaths >= MAX_DEATHS:
                 self.failure = EngineFailed(f"the engine's process died {self._deaths} times in a row: start it again")
-                return False
+                return None
             try:
-                link = ProcessLink(self._launch(self._generation, pool.num_pages * pool.page_bytes), self._generation)
+                return self._open(logging.WARNING)
             except (TwostrokeError, OSError) as error:
+                if isinstance(error, ModelChanged):
+                    self.failure = error
+                    return None
                 log.error("the engine's process cannot be started: %s", error)
                 self._deaths += 1
-                continue
-            if link.llm.model.id != self.llm.model.id:
-                link.process.end(0)
-                self.failure = EngineFailed("the model's files have changed: start the server again")
-                return False
-            link.start(self._unsendable)
-            with self._lock:
-                self._beat = time.monotonic()
-                self._link = link
-                going_on = list(self._roster.to_begin())
-                for one in going_on:
-                    link.outbox.put(one)
-                for ask, _ in self._asks.values():
-                    link.outbox.put(ask)
-                if self._stopped.is_set():
-                    link.outbox.put(Stop())
-            log.warning("the engine is there again (process %d); %d requests go on", self.pid or 0, len(going_on))
-            return True
-        return False
+        return None
 
-
-def _settle(result: "Future[Any]", value: Any, error: Exception | None) -> None:
-    """Finish a future, unless nobody waits for it any more."""
-    if result.set_running_or_notify_cancel():
-        if error is None:
-            result.set_result(value)
-        else:
-            result.set_exception(error)
+    def _open(self, level: int) -> ProcessLink:
+        """Start the next process and hand it all requests. Raises what `LLM` raises, or ModelChanged."""
+        pool = self.llm.pool
+        link = ProcessLink(self._launch(self._generation, pool.num_pages * pool.page_bytes), self._generation)
+        if link.llm.model.id != self.llm.model.id:
+            link.process.end(0)
+            raise ModelChanged("the model's files have changed: start the server again")
+        link.start(self._unsendable)
+        with self._lock:
+            self._beat = time.monotonic()
+            self._link = link
+            going_on = list(self._roster.to_begin())
+            for one in going_on:
+                link.outbox.put(one)
+            for ask in self._asks:
+                link.outbox.put(ask)
+            if self._stopped.is_set():
+                link.outbox.put(Stop())
+        log.log(level, "the engine is there again (process %d); %d requests go on", link.process.pid, len(going_on))
+        return link

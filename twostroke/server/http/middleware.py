@@ -7,12 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twostroke.server.body_validation.supervisor import HUGE_BODY_BYTES, LONG_BODY_BYTES, BodyValidator, HttpCall
+from twostroke.server.body_validation.supervisor import HUGE_BODY_BYTES, LONG_BODY_BYTES, HttpCall, HttpReply
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import CallLog
@@ -52,6 +53,14 @@ def needs_no_key(path: str, headers: Headers) -> bool:
     )
 
 
+class Validator(Protocol):
+    """Validates long bodies in another process."""
+
+    async def validate(self, call: HttpCall) -> HttpReply | None:
+        """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
+        ...
+
+
 class CallMiddleware:
     """Puts a `CallLog` into the ASGI scope: handlers add to it, and it is logged at the end."""
 
@@ -60,7 +69,7 @@ class CallMiddleware:
         app: ASGIApp,
         settings: Settings,
         keys: ApiKeys | None = None,
-        body_validator: BodyValidator | None = None,
+        body_validator: Validator | None = None,
         guard: OriginGuard | None = None,
         on_response: Callable[[int], None] = lambda status: None,
     ) -> None:

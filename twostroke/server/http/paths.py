@@ -16,6 +16,10 @@ class RouteTable:
     def __init__(self, routers: Iterable[APIRouter]) -> None:
         self._routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
 
+    def serves(self, scope: MutableMapping[str, Any]) -> bool:
+        """Whether a route takes the call."""
+        return any(route.matches(scope)[0] == Match.FULL for route in self._routes)
+
     def not_found(self, scope: MutableMapping[str, Any]) -> ApiError:
         """The error for a call that no route takes: 405 with what is allowed there, or 404 with what there is."""
         method, path = scope["method"], scope["path"]

@@ -191,6 +191,7 @@ class Metrics:
     """Every metric of one server, in its own registry.
 
     Attributes:
+        exported: the registry of what is shown.
         families: what `engine_families` has read where the engine is; None where that is here.
 
     A series that counts exists from the start, as 0: an alert on its increase sees the first event.
@@ -203,11 +204,11 @@ class Metrics:
         self.families: Sequence[Metric] | None = None
         own.register(_Families(lambda: engine_families(llm) if self.families is None else self.families))
         ProcessCollector(registry=own)
-        self._exported = own
+        self.exported = own
         if vllm_name is not None:
-            self._exported = CollectorRegistry()
-            self._exported.register(own)
-            self._exported.register(VllmNames(own, llm.pool, vllm_name))
+            self.exported = CollectorRegistry()
+            self.exported.register(own)
+            self.exported.register(VllmNames(own, llm.pool, vllm_name))
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"twostroke_{name}", text, labels, registry=own, buckets=buckets)
@@ -304,4 +305,4 @@ class Metrics:
         """
         self._tasks.set(len(asyncio.all_tasks()))
         encode, media_type = choose_encoder(accept)
-        return encode(self._exported), media_type
+        return encode(self.exported), media_type

@@ -30,7 +30,7 @@ async def chat(body: OllamaChatBody, http: HttpRequest, engine: CurrentEngine) -
     """Answer a conversation."""
     warn_of_fields(http, body)
     if not body.messages:
-        return _loaded(engine, body, {"message": {"role": "assistant", "content": ""}})
+        return _loaded(http, engine, body, {"message": {"role": "assistant", "content": ""}})
     asked = translate.chat(body, engine.llm.generation)
     return await _answer(http, body, asked, lambda: prepare_chat(engine, asked))
 
@@ -40,7 +40,7 @@ async def generate_text(body: OllamaGenerateBody, http: HttpRequest, engine: Cur
     """Answer a prompt."""
     warn_of_fields(http, body)
     if not body.prompt and not body.suffix:
-        return _loaded(engine, body, {"response": ""})
+        return _loaded(http, engine, body, {"response": ""})
     asked = translate.prompt(body, engine.llm.generation)
 
     def prepare() -> PreparedChat:
@@ -84,8 +84,9 @@ async def _answer(
     return await generate(http, asked.call_options(), prepare, answer)
 
 
-def _loaded(engine: AsyncEngine, body: OllamaBody, empty: dict[str, Any]) -> Response:
-    """The answer to a client that wants the model loaded, which it is, or unloaded, which it cannot be."""
+def _loaded(http: HttpRequest, engine: AsyncEngine, body: OllamaBody, empty: dict[str, Any]) -> Response:
+    """The answer to a client that wants the model loaded, which it is, or unloaded, which one of several can be."""
     choose_method(engine.name, body.model, None)
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return json_response({"model": body.model, "created_at": now, **empty, "done": True, "done_reason": "load"})
+    reason = "unload" if http.scope.get("keep_s") == 0 else "load"
+    return json_response({"model": body.model, "created_at": now, **empty, "done": True, "done_reason": reason})

@@ -5,11 +5,13 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.models.config import ModelConfig
 from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.engine_requests import choose_method
@@ -65,7 +67,7 @@ async def show(body: NamedBody, engine: CurrentEngine) -> Response:
     info: dict[str, Any] = {
         "general.architecture": kind,
         "general.basename": engine.name,
-        "general.parameter_count": _parameters(engine),
+        "general.parameter_count": _count(engine.llm.config),
         f"{kind}.context_length": engine.llm.max_model_len,
         f"{kind}.embedding_length": config.hidden_size,
         f"{kind}.block_count": len(config.layers),
@@ -115,27 +117,30 @@ def _check(engine: AsyncEngine, body: NamedBody) -> None:
 
 
 def _model(engine: AsyncEngine) -> dict[str, Any]:
-    path = engine.llm.path
+    return model_facts(engine.name, engine.llm.path, engine.llm.config)
+
+
+def model_facts(name: str, path: Path, config: ModelConfig) -> dict[str, Any]:
+    """A model as lists show it."""
     status = path.stat()
     modified = datetime.fromtimestamp(status.st_mtime, UTC).isoformat()
-    count, quantized = _parameters(engine), _QUANTIZED.search(path.name)
-    kind = engine.llm.config.architecture
+    count, quantized = _count(config), _QUANTIZED.search(path.name)
     return {
-        "name": engine.name,
-        "model": engine.name,
+        "name": name,
+        "model": name,
         "modified_at": modified,
         "size": status.st_size,
-        "digest": hashlib.sha256(f"{engine.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest(),
         "details": {
             "parent_model": "",
             "format": path.suffix.removeprefix("."),
-            "family": kind,
-            "families": [kind],
+            "family": config.architecture,
+            "families": [config.architecture],
             "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
             "quantization_level": quantized[0].upper() if quantized else "unknown",
         },
     }
 
 
-def _parameters(engine: AsyncEngine) -> int:
-    return sum(math.prod(shape) for shape in tensor_shapes(engine.llm.config).values())
+def _count(config: ModelConfig) -> int:
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())

@@ -1,5 +1,6 @@
 """/v1/models: the model. With Anthropic's fields beside OpenAI's."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +20,8 @@ async def models(engine: CurrentEngine) -> Response:
 
     `/methods` lists the techniques for `NAME:METHOD`.
     """
-    listed = [_model(engine, engine.name)] if current_tenant().may_use(engine.name) else []
-    first = listed[0]["id"] if listed else None
-    return json_response({"object": "list", "data": listed, "has_more": False, "first_id": first, "last_id": first})
+    allowed = current_tenant().may_use(engine.name)
+    return listed([_model(engine, engine.name)] if allowed else [])
 
 
 @router.get("/{name:path}")
@@ -31,7 +31,18 @@ async def model(name: str, engine: CurrentEngine) -> Response:
     return json_response(_model(engine, name))
 
 
+def listed(data: Sequence[dict[str, Any]]) -> Response:
+    """The list of models; it has one page."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return json_response({"object": "list", "data": data, "has_more": False, "first_id": first, "last_id": last})
+
+
 def _model(engine: AsyncEngine, name: str) -> dict[str, Any]:
-    body = {"id": name, "object": "model", "created": engine.created, "owned_by": "twostroke"}
-    body |= {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(engine.created, UTC)}
-    return body | {"max_model_len": engine.llm.max_model_len, "root": engine.name}
+    return described(name, engine.name, engine.created, engine.llm.max_model_len)
+
+
+def described(name: str, root: str, created: int, max_model_len: int) -> dict[str, Any]:
+    """A model in the list, under one of its names; `root` is its own."""
+    body = {"id": name, "object": "model", "created": created, "owned_by": "twostroke"}
+    body |= {"type": "model", "display_name": name, "created_at": datetime.fromtimestamp(created, UTC)}
+    return body | {"max_model_len": max_model_len, "root": root}

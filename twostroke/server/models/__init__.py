@@ -1,0 +1,13 @@
+"""Several models in one server: each has an engine's process, which is there while the model is used.
+
+settings.py     how much memory they may take together, and when one leaves
+source.py       what a model is opened from, and what is known of it before
+served_model.py one model: its engine, its routes, and the calls that it has
+served_models.py all of them: loading, room for the next one, unloading
+asked_model.py  which model a call names, and for how long it should stay
+dispatcher.py   from a call to the routes of its model
+listing.py      what /v1/models, /api/tags and /api/ps tell
+routes.py       the routes that belong to no model
+metrics.py      the numbers of all models, with the model's name
+app.py          the application
+"""

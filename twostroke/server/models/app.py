@@ -1,0 +1,72 @@
+"""The application of several models: what is around every call, and the routes of each model inside."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from twostroke.engine.memory_budget import MemoryBudget
+from twostroke.methods import load_installed
+from twostroke.server.app import ROUTES, add_error_handlers, routes_app, surround
+from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.contexts.saved import SavedContexts
+from twostroke.server.engine_process.remote import RemoteEngine
+from twostroke.server.errors import ApiError
+from twostroke.server.http.paths import RouteTable
+from twostroke.server.models import routes
+from twostroke.server.models.dispatcher import ModelBodyValidator, ModelDispatcher
+from twostroke.server.models.metrics import ServerMetrics
+from twostroke.server.models.served_models import ServedModels
+from twostroke.server.models.settings import SharingSettings
+from twostroke.server.models.source import ModelSource
+from twostroke.server.observability.metrics import Metrics
+from twostroke.server.openai.stored_responses import StoredResponses
+from twostroke.server.settings import Settings
+from twostroke.server.tenants.api_keys import ApiKeys
+
+
+def create_models_app(
+    sources: Sequence[ModelSource],
+    sharing: SharingSettings | None = None,
+    settings: Settings | None = None,
+    host: str | None = None,
+) -> FastAPI:
+    """An application that serves several models, each while it is used. The first one is loaded at once.
+
+    `host` is where it listens, as in `create_app`. A name that two models have is refused (InvalidRequest).
+    """
+    settings, sharing = settings or Settings(), sharing or SharingSettings()
+    load_installed()
+    keys = ApiKeys(settings.api_key, settings.api_key_file)
+    stored = StoredResponses(settings.max_stored, settings.max_stored_bytes)
+    metrics = ServerMetrics(keys)
+
+    def routes_of(source: ModelSource, engine: RemoteEngine) -> FastAPI:
+        own = replace(settings, model_name=source.name)
+        counted = Metrics(engine.llm, source.name if settings.vllm_metrics else None)
+        made = routes_app(AsyncEngine(engine, own, counted))
+        made.state.stored_responses = stored
+        made.state.contexts.restore(SavedContexts.of(engine.llm))
+        return made
+
+    most_bytes = sharing.models_bytes or MemoryBudget.now().left_bytes
+    models = ServedModels(sources, sharing, most_bytes, routes_of, settings.watchdog_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        with suppress(ApiError):  # the log has the reason, and every call of it gets it
+            await models.enter(models.default)
+            models.leave(models.default)
+        yield
+        await models.stop()
+
+    app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
+    app.state.engine, app.state.metrics = models, metrics
+    app.state.paths = RouteTable(one.router for one in (*ROUTES, routes))
+    app.include_router(routes.router)
+    app.router.default = ModelDispatcher(models, app.state.paths)
+    add_error_handlers(app)
+    surround(app, settings, keys, ModelBodyValidator(models), host, metrics.responded)
+    return app

@@ -1,0 +1,84 @@
+"""Which model a call names, and for how long the model should stay. Nothing else of a body is looked at."""
+
+import asyncio
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from pydantic_core import from_json
+from starlette.types import Scope
+
+from twostroke.server.body_validation.supervisor import LONG_BODY_BYTES
+from twostroke.server.errors import ApiError
+
+_NAMED = re.compile(rb'"(?:model|name)"\s*:\s*"([\w./: -]*)"')
+_KEEP = re.compile(rb'"keep_alive"')
+_DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class AskedModel:
+    """What a call says. `name` is None where it names none; `keep_s` is below 0 for ever."""
+
+    name: str | None = None
+    keep_s: float | None = None
+
+    @classmethod
+    async def of(cls, scope: Scope, body: bytes) -> "AskedModel":
+        """What a call says in its body, or in its query as `?model=NAME`. Raises ApiError for a wrong `keep_alive`.
+
+        A body that cannot be read says nothing here: the routes say what is wrong with it. Long bodies are searched,
+        and read in another thread only if that finds several names.
+        """
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model", [None])[-1]
+        if not body:
+            return cls(query)
+        ollama = scope["path"].startswith("/api/")
+        if len(body) <= LONG_BODY_BYTES:
+            return cls._in(_read(body), query, ollama)
+        found = {name.decode("latin-1") for name in _NAMED.findall(body)}
+        if len(found) == 1 and body.count(b'"model"') == 1 and not _KEEP.search(body):
+            return cls(found.pop())
+        return cls._in(await asyncio.to_thread(_read, body), query, ollama)
+
+    @classmethod
+    def _in(cls, fields: dict[str, Any], query: str | None, ollama: bool) -> "AskedModel":
+        name = fields.get("model") or (fields.get("name") if ollama else None)
+        keep = fields.get("keep_alive") if ollama else None
+        return cls(name if isinstance(name, str) else query, None if keep is None else seconds_of(keep))
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """The fields that matter, of a body that is an object; none of any other."""
+    try:
+        fields = from_json(body)
+    except ValueError:
+        return {}
+    return {key: fields.get(key) for key in ("model", "name", "keep_alive")} if isinstance(fields, dict) else {}
+
+
+def seconds_of(value: Any) -> float:
+    """Ollama's `keep_alive` in seconds: a number, or a duration as Go writes it (`5m`, `1h30m`, `-1`).
+
+    Raises ApiError.
+    """
+    wrong = ApiError(
+        400, f"keep_alive must be seconds, or a duration such as 5m, not {value!r:.60}", param="keep_alive"
+    )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise wrong
+        return math.inf if value < 0 or value > 1e9 else float(value)
+    if not isinstance(value, str):
+        raise wrong
+    text = value.strip()
+    sign, text = (-1, text[1:]) if text.startswith("-") else (1, text)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        text += "s"
+    if not re.fullmatch(f"(?:{_DURATION.pattern})+", text):
+        raise wrong
+    total = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    return math.inf if total * sign < 0 or total > 1e9 else total

@@ -1,0 +1,134 @@
+"""The routes that belong to no model: the lists, what is loaded, health, and metrics."""
+
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+from fastapi import Request as HttpRequest
+
+from twostroke.server.errors import ApiError
+from twostroke.server.http.responses import json_response
+from twostroke.server.models.metrics import exposition
+from twostroke.server.models.served_model import ServedModel
+from twostroke.server.models.served_models import ServedModels
+from twostroke.server.ollama.models import API_VERSION, NamedBody, change, model_facts
+from twostroke.server.openai.routes.models import described, listed
+from twostroke.server.page.routes import file, root
+
+FOR_EVER = timedelta(days=365)
+
+router = APIRouter()
+for path in ("/push", "/create", "/copy", "/blobs/{digest}"):
+    router.post(f"/api{path}")(change)
+router.delete("/api/delete")(change)
+router.get("/")(root)
+router.get("/page/{name:path}")(file)
+
+
+async def served_models(http: HttpRequest) -> ServedModels:
+    """The models of the application that has been called."""
+    return http.app.state.engine
+
+
+Models = Annotated[ServedModels, Depends(served_models)]
+
+
+@router.get("/v1/models")
+async def list_models(models: Models) -> Response:
+    """Those that the caller's key may use, each once, loaded or not."""
+    return listed([_described(models, model, model.name) for model in models.allowed])
+
+
+@router.get("/v1/models/{name:path}")
+async def look_up(name: str, models: Models) -> Response:
+    """A model under any name that it has: `NAME`, `NAME:METHOD`, `NAME:latest`. 404 for any other."""
+    return json_response(_described(models, models.find(name), name))
+
+
+def _described(models: ServedModels, model: ServedModel, name: str) -> dict[str, Any]:
+    room = model.source.config.max_position if model.engine is None else model.engine.llm.max_model_len
+    return described(name, model.name, models.created, room) | {"status": {"value": model.state}}
+
+
+@router.get("/api/version")
+async def api_version() -> Response:
+    """The version of Ollama's API that this one follows."""
+    return json_response({"version": API_VERSION})
+
+
+@router.get("/api/tags")
+async def tags(models: Models) -> Response:
+    """Those that the caller's key may use."""
+    return json_response({"models": [_facts(model) for model in models.allowed]})
+
+
+@router.get("/api/ps")
+async def loaded(models: Models) -> Response:
+    """Those of them that are loaded, and when each leaves if no call comes."""
+    shown: list[dict[str, Any]] = []
+    for model in models.allowed:
+        if model.loaded and model.engine is not None:
+            stays = FOR_EVER if model.expires_in_s > FOR_EVER.total_seconds() else timedelta(seconds=model.expires_in_s)
+            expires = (datetime.now(UTC) + stays).isoformat()
+            status = {"expires_at": expires, "size_vram": 0, "context_length": model.engine.llm.max_model_len}
+            shown.append(_facts(model) | status | {"size": model.wanted_bytes})
+    return json_response({"models": shown})
+
+
+def _facts(model: ServedModel) -> dict[str, Any]:
+    return model_facts(model.name, model.source.path, model.source.config) | {"size": model.source.file_bytes}
+
+
+@router.post("/api/pull")
+async def pull(body: NamedBody, models: Models) -> Response:
+    """Nothing to do for a model that is there. Raises ApiError for any other."""
+    models.find(body.model)
+    return json_response({"status": "success"})
+
+
+@router.get("/health")
+@router.get("/health/ready")
+@router.get("/ping")
+@router.post("/ping")
+async def ready(models: Models) -> Response:
+    """200 while new calls should be sent here. A model that fails is no reason for 503: the others go on."""
+    return _health(models, not (models.leaving or models.draining))
+
+
+@router.get("/health/live")
+async def live(models: Models) -> Response:
+    """200 while the server lives."""
+    return _health(models, True)
+
+
+def _health(models: ServedModels, fine: bool) -> Response:
+    states = {model.name: model.state for model in models.all.values()}
+    draining = models.leaving or models.draining
+    body = {"live": True, "ready": not draining, "draining": draining, "in_flight": models.in_flight, "models": states}
+    return json_response(body, 200 if fine else 503)
+
+
+@router.get("/load")
+async def load(models: Models) -> Response:
+    """How many choices wait or run, of all models."""
+    return json_response({"server_load": models.in_flight})
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The server's version."""
+    return json_response({"version": metadata.version("twostroke")})
+
+
+@router.get("/metrics")
+async def metrics(http: HttpRequest, models: Models) -> Response:
+    """The metrics of all models, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
+    for model in models.all.values():
+        if model.engine is not None and model.loaded:
+            try:
+                model.engine.metrics.families = await model.engine.families()
+            except ApiError:
+                continue
+    text, media_type = exposition(models, http.app.state.metrics, http.headers.get("accept", ""))
+    return Response(text, headers={"content-type": media_type, "vary": "accept"})

@@ -1,0 +1,41 @@
+"""What a model of several is opened from, and what is known of it before its engine is there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twostroke.engine.memory_budget import PROCESS_BYTES
+from twostroke.models.checkpoints.checkpoint import Checkpoint
+from twostroke.models.config import ModelConfig
+from twostroke.server.engine_process.launch import Launch
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One model.
+
+    Attributes:
+        name: what clients call it.
+        launch: starts its engine's process.
+        path: its file or directory.
+        file_bytes: what its files take.
+        config: what it is made of.
+        kv_bytes: what its pool takes; None if that is chosen when it is opened.
+    """
+
+    name: str
+    launch: Launch
+    path: Path
+    file_bytes: int
+    config: ModelConfig
+    kv_bytes: int | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, launch: Launch, kv_bytes: int | None = None) -> "ModelSource":
+        """A checkpoint's; its tensors and its tokenizer are not kept."""
+        size = sum(file.stat().st_size for file in checkpoint.files)
+        return cls(checkpoint.name, launch, checkpoint.files[0], size, checkpoint.config, kv_bytes)
+
+    @property
+    def least_bytes(self) -> int:
+        """What it takes at least once it is loaded."""
+        return self.file_bytes + PROCESS_BYTES + (self.kv_bytes or 0)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -278,3 +279,47 @@ def test_the_engine_never_outlives_the_server(tiny: str) -> None:
         while (status := Path(f"/proc/{found[1]}/status")).exists() and "(zombie)" not in status.read_text():
             assert time.monotonic() < end
             time.sleep(0.02)
+
+
+def test_several_models(tiny: str, tmp_path: Path) -> None:
+    """One from an argument, one by --also, and one of a file with options of its own."""
+    also = tmp_path / "other"
+    shutil.copytree(tiny, also)
+    (tmp_path / "models.toml").write_text(f'[small]\nmodel = "{tiny}"\nkv-bytes = "8MiB"\n')
+    options = [tiny, "--also", also, "--models", tmp_path / "models.toml", "--max-loaded", 1, "--threads", 1]
+    command = [sys.executable, "-m", "twostroke", "serve", *map(str, options), "--kv-bytes", "16MiB", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url, _ = address_of(process)
+            wait_for(process, url, 200)
+            names = [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]]
+            assert names == [Path(tiny).name, "other", "small"]
+            texts: set[str] = set()
+            for name in names:
+                body = {"model": name, "prompt": "the", "max_tokens": 8, "temperature": 0}
+                texts.add(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"])
+            assert len(texts) == 1
+            assert httpx.get(f"{url}/health").json()["models"][names[0]] == "unloaded"
+        finally:
+            process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[..., Any]) -> None:
+    wrong = tmp_path / "models.toml"
+    for text, message in (
+        ("a = 1", "a must be a table"),
+        ("[a]\nport = 1", "there is no option port"),
+        ("[", "is not TOML"),
+        ('[a]\nkv-bytes = -1\nmodel = "x"', "kv_bytes must be"),
+    ):
+        wrong.write_text(text)
+        refused = run("serve", tiny, "--models", wrong, "--check-config")
+        assert refused.exit_code == 1
+        assert message in refused.stderr
+    assert "--served-name" in run("serve", tiny, "--also", tiny, "--served-name", "x", "--check-config").stderr
+    assert run("serve", tiny, "--also", "b", "--max-loaded", 0, "--check-config").exit_code != 0
+    fine = run("serve", tiny, "--also", "b", "--check-config")
+    assert f"{tiny}, b would be served" in fine.stderr.replace("\n", "")

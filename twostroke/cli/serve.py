@@ -10,7 +10,9 @@ from twostroke.cli.config import print_sources
 from twostroke.cli.method_options import MethodModule, load_method_modules
 from twostroke.cli.options import PositionalModelOptions, spread
 from twostroke.cli.report import note, tiers_text
+from twostroke.cli.serve_models import SharingOptions, serve_models
 from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
+from twostroke.errors import InvalidRequest
 from twostroke.server.observability.logs import configure
 from twostroke.system.extras import requires_extra
 from twostroke.system.service_manager import notify
@@ -29,6 +31,7 @@ def serve(
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Check all options, show each value and its source, and end.")
     ] = False,
+    sharing: SharingOptions,
     model_options: PositionalModelOptions,
 ) -> None:
     """Serve a model over HTTP to OpenAI's clients, until SIGTERM or Ctrl-C."""
@@ -42,15 +45,28 @@ def serve(
 
     settings = settings_options.settings()
     model_options.validate()
+    models, shared = sharing.each(model_options) if sharing.several else [], sharing.settings()
+    if models and settings.model_name is not None:
+        raise InvalidRequest("--served-name is for one model: give several their names in a file (--models)")
     if check_config:
         load_method_modules(method_module)
         print_sources()
         listening.place.check()
-        note(f"{model_options.model} would be served at {listening.place.text()}")
+        named = ", ".join(name or one.model for name, one in models) or model_options.model
+        note(f"{named} would be served at {listening.place.text()}")
         return
-    if model_options.tp > 1:
+    if models and any(one.tp > 1 for _, one in models) and under_torchrun():
+        raise InvalidRequest("under torchrun there is one model: start the server without torchrun for several")
+    if model_options.tp > 1 and not models:
         follow_torchrun()  # only rank 0 listens
     listener = listening.place.open()
+    if models:
+        with requires_extra("serve", "serving"):
+            from twostroke.server.lifecycle import end_at_signals
+        end_at_signals()
+        load_method_modules(method_module)
+        serve_models(models, shared, steps, settings, listening, listener, method_module or ())
+        return
     alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
     # First of all: the engine's process imports as much as this one does.
     process = None if alone else SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))

@@ -40,7 +40,7 @@ GROUP_BYTES = 8 << 20  # bytes that are read or written at once
 TOUCHES = {"disk": 2, "remote": 1}
 SNAPSHOT_TOUCHES = 2
 MAX_RUNS = 8
-MOST_ONCE = 4096  # prompts
+MAX_ONCE = 4096  # prompts
 
 
 class BackingStores:
@@ -62,7 +62,7 @@ class BackingStores:
         self._columns = np.array([group for group, _ in pool.geometry.kv_groups])
         self._parts = -(-pool.snapshot_pages // len(self._columns))  # of a snapshot
         self.write_back = WriteBack(index)
-        self._once: deque[np.ndarray] = deque(maxlen=MOST_ONCE)  # tokens of prompts and answers with pages used once
+        self._once: deque[np.ndarray] = deque(maxlen=MAX_ONCE)  # tokens of prompts and answers with pages used once
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
         self._snapshots = {store.tier: Admission(SNAPSHOT_TOUCHES) for store in tiers.stores}
 

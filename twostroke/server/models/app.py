@@ -1,5 +1,6 @@
 """The application of several models: what is around every call, and the routes of each model inside."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -56,10 +57,9 @@ def create_models_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        with suppress(ApiError):  # the log has the reason, and every call of it gets it
-            await models.enter(models.default)
-            models.leave(models.default)
+        first = asyncio.create_task(_load_first(models))
         yield
+        first.cancel()
         await models.stop()
 
     app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
@@ -70,3 +70,10 @@ def create_models_app(
     add_error_handlers(app)
     surround(app, settings, keys, ModelBodyValidator(models), host, metrics.responded)
     return app
+
+
+async def _load_first(models: ServedModels) -> None:
+    """Load the default model before somebody calls. If that fails, the log has the reason, and each call gets it."""
+    with suppress(ApiError):
+        async with models.using(models.default):
+            pass

@@ -212,6 +212,7 @@ class ServedModels:
     def drain(self, grace_s: float) -> None:
         """Take no new work, and cancel what still runs after `grace_s` seconds."""
         self.draining = True
+        self._left.set()
         for model in self.all.values():
             model.refuse(ShuttingDown())
             if model.engine is not None:

@@ -30,10 +30,12 @@ class ModelSource:
     kv_bytes: int | None = None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, launch: Launch, kv_bytes: int | None = None) -> "ModelSource":
-        """A checkpoint's; its tensors and its tokenizer are not kept."""
+    def of(
+        cls, checkpoint: Checkpoint, launch: Launch, kv_bytes: int | None = None, name: str | None = None
+    ) -> "ModelSource":
+        """A checkpoint's, by its own name unless another is given; its tensors and its tokenizer are not kept."""
         size = sum(file.stat().st_size for file in checkpoint.files)
-        return cls(checkpoint.name, launch, checkpoint.files[0], size, checkpoint.config, kv_bytes)
+        return cls(name or checkpoint.name, launch, checkpoint.files[0], size, checkpoint.config, kv_bytes)
 
     @property
     def least_bytes(self) -> int:

@@ -1,0 +1,133 @@
+"""`twostroke serve` with several models: which ones, with which options, and their server."""
+
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from twostroke.cli.config import source_of
+from twostroke.cli.options import PositionalModelOptions, option, options_of
+from twostroke.cli.parsers import parse_size
+from twostroke.cli.report import ProgressDisplay, note
+from twostroke.cli.serve_options import ListeningOptions, StepOptions
+from twostroke.engine.options import LLMOptions
+from twostroke.errors import InvalidRequest
+from twostroke.fields import Rule, rules
+from twostroke.server.models.settings import SharingSettings
+from twostroke.server.observability.logs import configure
+from twostroke.system.service_manager import notify
+
+if TYPE_CHECKING:
+    from twostroke.server.listener import Listener
+    from twostroke.server.settings import Settings
+
+PANEL = "Several models"
+OF_EACH = rules(LLMOptions).keys() - {"max_running", "itl_ms"}
+
+
+@dataclass(frozen=True)
+class SharingOptions(
+    options_of(SharingSettings, PANEL, changes={"unload_after_s": {"names": ("--unload-after",)}}),
+):
+    """Which models share the server, and how."""
+
+    also: Annotated[
+        list[str] | None,
+        option(
+            Rule(str, "Serve this model too, loaded when it is asked for. May be repeated.", unset="none"),
+            panel=PANEL,
+            metavar="MODEL",
+        ),
+    ] = None
+    models: Annotated[
+        str | None,
+        option(
+            Rule(str, "Serve the models of this TOML file: a table [NAME] for each, with its options.", unset="none"),
+            panel=PANEL,
+            metavar="FILE",
+        ),
+    ] = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are models besides the one of the other options."""
+        return bool(self.also or self.models)
+
+    def settings(self) -> SharingSettings:
+        """Checked: raises InvalidRequest naming the field that is out of range."""
+        return SharingSettings(**{name: getattr(self, name) for name in rules(SharingSettings)})
+
+    def each(self, common: PositionalModelOptions) -> list[tuple[str | None, PositionalModelOptions]]:
+        """The options of each model, and its name where the file gives one. Raises InvalidRequest."""
+        named = common.model_argument is not None or source_of("model") != "default" or not self.models
+        first = [common.model] if named else []
+        found: list[tuple[str | None, PositionalModelOptions]] = [
+            (None, replace(common, model=name, model_argument=None)) for name in (*first, *(self.also or ()))
+        ]
+        found += _of_file(Path(self.models).expanduser(), common) if self.models else []
+        for _, one in found:
+            one.validate()
+        return found
+
+
+def _of_file(path: Path, common: PositionalModelOptions) -> Iterator[tuple[str, PositionalModelOptions]]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} is not TOML: {error}") from None
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise InvalidRequest(f"{path}: {name} must be a table, [{name}], with options of a model")
+        values = {key.replace("-", "_"): value for key, value in table.items()}
+        if unknown := values.keys() - OF_EACH:
+            raise InvalidRequest(f"{path}: there is no option {min(unknown)} of a model ([{name}])")
+        for key, value in values.items():
+            if rules(LLMOptions)[key].unit == "bytes" and isinstance(value, str):
+                values[key] = parse_size(value)
+        yield name, replace(common, **{"model": name, "model_argument": None} | values)
+
+
+def serve_models(
+    models: Sequence[tuple[str | None, PositionalModelOptions]],
+    sharing: SharingSettings,
+    steps: StepOptions,
+    settings: "Settings",
+    listening: ListeningOptions,
+    listener: "Listener",
+    method_modules: Sequence[str],
+) -> None:
+    """Serve several models until a signal."""
+    from twostroke.cli.engine_opening import open_served
+    from twostroke.models.checkpoints.resolve import open_checkpoint
+    from twostroke.server.engine_process.launch import launch_of
+    from twostroke.server.engine_process.messages import OpenOptions
+    from twostroke.server.http.loading import LoadingResponder
+    from twostroke.server.lifecycle import SERVER_BYTES, http_server
+    from twostroke.server.models.app import create_models_app
+    from twostroke.server.models.source import ModelSource
+
+    def source(name: str | None, options: PositionalModelOptions) -> ModelSource:
+        arguments: dict[str, Any] = {"options": options, "steps": steps, "kv_bytes": options.kv_bytes}
+        arguments["spare_bytes"] = options.spare_bytes + SERVER_BYTES
+        one_pool = options.draft is None
+        opening = OpenOptions(open_served, arguments, 0, method_modules, listening.log_format, one_pool)
+        with ProgressDisplay(f"looking at {options.model}", announced=True) as progress:
+            checkpoint = open_checkpoint(options.model, progress=progress)
+        return ModelSource.of(checkpoint, launch_of(opening), options.kv_bytes, name)
+
+    url = f"{listener.url}/v1"
+    note(f"{len(models)} models, to be served at {url}; until then calls are answered 503")
+    with LoadingResponder(listener.sockets, listener.tls):
+        sources = [source(name, options) for name, options in models]
+        app = create_models_app(sources, sharing, settings, listener.host)
+        server = http_server(app, settings, listener.host, listening.port, listener.tls)
+    if listening.log_format == "text":
+        configure("text")  # from here on: until now people read notes
+    note(f"{', '.join(one.name for one in sources)} at {url} (process {os.getpid()}); each is loaded when it is used")
+    notify("READY=1")
+    server.run(listener.sockets)
+    listener.close()

@@ -43,8 +43,6 @@ REFUSED = {
     "gemma2": "capped scores or logits",
     "olmo2": "norms over all heads together",
     "olmo3": "norms over all heads together",
-    **dict.fromkeys(("qwen2moe", "qwen3_5moe", "qwen3_next", "granite4-hybrid"), "a shared expert"),
-    "lfm2moe": "routers of sigmoids",
 }
 
 
@@ -60,6 +58,8 @@ def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
     if "moe" not in family and family not in (
         "mixtral",
         "gpt_oss",
+        "qwen3_next",
+        "granite4-hybrid",
     ):  # rounding may choose another expert, in which one entry differs wholly
         assert distance(mine.entries(), theirs.entries()) < 0.03
     logits, expected = mine.tail.logits, theirs.tail.logits

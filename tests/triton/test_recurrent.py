@@ -27,6 +27,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 24,
         "linear_value_head_dim": 40,
     },
+    "granite4-hybrid": {
+        "num_hidden_layers": 2,
+        "layer_types": ["mamba", "full_attention"],
+        "num_local_experts": 0,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 24,
+        "mamba_d_head": 96,
+    },
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 Opened = Callable[[int], LLM]

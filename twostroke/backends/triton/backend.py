@@ -27,7 +27,7 @@ from twostroke.backends.triton.pass_plan import tall_of
 from twostroke.backends.triton.recurrent import lacking
 from twostroke.backends.triton.sharded import ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
-from twostroke.models.config import Experts, ModelConfig
+from twostroke.models.config import Experts, Layer, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.kv_formats import CODED
 from twostroke.models.layer_groups import PageShape
@@ -71,6 +71,8 @@ class TritonBackend:
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         if self.ranks is not None and config.state_layers:
             return ONE_RANK
+        if self.ranks is not None and any(map(has_shared_expert, config.layers)):
+            return "its ranks have no shared experts: leave out tp"
         return unsupported(config, matrices, self.kv_dtype)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -133,13 +135,15 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype
     return None
 
 
+def has_shared_expert(layer: Layer) -> bool:
+    """Whether every token passes an expert beside those that are chosen."""
+    return isinstance(layer.feed_forward, Experts) and layer.feed_forward.shared_size > 0
+
+
 def _without_kernel(config: ModelConfig) -> str | None:
     """A part of the model, in words, that only other backends compute; None if there is none."""
-    mlps = [layer.feed_forward for layer in config.layers]
     parts = {
         "hidden states of another model": config.takes_hidden,
-        "routers of sigmoids": any(isinstance(mlp, Experts) and (mlp.sigmoid or mlp.selection_bias) for mlp in mlps),
-        "a shared expert": any(isinstance(mlp, Experts) and mlp.shared_size for mlp in mlps),
         "norms over all heads together": any(one.whole_norm for one in config.attentions),
         "norms of values": any(one.value_norm for one in config.attentions),
         "values that are keys": any(one.keys_as_values for one in config.attentions),
@@ -154,7 +158,7 @@ def _without_kernel(config: ModelConfig) -> str | None:
 def _digest() -> str:
     """A digest of the kernels and of the choices that bits depend on."""
     here = Path(__file__).parent
-    names = ("linear", "packed", "experts", "pass_plan", "decoder", "layers", "recurrent", "state_plan")
-    choices = (here / f"{name}.py" for name in names)
+    used = ["linear", "packed", "experts", "shared_expert", "pass_plan", "decoder", "layers", "recurrent", "state_plan"]
+    choices = (here / f"{name}.py" for name in used)
     sources = [*sorted((here / "kernels").glob("*.py")), *choices]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]

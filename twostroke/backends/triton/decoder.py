@@ -118,6 +118,8 @@ class TritonDecoder(LayerWeights):
             self._norm(rows, to, parts, layer.post_norms[0], layer.mlp_norm, dropout, layer.o_bias)
             if isinstance(layer.feed_forward, models.Experts):
                 parts = self.mix(layer.mixture, rows, to)
+                if layer.shared is not None:
+                    layer.shared(to.h, to.gated, to.shared, to.parts, rows)
             else:
                 gated = to.gated.view(-1)[: to.rows * layer.gated.rows].view(to.rows, layer.gated.rows)
                 layer.gated(to.h, gated, rows)

@@ -17,6 +17,7 @@ from twostroke.backends.triton.pass_plan import power_of_two
 from twostroke.backends.triton.tile_shapes import TileShape, packed_stages
 from twostroke.models.config import Experts
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.tensor_shapes import SELECTION_BIAS
 
 # For so many pairs of an expert, on average. Features are first in a product, so all of these add in the same order.
 TILES = {
@@ -110,6 +111,10 @@ class Mixture:
         self.experts, self.hidden, self.rooms, self.whole = experts, router.shape[1], rooms, whole
         self.router = torch.from_numpy(router.dequantize()).to(rooms.device, torch.float32)
 
+        self.selection: torch.Tensor | None = None
+        if experts.selection_bias:
+            self.selection = torch.from_numpy(weights(prefix + SELECTION_BIAS).dequantize()).to(rooms.device)
+
         def stack(*names: str) -> tuple[torch.Tensor | RepackedMatrix, int]:
             every = [f"{prefix}experts.{e}.{name}" for e in range(experts.count) for name in names]
             raws = [weights(name) for name in every]
@@ -147,8 +152,8 @@ class Mixture:
             height, wide, deep, num_warps=4,
         )  # fmt: skip
         kernels.choose_kernel[(tokens,)](
-            room.logits, room.ids, room.weights, experts.count, experts.chosen, experts.normalized,
-            power_of_two(experts.count), num_warps=1,
+            room.logits, self.selection, room.ids, room.weights, experts.count, experts.chosen, experts.normalized,
+            experts.sigmoid, experts.selection_bias, power_of_two(experts.count), num_warps=1,
         )  # fmt: skip
 
     def _multiply(self, h: torch.Tensor, tokens: int) -> None:

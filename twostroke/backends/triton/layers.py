@@ -13,8 +13,10 @@ from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
 from twostroke.backends.triton.kernels import recurrent
 from twostroke.backends.triton.linear import ACTIVATIONS, FEW_TOKENS, GatedLinear, Linear, UnpackBuffer, place
 from twostroke.backends.triton.recurrent import RecurrentLayer
+from twostroke.backends.triton.shared_expert import SharedExpert
 from twostroke.models import config as models
 from twostroke.models.recurrent import RecurrentMixer
+from twostroke.models.tensor_shapes import SHARED_GATE
 
 GATED_ROWS, GATED_COLUMNS = 16, 256  # that a program multiplies by the output gate
 
@@ -104,6 +106,7 @@ class TritonLayer:
         self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
         self.down_bias: torch.Tensor | None = None
         self.o_bias: torch.Tensor | None = None
+        self.shared: SharedExpert | None = None
         if isinstance(layer.mixer, RecurrentMixer):
             inputs = Linear([matrix(name) for name in layer.mixer.projections], scratch)
             vectors = {name: vector(name) for name in layer.mixer.vectors}
@@ -116,6 +119,11 @@ class TritonLayer:
         self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
         if isinstance(layer.feed_forward, models.Experts):
             self.mixture = Mixture(layer.feed_forward, prefix, weights, model.rooms, model.whole_gated)
+            if layer.feed_forward.shared_size:
+                activation = ACTIVATIONS.index(layer.feed_forward.activation)
+                gated = GatedLinear(matrix("shared.gate"), matrix("shared.up"), activation, scratch)
+                gate = vector(SHARED_GATE) if layer.feed_forward.shared_gated else None
+                self.shared = SharedExpert(gated, Linear([matrix("shared.down")], scratch, of=hidden), gate)
         else:
             activation, biased = ACTIVATIONS.index(layer.feed_forward.activation), layer.feed_forward.bias
             bias = torch.cat([vector("gate_bias"), vector("up_bias")]) if biased else None
@@ -126,5 +134,6 @@ class TritonLayer:
     @property
     def linears(self) -> Sequence[Linear]:
         """The products whose outputs are parts."""
-        downs = () if isinstance(self.feed_forward, models.Experts) else (self.down,)
+        shared = () if self.shared is None else (self.shared.down,)
+        downs = shared if isinstance(self.feed_forward, models.Experts) else (self.down,)
         return (*self.mixer.linears, self.o, *downs)

@@ -68,9 +68,11 @@ class PassBuffers:
         self.x = room(tall, config.hidden_size, dtype=torch.float32)
         self.h = room(tall, config.hidden_size)
         self.parts = room(_parts(layers, config.hidden_size, tall), dtype=torch.float32)
+        self.shared = room(len(self.parts) if any(one.shared is not None for one in layers) else 1, dtype=torch.float32)
         self.q, self.attended = room(tall, heads * dim), room(tall, heads * dim)
         mlps = [one.feed_forward for one in layers]
-        self.gated = room(tall, max((1, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))))
+        widths = (mlp.intermediate_size if isinstance(mlp, GatedMLP) else mlp.shared_size for mlp in mlps)
+        self.gated = room(tall, max((1, *widths)))
         self.ids = room(tall, dtype=torch.int32)
         self.cells, self.positions = room(groups, entries, dtype=torch.int32), room(entries, dtype=torch.int32)
 

@@ -9,8 +9,8 @@ are one chain along K, as in `linear.py`, and a token's pairs are added in the o
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel, kernel_for_any
-from twostroke.backends.triton.kernels.numbers import activate, dot, narrow
-from twostroke.backends.triton.kernels.tiles import input_tile, weight_tile
+from twostroke.backends.triton.kernels.numbers import activate, dot, narrow, sigmoid
+from twostroke.backends.triton.kernels.tiles import input_tile, sum_of_parts, weight_tile
 
 EMPTY: tl.constexpr = tl.constexpr(2**31 - 1)  # no expert
 
@@ -46,25 +46,33 @@ def router_kernel(
 
 @kernel
 def choose_kernel(
-    logits_ptr, ids_ptr, weights_ptr,
-    EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr,
+    EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The most probable experts of a row, ties to the lower id, by ascending id: ids and weights [rows, CHOSEN].
 
+    With SIGMOID probabilities are those of each expert alone. If BIASED, a number is added to each for the choice.
     A row with NaN gets some experts too, and weights of NaN. Grid: rows.
     """
     row = tl.program_id(0)
     experts = tl.arange(0, BLOCK)
     exists = experts < EXPERTS
     x = tl.load(logits_ptr + row * EXPERTS + experts, mask=exists, other=float("-inf"))
-    chances = tl.exp(x - tl.max(x, 0))
-    chances = chances / tl.sum(chances, 0)
+    if SIGMOID:
+        chances = sigmoid(x)
+    else:
+        chances = tl.exp(x - tl.max(x, 0))
+        chances = chances / tl.sum(chances, 0)
+    keys = chances
+    if BIASED:
+        keys += tl.load(bias_ptr + experts, mask=exists, other=0.0)
     # Above what is taken, which is above what does not exist.
-    keys = tl.where(exists, tl.where(chances >= 0.0, chances, -1.0), -3.0)
+    keys = tl.where(exists, tl.where(keys == keys, keys, -1e36), -3e36)
     for _ in range(CHOSEN):
         best = tl.min(tl.where(keys == tl.max(keys, 0), experts, EMPTY), 0)
-        keys = tl.where(experts == best, -2.0, keys)
-    taken = keys == -2.0
+        keys = tl.where(experts == best, -2e36, keys)
+    taken = keys == -2e36
     weights = chances
     if NORMALIZED:
         weights = chances / tl.sum(tl.where(taken, chances, 0.0), 0)
@@ -190,3 +198,23 @@ def weighted_sum_kernel(
         weight = tl.load(weights_ptr + row * CHOSEN + slot)
         total += weight * tl.load(made + slot * FEATURES, mask=inside, other=0.0)
     tl.store(out_ptr + row.to(tl.int64) * FEATURES + features, total, mask=inside)
+
+
+@kernel
+def shared_expert_kernel(
+    parts_ptr, part_stride, h_ptr, gate_ptr, out_ptr,
+    HIDDEN: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out [rows, HIDDEN] float32 += the parts of a product, times the sigmoid of a row's product with `gate`, if GATED.
+
+    h is [rows, HIDDEN] bfloat16. Grid: rows.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    at = row * HIDDEN + columns
+    made = sum_of_parts(parts_ptr, part_stride, at, inside, PARTS)
+    if GATED:
+        h = tl.load(h_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        made = made * sigmoid(tl.sum(h * tl.load(gate_ptr + columns, mask=inside, other=0.0), 0))
+    tl.store(out_ptr + at, tl.load(out_ptr + at, mask=inside, other=0.0) + made, mask=inside)

@@ -58,3 +58,9 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 def rms(squares, count, eps):
     """1 / sqrt(mean square + eps), of a sum of squares."""
     return 1.0 / tl.sqrt(squares / count + eps)
+
+
+@triton.jit
+def sigmoid(x):
+    """Of float32."""
+    return 1.0 / (1.0 + tl.exp(-x))

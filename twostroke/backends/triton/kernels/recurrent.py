@@ -9,16 +9,10 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel
-from twostroke.backends.triton.kernels.numbers import narrow, rms
+from twostroke.backends.triton.kernels.numbers import narrow, rms, sigmoid
 from twostroke.backends.triton.kernels.tiles import sum_of_parts
 
 NORM_EPS: tl.constexpr = tl.constexpr(1e-6)  # of the norms of q and k
-
-
-@triton.jit
-def sigmoid(x):
-    """Of float32."""
-    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit

@@ -302,14 +302,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True}),
 }
 
+# Files of a family's layers under another name.
+TWINS: dict[str, tuple[str, dict[str, Any]]] = {"gemma4_unified": ("Gemma4Unified", FAMILIES["gemma4-12b"][1])}
+
 
 RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "lfm2", "lfm2moe", "granite4-hybrid")
 
 
 def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer; norms and biases are random too."""
-    kind, changes = FAMILIES[family]
-    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else kind
+    kind, changes = (FAMILIES | TWINS)[family]
+    name = f"{kind}Text" if kind in ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe") else kind
     chosen = COMMON | changes | sizes
     if "vocab_size_per_layer_input" in chosen:
         chosen["vocab_size_per_layer_input"] = chosen["vocab_size"]

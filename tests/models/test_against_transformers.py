@@ -3,6 +3,7 @@
 Each family's differences are at most those that docs/families.md states (`families_table` writes it).
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from tests.tiny import write_model
+from tests.tiny import TWINS, write_model
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
@@ -84,6 +86,20 @@ def test_prefill(
     ids = tokens(count, llm.config.vocab_size, seed=count)
     expected = expected_logits(tiny_directory(family), ids)
     assert_close(all_logits(llm, ids), expected, stated(PAGE.read_text())[family].transformers.short)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_family_under_another_name(name: str, tmp_path: Path) -> None:
+    """As a file of text alone, and as the text part of one that takes images too."""
+    directory = write_model(name, tmp_path)
+    path, ids = directory / "config.json", tokens(60, 300, seed=1)
+    expected = expected_logits(directory, ids)
+    assert_close(all_logits(LLM(str(directory), backend="reference", kv_bytes=16 << 20), ids), expected, 2e-4)
+    path.write_text(json.dumps({"model_type": name, "text_config": json.loads(path.read_text())}))
+    weights = load_file(directory / "model.safetensors")
+    parts = {key.replace("model.", "model.language_model.", 1): tensor for key, tensor in weights.items()}
+    save_file(parts, directory / "model.safetensors")
+    assert_close(all_logits(LLM(str(directory), backend="reference", kv_bytes=16 << 20), ids), expected, 2e-4)
 
 
 @pytest.mark.nightly

@@ -321,5 +321,6 @@ def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[
         assert message in refused.stderr
     assert "--served-name" in run("serve", tiny, "--also", tiny, "--served-name", "x", "--check-config").stderr
     assert run("serve", tiny, "--also", "b", "--max-loaded", 0, "--check-config").exit_code != 0
-    fine = run("serve", tiny, "--also", "b", "--check-config")
-    assert f"{tiny}, b would be served" in fine.stderr.replace("\n", "")
+    for same in ((tiny, "--also", "b"), ("--model", tiny, "--model=b"), ("-m", tiny, "-m", "b")):
+        fine = run("serve", *same, "--check-config")
+        assert f"{tiny}, b would be served" in fine.stderr.replace("\n", "")

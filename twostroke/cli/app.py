@@ -25,6 +25,7 @@ from twostroke.cli import (
 )
 from twostroke.cli.config import name_variables
 from twostroke.cli.parsers import expand_paths
+from twostroke.cli.serve_models import ServeCommand
 from twostroke.errors import TwostrokeError
 
 
@@ -65,7 +66,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(explain.explain)
 app.command()(verify.verify)
-app.command()(serve.serve)
+app.command(cls=ServeCommand)(serve.serve)
 app.command()(worker.worker)
 app.command()(plan.plan)
 app.command()(simulate.simulate)

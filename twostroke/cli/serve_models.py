@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer.core import TyperCommand
+
 from twostroke.cli.config import source_of
 from twostroke.cli.options import PositionalModelOptions, option, options_of
 from twostroke.cli.parsers import parse_size
@@ -25,6 +27,24 @@ if TYPE_CHECKING:
 
 PANEL = "Several models"
 OF_EACH = rules(LLMOptions).keys() - {"max_running", "itl_ms"}
+
+
+class ServeCommand(TyperCommand):
+    """`serve`, in which `--model` may be repeated: each one after the first is `--also`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, further_models(args))
+
+
+def further_models(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--also` for each `--model` and `-m` after the first; "--" ends options."""
+    made, seen = list(arguments), False
+    for i, argument in enumerate(arguments[: made.index("--") if "--" in made else None]):
+        name, equals, value = argument.partition("=")
+        if name in ("--model", "-m"):
+            made[i] = f"--also{equals}{value}" if seen else argument
+            seen = True
+    return made
 
 
 @dataclass(frozen=True)

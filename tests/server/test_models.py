@@ -188,6 +188,19 @@ def test_long_bodies_and_metrics(directories: dict[str, Path]) -> None:
         assert text.count("# TYPE process_resident_memory_bytes ") == 1
 
 
+def test_metrics_of_a_model_that_has_left(directories: dict[str, Path]) -> None:
+    """Before anybody has read its numbers, and after."""
+    with serving_models([source_of(directories[name]) for name in "ab"], max_loaded=1) as client:
+        for model, other in ("ab", "ba"):
+            complete(client, model)
+            complete(client, other)
+            assert states(client)[model] == "unloaded"
+            answer = client.get("/metrics")
+            assert answer.status_code == 200
+            assert f'twostroke_model_loaded{{model="{model}"}} 0.0' in answer.text
+            assert f'twostroke_kv_pages{{model="{other}",state="free"}}' in answer.text
+
+
 def test_keys_and_names(directories: dict[str, Path], tmp_path: Path) -> None:
     sources = [source_of(directories["a"]), source_of(directories["b"])]
     keys = tmp_path / "keys.toml"

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from fastapi import Request as HttpRequest
 
-from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import json_response
 from twostroke.server.models.metrics import exposition
 from twostroke.server.models.served_model import ServedModel
@@ -125,10 +124,7 @@ async def version() -> Response:
 async def metrics(http: HttpRequest, models: Models) -> Response:
     """The metrics of all models, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
     for model in models.all.values():
-        if model.engine is not None and model.loaded:
-            try:
-                model.engine.metrics.families = await model.engine.families()
-            except ApiError:
-                continue
+        if (engine := model.engine) is not None:  # of one that has left, what was read last
+            engine.metrics.families = await engine.families() if model.loaded else engine.metrics.families or ()
     text, media_type = exposition(models, http.app.state.metrics, http.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type, "vary": "accept"})

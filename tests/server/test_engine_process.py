@@ -216,6 +216,10 @@ def test_contexts_and_responses_survive(engine: RemoteEngine, client: httpx.Clie
     assert client.get("/health/live").status_code == 200
     assert client.get("/v1/contexts/mine").json()["tokens"] == made["tokens"]
     assert plain(client.post("/v1/chat/completions", json=asked).json()) == expected
+    client.post("/reset_prefix_cache")  # now the context itself must bring its pages
+    again = client.post("/v1/chat/completions", json=asked).json()
+    assert plain(again) == expected
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= made["tokens"] // 16 * 16
     assert client.get(f"/v1/responses/{stored['id']}").json() == stored
     client.delete("/v1/contexts/mine")
 

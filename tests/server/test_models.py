@@ -201,6 +201,15 @@ def test_metrics_of_a_model_that_has_left(directories: dict[str, Path]) -> None:
             assert f'twostroke_kv_pages{{model="{other}",state="free"}}' in answer.text
 
 
+def test_the_description_has_all_routes(directories: dict[str, Path]) -> None:
+    with serving_models([source_of(directories["a"])]) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        assert {"/v1/chat/completions", "/v1/models", "/api/chat", "/metrics"} <= paths.keys()
+        page = client.get("/docs").text
+        assert "/v1/chat/completions" in page
+        assert "<script" not in page
+
+
 def test_keys_and_names(directories: dict[str, Path], tmp_path: Path) -> None:
     sources = [source_of(directories["a"]), source_of(directories["b"])]
     keys = tmp_path / "keys.toml"

@@ -20,8 +20,11 @@ END_S = 5.0  # seconds that a process may take to end once its connection is clo
 class ProcessLink:
     """One process and what goes to it: a thread sends, so that nobody waits for a process that is busy."""
 
-    def __init__(self, process: Launched, generation: int) -> None:
-        """Wait until the model is open. Raises what the process says, or EngineFailed if it dies."""
+    def __init__(self, process: Launched, generation: int, known: LLM | None = None) -> None:
+        """Wait until the model is open. Raises what the process says, or EngineFailed if it dies.
+
+        `known`: the model as an earlier process has described it. Whoever holds that means this process's by it.
+        """
         self.process = process
         try:
             message = pickle.loads(process.pipe.recv_bytes())
@@ -34,7 +37,7 @@ class ProcessLink:
         opened: Opened = message
         self.llm: LLM = opened.state.llm_of()
         self.outbox: SimpleQueue[Any] = SimpleQueue()
-        self.codec = ServerCodec(self.llm, generation, lambda value: self.outbox.put(Release(value)))
+        self.codec = ServerCodec(known or self.llm, generation, lambda value: self.outbox.put(Release(value)))
 
     def start(self, unsendable: Callable[[Any, Exception], None]) -> None:
         """Begin to send. `unsendable` is told of what cannot be."""

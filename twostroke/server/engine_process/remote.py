@@ -280,8 +280,8 @@ class RemoteEngine:
 
     def _open(self, level: int) -> ProcessLink:
         """Start the next process and hand it all requests. Raises what `LLM` raises, or ModelChanged."""
-        pool = self.llm.pool
-        link = ProcessLink(self._launch(self._generation, pool.num_pages * pool.page_bytes), self._generation)
+        bytes_before = self.llm.pool.num_pages * self.llm.pool.page_bytes
+        link = ProcessLink(self._launch(self._generation, bytes_before), self._generation, self.llm)
         if link.llm.model.id != self.llm.model.id:
             link.process.end(0)
             raise ModelChanged("the model's files have changed: start the server again")

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -24,6 +25,7 @@ from twostroke.server.models.settings import SharingSettings
 from twostroke.server.models.source import ModelSource
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.openai.stored_responses import StoredResponses
+from twostroke.server.page import api_docs
 from twostroke.server.settings import Settings
 from twostroke.server.tenants.api_keys import ApiKeys
 
@@ -62,14 +64,27 @@ def create_models_app(
         first.cancel()
         await models.stop()
 
-    app = FastAPI(title="Twostroke", version=version("twostroke"), lifespan=lifespan)
+    app = _Described(title="Twostroke", version=version("twostroke"), docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.engine, app.state.metrics = models, metrics
     app.state.paths = RouteTable(one.router for one in (*ROUTES, routes))
-    app.include_router(routes.router)
+    for one in (routes, api_docs):
+        app.include_router(one.router)
     app.router.default = ModelDispatcher(models, app.state.paths)
     add_error_handlers(app)
     surround(app, settings, keys, ModelBodyValidator(models), host, metrics.responded)
     return app
+
+
+class _Described(FastAPI):
+    """Its description, for `/docs` and `/openapi.json`, is that of a server of one model, which has the same paths."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            whole = FastAPI(title=self.title, version=self.version)
+            for one in ROUTES:
+                whole.include_router(one.router)
+            self.openapi_schema = whole.openapi()
+        return self.openapi_schema
 
 
 async def _load_first(models: ServedModels) -> None:

@@ -19,9 +19,16 @@ def test_rows(native_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < row["kl"] < 0.01
     low, high = row["kl_interval"]
     assert low <= row["kl"] <= high
-    wide, narrow = kv_bits.steps(llms, 150, 1)
+    rows = list(kv_bits.times(llms, 150, [1, 3], 1))
+    assert [(row["kv_dtype"], row["sequences"]) for row in rows] == [
+        ("bfloat16", 1),
+        ("int8", 1),
+        ("bfloat16", 3),
+        ("int8", 3),
+    ]
+    wide, narrow, *_ = rows
     dim = llms["int8"].config.head_dim
     assert narrow["bytes"] * 2 * dim == wide["bytes"] * (dim + 4)
-    assert narrow["step_ms"] > 0
+    assert all(row["prefill_s"] > 0 for row in rows)
     (itself,) = kv_bits.distances({"bfloat16": llms["bfloat16"], "int8": llms["bfloat16"]}, 150, 1)
     assert (itself["kl"], itself["top1"]) == (0, 1)

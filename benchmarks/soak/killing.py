@@ -79,7 +79,12 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[Any, float
                 events.append(plain(json.loads(line[6:])))
                 now = time.monotonic()
                 last, pause = now, max(pause, now - last) if len(events) > 1 else pause
-    return events, pause
+    return sorted(events, key=_choice), pause
+
+
+def _choice(event: dict[str, Any]) -> int:
+    """The choice that an event is of: those of one keep their order, and nothing is promised between two."""
+    return event["choices"][0]["index"] if event.get("choices") else -1
 
 
 async def client(

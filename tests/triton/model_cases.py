@@ -45,7 +45,7 @@ STATE_TYPES = {
 STATE = {"HK": 16, "HV": 32, "K": 128, "V": 128, "SIZE": 16384, "PAGE": 16}
 CHUNK = {"TILED": True, "DELTA": True, "CHUNK": 64, "BLOCK": 16, "BLOCK_K": 128, "BLOCK_V": 32, "FIELDS": 6}
 CONVOLUTION = {"WIDTH": 4, "BIAS": False, "NORMS": True, "ROWS": 16, "BLOCK": 128}
-HEADS = {"HQ": 32, "HKV": 8, "D": 128, "PAGE": 16, "V_BITS": 4, "STAGES": 7}
+HEADS = {"HQ": 32, "HKV": 8, "D": 128, "PAGE": 16, "WIDTH": 128 + 64 + 8, "V_BITS": 4, "STAGES": 7}
 TILES = {"ROWS": 128, "KEYS": 64, "BLOCK_D": 128, "WINDOW": False, "SPLIT": False, "SINKS": False, "BIASED": True}
 STORE = {"PARTS": 1, "BIAS": False, "NORMS": False, "GROWS": False, "HEADS": 8, "HALF": 64}
 

@@ -220,7 +220,7 @@ class TritonDecoder(LayerWeights):
             HQ=config.num_heads, HKV=config.num_kv_heads, D=config.head_dim, PAGE=kv.shape[4],
             PARTS=layer.qkv.parts(rows), BIAS=layer.bias is not None, NORMS=q_norm is not None,
             GROWS=layer.attention.growth is not None, HEADS=HEADS, HALF=power_of_two(config.head_dim // 2),
-            V_BITS=self.v_bits, STAGES=self.stages, num_warps=2, enable_fp_fusion=False,
+            WIDTH=kv.shape[5], V_BITS=self.v_bits, STAGES=self.stages, num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
 
     def attend(
@@ -245,7 +245,7 @@ class TritonDecoder(LayerWeights):
             0 if biases is None else biases.shape[2],
             HQ=heads, HKV=kv_heads, D=dim, PAGE=kv.shape[4], WINDOW=attention.window is not None, ROWS=shape.tall,
             KEYS=keys_of(dim), BLOCK_D=block, SPLIT=shape.joined[which] > 0, SINKS=sinks is not None,
-            BIASED=biases is not None, V_BITS=self.v_bits, STAGES=self.stages,
+            BIASED=biases is not None, WIDTH=kv.shape[5], V_BITS=self.v_bits, STAGES=self.stages,
             **attention_options(shape.tall, block),
         )  # fmt: skip
         if shape.joined[which]:

@@ -30,7 +30,7 @@ def attention_kernel(
     page_stride, layer, scale, window, bias_stride,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
-    BIASED: tl.constexpr, V_BITS: tl.constexpr, STAGES: tl.constexpr,
+    BIASED: tl.constexpr, WIDTH: tl.constexpr, V_BITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of keys for one tile of queries and one KV head. Grid: work items, HKV.
 
@@ -38,8 +38,8 @@ def attention_kernel(
     item has all tiles, and writes out [N, HQ, D] bfloat16. With it items write each tile's sum of values [parts, HQ,
     D], its top and its total [parts, HQ], float32, one part for each token and tile. SINKS: there are sink logits
     [HQ], which count once in a row's total, with all its tiles. BIASED: what is added to scores, [layers, HKV, entries
-    of all sequences] float32, in logarithms to base 2. V_BITS is 0 if pages have numbers, and else the bits of codes
-    of V; K has 8 then, a page is in bytes, and D is 2**STAGES.
+    of all sequences] float32, in logarithms to base 2. WIDTH: elements of a part of an entry. V_BITS is 0 if pages have
+    numbers, and else the bits of codes of V; K has 8 then, a page is in bytes, and D is 2**STAGES.
     """
     item = work_ptr + tl.program_id(0) * FIELDS
     head = tl.program_id(1)
@@ -61,11 +61,11 @@ def attention_kernel(
             least = tl.load(positions_ptr + base + own, mask=valid, other=0) - window
         if V_BITS:
             q = narrow(rotated(q.to(tl.float32), ROWS, D, STAGES))
-            k_side = kv_ptr + (layer * HKV + head).to(tl.int64) * (PAGE * (D + D * V_BITS // 8 + 2 * SCALE))
+            k_side = kv_ptr + (layer * HKV + head).to(tl.int64) * (PAGE * WIDTH)
             v_side = k_side + D + SCALE
         else:
-            k_side = kv_ptr + (layer * 2 * HKV + head).to(tl.int64) * (PAGE * D)
-            v_side = k_side + HKV * PAGE * D
+            k_side = kv_ptr + (layer * 2 * HKV + head).to(tl.int64) * (PAGE * WIDTH)
+            v_side = k_side + HKV * PAGE * WIDTH
         biases = bias_ptr
         if BIASED:
             biases += (layer * HKV + head).to(tl.int64) * bias_stride
@@ -78,13 +78,13 @@ def attention_kernel(
             for tile in range(first, whole):
                 tile_top, tile_total, made = weigh(
                     q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale,
-                    page_stride, D, PAGE, False, False, ROWS, KEYS, BLOCK_D, BIASED, V_BITS,
+                    page_stride, D, PAGE, False, False, ROWS, KEYS, BLOCK_D, BIASED, WIDTH, V_BITS,
                 )  # fmt: skip
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
         for tile in range(whole, last):
             tile_top, tile_total, made = weigh(
                 q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale,
-                page_stride, D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D, BIASED, V_BITS,
+                page_stride, D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D, BIASED, WIDTH, V_BITS,
             )  # fmt: skip
             if SPLIT:
                 place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
@@ -106,7 +106,8 @@ def attention_kernel(
 def weigh(
     q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale, page_stride,
     D: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BIASED: tl.constexpr, V_BITS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BIASED: tl.constexpr, WIDTH: tl.constexpr, V_BITS: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: its top [ROWS], its total [ROWS] and its sum of values [ROWS, BLOCK_D].
 
@@ -119,16 +120,12 @@ def weigh(
         cell = tl.load(cells_ptr + base + j, mask=exists, other=0)
     else:
         cell = tl.load(cells_ptr + base + j)
+    address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * WIDTH
     if V_BITS:
-        address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * (D + D * V_BITS // 8 + 2 * SCALE)
         there = j < limit  # all of them, if the tile is not masked
         k = load_codes(k_side, address[None, :], d[:, None], there[None, :], D, 8)
         v = load_codes(v_side, address[:, None], d[None, :], there[:, None], D, V_BITS)
         k_scales, v_scales = load_scales(k_side, address, there, D, 8), load_scales(v_side, address, there, D, V_BITS)
-    else:
-        address = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
-    if V_BITS:
-        pass
     elif MASKED:  # what is beyond the sequence may be NaN, and 0 times NaN is NaN
         k = tl.load(k_side + address[None, :] + d[:, None], mask=exists[None, :] & (d < D)[:, None], other=0.0)
         v = tl.load(v_side + address[:, None] + d[None, :], mask=exists[:, None] & (d < D)[None, :], other=0.0)

@@ -13,12 +13,6 @@ SCALE = tl.constexpr(4)  # bytes
 
 
 @triton.jit
-def code_bytes(D: tl.constexpr, BITS: tl.constexpr):
-    """Bytes of the codes of a head."""
-    return D * BITS // 8
-
-
-@triton.jit
 def rotated(x, ROWS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr):
     """[ROWS, D] float32 times a Hadamard matrix, not normalized; D is 2**STAGES.
 

@@ -1,11 +1,11 @@
 """Kernels that compute row by row: embedding, norms, RoPE with the store of K and V, span tables."""
 
-import triton
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.codes import SCALE, store_codes
 from twostroke.backends.triton.kernels.launch import kernel
 from twostroke.backends.triton.kernels.numbers import narrow, rms
+from twostroke.backends.triton.kernels.tiles import sum_of_parts
 
 
 @kernel
@@ -69,26 +69,18 @@ def norm_kernel(
         tl.store(out_ptr + at, narrow(made), mask=inside)
 
 
-@triton.jit
-def _sides(parts, part_stride, places, mask, PARTS: tl.constexpr):
-    total = tl.load(parts + places, mask=mask, other=0.0)
-    for s in tl.static_range(1, PARTS):
-        total += tl.load(parts + s * part_stride + places, mask=mask, other=0.0)
-    return total
-
-
 @kernel
 def rope_store_kernel(
     parts_ptr, part_stride, bias_ptr, q_norm_ptr, k_norm_ptr, eps, cos_ptr, sin_ptr, growth_ptr, positions_ptr,
     cells_ptr, q_ptr, kv_ptr, page_stride, layer,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
     BIAS: tl.constexpr, NORMS: tl.constexpr, GROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-    V_BITS: tl.constexpr, STAGES: tl.constexpr,
+    WIDTH: tl.constexpr, V_BITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """q, k and v of a row from the sum of its parts [PARTS, N, (HQ + 2 HKV) D]: bias, norms of q and k, RoPE.
 
     q is written to [N, HQ, D], k and v to the row's cell (frame * PAGE + slot); a cell below 0 is no place. A program
-    takes HEADS heads of a row. V_BITS, STAGES: as attention's.
+    takes HEADS heads of a row. WIDTH, V_BITS, STAGES: as attention's.
     """
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -96,8 +88,8 @@ def rope_store_kernel(
     width: tl.constexpr = (HQ + 2 * HKV) * D
     mask = (heads[:, None] < HQ + 2 * HKV) & (i[None, :] < D // 2)
     columns = heads[:, None] * D + i[None, :]
-    first = _sides(parts_ptr, part_stride, row * width + columns, mask, PARTS)
-    second = _sides(parts_ptr, part_stride, row * width + columns + D // 2, mask, PARTS)
+    first = sum_of_parts(parts_ptr, part_stride, row * width + columns, mask, PARTS)
+    second = sum_of_parts(parts_ptr, part_stride, row * width + columns + D // 2, mask, PARTS)
     if BIAS:
         first += tl.load(bias_ptr + columns, mask=mask, other=0.0)
         second += tl.load(bias_ptr + columns + D // 2, mask=mask, other=0.0)
@@ -125,17 +117,15 @@ def rope_store_kernel(
     tl.store(q_at + D // 2, b, mask=mask & is_q[:, None])
     cell = tl.load(cells_ptr + row)
     stored = (heads >= HQ) & (heads < HQ + 2 * HKV) & (cell >= 0)
+    at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * WIDTH
     if V_BITS:
-        record: tl.constexpr = D + D * V_BITS // 8 + 2 * SCALE
-        at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * record
-        places = kv_ptr + at + (layer * HKV + (heads - HQ) % HKV).to(tl.int64) * (PAGE * record)
+        places = kv_ptr + at + (layer * HKV + (heads - HQ) % HKV).to(tl.int64) * (PAGE * WIDTH)
         places += tl.where(is_v, D + SCALE, 0)
         both = tl.permute(tl.join(a.to(tl.float32), b.to(tl.float32)), (0, 2, 1))
         store_codes(places, tl.reshape(both, (HEADS, D)), is_v, stored, HEADS, D, STAGES, V_BITS)
     else:
         side = tl.where(is_v, HKV, 0) + (heads - HQ) % HKV  # K's heads, then V's
-        at = (cell // PAGE).to(tl.int64) * page_stride + (cell % PAGE) * D
-        places = kv_ptr + at + ((layer * 2 * HKV + side).to(tl.int64) * (PAGE * D))[:, None] + i[None, :]
+        places = kv_ptr + at + ((layer * 2 * HKV + side).to(tl.int64) * (PAGE * WIDTH))[:, None] + i[None, :]
         tl.store(places, a, mask=mask & stored[:, None])
         tl.store(places + D // 2, b, mask=mask & stored[:, None])
 

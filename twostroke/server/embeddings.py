@@ -8,6 +8,7 @@ import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
+from twostroke.api.llm import LLM
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.server.active_call import ActiveCall, CallOptions
@@ -90,26 +91,54 @@ async def embed(
     """Compute embeddings; `write` makes the response's body of them. Raises ApiError."""
     engine: AsyncEngine = http.app.state.engine
     require_plain(choose_method(engine.name, asked.model, None), "embeddings are computed", "model")
-    if not asked.inputs or len(asked.inputs) > MAX_PROMPTS:
-        raise ApiError(400, f"input must be 1 to {MAX_PROMPTS} texts, not {len(asked.inputs)}", param="input")
+    require_texts(asked.inputs)
     llm, embedder = engine.llm, engine.llm.embedder
 
-    def prepare() -> Prepared:
-        for text in asked.inputs:
-            if isinstance(text, str) and not asked.truncate:
-                check_size(llm, text)
+    def make() -> tuple[Request, list[list[int]]]:
+        if not asked.truncate:
+            check_sizes(llm, asked.inputs)
         most = llm.max_model_len if asked.truncate else None
         inputs = [embedder.encode(llm.tokenizer, text, asked.prompt, most) for text in asked.inputs]
         embedder.finish(np.zeros(llm.config.hidden_size, np.float32), asked.dimensions)  # refused before work starts
-        request = llm.embedding_request(inputs)
-        request.cache_salt = asked.salt
-        return Prepared([request], inputs)
+        return llm.embedding_request(inputs), inputs
 
     def finished(answer: PrefillAnswer) -> Any:
         made = [embedder.finish(one, asked.dimensions, asked.normalized) for one in answer.request.result]
         return write(made, answer)
 
-    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        return PrefillAnswer(engine, asked.model, active_call, finished)
+    return await prefilled(http, asked.model, asked.options, asked.salt, make, finished)
 
-    return await generate(http, asked.options, prepare, answer)
+
+def require_texts(inputs: Sequence[Any]) -> None:
+    """Raise ApiError unless there are some, and not too many."""
+    if not inputs or len(inputs) > MAX_PROMPTS:
+        raise ApiError(400, f"input must be 1 to {MAX_PROMPTS} texts, not {len(inputs)}", param="input")
+
+
+def check_sizes(llm: LLM, inputs: Sequence[Any]) -> None:
+    """Raise ApiError for a text that is certainly too long; token ids are counted later."""
+    for text in inputs:
+        if isinstance(text, str):
+            check_size(llm, text)
+
+
+async def prefilled(
+    http: HttpRequest,
+    model: str | None,
+    options: CallOptions,
+    salt: bytes,
+    make: Callable[[], tuple[Request, list[list[int]]]],
+    write: Callable[[PrefillAnswer], Any],
+) -> Response:
+    """Run a request of prefills; `make` makes it and its inputs, `write` the response's body. Raises ApiError."""
+    engine: AsyncEngine = http.app.state.engine
+
+    def prepare() -> Prepared:
+        request, inputs = make()
+        request.cache_salt = salt
+        return Prepared([request], inputs)
+
+    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
+        return PrefillAnswer(engine, model, active_call, write)
+
+    return await generate(http, options, prepare, answer)

@@ -8,18 +8,16 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator
 
-from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer
+from twostroke.engine.request import Request
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.embeddings import PrefillAnswer
-from twostroke.server.engine_requests import Prepared, check_size, choose_method, require_plain
+from twostroke.server.embeddings import PrefillAnswer, check_sizes, prefilled, require_texts
+from twostroke.server.engine_requests import choose_method, require_plain
 from twostroke.server.errors import ApiError
-from twostroke.server.generate import generate
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.embeddings import PrefillBody
 from twostroke.server.openai.schemas.base_model import Neutral
 from twostroke.server.openai.schemas.common import salt_bytes
-from twostroke.server.openai.schemas.completions import MAX_PROMPTS, prompts
+from twostroke.server.openai.schemas.completions import prompts
 
 router = APIRouter()
 
@@ -42,17 +40,12 @@ async def classify(body: ClassifyBody, http: HttpRequest) -> Response:
     if classifier is None:
         message = f"{engine.name} has no head that classifies: ask for a choice with /v1/chat/completions instead"
         raise ApiError(400, message, code="no_classifier")
-    if not body.input or len(body.input) > MAX_PROMPTS:
-        raise ApiError(400, f"input must be 1 to {MAX_PROMPTS} texts, not {len(body.input)}", param="input")
+    require_texts(body.input)
 
-    def prepare() -> Prepared:
-        for text in body.input:
-            if isinstance(text, str):
-                check_size(llm, text)
+    def make() -> tuple[Request, list[list[int]]]:
+        check_sizes(llm, body.input)
         inputs = [classifier.embedder.encode(llm.tokenizer, text) for text in body.input]
-        request = llm.classifying_request(inputs)
-        request.cache_salt = salt_bytes(body.cache_salt)
-        return Prepared([request], inputs)
+        return llm.classifying_request(inputs), inputs
 
     def write(answer: PrefillAnswer) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
@@ -62,7 +55,4 @@ async def classify(body: ClassifyBody, http: HttpRequest) -> Response:
         head = {"id": f"classify-{secrets.token_hex(16)}", "object": "list", "created": int(time.time())}
         return {**head, "model": answer.model, "data": data, "usage": answer.usage()}
 
-    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        return PrefillAnswer(engine, body.model, active_call, write)
-
-    return await generate(http, body.call_options(), prepare, answer)
+    return await prefilled(http, body.model, body.call_options(), salt_bytes(body.cache_salt), make, write)

@@ -10,14 +10,12 @@ from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
 from twostroke.api.reranking import broadcast
+from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
-from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.embeddings import PrefillAnswer
-from twostroke.server.engine_requests import Prepared, check_size, choose_method, require_plain
+from twostroke.server.embeddings import PrefillAnswer, check_sizes, prefilled
+from twostroke.server.engine_requests import choose_method, require_plain
 from twostroke.server.errors import ApiError, invalid
-from twostroke.server.generate import generate
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.embeddings import PrefillBody
 from twostroke.server.openai.schemas.base_model import Neutral, listed, whole_number
@@ -111,18 +109,15 @@ async def _rank(
     except InvalidRequest as error:
         raise invalid(error) from None
 
-    def prepare() -> Prepared:
-        for _, text in pairs:
-            check_size(llm, text)
+    def make() -> tuple[Request, list[list[int]]]:
+        check_sizes(llm, [text for _, text in pairs])
         tokens = [reranker.pair(llm.tokenizer, *pair, body.instruction) for pair in pairs]
-        request = llm.reranking_request(tokens)
-        request.cache_salt = salt_bytes(body.cache_salt)
-        return Prepared([request], tokens)
+        return llm.reranking_request(tokens), tokens
 
-    def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        return PrefillAnswer(engine, body.model, active_call, lambda answer: write(answer.request.result, answer))
+    def written(answer: PrefillAnswer) -> Any:
+        return write(answer.request.result, answer)
 
-    return await generate(http, body.call_options(), prepare, answer)
+    return await prefilled(http, body.model, body.call_options(), salt_bytes(body.cache_salt), make, written)
 
 
 def _end(answer: PrefillAnswer) -> dict[str, Any]:

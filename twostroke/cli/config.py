@@ -97,14 +97,19 @@ def print_sources() -> None:
         typer.echo(f"# {line}" if source == "default" else f"{'# ' if secret else ''}{line}  # {source}")
 
 
-def values_for(context: typer.Context, path: Path) -> dict[str, Any]:
-    """The file's values for the command that runs. Raises InvalidRequest for what cannot be read, or is unknown."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file has. Raises InvalidRequest."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not TOML: {error}") from None
+
+
+def values_for(context: typer.Context, path: Path) -> dict[str, Any]:
+    """The file's values for the command that runs. Raises InvalidRequest for what cannot be read, or is unknown."""
+    table = read_toml(path)
     names, part = list[str](), context
     while part.parent is not None:  # not `command_path`, which has several words for `python -m twostroke`
         names.insert(0, str(part.info_name))

@@ -19,6 +19,8 @@ from twostroke.system.service_manager import notify
 
 if TYPE_CHECKING:
     from twostroke.api.llm import LLM
+    from twostroke.server.listener import Listener
+    from twostroke.server.settings import Settings
 
 
 @spread
@@ -40,8 +42,6 @@ def serve(
         configure("json")
     from twostroke.backends.choose import follow_torchrun
     from twostroke.backends.ranks.processes import under_torchrun
-    from twostroke.server.engine_process.launch import EngineProcess, launch_of
-    from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
 
     settings = settings_options.settings()
     model_options.validate()
@@ -67,12 +67,27 @@ def serve(
         load_method_modules(method_module)
         serve_models(models, shared, steps, settings, listening, listener, method_module or ())
         return
+    _serve_one(model_options, steps, settings, listening, listener, method_module)
+
+
+def _serve_one(
+    model_options: PositionalModelOptions,
+    steps: StepOptions,
+    settings: "Settings",
+    listening: ListeningOptions,
+    listener: "Listener",
+    method_module: MethodModule,
+) -> None:
+    """Serve one model until a signal."""
+    from twostroke.backends.ranks.processes import under_torchrun
+    from twostroke.server.engine_process.launch import EngineProcess, launch_of
+    from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
+
     alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
     # First of all: the engine's process imports as much as this one does.
     process = None if alone else SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))
     with requires_extra("serve", "serving"):
-        from twostroke.cli.engine_opening import open_served
-        from twostroke.server.engine_process.messages import OpenOptions
+        from twostroke.cli.engine_opening import opening_of
         from twostroke.server.engine_process.remote import RemoteEngine
         from twostroke.server.http.loading import LoadingResponder
         from twostroke.server.lifecycle import SERVER_BYTES, end_at_signals, make_server
@@ -84,12 +99,10 @@ def serve(
     with LoadingResponder(listener.sockets, listener.tls):
         load_method_modules(method_module)
         keeps = process is not None and settings.spare_engine
-        spare = model_options.spare_bytes + SERVER_BYTES + SPARE_BYTES * keeps
-        arguments = {"options": model_options, "steps": steps, "spare_bytes": spare, "kv_bytes": model_options.kv_bytes}
-        one_pool = model_options.draft is None
-        options = OpenOptions(open_served, arguments, 0, method_module or (), listening.log_format, one_pool)
+        server_bytes = SERVER_BYTES + SPARE_BYTES * keeps
+        options = opening_of(model_options, steps, server_bytes, method_module or (), listening.log_format)
         if process is None:
-            engine = LocalEngine(open_served(**arguments))
+            engine = LocalEngine(options.opener(**options.arguments))
         else:
             engine = RemoteEngine(launch_of(options, process.take), settings.watchdog_timeout_s)
             if keeps:

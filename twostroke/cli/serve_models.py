@@ -1,7 +1,6 @@
 """`twostroke serve` with several models: which ones, with which options, and their server."""
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperCommand
 
-from twostroke.cli.config import source_of
+from twostroke.cli.config import read_toml, source_of
 from twostroke.cli.options import PositionalModelOptions, option, options_of
 from twostroke.cli.parsers import parse_size
 from twostroke.cli.report import ProgressDisplay, note
@@ -93,13 +92,7 @@ class SharingOptions(
 
 
 def _of_file(path: Path, common: PositionalModelOptions) -> Iterator[tuple[str, PositionalModelOptions]]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} is not TOML: {error}") from None
-    for name, table in tables.items():
+    for name, table in read_toml(path).items():
         if not isinstance(table, dict):
             raise InvalidRequest(f"{path}: {name} must be a table, [{name}], with options of a model")
         values = {key.replace("-", "_"): value for key, value in table.items()}
@@ -121,20 +114,16 @@ def serve_models(
     method_modules: Sequence[str],
 ) -> None:
     """Serve several models until a signal."""
-    from twostroke.cli.engine_opening import open_served
+    from twostroke.cli.engine_opening import opening_of
     from twostroke.models.checkpoints.resolve import open_checkpoint
     from twostroke.server.engine_process.launch import launch_of
-    from twostroke.server.engine_process.messages import OpenOptions
     from twostroke.server.http.loading import LoadingResponder
     from twostroke.server.lifecycle import SERVER_BYTES, http_server
     from twostroke.server.models.app import create_models_app
     from twostroke.server.models.source import ModelSource
 
     def source(name: str | None, options: PositionalModelOptions) -> ModelSource:
-        arguments: dict[str, Any] = {"options": options, "steps": steps, "kv_bytes": options.kv_bytes}
-        arguments["spare_bytes"] = options.spare_bytes + SERVER_BYTES
-        one_pool = options.draft is None
-        opening = OpenOptions(open_served, arguments, 0, method_modules, listening.log_format, one_pool)
+        opening = opening_of(options, steps, SERVER_BYTES, method_modules, listening.log_format)
         with ProgressDisplay(f"looking at {options.model}", announced=True) as progress:
             checkpoint = open_checkpoint(options.model, progress=progress)
         return ModelSource.of(checkpoint, launch_of(opening), options.kv_bytes, name)

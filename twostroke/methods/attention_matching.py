@@ -65,8 +65,7 @@ class AttentionMatching(ByHead, name="attention-matching"):
     def fitted(self, made: Prefilled, kept: np.ndarray, count: int) -> KVCache:
         """A value of `count` entries for each head, for those of the indices `kept`."""
         kv = made.kv
-        worth = self.scores(kv, made.queries)[..., kept]
-        worth[..., : self.sinks] = worth[..., -self.newest :] = np.inf
+        worth = self.above_all(self.scores(kv, made.queries)[..., kept], count)
         scores = lru_cache(1)(lambda layer: attention_scores(kv, made.queries, layer)[..., kept])
 
         def of_head(layer: int, head: int, keys: np.ndarray, values: np.ndarray, some: np.ndarray) -> Head:

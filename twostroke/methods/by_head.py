@@ -97,13 +97,17 @@ class RankedByHead(ChosenOnce):
         if count >= len(kept):
             return (yield Prefill(tokens)), kept, None
         kv, worth = yield from self.ranked(tokens, prompt)
-        worth = worth[..., kept]
-        newest = self.newest_of(count)
-        worth[..., : self.sinks] = worth[..., -newest:] = np.inf
-        if not self.biased:
+        worth = self.above_all(worth[..., kept], count)
+        if self.budgets == "equal":
             return kv, kept[best(worth, count)], None
-        stays, seen = seen_of(worth, budgets(self.budgets, worth, count, self.sinks + newest, self.floor))
+        held = self.sinks + self.newest_of(count)
+        stays, seen = seen_of(worth, budgets(self.budgets, worth, count, held, self.floor))
         return kv, kept[stays], seen
+
+    def above_all(self, worth: np.ndarray, count: int) -> np.ndarray:
+        """The same array, in which sinks and the newest entries are worth more than all others."""
+        worth[..., : self.sinks] = worth[..., -self.newest_of(count) :] = np.inf
+        return worth
 
     def newest_of(self, count: int) -> int:
         """How many of the last entries are among the `count` that stay, whatever they are worth."""

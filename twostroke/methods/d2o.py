@@ -50,8 +50,7 @@ class D2O(HeavyHitters, name="d2o"):
         if count >= len(kept):
             kv = self.cut(kv, kept)
         else:
-            worth = worth[..., kept]
-            worth[..., : self.sinks] = worth[..., -self.newest_of(count) :] = np.inf
+            worth = self.above_all(worth[..., kept], count)
             following = kv.next_position if self.offset == "right" else count
             kv = made_entries(kv, kept, best(worth, count), self._merged).resumed_at(following)
         yield Decode(kv)

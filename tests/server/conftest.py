@@ -60,17 +60,35 @@ def serving(llm: LLM, port: int = 0, **settings: Any) -> Generator[Serving]:
     """A server on a port of the loopback interface, a free one unless it is given."""
     chosen: dict[str, Any] = {"grace_s": 0.5, "model_name": "tiny"}
     server = make_server(over_the_wire(llm) if WIRE else llm, Settings(**(chosen | settings)), "127.0.0.1", port)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    running = Serving(llm, server, thread, f"http://127.0.0.1:{port}")
+    thread, url = started(server)
+    running = Serving(llm, server, thread, url)
     try:
         yield running
     finally:
         running.stop()
         assert llm.engine.num_running + llm.engine.num_waiting == 0
         assert running.pages_used == 0, "pages were lost"
+
+
+def started(server: HttpServer) -> tuple[threading.Thread, str]:
+    """Run a server in a thread. Returns it and the server's address."""
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    eventually(lambda: server.started)
+    return thread, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def client_of(server: HttpServer, patience_s: float = 30) -> Generator[httpx.Client]:
+    """A client of a server that runs in a thread."""
+    thread, url = started(server)
+    try:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(patience_s)
+        assert not thread.is_alive()
 
 
 def eventually(condition: Callable[[], object], seconds: float = 60) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from tests.server.conftest import eventually
+from tests.server.conftest import client_of, eventually
 from tests.server.wire import in_a_process
 from twostroke.methods import METHODS, load_module
 from twostroke.server.engine_process import remote
@@ -44,29 +44,26 @@ class Fatal(Method, name="fatal"):
 
 @contextlib.contextmanager
 def served(engine: RemoteEngine, **settings: Any) -> Generator[httpx.Client]:
-    server = make_server(engine, Settings(model_name="tiny", grace_s=0.5, **settings), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
+    with client_of(make_server(engine, Settings(model_name="tiny", grace_s=0.5, **settings), "127.0.0.1", 0)) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def engine_with(name: str, source: str, directory: Path, room: Path, **options: Any) -> Generator[RemoteEngine]:
+    """An engine in a process of its own that knows a technique, by its source."""
+    path = room / f"{name}.py"
+    path.write_text(source)
+    load_module(str(path))
+    made = in_a_process(str(directory), str(path), **options)
+    yield made
+    made.stop()
+    del METHODS[name]
 
 
 @pytest.fixture(scope="module")
 def engine(native_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteEngine]:
-    source = tmp_path_factory.mktemp("methods") / "fatal.py"
-    source.write_text(FATAL)
-    load_module(str(source))
-    made = in_a_process(str(native_directory), str(source))
-    yield made
-    made.stop()
-    del METHODS["fatal"]
+    with engine_with("fatal", FATAL, native_directory, tmp_path_factory.mktemp("methods")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

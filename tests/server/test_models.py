@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import eventually
+from tests.server.conftest import client_of, eventually
 from tests.server.wire import open_llm
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
@@ -57,17 +57,8 @@ def serving_models(
 ) -> Generator[httpx.Client]:
     chosen = Settings(grace_s=0.5, **(settings or {}))
     server = http_server(create_models_app(sources, SharingSettings(**sharing), chosen), chosen, "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
+    with client_of(server, 60) as client:
+        yield client
 
 
 def complete(client: httpx.Client, model: str | None, tokens: int = 8, **more: Any) -> dict[str, Any]:

@@ -10,9 +10,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import eventually
-from tests.server.test_engine_process import CHAT, events, served
-from tests.server.wire import in_a_process
-from twostroke.methods import METHODS, load_module
+from tests.server.test_engine_process import CHAT, engine_with, events, served
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.engine_process.watchdog import Watchdog, major_faults
 
@@ -77,13 +75,9 @@ def test_faults_are_read() -> None:
 
 @pytest.fixture(scope="module")
 def engine(native_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteEngine]:
-    source = tmp_path_factory.mktemp("methods") / "hanging.py"
-    source.write_text(HANGING)
-    load_module(str(source))
-    made = in_a_process(str(native_directory), str(source), watchdog_s=1.0)
-    yield made
-    made.stop()
-    del METHODS["hanging"]
+    room = tmp_path_factory.mktemp("methods")
+    with engine_with("hanging", HANGING, native_directory, room, watchdog_s=1.0) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

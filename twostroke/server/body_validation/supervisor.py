@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from queue import PriorityQueue
 from typing import Any
@@ -28,6 +28,7 @@ from twostroke.methods import METHODS
 from twostroke.server.engine_process.hollow import HollowState
 from twostroke.server.errors import ApiError
 from twostroke.server.settings import Settings
+from twostroke.system.futures import fulfil
 
 log = logging.getLogger(__name__)
 
@@ -128,11 +129,7 @@ class _WorkerQueue:
             priority, _, call, result = self._waiting.get()
             if priority < 0:
                 break
-            if result.set_running_or_notify_cancel():
-                try:
-                    result.set_result(self._ask(call))
-                except Exception as error:
-                    result.set_exception(error)
+            fulfil(result, partial(self._ask, call))
             del call, result  # a long body is not kept while nothing happens
         if self._worker is not None:
             self._worker.end()

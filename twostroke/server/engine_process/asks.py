@@ -8,7 +8,7 @@ from twostroke.server.engine_process.messages import Ask, AskReply
 
 
 class PendingAsks:
-    """All of them. The owner's lock guards it, except `settle`."""
+    """All of them. The owner's lock guards it."""
 
     def __init__(self) -> None:
         self._pending: dict[int, tuple[Ask, Future[Any]]] = {}
@@ -36,12 +36,3 @@ class PendingAsks:
         gone = [result for _, result in self._pending.values()]
         self._pending.clear()
         return gone
-
-
-def settle(result: "Future[Any]", value: Any, error: Exception | None) -> None:
-    """Finish a future, unless nobody waits for it any more."""
-    if result.set_running_or_notify_cancel():
-        if error is None:
-            result.set_result(value)
-        else:
-            result.set_exception(error)

@@ -14,7 +14,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.errors import EngineFailed, EngineRestarting, EngineStopped, InvalidRequest, TwostrokeError
-from twostroke.server.engine_process.asks import PendingAsks, settle
+from twostroke.server.engine_process.asks import PendingAsks
 from twostroke.server.engine_process.in_flight import InFlight, Roster
 from twostroke.server.engine_process.launch import STOP_S, Launch
 from twostroke.server.engine_process.link import END_S, ProcessLink
@@ -22,6 +22,7 @@ from twostroke.server.engine_process.messages import Ask, AskReply, Beat, Cancel
 from twostroke.server.engine_process.rest import ModelChanged, Rest
 from twostroke.server.engine_process.watchdog import Watchdog
 from twostroke.server.served_engine import OnStep, Publish
+from twostroke.system.futures import settle
 
 log = logging.getLogger(__name__)
 MAX_DEATHS = 5  # in a row, without a step between them

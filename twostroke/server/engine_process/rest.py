@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from twostroke.errors import EngineFailed, EngineStopped, TwostrokeError
-from twostroke.server.engine_process.asks import settle
+from twostroke.system.futures import settle
 
 T = TypeVar("T")
 

@@ -1,12 +1,12 @@
 """The routes that belong to no model: the lists, what is loaded, health, and metrics."""
 
 from datetime import UTC, datetime, timedelta
-from importlib import metadata
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 from fastapi import Request as HttpRequest
 
+from twostroke.server import admin
 from twostroke.server.http.responses import json_response
 from twostroke.server.models.metrics import exposition
 from twostroke.server.models.served_model import ServedModel
@@ -23,6 +23,8 @@ for path in ("/push", "/create", "/copy", "/blobs/{digest}"):
 router.delete("/api/delete")(change)
 router.get("/")(root)
 router.get("/page/{name:path}")(file)
+router.get("/load")(admin.load)  # of all models
+router.get("/version")(admin.version)
 
 
 async def served_models(http: HttpRequest) -> ServedModels:
@@ -106,18 +108,6 @@ def _health(models: ServedModels, fine: bool) -> Response:
     draining = models.leaving or models.draining
     body = {"live": True, "ready": not draining, "draining": draining, "in_flight": models.in_flight, "models": states}
     return json_response(body, 200 if fine else 503)
-
-
-@router.get("/load")
-async def load(models: Models) -> Response:
-    """How many choices wait or run, of all models."""
-    return json_response({"server_load": models.in_flight})
-
-
-@router.get("/version")
-async def version() -> Response:
-    """The server's version."""
-    return json_response({"version": metadata.version("twostroke")})
 
 
 @router.get("/metrics")

@@ -239,7 +239,7 @@ class Late(Tcp):
     name = "late"
 
     def __init__(self) -> None:
-        self.go, self.read = threading.Event(), 0
+        self.go, self.begun, self.read = threading.Event(), 0, 0  # pages whose read has begun, and that were read
         self.there: Any = None
         self.here: Any = None
 
@@ -257,6 +257,7 @@ class LateReading:
     def __init__(self, late: Late, places: Sequence[int], frames: Sequence[int]) -> None:
         self._late, self._thread = late, threading.Thread(target=self._read, args=(places, frames))
         self._thread.start()
+        late.begun += len(places)
 
     def _read(self, places: Sequence[int], frames: Sequence[int]) -> None:
         assert self._late.go.wait(SOON_S)
@@ -287,7 +288,7 @@ def test_a_late_read_never_reaches_a_page_of_somebody_else(how: str, late: tuple
     transport, ends = late
     kv = prefill(ends.there, range(40))
     incoming = ends.receiver.receive(ends.offered(kv).handle, limit_s=SOON_S if how == "cancelled" else 1.5)
-    assert soon(lambda: ends.here.num_used == 10)
+    assert soon(lambda: transport.begun == 10 == ends.here.num_used)  # pages are reserved before a read begins
     if how == "closed":
         ends.sender.close(0.1)
     if how == "cancelled":
@@ -316,7 +317,7 @@ def test_what_is_read_when_it_is_somebody_elses_is_not_the_value(
     kv = prefill(ends.there, range(40))
     offer = ends.offered(kv)
     incoming = ends.receiver.receive(offer.handle)
-    assert soon(lambda: ends.here.num_used == 10)
+    assert soon(lambda: transport.begun == 10 == ends.here.num_used)
     offer.fail("nobody wants it any more")
     del kv, offer
     assert soon(lambda: ends.there.num_used == 0), "the sender does not wait for ever"

@@ -100,6 +100,17 @@ in_daemon(generate)
 atexit.register(lambda: llm.generate(["abc"], max_tokens=1))
 sys.exit(3)
 """,
+    "closed-between-requests": """
+def reads(model=llm):  # as a thread does that has one answer and comes to the next request
+    while True:
+        model.engine
+        started.set()
+in_daemon(reads)
+atexit.register(time.sleep, 0.3)  # exit functions run in the opposite order
+atexit.register(llm.close)
+LLM(sys.argv[1], **options)  # the last model that was opened ends what all of them compute, before the others close
+sys.exit(3)
+""",
     "joined-late": """
 from twostroke.errors import EngineStopped
 def serve():

@@ -22,6 +22,7 @@ from twostroke.kv.entries_by_head import require_heads
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
+from twostroke.system.process_exit import stay_if_process_ends
 
 OPENED = ("engine", "model", "pool", "backend", "tiers")  # attributes that an LLM has until it is closed
 NO_ANSWER = SamplingParams(max_tokens=0)  # of requests that only prefill
@@ -42,6 +43,7 @@ class RequestMaker:
 
     def __getattr__(self, name: str) -> Any:
         if name in OPENED and "tokenizer" in self.__dict__:
+            stay_if_process_ends()
             raise EngineStopped(f"{self.name} is closed: open it again")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

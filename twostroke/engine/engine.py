@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from twostroke.engine.step_in_flight import StepInFlight
 from twostroke.errors import EngineFailed, EngineStopped
 from twostroke.kv.pool import PagePool
 from twostroke.kv.tiers.tiers import Tiers
-from twostroke.system.process_exit import call_at_exit, stay_until_exit
+from twostroke.system.process_exit import call_at_exit, stay_if_process_ends
 
 CLOSED = "this model is closed: open it again"
 ENDS = "this process is ending: nothing is computed any more"
@@ -79,7 +78,6 @@ class Engine:
         self.observer: EngineObserver | None = None
         self.before_step: Callable[[Sequence[Chunk]], None] | None = None
         self._closed = False
-        self._ending_thread: int | None = None  # the thread that ends the process, once it does
         self._clock, self.forecast = clock, forecast
         self.tiers = tiers or Tiers()
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
@@ -199,7 +197,7 @@ class Engine:
                 self.requests.add(request)
             self._waiters.notify()
         except BaseException:  # also Ctrl-C, which comes when the lock is released
-            self._stay_if_process_ends()
+            stay_if_process_ends()
             self.drop(request)
             raise
         return request
@@ -249,15 +247,11 @@ class Engine:
         """End every request once the step in flight is over: no kernel may run while Python frees what it reads.
 
         Daemon threads that wait for a request, or submit another one, stay where they are until the process is gone. If
-        another exit function waits for them, they get EngineStopped in the end (`stay_until_exit`).
+        another exit function waits for them, they get EngineStopped in the end (`stay_if_process_ends`).
         """
         with self.lock:
-            self._closed, self._ending_thread = True, threading.get_ident()
+            self._closed = True
             self.requests.fail(self.requests, EngineStopped(ENDS))
-
-    def _stay_if_process_ends(self) -> None:
-        if self._ending_thread is not None:
-            stay_until_exit(self._ending_thread)
 
     def tokens(self, request: Request) -> Iterator[Token]:
         """Yield the request's tokens as they are made, stepping the engine. Cancels if the caller stops early.
@@ -296,7 +290,7 @@ class Engine:
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Step until `ready()`, or wait while another thread steps, or until pages come."""
         self._waiters.wait(ready, self._step_unless, self._pause)
-        self._stay_if_process_ends()
+        stay_if_process_ends()
 
     def _pause(self) -> float | None:
         """Seconds to wait after a step without work; None: until another thread brings something."""
@@ -326,7 +320,7 @@ class Engine:
                 return self._step()
         finally:
             self._waiters.notify()
-            self._stay_if_process_ends()
+            stay_if_process_ends()
 
     def _step(self) -> bool:
         try:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 STAY_S = 10.0  # longer than a process needs for its end, unless it waits for one of its threads
 _methods: list[weakref.WeakMethod[Callable[[], None]]] = []  # in order of registration
-os.register_at_fork(after_in_child=_methods.clear)  # threads of the parent do not compute here
+_ending_thread: int | None = None  # the thread that ends the process, once it does
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
@@ -30,6 +30,8 @@ def call_at_exit(method: Callable[[], None]) -> None:
 
 
 def _call_all() -> None:
+    global _ending_thread
+    _ending_thread = threading.get_ident()
     for reference in reversed(_methods[:]):
         if (method := reference()) is not None:
             try:
@@ -38,13 +40,23 @@ def _call_all() -> None:
                 log.exception("the process ends while a model is in use")
 
 
-def stay_until_exit(ending: int) -> None:
-    """Stay until the process is gone, except in the thread of the identifier `ending`, which ends the process.
+def _forget_parent() -> None:
+    """Threads of the parent do not compute in a forked child, nor does its end concern it."""
+    global _ending_thread
+    _ending_thread = None
+    _methods.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
+def stay_if_process_ends() -> None:
+    """If the process is ending, stay until it is gone, except in the thread that ends it.
 
     For daemon threads that would otherwise raise an error that nobody can handle any more. It returns after `STAY_S`:
     then a function of `atexit` waits for the thread, and the caller has to raise that error.
     """
-    if threading.get_ident() != ending:
+    if _ending_thread not in (None, threading.get_ident()):
         time.sleep(STAY_S)
 
 

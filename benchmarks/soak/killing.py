@@ -103,14 +103,24 @@ async def client(
             tally.wrong.append(f"{json.dumps(body)[:200]}: {json.dumps(found)[-300:]}")
 
 
-async def killer(server: ServerProcess, every_s: float, rng: random.Random, tally: Tally, end: float) -> None:
-    """Kill one engine each time."""
+async def killer(
+    server: ServerProcess, http: httpx.AsyncClient, every_s: float, rng: random.Random, tally: Tally, end: float
+) -> None:
+    """Kill one engine each time, once all are there: five that die before their first step are rightly given up."""
     while time.monotonic() + every_s < end:
         await asyncio.sleep(every_s)
+        while not await _all_there(http) and time.monotonic() < end:
+            await asyncio.sleep(0.2)
         engines = [pid for pid in tree(server.pid)[1:] if _is_engine(pid)]
         if engines:
             os.kill(rng.choice(engines), signal.SIGKILL)
             tally.kills += 1
+
+
+async def _all_there(http: httpx.AsyncClient) -> bool:
+    """Whether no engine is being started."""
+    health = (await http.get("/health")).json()
+    return health["ready"] and "loading" not in health.get("models", {}).values()
 
 
 def _is_engine(pid: int) -> bool:
@@ -134,5 +144,5 @@ async def disturb(server: ServerProcess, seconds: float, every_s: float, clients
         typer.echo(f"{len(known)} answers of {', '.join(models)} known; {clients} clients, a kill every {every_s:g} s")
         end = time.monotonic() + seconds
         people = [client(http, known, random.Random(f"{seed} {i}"), tally, end) for i in range(clients)]
-        await asyncio.gather(*people, killer(server, every_s, rng, tally, end))
+        await asyncio.gather(*people, killer(server, http, every_s, rng, tally, end))
     return tally

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.peer.processes import tree
 from tests.server.conftest import client_of, eventually
 from tests.server.wire import open_llm
 from tests.tiny import write_model
@@ -140,6 +143,10 @@ def test_a_model_that_fails_to_load(directories: dict[str, Path], tmp_path: Path
 def test_keep_alive(directories: dict[str, Path]) -> None:
     with serving_models([source_of(directories[name]) for name in "ab"], unload_after_s=-1) as client:
         empty: dict[str, Any] = {"model": "b", "messages": []}
+        for path, known in (("/api/chat", "message"), ("/api/generate", "response")):  # one that is not loaded stays so
+            left = client.post(path, json={"model": "b:latest", "keep_alive": 0}).json()
+            assert (left["model"], left["done_reason"], known in left) == ("b:latest", "unload", True)
+        assert states(client)["b"] == "unloaded"
         assert client.post("/api/chat", json=empty).json()["done_reason"] == "load"
         assert [one["name"] for one in client.get("/api/ps").json()["models"]] == ["a", "b"]
         assert client.post("/api/chat", json=empty | {"keep_alive": 0}).json()["done_reason"] == "unload"
@@ -156,6 +163,32 @@ def test_keep_alive(directories: dict[str, Path]) -> None:
             refused = client.post("/api/chat", json=empty | {"keep_alive": wrong})
             assert refused.status_code == 400
             assert "keep_alive" in refused.json()["error"]
+
+
+def test_a_model_whose_engine_dies_is_loading(directories: dict[str, Path]) -> None:
+    """A call waits for it, and gets the answer of an undisturbed run."""
+    with serving_models([source_of(directories["a"])]) as client:
+        expected = complete(client, "a")["choices"][0]["text"]
+        (engine,) = (pid for pid in tree(os.getpid()) if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(engine, signal.SIGKILL)
+        eventually(lambda: states(client) == {"a": "loading"})
+        assert complete(client, "a")["choices"][0]["text"] == expected
+        assert states(client) == {"a": "loaded"}
+
+
+def test_watching_loads_nothing(directories: dict[str, Path]) -> None:
+    """A watcher of a model that is not loaded gets its events once somebody has called it."""
+    with serving_models([source_of(directories[name]) for name in "ab"]) as client:
+        with pytest.raises(httpx.ReadTimeout), client.stream("GET", "/watch?model=b", timeout=1):
+            pass
+        assert states(client)["b"] == "unloaded"
+        caller = threading.Timer(0.1, complete, (client, "b"))
+        caller.start()
+        with client.stream("GET", "/watch?model=b") as watching:
+            assert next(watching.iter_lines()) == "event: hello"
+        caller.join()
+        client.post("/api/chat", json={"model": "b", "keep_alive": 0})
+        eventually(lambda: states(client)["b"] == "unloaded")
 
 
 @pytest.mark.parametrize(

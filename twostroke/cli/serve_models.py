@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,20 +115,26 @@ def serve_models(
     method_modules: Sequence[str],
 ) -> None:
     """Serve several models until a signal."""
+    from twostroke.server.engine_process.launch import EngineProcess, launch_of
+    from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
+
+    spare = SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))  # its imports go on beside ours
     from twostroke.cli.engine_opening import opening_of
     from twostroke.models.checkpoints.resolve import open_checkpoint
-    from twostroke.server.engine_process.launch import launch_of
     from twostroke.server.http.loading import LoadingResponder
     from twostroke.server.lifecycle import SERVER_BYTES, http_server
     from twostroke.server.models.app import create_models_app
     from twostroke.server.models.source import ModelSource
 
     def source(name: str | None, options: PositionalModelOptions) -> ModelSource:
-        opening = opening_of(options, steps, SERVER_BYTES, method_modules, listening.log_format)
+        opening = opening_of(options, steps, server_bytes, method_modules, listening.log_format)
         with ProgressDisplay(f"looking at {options.model}", announced=True) as progress:
             checkpoint = open_checkpoint(options.model, progress=progress)
-        return ModelSource.of(checkpoint, launch_of(opening), options.kv_bytes, name)
+        return ModelSource.of(checkpoint, launch_of(opening, spare.take), options.kv_bytes, name)
 
+    server_bytes = SERVER_BYTES + SPARE_BYTES * settings.spare_engine
+    if settings.spare_engine:
+        spare.keep()
     url = f"{listener.url}/v1"
     note(f"{len(models)} models, to be served at {url}; until then calls are answered 503")
     with LoadingResponder(listener.sockets, listener.tls):

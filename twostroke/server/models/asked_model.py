@@ -15,16 +15,25 @@ from twostroke.server.errors import ApiError
 
 _NAMED = re.compile(rb'"(?:model|name)"\s*:\s*"([\w./: -]*)"')
 _KEEP = re.compile(rb'"keep_alive"')
+_ASKING = {
+    "/api/chat": ("messages",),
+    "/api/generate": ("prompt", "suffix"),
+}  # fields without which a call asks nothing
+_FIELDS = ("model", "name", "keep_alive", "messages", "prompt", "suffix")
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class AskedModel:
-    """What a call says. `name` is None where it names none; `keep_s` is below 0 for ever."""
+    """What a call says. `name` is None where it names none; `keep_s` is infinite for ever.
+
+    `unloads`: it is one of Ollama's that has nothing to answer, and only lets the model go.
+    """
 
     name: str | None = None
     keep_s: float | None = None
+    unloads: bool = False
 
     @classmethod
     async def of(cls, scope: Scope, body: bytes) -> "AskedModel":
@@ -36,19 +45,22 @@ class AskedModel:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model", [None])[-1]
         if not body:
             return cls(query)
-        ollama = scope["path"].startswith("/api/")
+        path: str = scope["path"]
         if len(body) <= LONG_BODY_BYTES:
-            return cls._in(_read(body), query, ollama)
+            return cls._in(_read(body), query, path)
         found = {name.decode("latin-1") for name in _NAMED.findall(body)}
         if len(found) == 1 and body.count(b'"model"') == 1 and not _KEEP.search(body):
             return cls(found.pop())
-        return cls._in(await asyncio.to_thread(_read, body), query, ollama)
+        return cls._in(await asyncio.to_thread(_read, body), query, path)
 
     @classmethod
-    def _in(cls, fields: dict[str, Any], query: str | None, ollama: bool) -> "AskedModel":
+    def _in(cls, fields: dict[str, Any], query: str | None, path: str) -> "AskedModel":
+        ollama = path.startswith("/api/")
         name = fields.get("model") or (fields.get("name") if ollama else None)
         keep = fields.get("keep_alive") if ollama else None
-        return cls(name if isinstance(name, str) else query, None if keep is None else seconds_of(keep))
+        keep_s = None if keep is None else seconds_of(keep)
+        unloads = keep_s == 0 and path in _ASKING and not any(map(fields.get, _ASKING[path]))
+        return cls(name if isinstance(name, str) else query, keep_s, unloads)
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -57,7 +69,7 @@ def _read(body: bytes) -> dict[str, Any]:
         fields = from_json(body)
     except ValueError:
         return {}
-    return {key: fields.get(key) for key in ("model", "name", "keep_alive")} if isinstance(fields, dict) else {}
+    return {key: fields.get(key) for key in _FIELDS} if isinstance(fields, dict) else {}
 
 
 def seconds_of(value: Any) -> float:

@@ -7,10 +7,11 @@ from twostroke.server.http.paths import RouteTable
 from twostroke.server.http.responses import cancel_on_disconnect
 from twostroke.server.models.asked_model import AskedModel
 from twostroke.server.models.served_models import ServedModels
+from twostroke.server.ollama.generate import nothing_asked
 
 # Calls that need no engine: they are answered from what stays when a model leaves.
 WITHOUT_ENGINE = ("/v1/responses/", "/methods", "/props", "/slots", "/page/", "/tokenize", "/detokenize", "/api/show")
-LOOKING = {"/watch"}  # streams that keep no model from leaving
+LOOKING = {"/watch"}  # streams that load no model, and keep none from leaving
 
 
 class ModelDispatcher:
@@ -30,15 +31,20 @@ class ModelDispatcher:
             return messages.pop() if messages else await receive()
 
         path = scope["path"]
-        if model.app is None or not path.startswith(WITHOUT_ENGINE):
+        if asked.unloads and model.state == "unloaded":
+            await nothing_asked(path, asked.name or model.name, "unload")(scope, receive, send)
+            return
+        if path in LOOKING:
+            await cancel_on_disconnect(receive, self._models.until_loaded(model))
+        elif model.app is None or not path.startswith(WITHOUT_ENGINE):
             await cancel_on_disconnect(receive, self._models.enter(model, asked.keep_s))
             try:
                 assert model.app is not None
-                if path not in LOOKING:
-                    await model.app({**scope, "keep_s": asked.keep_s}, replayed, send)
-                    return
+                await model.app({**scope, "keep_s": asked.keep_s}, replayed, send)
             finally:
                 self._models.leave(model)
+            return
+        assert model.app is not None
         await model.app(scope, replayed, send)
 
 

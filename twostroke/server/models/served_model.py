@@ -56,7 +56,9 @@ class ServedModel:
         """In llama.cpp's words."""
         if self.lost:
             return "failed"
-        return "loaded" if self.loaded else "loading" if self.waiting else "unloaded"
+        if self.loaded and self.engine is not None:
+            return "loading" if self.engine.restarting else "loaded"
+        return "loading" if self.waiting else "unloaded"
 
     @property
     def lost(self) -> bool:

@@ -24,6 +24,7 @@ from twostroke.server.models.source import ModelSource
 from twostroke.server.tenants.tenant import current_tenant
 
 log = logging.getLogger(__name__)
+LOOK_S = 0.25  # between two looks whether a model is loaded
 
 
 class ServedModels:
@@ -127,6 +128,13 @@ class ServedModels:
                 model.waiting.remove(place)
                 self._left.set()
             raise
+
+    async def until_loaded(self, model: ServedModel) -> None:
+        """Wait until others have a model loaded. Raises ApiError once the server ends."""
+        while not model.loaded:
+            if self.draining:
+                raise ShuttingDown
+            await asyncio.sleep(LOOK_S)
 
     def leave(self, model: ServedModel) -> None:
         """A call of a model has ended."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
@@ -30,7 +29,7 @@ async def chat(body: OllamaChatBody, http: HttpRequest, engine: CurrentEngine) -
     """Answer a conversation."""
     warn_of_fields(http, body)
     if not body.messages:
-        return _loaded(http, engine, body, {"message": {"role": "assistant", "content": ""}})
+        return _loaded(http, engine, body)
     asked = translate.chat(body, engine.llm.generation)
     return await _answer(http, body, asked, lambda: prepare_chat(engine, asked))
 
@@ -40,7 +39,7 @@ async def generate_text(body: OllamaGenerateBody, http: HttpRequest, engine: Cur
     """Answer a prompt."""
     warn_of_fields(http, body)
     if not body.prompt and not body.suffix:
-        return _loaded(http, engine, body, {"response": ""})
+        return _loaded(http, engine, body)
     asked = translate.prompt(body, engine.llm.generation)
 
     def prepare() -> PreparedChat:
@@ -84,9 +83,13 @@ async def _answer(
     return await generate(http, asked.call_options(), prepare, answer)
 
 
-def _loaded(http: HttpRequest, engine: AsyncEngine, body: OllamaBody, empty: dict[str, Any]) -> Response:
-    """The answer to a client that wants the model loaded, which it is, or unloaded, which one of several can be."""
+def _loaded(http: HttpRequest, engine: AsyncEngine, body: OllamaBody) -> Response:
     choose_method(engine.name, body.model, None)
+    return nothing_asked(http.url.path, body.model, "unload" if http.scope.get("keep_s") == 0 else "load")
+
+
+def nothing_asked(path: str, model: str, reason: str) -> Response:
+    """The answer to a client that wants a model loaded, which it is, or unloaded, which one of several can be."""
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    reason = "unload" if http.scope.get("keep_s") == 0 else "load"
-    return json_response({"model": body.model, "created_at": now, **empty, "done": True, "done_reason": reason})
+    empty = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
+    return json_response({"model": model, "created_at": now, **empty, "done": True, "done_reason": reason})

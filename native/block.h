@@ -50,6 +50,11 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     made.bias = bias_of(batch, plan.pieces[unit.piece].sequence, c.place, c.kv_heads, unit.head);
     return made;
   };
+  auto reads_after = [&](const Attention::Unit& unit, std::span<const Split> rest, const Attention::Unit& after) {
+    for (const Split& s : rest)
+      if (const Reads pages = reads(unit, s); !sees_none(pages, s.before)) return pages;
+    return reads(after, splits_of(plan, after)[0]);
+  };
   const int units = int(plan.units.size());
   m.team->share(units, own.member, [&](int u) {
     const Attention::Unit &unit = plan.units[u], &after = plan.units[std::min(u + 1, units - 1)];
@@ -63,14 +68,19 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     if (coded) codes = CodedQueries::in(own.scratch.queries, heads.query(piece.first, unit.head), queries, c.dim);
     auto split = [&](size_t index, float* base, size_t first) {
       const Split& s = splits[index];
+      const Reads pages = reads(unit, s);
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
-      const Reads next = index + 1 < splits.size() ? reads(unit, splits[index + 1]) : reads(after, splits_of(plan, after)[0]);
+      if (sees_none(pages, s.before)) {
+        for (const Partial& out : own.outs) std::fill_n(out.out, c.dim, 0.0f), *out.top = *out.total = 0;
+        return;
+      }
+      const Reads next = reads_after(unit, splits.subspan(index + 1), after);
       if (coded)
-        return attend_codes(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), *codes, queries,
-                            own.outs.data(), own.scratch);
-      attend_split(kv, reads(unit, s), next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head),
-                   queries, own.outs.data(), own.scratch);
+        return attend_codes(kv, pages, next, s.before, c.window, cap, own.queries.data(), *codes, queries, own.outs.data(),
+                            own.scratch);
+      attend_split(kv, pages, next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head), queries,
+                   own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(0, memory, unit.partial);
     float *parts = own.scratch.outs.get<float>(2 * size_t(queries) * stride), *wholes = parts + size_t(queries) * stride;

@@ -78,6 +78,25 @@ def test_the_kernels_compute_what_the_reference_does(dtype: str, tokens: list[in
         assert distance(logits_behind(llm, kv, tokens), expected) > 0.5
 
 
+@needs_native
+@pytest.mark.parametrize("dtype", ANY)
+@pytest.mark.parametrize("tokens", [NEXT[:1], NEXT * 8])
+def test_a_split_of_which_a_head_sees_nothing_adds_nothing(dtype: str, tokens: list[int]) -> None:
+    """Kernels leave it out. They read one with scores that are merely too low, and then its weights are 0."""
+    prompt = PROMPT * 5
+    found: list[np.ndarray] = []
+    for threads, low in ((1, -np.inf), (1, -1e29), (2, -np.inf)):
+        llm = ANY[dtype].model(threads=threads)
+        kv = llm.prefill(prompt)
+        bias = random_bias(llm, len(prompt), hidden=0)
+        for head in range(bias.shape[1]):
+            bias[head % 2, head, : 300 * (head + 1)] = low
+            bias[1, head, 128:512] = low
+        found.append(logits_behind(llm, kv.with_bias(bias), tokens))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
 def test_hidden_entries_are_as_if_cut_and_log_two_counts_twice(tiny_llm: Callable[..., LLM]) -> None:
     llm = tiny_llm("llama")
     kv = llm.prefill(PROMPT)

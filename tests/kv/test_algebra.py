@@ -34,6 +34,7 @@ from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
+from twostroke.kv.entries_by_head import NO_ENTRY
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pages import HOST, POOL, TIERS
 from twostroke.kv.pool import PagePool
@@ -143,17 +144,24 @@ class Expected:
 
     def gather(self, indices: np.ndarray) -> "Expected":
         layers, heads, count = indices.shape
-        slots = [
-            [[self.entries[indices[i, h, j]].of(i, h) for h in range(heads)] for i in range(layers)]
-            for j in range(count)
-        ]
+        num_empty = (indices == NO_ENTRY).sum(-1)
+
+        def held(i: int, h: int, j: int) -> tuple[Entry, float]:
+            """What a slot of a head holds, and its bias."""
+            one = self.entries[indices[i, h, max(j, num_empty[i, h])]]
+            entry, before = one.of(i, h), max(0, num_empty[i, h] - j)
+            if not before:
+                return entry, one.bias[i, h]
+            entry = copy.copy(entry)
+            entry.position = max(0, entry.position - before)
+            return entry, -np.inf
+
+        slots = [[[held(i, h, j)[0] for h in range(heads)] for i in range(layers)] for j in range(count)]
         last = max(one.position for slot in slots for row in slot for one in row)
         first = max(0, last - count + 1)
-        biases = [
-            np.array([[self.entries[indices[i, h, j]].bias[i, h] for h in range(heads)] for i in range(layers)])
-            for j in range(count)
-        ]
-        entries = [self.entries[indices[0, 0, j]].by_head(slot, first + j, biases[j]) for j, slot in enumerate(slots)]
+        biases = [np.array([[held(i, h, j)[1] for h in range(heads)] for i in range(layers)]) for j in range(count)]
+        whose = [indices[0, 0, max(j, num_empty[0, 0])] for j in range(count)]
+        entries = [self.entries[whose[j]].by_head(slot, first + j, biases[j]) for j, slot in enumerate(slots)]
         ends = indices[:, :, -1] == len(self.entries) - 1
         next_position = self.next_position if last == self.entries[-1].position else entries[-1].position + 1
         return Expected(entries, next_position, self.tail if ends.all() else None)
@@ -314,6 +322,8 @@ class Values(RuleBasedStateMachine):
             chosen = np.reshape(rows, (2, 2, count))
             if to_the_end:
                 chosen[:, :, -1] = length - 1
+            if seed % 2:
+                chosen[random.integers(2), random.integers(2), : random.integers(count)] = NO_ENTRY
         if self.geometry.windowed:
             with pytest.raises(KVError, match="a model whose layers attend to all entries"):
                 kv.gather(chosen)

@@ -12,6 +12,7 @@ from tests.kv.test_other_positions import Holder
 from tests.kv.values import GEOMETRY, RECURRENT, WINDOWED, make_pool, prefill
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
+from twostroke.kv.entries_by_head import NO_ENTRY
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.models.rope import Rope, turned_on
@@ -102,6 +103,28 @@ def test_entries_of_heads_move_from_their_own_positions(pool: PagePool) -> None:
         made.at(0)  # some head would hold an entry before that
 
 
+def test_a_head_with_fewer_entries_begins_with_empty_slots(pool: PagePool, tmp_path: Path) -> None:
+    kv = prefill(pool, range(20), tail=LOGITS)
+    indices = chosen(20, 9)
+    indices[0, 1, :4] = NO_ENTRY
+    made, filled = kv.gather(indices), indices.copy()
+    filled[0, 1, :4] = indices[0, 1, 4]
+    assert np.array_equal(made.entries(), expected(kv, filled))
+    assert made.head_positions is not None
+    assert np.array_equal(made.head_positions[indices != NO_ENTRY], indices[indices != NO_ENTRY])
+    assert (np.diff(made.head_positions, axis=-1) >= 0).all()
+    assert (made.head_positions <= made.positions).all()
+    assert made.bias is not None
+    assert np.array_equal(np.isneginf(made.bias), indices == NO_ENTRY)
+    assert (made.tail, made.tokens) == (LOGITS, indices[0, 0].tolist())
+    made.save(tmp_path / "kv")
+    same(KVCache.load(tmp_path / "kv", Holder(pool)), made)
+    bias = np.arange(2 * 2 * 20, dtype=np.float32).reshape(2, 2, 20)
+    again = kv.with_bias(bias).gather(indices).bias
+    assert again is not None
+    assert np.array_equal(again, np.where(indices == NO_ENTRY, -np.inf, np.take_along_axis(bias, filled, 2)))
+
+
 def test_gathered_again(pool: PagePool) -> None:
     kv = prefill(pool, range(20))
     first, second = chosen(20, 12), chosen(12, 5, seed=1)
@@ -114,7 +137,10 @@ def test_gathered_again(pool: PagePool) -> None:
         (np.zeros((2, 3, 1), int), r"\[2, 2, n\], not int64 \[2, 3, 1\]"),
         (np.zeros((2, 2, 1)), "not float64"),
         (np.full((2, 2, 1), 9), "from 0 to 8, not 9 to 9"),
-        (np.full((2, 2, 1), -1), "from 0 to 8, not -1 to -1"),
+        (np.full((2, 2, 1), -2), "from 0 to 8, not -2 to -2"),
+        (np.full((2, 2, 1), -1), "each head needs an entry"),
+        (np.array([[[-1, 3], [3, -1]]] * 2), "empty slots come before all others"),
+        (np.array([[[-1, 3, 4], [3, -1, 4]]] * 2), "must rise|empty slots"),
         (np.full((2, 2, 2), 3), "must rise"),
     ],
 )

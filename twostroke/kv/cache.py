@@ -165,8 +165,12 @@ class KVCache(CacheView):
         canonical. Logits at the end stay if all heads end with the last entry. Otherwise join the last entries behind,
         as in `kv[:-1].gather(indices) + kv[-1:]`, or enter further tokens.
 
+        Heads may hold different numbers of entries: -1 leaves a slot empty. Attention to it takes no time, where it and
+        its 127 neighbours are empty (`native/attention.h`); memory is that of the head with most.
+
         Args:
-            indices: integers [layers with K and V of their own, KV heads, n], rising for each head.
+            indices: integers [layers with K and V of their own, KV heads, n], rising for each head. A head with fewer
+                entries begins with -1.
 
         Raises:
             KVError: other indices, or the model has windows, states, or layers of different shapes. OutOfPages: no
@@ -190,7 +194,7 @@ class KVCache(CacheView):
 
         Raises:
             KVError: another shape, nan or inf, or the model has windows, states, or layers of different shapes. A
-                stroke raises it where the backend cannot: Triton, and several ranks.
+                stroke raises it where the backend cannot: ranks of the reference and of Triton.
         """
         return KVCache(self.pool, biased(self.pool, self.entry_table, bias), self.tier)
 

@@ -17,6 +17,7 @@ from twostroke.kv.page_contents import read_entries, write_entries, zeroed_pages
 from twostroke.kv.pool import PagePool
 from twostroke.kv.provenance import NOTHING, Stretch
 
+NO_ENTRY = -1  # in place of an index: an empty slot
 SLOTS_AT_ONCE = 256  # whose entries are read together
 
 
@@ -33,16 +34,21 @@ def require_heads(geometry: Geometry) -> tuple[int, int]:
 
 
 def checked_indices(geometry: Geometry, length: int, indices: np.ndarray) -> np.ndarray:
-    """[layers, KV heads, n] int64. Raises KVError unless they choose among so many entries of such a model."""
+    """[layers, KV heads, n] int64. Raises KVError unless they choose among so many entries of such a model.
+
+    A head may begin with NO_ENTRY, but not consist of it.
+    """
     (layers, heads), chosen = require_heads(geometry), np.asarray(indices)
     if chosen.ndim != 3 or chosen.shape[:2] != (layers, heads) or not np.issubdtype(chosen.dtype, np.integer):
         raise KVError(
             f"indices are integers of shape [layers, KV heads, n], here [{layers}, {heads}, n], not "
             f"{chosen.dtype} {list(chosen.shape)}"
         )
-    if chosen.size and (chosen.min() < 0 or chosen.max() >= length):
+    if chosen.size and (chosen.min() < NO_ENTRY or chosen.max() >= length):
         raise KVError(f"indices are from 0 to {length - 1}, not {chosen.min()} to {chosen.max()}")
-    if (np.diff(chosen, axis=-1) <= 0).any():
+    if chosen.size and (chosen[..., -1] == NO_ENTRY).any():
+        raise KVError("each head needs an entry at its end: empty slots come before all others")
+    if ((np.diff(chosen, axis=-1) <= 0) & (chosen[..., :-1] != NO_ENTRY)).any():
         raise KVError("the indices of each head must rise, so that positions do")
     return chosen.astype(np.int64)
 
@@ -50,10 +56,17 @@ def checked_indices(geometry: Geometry, length: int, indices: np.ndarray) -> np.
 def gathered(pool: PagePool, contents: EntryTable, indices: np.ndarray) -> tuple[EntryTable, np.ndarray]:
     """The entries that `indices` choose, at least one a head, and their fresh pages, each with a reference.
 
+    An empty slot has the first entry of its head, which the head does not see there, and a position before it.
+
     Raises OutOfPages or PageLost: nothing has changed.
     """
+    empty = indices == NO_ENTRY
+    num_empty = empty.sum(-1, keepdims=True)
+    indices = np.where(empty, np.take_along_axis(indices, num_empty, -1), indices)
     positions = contents.positions_by_head(*indices.shape[:2])
+    before = np.maximum(num_empty - np.arange(indices.shape[-1]), 0)
     positions = np.take_along_axis(positions, indices.transpose(2, 0, 1), 0)
+    positions = np.maximum(positions - before.transpose(2, 0, 1), 0).astype(np.int32)
     tokens = contents.tokens[indices[0, 0]]
     made, fresh = placed(
         pool, positions, tokens, lambda group, part: _chosen(pool, group, contents.table, indices[..., part])
@@ -64,6 +77,9 @@ def gathered(pool: PagePool, contents: EntryTable, indices: np.ndarray) -> tuple
     bias = contents.bias
     if bias is not None:
         bias = np.take_along_axis(bias, indices.transpose(2, 0, 1), 0)
+    if empty.any():
+        hidden = empty.transpose(2, 0, 1)
+        bias = np.where(hidden, np.float32(-np.inf), np.float32(0) if bias is None else bias)
     return replace(made, next_position=next_position, tail=contents.tail if whole else None, bias=bias), fresh
 
 

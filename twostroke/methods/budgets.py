@@ -5,11 +5,13 @@ Feng et al. 2024, "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Alloc
 Dynamic KV Cache Compression based on Pyramidal Information Funneling" (arXiv:2406.02069), section 3.2: lower layers
 keep more, by equal steps.
 
-A head's entries lie in as many slots as the head with most has, of which the others do not see the rest: so quality is
-that of the budgets, and memory that of the largest.
+A head's entries lie in as many slots as the head with most has, of which the others leave the first empty: so quality
+and time of attention are those of the budgets, and memory that of the largest.
 """
 
 import numpy as np
+
+from twostroke.kv.entries_by_head import NO_ENTRY
 
 KINDS = ("equal", "ada", "pyramid")
 PYRAMID = 20  # the last layer keeps a PYRAMID-th of the mean, as published (beta)
@@ -43,16 +45,13 @@ def _adaptive(worth: np.ndarray, count: int, floor: int) -> np.ndarray:
     return np.bincount(chosen // length, minlength=heads)
 
 
-def seen_of(worth: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best of each head, and which of them it sees.
+def best_by_head(worth: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The best of each head: indices as `KVCache.gather` takes them, [layers, KV heads, the largest count].
+
+    The earlier of equals is taken first.
 
     Args:
         worth: [layers, KV heads, n]; counts: [layers, KV heads].
-
-    Returns:
-        (indices, rising, and bool), [layers, KV heads, m] each, of which m is the largest count. The earlier of equals
-        is taken first.
     """
     order = np.argsort(-worth, kind="stable", axis=-1)[..., : counts.max()]
-    ranks = np.argsort(order, axis=-1)
-    return np.take_along_axis(order, ranks, -1), ranks < counts[..., None]
+    return np.sort(np.where(np.arange(order.shape[-1]) < counts[..., None], order, NO_ENTRY), axis=-1)

@@ -15,13 +15,13 @@ from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program, Stroke
 from twostroke.fields import integer, number, text
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
-from twostroke.methods.budgets import KINDS, budgets, seen_of
+from twostroke.kv.entries_by_head import NO_ENTRY
+from twostroke.methods.budgets import KINDS, best_by_head, budgets
 from twostroke.methods.method import Prompt
 from twostroke.methods.repeat import Repeat
 
 MAX_OBSERVED = 64  # tokens whose queries are held at once: 4 MB of SmolLM2 135M, 13 MB of 1.7B
 Choice = Generator[Stroke, Any, tuple[KVCache, np.ndarray]]  # strokes, then a value and an array about its entries
-Kept = Generator[Stroke, Any, tuple[KVCache, np.ndarray, np.ndarray | None]]
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,15 @@ class ChosenOnce(Repeat):
         return None
 
     def program(self, prompt: Prompt) -> Program:
-        kv, stays, seen = yield from self.chosen(*self.copies(prompt), prompt)
+        kv, stays = yield from self.chosen(*self.copies(prompt), prompt)
         kv = self.cut(kv, stays)  # the prompt's own value would keep the pages of dropped entries
-        if seen is not None:
-            kv = kv.with_bias(np.where(seen, np.float32(0), np.float32(-np.inf))).with_tail(kv.tail)
         yield Decode(kv)
 
     @abstractmethod
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Kept:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
         """Prefill the tokens of a prompt, and choose among the entries `kept`, [n] rising indices.
 
-        Returns (value, indices of those that stay, which of them each head sees): the indices are [m], or [layers, KV
-        heads, m] for each head, rising; the last is bool of that shape, or None for all.
+        Returns (value, indices of those that stay): rising [m], or [layers, KV heads, m] as for `KVCache.gather`.
         """
 
 
@@ -92,17 +89,17 @@ class RankedByHead(ChosenOnce):
         """How many of so many entries each head keeps, on average."""
         return max(self.sinks + self.newest, self.budget or int(self.ratio * length))
 
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Kept:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
         count = self.count_of(len(kept))
         if count >= len(kept):
-            return (yield Prefill(tokens)), kept, None
+            return (yield Prefill(tokens)), kept
         kv, worth = yield from self.ranked(tokens, prompt)
         worth = self.above_all(worth[..., kept], count)
         if self.budgets == "equal":
-            return kv, kept[best(worth, count)], None
+            return kv, kept[best(worth, count)]
         held = self.sinks + self.newest_of(count)
-        stays, seen = seen_of(worth, budgets(self.budgets, worth, count, held, self.floor))
-        return kv, kept[stays], seen
+        stays = best_by_head(worth, budgets(self.budgets, worth, count, held, self.floor))
+        return kv, np.where(stays == NO_ENTRY, NO_ENTRY, kept[stays])
 
     def above_all(self, worth: np.ndarray, count: int) -> np.ndarray:
         """The same array, in which sinks and the newest entries are worth more than all others."""

@@ -14,7 +14,7 @@ import numpy as np
 from twostroke.engine.strokes import Prefill, Prefilled
 from twostroke.fields import integer, text
 from twostroke.kv.attention import attention_by_head, attention_mass
-from twostroke.methods.by_head import MAX_OBSERVED, ChosenOnce, Kept, best
+from twostroke.methods.by_head import MAX_OBSERVED, Choice, ChosenOnce, best
 from twostroke.methods.method import Prompt
 
 
@@ -46,10 +46,10 @@ class Snap(ChosenOnce, name="snap"):
     def by_head(self) -> bool:
         return self.per == "head"
 
-    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Kept:
+    def chosen(self, tokens: Sequence[int], kept: np.ndarray, prompt: Prompt) -> Choice:
         made: Prefilled = yield Prefill(tokens, queries=self.window)
         seen = attention_by_head if self.by_head else attention_mass
-        return made.kv, kept[self.staying(seen(made.kv, made.queries)[..., kept])], None
+        return made.kv, kept[self.staying(seen(made.kv, made.queries)[..., kept])]
 
     def staying(self, mass: np.ndarray) -> np.ndarray:
         """Indices of the entries that stay, rising, by the attention they got, [n] or [layers, KV heads, n].

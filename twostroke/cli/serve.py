@@ -65,7 +65,7 @@ def serve(
             from twostroke.server.lifecycle import end_at_signals
         end_at_signals()
         load_method_modules(method_module)
-        serve_models(models, shared, steps, settings, listening, listener, method_module or ())
+        serve_models(models, model_options, shared, steps, settings, listening, listener, method_module or ())
         return
     _serve_one(model_options, steps, settings, listening, listener, method_module)
 

@@ -49,7 +49,14 @@ def further_models(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SharingOptions(
-    options_of(SharingSettings, PANEL, changes={"unload_after_s": {"names": ("--unload-after",)}}),
+    options_of(
+        SharingSettings,
+        PANEL,
+        changes={
+            "unload_after_s": {"names": ("--unload-after",)},
+            "manage_models": {"names": ("--manage-models/--no-manage-models",)},
+        },
+    ),
 ):
     """Which models share the server, and how."""
 
@@ -73,7 +80,7 @@ class SharingOptions(
     @property
     def several(self) -> bool:
         """Whether there are models besides the one of the other options."""
-        return bool(self.also or self.models)
+        return bool(self.also or self.models or self.manage_models)
 
     def settings(self) -> SharingSettings:
         """Checked: raises InvalidRequest naming the field that is out of range."""
@@ -84,12 +91,28 @@ class SharingOptions(
         named = common.model_argument is not None or source_of("model") != "default" or not self.models
         first = [common.model] if named else []
         found: list[tuple[str | None, PositionalModelOptions]] = [
-            (None, replace(common, model=name, model_argument=None)) for name in (*first, *(self.also or ()))
+            (None, with_model(common, name)) for name in (*first, *(self.also or ()))
         ]
         found += _of_file(Path(self.models).expanduser(), common) if self.models else []
+        there = {known for name, one in found for known in (name, one.model)}
+        if self.manage_models:
+            found += [(None, with_model(common, name)) for name in fetched() if name not in there]
         for _, one in found:
             one.validate()
         return found
+
+
+def with_model(options: PositionalModelOptions, name: str) -> PositionalModelOptions:
+    """The same options for another model."""
+    return replace(options, model=name, model_argument=None)
+
+
+def fetched() -> list[str]:
+    """The models of the catalog whose files are there."""
+    from twostroke.models.checkpoints.catalog import CATALOG
+    from twostroke.models.checkpoints.fetch import is_fetched
+
+    return [entry.name for entry in CATALOG.values() if is_fetched(entry)]
 
 
 def _of_file(path: Path, common: PositionalModelOptions) -> Iterator[tuple[str, PositionalModelOptions]]:
@@ -107,6 +130,7 @@ def _of_file(path: Path, common: PositionalModelOptions) -> Iterator[tuple[str, 
 
 def serve_models(
     models: Sequence[tuple[str | None, PositionalModelOptions]],
+    common: PositionalModelOptions,
     sharing: SharingSettings,
     steps: StepOptions,
     settings: "Settings",
@@ -114,23 +138,30 @@ def serve_models(
     listener: "Listener",
     method_modules: Sequence[str],
 ) -> None:
-    """Serve several models until a signal."""
+    """Serve several models until a signal. Models that come later have the options `common`."""
     from twostroke.server.engine_process.launch import EngineProcess, launch_of
     from twostroke.server.engine_process.spare import SPARE_BYTES, SpareProcess
 
     spare = SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))  # its imports go on beside ours
     from twostroke.cli.engine_opening import opening_of
+    from twostroke.models.checkpoints.progress import Progress
     from twostroke.models.checkpoints.resolve import open_checkpoint
     from twostroke.server.http.loading import LoadingResponder
     from twostroke.server.lifecycle import SERVER_BYTES, http_server
     from twostroke.server.models.app import create_models_app
     from twostroke.server.models.source import ModelSource
 
-    def source(name: str | None, options: PositionalModelOptions) -> ModelSource:
+    def source(name: str | None, options: PositionalModelOptions, progress: Progress) -> ModelSource:
         opening = opening_of(options, steps, server_bytes, method_modules, listening.log_format)
-        with ProgressDisplay(f"looking at {options.model}", announced=True) as progress:
-            checkpoint = open_checkpoint(options.model, progress=progress)
+        checkpoint = open_checkpoint(options.model, progress=progress)
         return ModelSource.of(checkpoint, launch_of(opening, spare.take), options.kv_bytes, name)
+
+    def first(name: str | None, options: PositionalModelOptions) -> ModelSource:
+        with ProgressDisplay(f"looking at {options.model}", announced=True) as progress:
+            return source(name, options, progress)
+
+    def later(name: str, progress: Progress) -> ModelSource:
+        return source(None, with_model(common, name), progress)
 
     server_bytes = SERVER_BYTES + SPARE_BYTES * settings.spare_engine
     if settings.spare_engine:
@@ -138,8 +169,8 @@ def serve_models(
     url = f"{listener.url}/v1"
     note(f"{len(models)} models, to be served at {url}; until then calls are answered 503")
     with LoadingResponder(listener.sockets, listener.tls):
-        sources = [source(name, options) for name, options in models]
-        app = create_models_app(sources, sharing, settings, listener.host)
+        sources = [first(name, options) for name, options in models]
+        app = create_models_app(sources, sharing, settings, listener.host, later if sharing.manage_models else None)
         server = http_server(app, settings, listener.host, listening.port, listener.tls)
     if listening.log_format == "text":
         configure("text")  # from here on: until now people read notes

@@ -73,6 +73,19 @@ def fetch(entry: CatalogEntry, *, progress: Progress | None = None) -> Path:
     return path
 
 
+def remove(entry: CatalogEntry) -> None:
+    """Remove a catalog model's file and what else a fetch has left. Raises FetchError while a process fetches it."""
+
+    def waiting() -> None:
+        raise FetchError(f"{entry.name} is being fetched: try again")
+
+    folder = model_path(entry).parent
+    with _locked(folder / ".lock", waiting):
+        for file in (_note(model_path(entry)), model_path(entry)):
+            file.unlink(missing_ok=True)
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
 def _fetch(entry: CatalogEntry, path: Path, report: Progress) -> None:
     by_hand = path.is_file() and path.stat().st_size == entry.size
     if by_hand and _digest([path], None, entry, "checking", report) == entry.sha256:

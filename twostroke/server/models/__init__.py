@@ -6,7 +6,7 @@ served_model.py one model: its engine, its routes, and the calls that it has
 served_models.py all of them: loading, room for the next one, unloading
 asked_model.py  which model a call names, and for how long it should stay
 dispatcher.py   from a call to the routes of its model
-listing.py      what /v1/models, /api/tags and /api/ps tell
+downloads.py    models that are fetched and removed while the server runs
 routes.py       the routes that belong to no model
 metrics.py      the numbers of all models, with the model's name
 app.py          the application

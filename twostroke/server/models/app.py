@@ -19,6 +19,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.http.paths import RouteTable
 from twostroke.server.models import routes
 from twostroke.server.models.dispatcher import ModelBodyValidator, ModelDispatcher
+from twostroke.server.models.downloads import ModelDownloads, OpenModel
 from twostroke.server.models.metrics import ServerMetrics
 from twostroke.server.models.served_models import ServedModels
 from twostroke.server.models.settings import SharingSettings
@@ -35,10 +36,12 @@ def create_models_app(
     sharing: SharingSettings | None = None,
     settings: Settings | None = None,
     host: str | None = None,
+    open_model: OpenModel | None = None,
 ) -> FastAPI:
     """An application that serves several models, each while it is used. The first one is loaded at once.
 
-    `host` is where it listens, as in `create_app`. A name that two models have is refused (InvalidRequest).
+    `host` is where it listens, as in `create_app`. `open_model` makes a source of a name, for models that come while
+    the server runs; without it none do. A name that two models have is refused (InvalidRequest).
     """
     settings, sharing = settings or Settings(), sharing or SharingSettings()
     load_installed()
@@ -56,6 +59,7 @@ def create_models_app(
 
     most_bytes = sharing.models_bytes or MemoryBudget.now().left_bytes
     models = ServedModels(sources, sharing, most_bytes, routes_of, settings.watchdog_timeout_s)
+    downloads = ModelDownloads(models, open_model)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -66,6 +70,7 @@ def create_models_app(
 
     app = _Described(title="Twostroke", version=version("twostroke"), docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.engine, app.state.metrics = models, metrics
+    app.state.downloads = downloads
     app.state.paths = RouteTable(one.router for one in (*ROUTES, routes))
     for one in (routes, api_docs):
         app.include_router(one.router)

@@ -7,7 +7,13 @@ from fastapi import APIRouter, Depends, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.server import admin
-from twostroke.server.http.responses import json_response
+from twostroke.server.http.responses import (
+    CLIENT_CLOSED_REQUEST,
+    ClientDisconnected,
+    cancel_on_disconnect,
+    json_response,
+)
+from twostroke.server.models.downloads import DownloadStream, ModelDownload, ModelDownloads
 from twostroke.server.models.metrics import exposition
 from twostroke.server.models.served_model import ServedModel
 from twostroke.server.models.served_models import ServedModels
@@ -20,7 +26,6 @@ FOR_EVER = timedelta(days=365)
 router = APIRouter()
 for path in ("/push", "/create", "/copy", "/blobs/{digest}"):
     router.post(f"/api{path}")(change)
-router.delete("/api/delete")(change)
 router.get("/")(root)
 router.get("/page/{name:path}")(file)
 router.get("/load")(admin.load)  # of all models
@@ -82,10 +87,29 @@ def _facts(model: ServedModel) -> dict[str, Any]:
 
 
 @router.post("/api/pull")
-async def pull(body: NamedBody, models: Models) -> Response:
-    """Nothing to do for a model that is there. Raises ApiError for any other."""
-    models.find(body.model)
+async def pull(body: NamedBody, http: HttpRequest) -> Response:
+    """Fetch a model of the catalog, which can be asked for from then on; nothing to do for one that is there."""
+    downloads: ModelDownloads = http.app.state.downloads
+    if (download := downloads.pull(body.model)) is not None:
+        if body.stream:
+            return DownloadStream(download)
+        try:
+            await cancel_on_disconnect(http.receive, _end(download))
+        except ClientDisconnected:  # the download goes on
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
     return json_response({"status": "success"})
+
+
+async def _end(download: ModelDownload) -> None:
+    async for _ in download.updates():
+        pass
+
+
+@router.delete("/api/delete")
+async def delete(body: NamedBody, http: HttpRequest) -> Response:
+    """Unload a model that was downloaded, and remove its file."""
+    await http.app.state.downloads.delete(body.model)
+    return Response()
 
 
 @router.get("/health")
@@ -113,7 +137,7 @@ def _health(models: ServedModels, fine: bool) -> Response:
 @router.get("/metrics")
 async def metrics(http: HttpRequest, models: Models) -> Response:
     """The metrics of all models, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
-    for model in models.all.values():
+    for model in list(models.all.values()):
         if (engine := model.engine) is not None:  # of one that has left, what was read last
             engine.metrics.families = await engine.families() if model.loaded else engine.metrics.families or ()
     text, media_type = exposition(models, http.app.state.metrics, http.headers.get("accept", ""))

@@ -49,8 +49,9 @@ class ServedModels:
         self.default = next(iter(self.all.values()))
         self.created = int(time.time())
         self.leaving = self.draining = self.lost = False
-        self._most_bytes, self._most = most_bytes, sharing.max_loaded or len(self.all)
+        self._most_bytes, self._most = most_bytes, sharing.max_loaded or math.inf
         self._make_app = make_app
+        self._keep_s, self._watchdog_s = keep_s, watchdog_s
         self._changing = asyncio.Lock()
         self._left = asyncio.Event()  # set when a call has ended or has given up
         self._tasks: dict[ServedModel, asyncio.Task[None]] = {}
@@ -74,12 +75,19 @@ class ServedModels:
         """
         found = self.default if name is None else self._named(name)
         if found is None:
-            names = ", ".join(model.name for model in self.allowed)
-            message = f"there is no model {name!r:.100}; there are: {names or 'none'}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise self._missing(name)
         if not current_tenant().may_use(found.name):
             current_tenant().require(found.name, "plain")
         return found
+
+    def _missing(self, name: str | None) -> ApiError:
+        names = ", ".join(model.name for model in self.allowed)
+        message = f"there is no model {name!r:.100}; there are: {names or 'none'}"
+        return ApiError(404, message, param="model", code="model_not_found")
+
+    def serves(self, name: str) -> bool:
+        """Whether a model has this name."""
+        return self._named(name) is not None
 
     def _named(self, name: str) -> ServedModel | None:
         if (found := self.all.get(name) or self.all.get(name.removesuffix(":latest"))) is not None:
@@ -108,8 +116,7 @@ class ServedModels:
             model.keep(keep_s)
 
     async def _admission(self, model: ServedModel) -> None:
-        if self.draining:
-            raise ShuttingDown
+        self._require(model)
         if model.expiry is not None:
             model.expiry.cancel()
         if model.open:
@@ -129,11 +136,17 @@ class ServedModels:
                 self._left.set()
             raise
 
+    def _require(self, model: ServedModel) -> None:
+        """Raise ApiError if the server ends, or if the model was removed since it was found."""
+        if self.draining:
+            raise ShuttingDown
+        if self.all.get(model.name) is not model:
+            raise self._missing(model.name)
+
     async def until_loaded(self, model: ServedModel) -> None:
         """Wait until others have a model loaded. Raises ApiError once the server ends."""
         while not model.loaded:
-            if self.draining:
-                raise ShuttingDown
+            self._require(model)
             await asyncio.sleep(LOOK_S)
 
     def leave(self, model: ServedModel) -> None:
@@ -184,6 +197,23 @@ class ServedModels:
         del self._tasks[model]
         if any(not place.done() for place in model.waiting):
             self._tasks[model] = asyncio.create_task(self._load(model))
+
+    def add(self, source: ModelSource) -> None:
+        """Serve one more model, unless its name is taken."""
+        self.all.setdefault(source.name, ServedModel(source, self._keep_s, self._watchdog_s))
+
+    async def remove(self, model: ServedModel) -> None:
+        """Serve a model no more, and end its process. Raises ApiError if calls have it, or if it is gone."""
+        async with self._changing:
+            self._require(model)
+            if model.running or model.waiting:
+                calls = model.running + len(model.waiting)
+                raise ApiError(409, f"{calls} calls use the model {model.name}: try again when they have ended")
+            del self.all[model.name]
+            if model.loaded:
+                await self._unload(model)
+            if model.engine is not None:
+                await model.engine.stop()
 
     async def _make_room(self, model: ServedModel) -> None:
         """Let others leave until there is room. Raises ApiError once nobody waits for it any more."""

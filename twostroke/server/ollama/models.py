@@ -29,10 +29,11 @@ router = APIRouter(prefix="/api")
 
 
 class NamedBody(LenientModel):
-    """A body that names a model; `name` is what it was called first."""
+    """A body that names a model; `name` is what it was called first. `stream` is of `pull`."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"name": "model"}
     model: str = ""
+    stream: bool = True
 
 
 @router.get("/version")
@@ -108,8 +109,13 @@ async def pull(body: NamedBody, http: HttpRequest) -> Response:
 @router.post("/blobs/{digest}")
 async def change() -> Response:
     """Models are chosen when the server starts."""
-    message = "models cannot be changed through this server: start `twostroke serve --model NAME` with another one"
-    raise ApiError(400, message)
+    raise unchangeable()
+
+
+def unchangeable() -> ApiError:
+    """The error for a change of models that the operator has not allowed, or that there is no way to make."""
+    message = "models cannot be changed through this server: `twostroke serve --manage-models` lets pull and delete"
+    return ApiError(400, message)
 
 
 def _check(engine: AsyncEngine, body: NamedBody) -> None:

@@ -41,7 +41,7 @@ class Limits(Checked):
         priority: the soonest that a call may have: lower is sooner.
         models, methods: those that may be used; None for all.
         private: its prefixes, contexts and stored responses are its own.
-        admin: it may watch the engine, and empty the prefix cache.
+        admin: it may watch the engine, empty the prefix cache, and change models (`--manage-models`).
     """
 
     requests_per_minute: int | None = integer(None, least=1)

@@ -52,8 +52,8 @@ TECHNIQUES: list[Method] = [
     method("tova", budgets="pyramid", budget=9, sinks=2),
     method("compress", last=0, segment=8),
     method("compress", last=0, segment=8, scorer="draft"),
-    method("passages", mend=2, least=3),
-    method("passages", mend=0, least=3, checked=0.5, bound=0.001),
+    method("passages", first=2, least=3),
+    method("passages", first=0, least=3, checked=0.5, bound=0.001),
 ]
 Asked = tuple[int, Method, int | None]  # a prompt's length, a technique, log-probabilities
 Models = Callable[[str, int, int], LLM]

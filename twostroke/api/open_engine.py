@@ -10,8 +10,8 @@ from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.ranks.processes import local_ranks
 from twostroke.engine.engine import Engine
 from twostroke.engine.memory_budget import MemoryBudget
-from twostroke.engine.model_loader import ModelLoader, companion_checkpoint, guesser_checkpoint
-from twostroke.engine.options import GUESSER, LLMOptions, companion_parts
+from twostroke.engine.model_loader import ModelLoader, companion_checkpoint, own_draft
+from twostroke.engine.options import OWN_DRAFTS, LLMOptions, companion_parts
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.fields import check_arguments, rules
 from twostroke.kv.tiers.tiers import Tiers, open_tiers
@@ -74,10 +74,10 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
         companions = {
             role: wanted if isinstance(wanted, Checkpoint) else companion_checkpoint(wanted, stored, threads)
             for role, wanted in (("student", options.student), ("draft", options.draft))
-            if wanted is not None and wanted != GUESSER
+            if wanted is not None and wanted not in OWN_DRAFTS
         }
-        if options.draft == GUESSER:
-            companions[GUESSER] = guesser_checkpoint(stored, options.weights, threads)
+        if isinstance(options.draft, str) and options.draft in OWN_DRAFTS:
+            companions[options.draft] = own_draft(options.draft, stored, options.weights, threads)
         for role, one in companions.items():
             companions[role] = one.limited(length and min(length, one.config.max_position))
         loader = ModelLoader(backend, options.prefix_index, tiers, memory, progress, here / tp)

@@ -13,7 +13,7 @@ from twostroke.api.open_engine import MAIN, OpenedEngine
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.api.reranking import Reranker
 from twostroke.api.scoring import TextOrTokens, scored_request
-from twostroke.engine.options import GUESSER
+from twostroke.engine.options import OWN_DRAFTS
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import EngineStopped, InvalidRequest, KVError
@@ -118,7 +118,7 @@ class RequestMaker:
         """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""
         for role in method.companions:
             if role not in self.engine.models:
-                how = f"--draft {GUESSER}" if role == GUESSER else f"--{role} NAME"
+                how = f"--draft {role}" if role in OWN_DRAFTS else f"--{role} NAME"
                 raise InvalidRequest(f"method {method.name} needs a {role}: open the model with one ({how})")
         if method.biased and not self.backend.takes_bias:
             raise InvalidRequest(

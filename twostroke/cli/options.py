@@ -11,7 +11,7 @@ import typer
 
 from twostroke.cli.config import ConfigOption, source_of
 from twostroke.cli.parsers import exact_size, parse_directory, parse_id, parse_pair, parse_remote, parse_size
-from twostroke.engine.options import GUESSER, LLMOptions
+from twostroke.engine.options import OWN_DRAFTS, LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGE, Rule, rules
 from twostroke.models.checkpoints.catalog import CATALOG
@@ -116,17 +116,16 @@ class ModelOptions(
         """Raise InvalidRequest if the technique lacks a companion, and note unused ones. Call it before loading."""
         from twostroke.cli.report import note
 
-        there = {"student": self.student, "draft": self.draft, GUESSER: None}
-        if self.draft == GUESSER:
-            there |= {"draft": None, GUESSER: GUESSER}
+        own = {role: role if self.draft == role else None for role in OWN_DRAFTS}
+        there = {"student": self.student, "draft": None if any(own.values()) else self.draft, **own}
         for role, given in there.items():
             if role in method.companions and given is None:
-                how = "--draft mtp" if role == GUESSER else f"--{role} int4, or MODEL"
+                how = f"--draft {role}" if role in OWN_DRAFTS else f"--{role} int4, or MODEL"
                 raise InvalidRequest(f"method {method.name} needs a {role}: give one with {how}")
             if role not in method.companions and given is not None:
                 chooses = next((name for name, rule in rules(type(method)).items() if role in rule.choices), None)
                 hint = f"; with --method-option {chooses}={role} it does" if chooses else ""
-                option = "draft mtp" if role == GUESSER else role
+                option = f"draft {role}" if role in OWN_DRAFTS else role
                 note(f"method {method.name} does not use --{option}{hint}")
 
     def validate(self) -> None:

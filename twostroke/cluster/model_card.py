@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from twostroke.api.llm import LLM
-from twostroke.engine.options import GUESSER
+from twostroke.engine.options import OWN_DRAFTS
 from twostroke.errors import InvalidRequest
 from twostroke.models.families import BY_NAME
 from twostroke.system.home import home
@@ -92,7 +92,7 @@ def identity(llm: LLM) -> str:
 
     A draft is left out: it only guesses tokens.
     """
-    parts = sorted((role, model.id) for role, model in llm.engine.models.items() if role not in ("draft", GUESSER))
+    parts = sorted((role, model.id) for role, model in llm.engine.models.items() if role not in ("draft", *OWN_DRAFTS))
     return hashlib.blake2b(repr((parts, llm.max_model_len)).encode(), digest_size=16).hexdigest()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from twostroke.backends.interface import Backend, Weights
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model import Model
-from twostroke.engine.options import GUESSER, companion_parts
+from twostroke.engine.options import FIRST_LAYERS, GUESSER, OWN_DRAFTS, companion_parts
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
@@ -161,7 +161,7 @@ class ModelLoader:
         """Load the student or the draft of `main`. Returns `main` itself if the weights are the same.
 
         Args:
-            role: "student", "draft", or "mtp" for the model's own head of multi-token prediction.
+            role: "student", "draft", or one of `OWN_DRAFTS`.
             wanted: a checkpoint, or "MODEL", "MODEL@WEIGHTS" or "WEIGHTS" (see `companion_checkpoint`).
             main: a model that this object has opened.
             own: main's checkpoint as stored.
@@ -200,14 +200,16 @@ class ModelLoader:
             self.budget.require("give the pool less with kv_bytes, or raise the limit")
             return new_pool(geometry, shared.num_pages, shared.page_size, backend)
 
-        return self.load(checkpoint, tokenizer, pool_for, main if role == GUESSER else None)
+        return self.load(checkpoint, tokenizer, pool_for, main if role in OWN_DRAFTS else None)
 
 
-def guesser_checkpoint(stored: Checkpoint, weights: str, threads: int | None) -> Checkpoint:
-    """A model's own head of multi-token prediction, with weights encoded as the model's.
+def own_draft(role: str, stored: Checkpoint, weights: str, threads: int | None) -> Checkpoint:
+    """A model's own head of multi-token prediction or first layers, with weights encoded as the model's.
 
     Raises InvalidRequest if there is none, CheckpointError if it is damaged.
     """
+    if role == FIRST_LAYERS:
+        return quantize(stored.first_layers(2), weights, threads)
     if stored.guesser is None:
         raise InvalidRequest(
             f"{stored.name} has no head of multi-token prediction that fits: leave out draft={GUESSER}, or name a model"

@@ -26,6 +26,8 @@ WEIGHTS = ("stored", "bf16", "int8", "int4", "int3", "int2")
 PREFIX_INDEXES = ("radix", "hash", "off")
 MAX_RANKS = 64
 GUESSER = "mtp"  # a draft by this name is the model's own head of multi-token prediction; also its role
+FIRST_LAYERS = "first-layers"  # the same for the model's own first two layers
+OWN_DRAFTS = (GUESSER, FIRST_LAYERS)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class LLMOptions:
         None,
         Rule(
             str,
-            "For speculation: a model with the same tokenizer, named as above, or mtp, the model's own head.",
+            "For speculation: a model with the same tokenizer, named as above, or mtp, the model's own head. For "
+            "passages: first-layers, its own first two.",
             optional=True,
             or_object=True,
         ),

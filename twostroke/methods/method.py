@@ -11,6 +11,7 @@ from twostroke.engine.strokes import Program
 from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked
 from twostroke.kv.cache import KVCache
+from twostroke.models.checkpoints.chat_passages import PassageTokens
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 
@@ -37,6 +38,16 @@ class Prompt(list[int]):
     def contents(self) -> Sequence[tuple[str, range]]:
         """(role, range) of each message's text; a prompt that is no chat is one text of the user's."""
         return self._asked.contents if isinstance(self._asked, ChatTokens) else [("user", range(len(self)))]
+
+    @property
+    def passages(self) -> Sequence[range]:
+        """Passages that the caller has named (contexts of a server). Their ids are those of their texts alone."""
+        return self._asked.passages if isinstance(self._asked, PassageTokens) else ()
+
+    def alone(self, part: range) -> list[int]:
+        """The ids of a named passage as a prompt of its own."""
+        bos = self._tokenizer.bos_id if self._tokenizer.add_bos else None
+        return [*([] if bos is None else [bos]), *self[part.start : part.stop]]
 
     def pieces(self, part: range) -> list[bytes]:
         """The bytes of each token of a part; a special token has none."""

@@ -18,7 +18,7 @@ from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.models.checkpoints.classes import ClassHead
 from twostroke.models.checkpoints.file_digests import file_digest
 from twostroke.models.checkpoints.pooling import Pooling
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Attention, ModelConfig
 from twostroke.models.formats.encode import Encoder
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import is_weight_matrix, tensor_shapes
@@ -97,6 +97,20 @@ class Checkpoint:
                 self.name, shorter,
             )  # fmt: skip
         return replace(self, config=self.config.limited(length or context), context=self.context or context)
+
+    def first_layers(self, count: int) -> "Checkpoint":
+        """A model of the first layers alone, for what their entries are. Raises InvalidRequest: they differ in kind."""
+        layers = self.config.layers[:count]
+        plain = all(isinstance(one.mixer, Attention) and one.mixer.source is None for one in layers)
+        if len(layers) < count or not plain or self.config.token_inputs:
+            raise InvalidRequest(f"{self.name} has no first {count} layers of plain attention that run by themselves")
+        config = replace(self.config, layers=layers)
+        parts = [self.stored, self.transforms, self.encoders]
+        stored, transforms, encoders = ({k: part[k] for k in tensor_shapes(config) if k in part} for part in parts)
+        name = f"{self.name}, first {count} layers"
+        return replace(
+            self, name=name, config=config, stored=stored, transforms=transforms, encoders=encoders, guesser=None
+        )
 
     def names(self) -> set[str]:
         """The Twostroke names that `tensor` accepts."""

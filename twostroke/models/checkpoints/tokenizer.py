@@ -50,6 +50,7 @@ class Tokenizer:
     eos_ids: frozenset[int]  # every id that ends generation: EOS and end-of-turn tokens
     add_bos: bool  # whether `encode` begins with BOS by default
     special_ids: frozenset[int]
+    strips: bool  # whether a text's first space is SentencePiece's own
     infill: InfillTokens | None  # for fill-in-the-middle; None if the model has no tokens for it
 
     def __init__(
@@ -84,7 +85,7 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._where = where
         self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
-        self._read, self._strip = byte_reader(backend, where)
+        self._read, self.strips = byte_reader(backend, where)
         self._bytes: dict[int, bytes] = {}
         self.special_ids = frozenset(names.values())
         bos = special_tokens.get("bos_token")
@@ -165,7 +166,7 @@ class Tokenizer:
 
     def _without_space(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
         """Encode without the space that SentencePiece puts before a text, as CodeLlama and Mistral do for suffixes."""
-        mark = encode("\n") if self._strip else []
+        mark = encode("\n") if self.strips else []
         whole = encode(f"\n{text}") if mark else []
         return whole[len(mark) :] if mark and whole[: len(mark)] == mark else encode(text)
 
@@ -198,12 +199,12 @@ class Tokenizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock, self._bytes = threading.Lock(), {}
-        self._read, self._strip = byte_reader(self.backend, self._where)
+        self._read, self.strips = byte_reader(self.backend, self._where)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of all ids; bytes that are not UTF-8 become U+FFFD."""
         data = b"".join([self.token_bytes(index, skip_special=skip_special) for index in ids])
-        return (data.removeprefix(b" ") if self._strip else data).decode("utf-8", errors="replace")
+        return (data.removeprefix(b" ") if self.strips else data).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
         """The exact bytes of a token; a special token has none unless `skip_special` is False."""
@@ -227,7 +228,7 @@ class Tokenizer:
         def bytes_of(id: int) -> bytes:
             return self.token_bytes(id, skip_special=skip_special and id not in shown)
 
-        return TextStream(bytes_of, strip_leading_space=self._strip)
+        return TextStream(bytes_of, strip_leading_space=self.strips)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt for a conversation; options and errors are those of `ChatTemplates.render`."""
@@ -238,9 +239,9 @@ class Tokenizer:
         text = self.chat(messages, **options)
         said = [dict(message) for message in messages]
         ids = self.encode(text, add_bos=False)
-        return ChatTokens(ids, said, text, partial(self.chat, **options), self._offsets)
+        return ChatTokens(ids, said, text, partial(self.chat, **options), self.offsets)
 
-    def _offsets(self, text: str) -> list[tuple[int, int]]:
+    def offsets(self, text: str) -> list[tuple[int, int]]:
         """The first and past-the-last character of each token of a text."""
         with self._lock:
             self.backend.encode_special_tokens = False

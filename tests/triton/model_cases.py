@@ -10,9 +10,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.backends.triton.decoder import attention_options
-from twostroke.backends.triton.kernels import attention, linear_attention, packed, pointwise, recurrent
+from twostroke.backends.triton.attention import attention_options
+from twostroke.backends.triton.kernels import attention, linear_attention, packed, pointwise, recurrent, token_inputs
 from twostroke.backends.triton.packed import PACKED_FORMATS
+from twostroke.backends.triton.pass_plan import keys_of, tall_of
 
 PACKED_TYPES = {
     "x_ptr": "*bf16",
@@ -32,8 +33,9 @@ CODED_TYPES = {
     **dict.fromkeys(("work_ptr", "cells_ptr", "positions_ptr"), "*i32"),
     **dict.fromkeys(("sinks_ptr", "bias_ptr", "sums_ptr", "tops_ptr", "totals_ptr", "parts_ptr"), "*fp32"),
     **dict.fromkeys(("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "growth_ptr"), "*fp32"),
+    **dict.fromkeys(("q_squares_ptr", "k_squares_ptr"), "*fp32"),
     **dict.fromkeys(("page_stride", "layer", "window", "bias_stride", "part_stride"), "i32"),
-    **dict.fromkeys(("scale", "eps"), "fp32"),
+    **dict.fromkeys(("scale", "eps", "cap_scale"), "fp32"),
 }
 STATE_TYPES = {
     **dict.fromkeys(("frames_ptr", "at_ptr", "cells_ptr", "row_cells_ptr", "items_ptr", "sequences_ptr"), "*i32"),
@@ -46,15 +48,23 @@ STATE = {"HK": 16, "HV": 32, "K": 128, "V": 128, "SIZE": 16384, "PAGE": 16}
 CHUNK = {"TILED": True, "DELTA": True, "CHUNK": 64, "BLOCK": 16, "BLOCK_K": 128, "BLOCK_V": 32, "FIELDS": 6}
 CONVOLUTION = {"WIDTH": 4, "BIAS": False, "NORMS": True, "ROWS": 16, "BLOCK": 128}
 HEADS = {"HQ": 32, "HKV": 8, "D": 128, "PAGE": 16, "WIDTH": 128 + 64 + 8, "V_BITS": 4, "STAGES": 7}
-TILES = {"ROWS": 128, "KEYS": 64, "BLOCK_D": 128, "WINDOW": False, "SPLIT": False, "SINKS": False, "BIASED": True}
-STORE = {"PARTS": 1, "BIAS": False, "NORMS": False, "GROWS": False, "HEADS": 8, "HALF": 64}
+OFF = dict.fromkeys(("WINDOW", "SPLIT", "SINKS", "CAPPED"), False)
+TILES = {"ROWS": 128, "KEYS": 64, "BLOCK_D": 128, "BIASED": True} | OFF
+PLAIN = dict.fromkeys(("BIAS", "NORMS", "WHOLE", "VALUE_NORM", "SAME", "GROWS"), False)
+STORE = {"PARTS": 1, "HEADS": 8, "HALF": 64} | PLAIN
+PARTS = {"PARTS": 2, "BIAS": True, "HEADS": 8, "BLOCK": 128}
+ROWS = {"HIDDEN": 2560, "PARTS": 2, "BLOCK": 4096, "POST": True, "COPIED": True, "GROWN": True} | dict.fromkeys(
+    ("BIAS", "NORM", "DROPOUT", "SCALED"), False
+)
+INPUTS = {"LAYERS": 30, "SIZE": 256, "PARTS": 2, "BLOCK": 256}
 
 
 def compiled(kernel: Any, types: dict[str, str], values: dict[str, int], **options: int) -> dict[str, int]:
     names: list[str] = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "").startswith("*")}
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in values.items()}, aligned)
+    chosen = {(names.index(name),): value for name, value in values.items() if name in names}
+    source = ASTSource(kernel, signature, chosen, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assembly = made.asm
     return {
@@ -86,6 +96,36 @@ def states() -> dict[str, dict[str, int]]:
     return {"chunks": chunks, "convolution": compiled(recurrent.convolve_kernel, types, STATE | CONVOLUTION)}
 
 
+def families() -> dict[str, dict[str, int]]:
+    """What OLMo 2, Gemma 2 and Gemma 4 have and others lack; heads of 512."""
+    types = CODED_TYPES | {"kv_ptr": "*bf16"}
+    plain = HEADS | {"WIDTH": 128, "V_BITS": 0, "STAGES": 0}
+    wide = TILES | {"ROWS": tall_of(512), "KEYS": keys_of(512), "BLOCK_D": 512, "CAPPED": True, "BIASED": False}
+    heads = plain | {"HQ": 16, "HKV": 1, "D": 512, "WIDTH": 512}
+    normed = plain | STORE | {"NORMS": True}
+    rows = {"weight_ptr": "*fp32", "dropout_ptr": "*fp32", "stream": "fp32", "factor": "fp32", "post_ptr": "*fp32"}
+    inputs = types | {"norm_ptr": "*fp32", "out_ptr": "*fp32", "factor": "fp32"}
+    return {
+        "wide heads, capped": compiled(
+            attention.attention_kernel, types, heads | wide, **attention_options(wide["ROWS"], 512)
+        ),
+        "whole norms": compiled(pointwise.rope_store_kernel, types, normed | {"WHOLE": 64}, num_warps=2),
+        "values as keys": compiled(
+            pointwise.rope_store_kernel, types, normed | {"SAME": True, "VALUE_NORM": True}, num_warps=2
+        ),
+        "no entries": compiled(pointwise.rope_store_kernel, types, normed | {"HKV": 0}, num_warps=2),
+        "squares": compiled(pointwise.head_squares_kernel, types, plain | PARTS, num_warps=2),
+        "scaled stream": compiled(pointwise.norm_kernel, types | rows | {"x_ptr": "*fp32"}, ROWS, num_warps=16),
+        "cap": compiled(pointwise.cap_kernel, {"x_ptr": "*fp32", "count": "i32", "cap": "fp32"}, {"BLOCK": 1024}),
+        "inputs": compiled(token_inputs.token_inputs_kernel, inputs, INPUTS, num_warps=1),
+        "gate": compiled(token_inputs.input_gate_kernel, types | {"inputs_ptr": "*fp32"}, INPUTS | {"ACTIVATION": 1}),
+    }
+
+
 if __name__ == "__main__":
     weights = {name: packed_weights(form.code) for name, form in PACKED_FORMATS.items()}
-    print(json.dumps({"packed weights": weights, "coded entries": coded_entries(), "states": states()}))
+    print(
+        json.dumps(
+            {"packed weights": weights, "coded entries": coded_entries(), "states": states(), "families": families()}
+        )
+    )

@@ -31,3 +31,8 @@ def test_entries_in_codes_go_through_the_tensor_cores(found: dict[str, dict[str,
 def test_layers_with_a_state_compile(found: dict[str, dict[str, dict[str, int]]]) -> None:
     """The interpreter takes what the compiler refuses: types that change in a loop."""
     assert set(found["states"]) == {"chunks", "convolution"}
+
+
+def test_what_few_families_have_compiles(found: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Caps, norms over all heads, heads of two sizes, numbers of tokens."""
+    assert len(found["families"]) == 9

@@ -44,6 +44,7 @@ TINY: dict[str, Any] = {
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 6, "layer_types": ["sliding_attention"]},
+    "gemma2": {"sliding_window": 6, "layer_types": ["sliding_attention"]},
     "gpt_oss": {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2},  # of three ranks one has no head
     "qwen3moe": {
@@ -104,6 +105,8 @@ def record(llm: LLM, packed: bool) -> dict[str, Any]:
         pytest.param("qwen3moe", "stored", (2,), marks=pytest.mark.nightly),  # experts are gpt_oss's too
         ("gpt_oss", "stored", (2,)),
         pytest.param("granite", "stored", (2,), marks=pytest.mark.nightly),
+        ("olmo2", "stored", (2,)),  # its norms join the heads of all ranks
+        pytest.param("gemma2", "stored", (2,), marks=pytest.mark.nightly),
         ("qwen2", "int4", (3,)),
         ("qwen3moe", "int8", (2,)),
     ],

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from twostroke.backends.hidden_inputs import ONE_PROCESS
 from twostroke.backends.interface import ONE_RANK, CompiledModel, ForwardOutput, LazyLogits, RaggedBatch, Weights
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks.collectives import Collectives
-from twostroke.backends.reference.arrays import as_array, as_tensor
+from twostroke.backends.reference.arrays import as_array, as_tensor, padded
 from twostroke.backends.reference.decoder import ReferenceDecoder
 from twostroke.backends.reference.memory import device_kv_room, new_memory
 from twostroke.backends.reference.operations import Operations
@@ -113,7 +112,7 @@ class ReferenceModel:
         there = self.operations.enter(replace(batch, token_ids=resolved(batch)))
         with self.operations.running():
             hidden, queries, states = self.decoder.forward(there, kv, snapshots)
-            asked = None if there.query_rows is None else as_array(torch.stack(_padded(queries)))
+            asked = None if there.query_rows is None else as_array(torch.stack(padded(queries)))
             seen = None if there.state_rows is None else as_array(torch.stack(states))
         return ForwardOutput(HiddenRows.of(self, hidden), asked, seen)
 
@@ -142,12 +141,6 @@ class ReferenceModel:
 
     def to_host(self, hidden: torch.Tensor) -> np.ndarray:
         return as_array(hidden.float()).copy()
-
-
-def _padded(queries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """[R, Hq, D] of each layer, with zeros where a layer has fewer heads, or smaller ones."""
-    most, longest = (max(one.shape[axis] for one in queries) for axis in (1, 2))
-    return [F.pad(one, (0, longest - one.shape[2], 0, most - one.shape[1])) for one in queries]
 
 
 class ShardedReferenceModel(ReferenceModel):

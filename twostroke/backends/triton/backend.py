@@ -34,7 +34,7 @@ from twostroke.models.layer_groups import PageShape
 
 CAPABILITY = (9, 0)  # CUDA's number of the GPUs that the backend was tried on
 KV_DTYPES = ("bfloat16", *CODED)
-WIDEST_HEAD, NARROWEST_CODED = 256, 16
+WIDEST_HEAD, NARROWEST_CODED = 512, 16
 COPIED = 8  # columns that the bulk copy engine takes at least: 16 bytes
 MAX_SLOTS = 1 << 31  # of a pool: kernels count them in 32 bits
 
@@ -71,8 +71,8 @@ class TritonBackend:
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         if self.ranks is not None and config.state_layers:
             return ONE_RANK
-        if self.ranks is not None and any(map(has_shared_expert, config.layers)):
-            return "its ranks have no shared experts: leave out tp"
+        if self.ranks is not None and (lacking := _without_ranks(config)):
+            return f"its ranks have no {lacking}: leave out tp"
         return unsupported(config, matrices, self.kv_dtype)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
@@ -115,20 +115,19 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype: str = "bfloat16") -> str | None:
     """Say why the backend cannot run a model with these matrices; None if it can."""
-    if not config.uniform or any(one.source is not None for one in config.attentions):
-        return "it wants layers with the same heads, each with entries of its own"
-    if config.head_dim > WIDEST_HEAD or config.head_dim % 2:
-        return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {config.head_dim}"
-    if kv_dtype in CODED and (config.head_dim < NARROWEST_CODED or config.head_dim & (config.head_dim - 1)):
-        return (
-            f"it stores heads in {kv_dtype} whose width is a power of 2 from {NARROWEST_CODED}, not {config.head_dim}"
-        )
-    if config.num_heads % config.num_kv_heads:
-        return f"it wants as many query heads for each KV head, not {config.num_heads} for {config.num_kv_heads}"
-    if config.num_heads // config.num_kv_heads > (most := tall_of(config.head_dim)):
-        return f"it wants at most {most} query heads for a KV head"
-    if part := lacking(list(config.state_layers.values())) or _without_kernel(config):
+    for heads, (kv_heads, dim) in dict.fromkeys((one.num_heads, one.kv_shape) for one in config.attentions):
+        if dim > WIDEST_HEAD or dim % 2:
+            return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {dim}"
+        if kv_dtype in CODED and (dim < NARROWEST_CODED or dim & (dim - 1)):
+            return f"it stores heads in {kv_dtype} whose width is a power of 2 from {NARROWEST_CODED}, not {dim}"
+        if heads % kv_heads:
+            return f"it wants as many query heads for each KV head, not {heads} for {kv_heads}"
+        if heads // kv_heads > (most := tall_of(dim)):
+            return f"it wants at most {most} query heads for a KV head"
+    if part := lacking(list(config.state_layers.values())):
         return f"it has no kernel for {part}"
+    if config.takes_hidden:
+        return "it has no kernel for hidden states of another model"
     for name, tensor in matrices.items():
         if tensor.shape[1] % COPIED:
             return f"it wants multiples of {COPIED} columns, not {tensor.shape[1]} ({name})"
@@ -140,25 +139,19 @@ def has_shared_expert(layer: Layer) -> bool:
     return isinstance(layer.feed_forward, Experts) and layer.feed_forward.shared_size > 0
 
 
-def _without_kernel(config: ModelConfig) -> str | None:
-    """A part of the model, in words, that only other backends compute; None if there is none."""
-    parts = {
-        "hidden states of another model": config.takes_hidden,
-        "norms over all heads together": any(one.whole_norm for one in config.attentions),
-        "norms of values": any(one.value_norm for one in config.attentions),
-        "values that are keys": any(one.keys_as_values for one in config.attentions),
-        "scales of layers": any(layer.scaled for layer in config.layers),
-        "numbers of tokens for each layer": config.token_inputs > 0,
-        "layers without norms before them": not all(layer.pre_norms for layer in config.layers),
-        "capped scores or logits": config.score_cap is not None or config.logit_cap is not None,
-    }
-    return next((part for part, there in parts.items() if there), None)
+def _without_ranks(config: ModelConfig) -> str | None:
+    """A part of the model, in words, that only a single process computes; None if there is none."""
+    if any(map(has_shared_expert, config.layers)):
+        return "shared experts"
+    if not config.uniform or config.sources or config.token_inputs:
+        return "layers of several sizes, or with numbers of tokens"
+    return None
 
 
 def _digest() -> str:
     """A digest of the kernels and of the choices that bits depend on."""
     here = Path(__file__).parent
     used = ["linear", "packed", "experts", "shared_expert", "pass_plan", "decoder", "layers", "recurrent", "state_plan"]
-    choices = (here / f"{name}.py" for name in used)
+    choices = (here / f"{name}.py" for name in [*used, "attention", "token_inputs"])
     sources = [*sorted((here / "kernels").glob("*.py")), *choices]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]

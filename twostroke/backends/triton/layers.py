@@ -14,6 +14,7 @@ from twostroke.backends.triton.kernels import recurrent
 from twostroke.backends.triton.linear import ACTIVATIONS, FEW_TOKENS, GatedLinear, Linear, UnpackBuffer, place
 from twostroke.backends.triton.recurrent import RecurrentLayer
 from twostroke.backends.triton.shared_expert import SharedExpert
+from twostroke.backends.triton.token_inputs import LayerInputs
 from twostroke.models import config as models
 from twostroke.models.recurrent import RecurrentMixer
 from twostroke.models.tensor_shapes import SHARED_GATE
@@ -46,8 +47,12 @@ class LayerWeights:
         return own
 
     def of_own_heads(self, values: torch.Tensor) -> torch.Tensor:
-        """What there is for each query head, of those that are computed here."""
+        """What there is for each head of queries, or of keys, of those that are computed here."""
         return values
+
+    def whole_squares(self, own: torch.Tensor) -> torch.Tensor:
+        """Squares [rows, own heads] of queries, or of keys, of all heads; a single process has them."""
+        return own
 
     def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
         """All columns of gated values [padded rows, own], of which there are `width`; a single process has them."""
@@ -55,23 +60,35 @@ class LayerWeights:
 
 
 class AttentionWeights:
-    """The weights of a layer's attention."""
+    """The weights of a layer's attention.
 
-    def __init__(self, model: LayerWeights, attention: models.Attention, prefix: str, weights: Weights) -> None:
+    Attributes:
+        own: `attention` with those heads that are computed here.
+    """
+
+    def __init__(self, model: LayerWeights, index: int, prefix: str, weights: Weights) -> None:
         def vector(name: str) -> torch.Tensor:
             return model.vector(weights(prefix + name).dequantize())
 
         def linear(*names: str, of: int) -> Linear:
             return Linear([place(weights(prefix + name), model.device) for name in names], model.scratch, of=of)
 
-        config = model.config
-        queries, heads = config.num_heads * config.head_dim, config.num_heads + 2 * config.num_kv_heads
-        self.attention = attention
-        self.qkv = linear("q", "k", "v", of=heads * config.head_dim)
+        def norm(name: str, heads: int) -> torch.Tensor:
+            values = vector(name)
+            return model.of_own_heads(values.view(heads, -1)).reshape(-1) if attention.whole_norm else values
+
+        self.attention = attention = model.config.layers[index].attention
+        self.own = model.own.layers[index].attention
+        made = tuple(dict.fromkeys(attention.projections))
+        queries, entries = attention.num_heads * attention.head_dim, attention.kv_values // 2
+        self.qkv = linear(*made, of=queries + (len(made) - 1) * entries)
         self.gate = linear("q_gate", of=queries) if attention.output_gate else None
-        self.bias = torch.cat([vector(name) for name in ("q_bias", "k_bias", "v_bias")]) if attention.bias else None
+        self.bias = torch.cat([vector(f"{name}_bias") for name in made]) if attention.bias else None
         self.sink_logits = model.of_own_heads(vector("sink_logits")) if attention.sink_logits else None
-        self.qk_norms = (vector("q_norm"), vector("k_norm")) if attention.qk_norm else (None, None)
+        self.qk_norms: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+        if attention.qk_norm:  # a layer without keys of its own has no norm of them
+            q_norm = norm("q_norm", attention.num_heads)
+            self.qk_norms = q_norm, norm("k_norm", attention.num_kv_heads) if "k" in made else q_norm
 
     def gated(self, h: torch.Tensor, parts: torch.Tensor, attended: torch.Tensor, rows: int) -> None:
         """Multiply what attention has made by the output gate, if the layer has one."""
@@ -103,7 +120,13 @@ class TritonLayer:
         config, prefix = model.config, f"layers.{index}."
         layer, scratch, hidden = config.layers[index], model.scratch, config.hidden_size
         self.feed_forward = layer.feed_forward
-        self.attn_norm, self.mlp_norm = vector("attn_norm"), vector("mlp_norm")
+        self.pre_norms = (vector("attn_norm"), vector("mlp_norm")) if layer.pre_norms else (None, None)
+        self.scale = float(weights(prefix + "scale").dequantize()[0]) if layer.scaled else 1.0
+        self.inputs: LayerInputs | None = None
+        if config.token_inputs:
+            gate, projection = (Linear([matrix(f"input_{name}")], scratch) for name in ("gate", "projection"))
+            activation = ACTIVATIONS.index(layer.feed_forward.activation)
+            self.inputs = LayerInputs(gate, projection, vector("input_norm"), activation)
         self.down_bias: torch.Tensor | None = None
         self.o_bias: torch.Tensor | None = None
         self.shared: SharedExpert | None = None
@@ -113,7 +136,7 @@ class TritonLayer:
             self.mixer: AttentionWeights | RecurrentLayer = RecurrentLayer(config, index, kv_dtype, inputs, vectors)
             self.o = Linear([matrix("state_o")], scratch, of=hidden)
         else:
-            self.mixer = AttentionWeights(model, layer.mixer, prefix, weights)
+            self.mixer = AttentionWeights(model, index, prefix, weights)
             self.o = Linear([matrix("o")], scratch, of=hidden)
             self.o_bias = model.whole_bias(vector("o_bias")) if layer.mixer.output_bias else None
         self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
@@ -136,4 +159,5 @@ class TritonLayer:
         """The products whose outputs are parts."""
         shared = () if self.shared is None else (self.shared.down,)
         downs = shared if isinstance(self.feed_forward, models.Experts) else (self.down,)
-        return (*self.mixer.linears, self.o, *downs)
+        inputs = () if self.inputs is None else self.inputs.linears
+        return (*self.mixer.linears, self.o, *downs, *inputs)

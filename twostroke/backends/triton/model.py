@@ -13,6 +13,7 @@ import torch
 from twostroke.backends.interface import DrawnTokens, ForwardOutput, LazyLogits, RaggedBatch, Weights
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, hidden_of, sample_rows
 from twostroke.backends.page_memory import PageMemory
+from twostroke.backends.reference.arrays import padded
 from twostroke.backends.triton.cuda_graphs import MAX_GRAPH_ENTRIES, MAX_GRAPH_ROWS, CudaGraphs, bucket
 from twostroke.backends.triton.decoder import TritonDecoder
 from twostroke.backends.triton.linear import PADDING
@@ -116,8 +117,8 @@ class TritonModel:
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
-        kv = memory.storages[0]
-        work = plan(batch, kv.shape[4], self.decoder.own, self.decoder.windows)
+        kv = memory.storages
+        work = plan(batch, kv[0].shape[4], self.decoder.shapes)
         with self._own():
             extras = NONE
             given = (batch.dropout, batch.query_rows, batch.state_rows, flat_biases(batch))
@@ -146,7 +147,7 @@ class TritonModel:
                 taken = hidden[first : first + count].clone()
             else:
                 taken = hidden[self._there(wanted)]
-            stacked = [torch.stack(some).cpu().numpy() if some else None for some in (queries, states)]
+            stacked = [torch.stack(some).cpu().numpy() if some else None for some in (padded(queries), states)]
         return ForwardOutput(HiddenRows.of(self, taken), *stacked)
 
     def _replay(self, work: PassPlan, memory: PageMemory) -> torch.Tensor:
@@ -155,7 +156,7 @@ class TritonModel:
         if memory is not self._memory:
             self.graphs.clear()
             self._memory = memory
-        shape, to, kv = work.shape.padded(bucket(work.shape.rows)), self._buffers, memory.storages[0]
+        shape, to, kv = work.shape.padded(bucket(work.shape.rows)), self._buffers, memory.storages
         packed = torch.from_numpy(work.packed(shape)).pin_memory()
         integers = self.graphs.input(shape, packed)
         views = PlanTensors.of(integers, shape)
@@ -163,7 +164,7 @@ class TritonModel:
         return to.x
 
     def _launch(
-        self, work: PassPlan, kv: torch.Tensor, extras: PassExtras
+        self, work: PassPlan, kv: Sequence[torch.Tensor], extras: PassExtras
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run a pass kernel by kernel; the hidden states are valid until the next one."""
         to = self._eager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from twostroke.backends.triton.layers import LayerWeights, TritonLayer
-from twostroke.backends.triton.linear import FEW_TOKENS, PADDING
+from twostroke.backends.triton.linear import FEW_TOKENS, PADDING, Linear
 from twostroke.backends.triton.pass_plan import PassShape
 from twostroke.backends.triton.state_plan import StatePass
 from twostroke.models.config import GatedMLP
@@ -16,7 +16,7 @@ from twostroke.models.config import GatedMLP
 
 @dataclass(frozen=True)
 class PlanTensors:
-    """Views of the device's copy of `Work.packed`. `work` and `joined`: for each window."""
+    """Views of the device's copy of `Work.packed`. `work` and `joined`: for each shape of heads."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -28,8 +28,8 @@ class PlanTensors:
 
     @classmethod
     def of(cls, packed: torch.Tensor, shape: PassShape) -> PlanTensors:
-        ids, positions, cells, spans, starts, *windows = torch.split(packed, shape.sizes)
-        return cls(ids, positions, cells, spans, starts, windows[::2], windows[1::2])
+        ids, positions, cells, spans, starts, *work = torch.split(packed, shape.sizes)
+        return cls(ids, positions, cells, spans, starts, work[::2], work[1::2])
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,17 @@ class PassBuffers:
     """
 
     def __init__(
-        self, model: LayerWeights, layers: Sequence[TritonLayer], groups: int, rows: int, entries: int
+        self,
+        model: LayerWeights,
+        layers: Sequence[TritonLayer],
+        linears: Sequence[Linear],
+        groups: int,
+        rows: int,
+        entries: int,
     ) -> None:
-        """`groups` of layers whose entries share pages."""
+        """`linears`: whose outputs are parts. `groups` of layers whose entries share pages."""
         config, device = model.config, model.device
-        heads, dim = model.own.num_heads, config.head_dim
+        own, size = model.own.attentions, config.token_inputs
         self.rows, self.entries = -(-rows // PADDING) * PADDING, entries
         tall = self.rows
 
@@ -67,18 +73,21 @@ class PassBuffers:
 
         self.x = room(tall, config.hidden_size, dtype=torch.float32)
         self.h = room(tall, config.hidden_size)
-        self.parts = room(_parts(layers, config.hidden_size, tall), dtype=torch.float32)
+        self.parts = room(_parts(linears, config.hidden_size, tall), dtype=torch.float32)
         self.shared = room(len(self.parts) if any(one.shared is not None for one in layers) else 1, dtype=torch.float32)
-        self.q, self.attended = room(tall, heads * dim), room(tall, heads * dim)
+        width = max(one.num_heads * one.head_dim for one in own)
+        self.q, self.attended = room(tall, width), room(tall, width)
+        squared = tall * max(one.num_heads * one.whole_norm for one in own)
+        self.squares = [room(squared, dtype=torch.float32) for _ in range(2)]  # of heads of q, and of k
+        self.inputs = room(tall if size else 0, config.num_layers * size, dtype=torch.float32)
         mlps = [one.feed_forward for one in layers]
         widths = (mlp.intermediate_size if isinstance(mlp, GatedMLP) else mlp.shared_size for mlp in mlps)
-        self.gated = room(tall, max((1, *widths)))
+        self.gated = room(tall, max((1, size, *widths)))
         self.ids = room(tall, dtype=torch.int32)
         self.cells, self.positions = room(groups, entries, dtype=torch.int32), room(entries, dtype=torch.int32)
 
 
-def _parts(layers: Sequence[TritonLayer], hidden: int, rows: int) -> int:
-    """Floats of the largest product in the layers: in segments for few tokens, as `rows` rows for many."""
-    linears = [linear for layer in layers for linear in layer.linears]
+def _parts(linears: Sequence[Linear], hidden: int, rows: int) -> int:
+    """Floats of the largest product: in segments for few tokens, as `rows` rows for many."""
     few = FEW_TOKENS * max((0, *(linear.features * linear.segments for linear in linears)))
     return max(few, rows * max((hidden, *(linear.features for linear in linears))))

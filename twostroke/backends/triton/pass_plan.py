@@ -8,17 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP, RaggedBatch
-from twostroke.models.config import ModelConfig
+from twostroke.models.config import Attention
 
 LOG2_E = 1.4426950408889634
 FEW_ROWS, MANY_ROWS = 16, 128  # of a tile of queries: tokens times query heads of a KV head
 FIELDS = 8  # of a work item: row, tokens, first entry, entries before the row, tiles from and to, part, parts a token
 MAX_PARTS = 4096  # rows times tiles of keys that are added by a second kernel
 PROGRAMS = 264  # that keep a GPU busy: two for each of 132 multiprocessors
+
+
+class HeadShape(NamedTuple):
+    """What attention's work is divided by. Layers in which it is the same share their work items."""
+
+    window: int | None
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @classmethod
+    def of(cls, attention: Attention) -> HeadShape:
+        return cls(attention.window, attention.num_heads, *attention.kv_shape)
 
 
 @dataclass(frozen=True)
@@ -29,15 +43,15 @@ class PassShape:
         rows: of the batch.
         groups: groups of layers whose entries share pages.
         spans: rows of all span tables.
-        items: work items of attention, for each window.
-        joined: rows whose parts are added by a second kernel, for each window.
-        tall: rows of a tile of queries.
+        tall: rows of a tile of queries, for each `HeadShape`, as the others.
+        items: work items of attention.
+        joined: rows whose parts are added by a second kernel.
     """
 
     rows: int
     groups: int
     spans: int
-    tall: int
+    tall: tuple[int, ...]
     items: tuple[int, ...]
     joined: tuple[int, ...]
 
@@ -94,6 +108,8 @@ def tall_of(head_dim: int) -> int:
 
     Wide heads: as many as fit a multiprocessor's memory. Narrow ones: so few that three programs fit its registers.
     """
+    if head_dim > 256:
+        return MANY_ROWS // 4
     return MANY_ROWS if 64 < head_dim <= 128 else MANY_ROWS // 2
 
 
@@ -102,11 +118,8 @@ def keys_of(head_dim: int) -> int:
     return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
 
 
-def plan(
-    batch: RaggedBatch[np.ndarray], page_size: int, config: ModelConfig, windows: Sequence[int | None]
-) -> PassPlan:
-    """The work of a batch, for each of the model's distinct windows."""
-    heads, kv_heads, keys = config.num_heads, config.num_kv_heads, keys_of(config.head_dim)
+def plan(batch: RaggedBatch[np.ndarray], page_size: int, shapes: Sequence[HeadShape]) -> PassPlan:
+    """The work of a batch, for each of the model's distinct shapes of heads."""
     spans = batch.tables[0] if len(batch.tables) == 1 else np.concatenate(batch.tables, dtype=np.int32)
     lengths = spans[:, STOP] - spans[:, START]
     ends = np.cumsum(lengths)
@@ -115,10 +128,6 @@ def plan(
     last = np.cumsum(counts)
     sequence_ends = ends[last - 1]
     sequence_starts = np.concatenate(([0], sequence_ends[:-1]))
-    # Tall tiles read K and V once for many tokens; for single tokens they would be mostly padding.
-    many = batch.num_rows > 2 * len(batch.tables) or heads > FEW_ROWS * kv_heads
-    tall = tall_of(config.head_dim) if many else FEW_ROWS
-    queries = _queries(batch, sequence_starts, sequence_ends, tall // (heads // kv_heads))
     arrays = [
         np.asarray(batch.token_ids),
         np.asarray(batch.positions),
@@ -126,16 +135,22 @@ def plan(
         spans.reshape(-1),
         starts,
     ]
-    items: list[int] = []
-    joined: list[int] = []
-    for window in windows:
-        first = None if window is None else _first(batch, queries, spans, starts, window) // keys
-        work, rows = _items(queries, kv_heads, keys, first)
+    made: list[tuple[int, int, int]] = []
+    tiles: dict[int, np.ndarray] = {}
+    for window, heads, kv_heads, dim in shapes:
+        # Tall tiles read K and V once for many tokens; for single tokens they would be mostly padding.
+        many = batch.num_rows > 2 * len(batch.tables) or heads > FEW_ROWS * kv_heads
+        tall, keys = tall_of(dim) if many else FEW_ROWS, keys_of(dim)
+        each = tall // (heads // kv_heads)
+        if each not in tiles:
+            tiles[each] = _queries(batch, sequence_starts, sequence_ends, each)
+        first = None if window is None else _first(batch, tiles[each], spans, starts, window) // keys
+        work, rows = _items(tiles[each], kv_heads, keys, first)
         arrays += [work.reshape(-1), rows.reshape(-1)]
-        items.append(len(work))
-        joined.append(len(rows))
+        made.append((tall, len(work), len(rows)))
+    tall, items, joined = zip(*made, strict=True)
     return PassPlan(
-        PassShape(batch.num_rows, len(batch.pages), len(spans), tall, tuple(items), tuple(joined)),
+        PassShape(batch.num_rows, len(batch.pages), len(spans), tall, items, joined),
         arrays,
         int(ends[-1]),
     )

@@ -51,6 +51,8 @@ class ShardedDecoder(TritonDecoder):
         rank, size = links.group.rank, links.group.size
         self.links = links
         self.heads = split_of_heads(config, 0, rank, size)
+        every = [Shard(one, size).kv_heads(config.attentions[0]) for one in range(size)]
+        self.kv_heads = ColumnSplit.of(every, rank)
         self.hidden = split_of(config, "down", config.hidden_size, rank, size)
         self.vocabulary = split_of(config, "embed", config.vocab_size, rank, size)
         self._ends = torch.tensor(self.vocabulary.cuts[1:], dtype=torch.int32, device=links.device)
@@ -69,8 +71,13 @@ class ShardedDecoder(TritonDecoder):
         return self.links.gather_columns(own[None], self.hidden)[0]
 
     def of_own_heads(self, values: torch.Tensor) -> torch.Tensor:
-        first = self.heads.start // self.config.head_dim
-        return values[first : first + self.heads.own // self.config.head_dim]
+        each = len(values) // self.kv_heads.width  # heads for a KV head
+        return values[self.kv_heads.start * each : (self.kv_heads.start + self.kv_heads.own) * each]
+
+    def whole_squares(self, own: torch.Tensor) -> torch.Tensor:
+        each = own.shape[1] // (self.kv_heads.own or self.kv_heads.width)  # a rank without heads is described with all
+        split = replace(self.kv_heads, cuts=tuple(cut * each for cut in self.kv_heads.cuts))
+        return self.links.gather_columns(own[:, : split.own], split)
 
     def whole_gated(self, gated: torch.Tensor, rows: int, width: int) -> torch.Tensor:
         split = split_of(self.config, "gate", width, self.links.group.rank, self.links.group.size)
@@ -98,14 +105,22 @@ class ShardedDecoder(TritonDecoder):
         split, ids = self.vocabulary, to.ids[:rows]
         found = torch.zeros(rows, self.config.hidden_size, dtype=torch.float32, device=self.device)
         if split.own:
-            self.look_up((ids - split.start).clamp(0, split.own - 1), found, rows)
+            own = (ids - split.start).clamp(0, split.own - 1)
+            self.look_up(self.table, self.config.embedding_scale, own, found, rows)
         to.x[:rows] = self.links.gather_owned_rows(found, ids, self._ends)
 
     def store(
-        self, i: int, layer: AttentionWeights, rows: int, work: PlanTensors, to: PassBuffers, kv: torch.Tensor
+        self,
+        i: int,
+        layer: AttentionWeights,
+        rows: int,
+        work: PlanTensors,
+        to: PassBuffers,
+        kv: torch.Tensor,
+        squares: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         if self.heads.own:
-            super().store(i, layer, rows, work, to, kv)
+            super().store(i, layer, rows, work, to, kv, squares)
 
     def attend(
         self,

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from twostroke.backends.triton.kernels.codes import SCALE, load_codes, load_scales, rotated
 from twostroke.backends.triton.kernels.launch import kernel
-from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two
+from twostroke.backends.triton.kernels.numbers import dot, narrow, power_of_two, tanh
 
 FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/pass_plan.py`
 
@@ -27,10 +27,10 @@ FIELDS: tl.constexpr = tl.constexpr(8)  # of a work item: see `backends/triton/p
 @kernel
 def attention_kernel(
     work_ptr, q_ptr, kv_ptr, cells_ptr, positions_ptr, sinks_ptr, bias_ptr, out_ptr, sums_ptr, tops_ptr, totals_ptr,
-    page_stride, layer, scale, window, bias_stride,
+    page_stride, layer, scale, window, bias_stride, cap_scale,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
-    BIASED: tl.constexpr, WIDTH: tl.constexpr, V_BITS: tl.constexpr, STAGES: tl.constexpr,
+    BIASED: tl.constexpr, CAPPED: tl.constexpr, WIDTH: tl.constexpr, V_BITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles [first, last) of keys for one tile of queries and one KV head. Grid: work items, HKV.
 
@@ -38,7 +38,8 @@ def attention_kernel(
     item has all tiles, and writes out [N, HQ, D] bfloat16. With it items write each tile's sum of values [parts, HQ,
     D], its top and its total [parts, HQ], float32, one part for each token and tile. SINKS: there are sink logits
     [HQ], which count once in a row's total, with all its tiles. BIASED: what is added to scores, [layers, HKV, entries
-    of all sequences] float32, in logarithms to base 2. WIDTH: elements of a part of an entry. V_BITS is 0 if pages have
+    of all sequences] float32, in logarithms to base 2. CAPPED: a product s is tanh(s * cap_scale), and `scale` has the
+    cap. WIDTH: elements of a part of an entry. V_BITS is 0 if pages have
     numbers, and else the bits of codes of V; K has 8 then, a page is in bytes, and D is 2**STAGES.
     """
     item = work_ptr + tl.program_id(0) * FIELDS
@@ -78,13 +79,13 @@ def attention_kernel(
             for tile in range(first, whole):
                 tile_top, tile_total, made = weigh(
                     q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale,
-                    page_stride, D, PAGE, False, False, ROWS, KEYS, BLOCK_D, BIASED, WIDTH, V_BITS,
+                    cap_scale, page_stride, D, PAGE, False, False, ROWS, KEYS, BLOCK_D, BIASED, CAPPED, WIDTH, V_BITS,
                 )  # fmt: skip
                 top, total, out = fold(top, total, out, tile_top, tile_total, made)
         for tile in range(whole, last):
             tile_top, tile_total, made = weigh(
                 q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale,
-                page_stride, D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D, BIASED, WIDTH, V_BITS,
+                cap_scale, page_stride, D, PAGE, True, WINDOW, ROWS, KEYS, BLOCK_D, BIASED, CAPPED, WIDTH, V_BITS,
             )  # fmt: skip
             if SPLIT:
                 place = (part + token * stride + tile).to(tl.int64) * HQ + query_head
@@ -104,10 +105,10 @@ def attention_kernel(
 
 @triton.jit
 def weigh(
-    q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale, page_stride,
+    q, k_side, v_side, cells_ptr, positions_ptr, biases, base, tile, limit, own, least, scale, cap_scale, page_stride,
     D: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    BIASED: tl.constexpr, WIDTH: tl.constexpr, V_BITS: tl.constexpr,
+    BIASED: tl.constexpr, CAPPED: tl.constexpr, WIDTH: tl.constexpr, V_BITS: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: its top [ROWS], its total [ROWS] and its sum of values [ROWS, BLOCK_D].
 
@@ -138,6 +139,8 @@ def weigh(
     scores = dot(q, k, tl.zeros((ROWS, KEYS), tl.float32))
     if V_BITS:
         scores = scores * k_scales[None, :]
+    if CAPPED:
+        scores = tanh(scores * cap_scale)
     if MASKED:
         visible = j[None, :] <= own[:, None]
         if WINDOW:

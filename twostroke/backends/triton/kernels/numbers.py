@@ -64,3 +64,9 @@ def rms(squares, count, eps):
 def sigmoid(x):
     """Of float32."""
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    """Of float32; fused on purpose, as where a compiler does so depends on what is around it."""
+    return tl.fma(sigmoid(2.0 * x), tl.zeros_like(x) + 2.0, tl.zeros_like(x) - 1.0)

@@ -1,6 +1,7 @@
 """The Triton backend beside the reference: every family, formats of weights, placeholders, and what it refuses."""
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -62,7 +63,14 @@ def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("olmo3", "bfloat16"), ("gemma2", "k8v4"), ("gemma4", "bfloat16"), ("gemma4", "int8"), ("gemma4-12b", "bfloat16")],
+    [
+        ("gemma2", "k8v4"),
+        ("gemma4", "bfloat16"),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly)
+            for one in product(("olmo3", "gemma4-12b"), ("bfloat16", "int8"))
+        ),
+    ],
 )
 def test_a_step_of_layers_of_many_kinds(family: str, dtype: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
     """One token behind a value whose tiles many programs share, and its queries, which differ in width."""

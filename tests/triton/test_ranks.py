@@ -105,7 +105,7 @@ def record(llm: LLM, packed: bool) -> dict[str, Any]:
         pytest.param("qwen3moe", "stored", (2,), marks=pytest.mark.nightly),  # experts are gpt_oss's too
         ("gpt_oss", "stored", (2,)),
         pytest.param("granite", "stored", (2,), marks=pytest.mark.nightly),
-        ("olmo2", "stored", (2,)),  # its norms join the heads of all ranks
+        pytest.param("olmo2", "stored", (2,), marks=pytest.mark.nightly),  # its norms join the heads of all ranks
         pytest.param("gemma2", "stored", (2,), marks=pytest.mark.nightly),
         ("qwen2", "int4", (3,)),
         ("qwen3moe", "int8", (2,)),

@@ -2,17 +2,23 @@
 
 It works with NumPy from 2.4 on. And its products do not depend on where a row lies in a tile, as those of a GPU do not:
 BLAS in float32 adds in an order that depends on it. In float64 sums of products of bfloat16 are exact, but for terms
-2**30 times smaller than the largest.
+2**30 times smaller than the largest. And it is quicker: functions that kernels call do not replace the language's own
+ones anew, which took a quarter of the time.
 """
 
 # pyright: reportPrivateUsage=false
 
+from functools import cache
 from typing import Any
 
 import numpy as np
+import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-_patch_tensor, _dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+_patch_tensor, _patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
+_dot = interpreter.InterpreterBuilder.create_dot
+_patched: set[str] = set()  # modules of the language, while a kernel runs
+_dtype_of_scalar = cache(interpreter._get_np_dtype)
 
 
 def _patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
@@ -28,5 +34,35 @@ def _exact_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_
     return interpreter.TensorHandle(sums + d.data, d.dtype.scalar)
 
 
+@cache
+def _modules(fn: Any) -> frozenset[str]:
+    """Those of the language that a function sees."""
+    return frozenset(value.__name__ for value in fn.__globals__.values() if value is tl or value is tl.core)
+
+
+def _patch_once(fn: Any) -> Any:
+    """For a kernel, and for a function that it calls if that sees another module. The kernel's end restores them."""
+    if _modules(fn) <= _patched:
+        return None
+    scope: Any = _patch_language(fn)
+    if not _patched:
+        restore = scope.restore
+
+        def ended() -> None:
+            _patched.clear()
+            restore()
+
+        scope.restore = ended
+    _patched.update(_modules(fn))
+    return scope
+
+
+def _dtype(tt_dtype: Any) -> Any:
+    scalar = tt_dtype.scalar
+    return np.dtype(np.uint64) if isinstance(scalar, tl.pointer_type) else _dtype_of_scalar(scalar)
+
+
+interpreter._patch_lang = _patch_once
+interpreter._get_np_dtype = _dtype
 interpreter._patch_lang_tensor = _patch_tensor_for_numpy
 interpreter.InterpreterBuilder.create_dot = _exact_dot

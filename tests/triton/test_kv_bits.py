@@ -46,6 +46,7 @@ def test_what_is_stored_is_what_the_format_says(dtype: str, opened: Open) -> Non
     assert found.nbytes * 256 == numbers.nbytes * form.head_bytes(64)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["plain", "windowed"])
 @pytest.mark.parametrize("dtype", CODED)
 def test_the_kernels_compute_what_the_reference_does(kind: str, dtype: str, opened: Open) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,21 +300,26 @@ def test_alternatives_and_attention(screen: Screen, server: Serving) -> None:
     screen.page.wait_for_selector(f".attention .hint:text('({top[0]}) {100 * top[1]:.1f}%')")
 
 
-def test_side_by_side(screen: Screen, server: Serving) -> None:
+def test_side_by_side(screen: Screen, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain beside PTDO: the second cache has four entries, and goes on where the second copy of the prompt begins."""
     screen.settings({"compare": "yes", "other": "repeat"})
-    screen.extra({"max_tokens": 1200, "ignore_eos": True, "temperature": 0})
-    screen.ask("the quick brown fox jumps over the lazy dog " * 4)
+    screen.extra({"max_tokens": 300, "ignore_eos": True, "temperature": 0})
+    drawn = threading.Event()
+    # Caches are drawn from pictures of the engine, which come beside the answers, and while these are made.
+    monkeypatch.setattr(server.llm.engine, "before_step", lambda _: drawn.wait(0.1))
+    screen.ask("the quick brown fox jumps over the lazy dog " * 4, wait=False)
     captions = screen.find(".cache figcaption")
-    eventually(lambda: captions.count() == 2 and all(captions.all_text_contents()))  # drawn from a later message
+    eventually(lambda: captions.count() == 2 and all(captions.all_text_contents()))
+    drawn.set()
+    screen.answered()
     one, other = (captions.nth(i).text_content() for i in range(2))
     prompt = screen.find(".facts").first.text_content()
     size = int(re.search(r"of (\d+) prompt tokens", prompt)[1])  # pyright: ignore
     assert "at positions 0 to" in one
     assert f"at positions 0 to 3, {size} to" in other
     assert [body["method"]["name"] for body in screen.bodies] == ["plain", "repeat"]
-    drawn = "(all) => all.map((c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((x) => x))"
-    assert screen.find(".cache canvas").evaluate_all(drawn) == [True, True]
+    inked = "(all) => all.map((c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((x) => x))"
+    assert screen.find(".cache canvas").evaluate_all(inked) == [True, True]
     text = screen.find(".answer").nth(1).locator(".markdown").text_content()
     screen.find("button:text('Go on with this one')").click()
     screen.settings({"compare": ""})

@@ -219,6 +219,7 @@ def test_why_an_answer_waits(screen: Screen, server: Serving) -> None:
     assert screen.page.evaluate(told, cases) == list(expected.values())
     screen.say("yes")
     screen.ask("the quick brown fox " * 10)
+    screen.until("document.querySelector('#context').textContent")  # the page may still ask how much that is
     used = screen.find("#context").text_content()
     facts = screen.find(".facts").text_content()
     assert used.endswith(f" of {server.llm.max_model_len:,} tokens of context used")

@@ -63,6 +63,23 @@ def test_two_tabs_that_answer_at_once(screen: Screen) -> None:
     other.page.close()
 
 
+def test_a_tab_that_saved_before_it_saw_what_another_had_saved(screen: Screen) -> None:
+    screen.say("yes")
+    screen.ask("one")
+    other = tab_beside(screen)
+    [before] = stored(screen)
+    screen.ask("two")
+    [after] = stored(screen)
+    half = json.loads(json.dumps(after))
+    half["turns"][after["at"]] |= {"state": "answering", "content": ""}
+    for old in (before, half):
+        script = "(old) => localStorage.setItem(`twostroke.api.conversation.${old.id}`, JSON.stringify(old))"
+        other.page.evaluate(script, old)
+        eventually(lambda: stored(screen)[0]["turns"] == after["turns"])
+    assert screen.find(".markdown").all_text_contents() == ["yes", "yes"]
+    other.page.close()
+
+
 def test_a_conversation_that_another_tab_deletes(screen: Screen) -> None:
     screen.say("yes")
     screen.ask("one")

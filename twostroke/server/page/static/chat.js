@@ -2,7 +2,7 @@
 
 import { ask, attention, beginning, emptyAnswer, explanation, going } from "./ask.js";
 import { AnswerView } from "./answer.js";
-import { save, update } from "./conversations.js";
+import { lacks, save, update } from "./conversations.js";
 import { announce, button, byId, copyButton, el, whenStill } from "./dom.js";
 import { fields, problem, promptFields } from "./settings.js";
 import { add, goTo, messages, path, siblings, together } from "./tree.js";
@@ -158,8 +158,10 @@ export class Chat {
   /** Take over what another tab has saved. Returns whether there was anything. */
   refresh() {
     const changed = update(this.conversation);
-    if (changed) this.show();
-    return changed;
+    if (!changed) return false;
+    if (lacks(this.conversation)) save(this.conversation);
+    this.show();
+    return true;
   }
 
   shown(answer) {
@@ -196,14 +198,14 @@ export class Chat {
     this.views = views;
     for (const view of views.values()) view.drawCache();
     byId("empty").hidden = turns.length > 0;
-    this.showContext(turns);
+    this.showContext();
     box.scrollTop = top;
     follow(end);
     if (focused) (log.contains(activeElement) ? activeElement : byId("ask")).focus({ preventScroll: true });
   }
 
-  showContext(turns) {
-    const usage = turns.findLast((turn) => turn.usage)?.usage;
+  showContext() {
+    const usage = this.turns.findLast((turn) => turn.usage)?.usage;
     const used = usage ? usage.prompt_tokens + usage.completion_tokens : 0;
     byId("context").textContent = used && Chat.room ? `${used.toLocaleString("en")} of ${Chat.room.toLocaleString("en")} tokens of context used` : "";
   }

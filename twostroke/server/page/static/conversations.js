@@ -1,5 +1,6 @@
 // Conversations, kept in this browser and nowhere else. Several tabs may change one: each saves what it has changed.
 
+import { going } from "./ask.js";
 import { fromMarkdown } from "./transcript.js";
 import { add, newId } from "./tree.js";
 
@@ -83,11 +84,20 @@ export function update(conversation) {
   for (const [id, turn] of Object.entries(theirs.turns)) {
     const known = conversation.turns[id];
     if (!known) conversation.turns[id] = structuredClone(turn);
-    else if (same(known, base?.turns[id]) && !same(known, turn)) Object.assign(known, structuredClone(turn));
+    else if (same(known, base?.turns[id]) && !same(known, turn) && !isOlder(turn, known)) Object.assign(known, structuredClone(turn));
   }
   bases.set(conversation, structuredClone(theirs));
   return true;
 }
+
+/** Whether what is stored has less than the conversation: two tabs that save at the same time do not see each other. */
+export function lacks({ id, turns }) {
+  const theirs = stored(PREFIX + id)?.turns;
+  return theirs !== undefined && Object.values(turns).some((turn) => !theirs[turn.id] || isOlder(theirs[turn.id], turn));
+}
+
+/** Whether a turn is from before the end of the same answer. */
+const isOlder = (turn, known) => turn.name === known.name && going(turn) && !going(known);
 
 export function keepSettings(settings) {
   try {

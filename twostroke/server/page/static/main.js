@@ -244,6 +244,7 @@ async function meet() {
   byId("model").textContent = model;
   document.title = `${model} · Twostroke`;
   Chat.room = room;
+  chat.showContext();
   offer(methods);
   bindSettings();
 }

@@ -237,6 +237,16 @@ def text(default: str | None, *, choices: tuple[str, ...] = (), least: int | Non
     return declare(default, Rule(str, help, least, choices=choices, optional=default is None))
 
 
+def parsed_value(text: str) -> int | float | bool | str:
+    """An int, a float, true or false; otherwise the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
 def _shown(value: object) -> str:
     try:
         return reprlib.repr(value)

@@ -37,6 +37,18 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         "SnapKVPress",
         {"window_size": 5, "kernel_size": 3},
     ),
+    (
+        "critical-kv",
+        {"budget": 30, "newest": 5, "kernel": 3},
+        "CriticalKVPress",
+        {"scorer": ("SnapKVPress", {"window_size": 5, "kernel_size": 3})},
+    ),
+    (
+        "critical-kv+ada",  # the share of the budget that goes by attention alone is kvpress's default in both
+        {"budget": 30, "by": "tova", "newest": 1, "budgets": "ada"},
+        "CriticalAdaKVPress",
+        {"scorer": ("TOVAPress", {})},
+    ),
 ]
 
 
@@ -49,7 +61,19 @@ def kept(model: Any, press: Any, count: int) -> list[list[list[int]]]:
         layers.append(scores[0].topk(count).indices.tolist())
         return scores
 
-    if hasattr(press, "press"):
+    if hasattr(press, "alpha_safeguard"):
+        compress = press.compress
+
+        def masked(module: Any, hidden: torch.Tensor, keys: torch.Tensor, *others: Any) -> Any:
+            made = compress(module, hidden, keys, *others)
+            sees = torch.ones(keys.shape[1:3], dtype=torch.bool)
+            sees[module.masked_key_indices[1], module.masked_key_indices[2]] = False
+            module.masked_key_indices = None
+            layers.append([head.nonzero()[:, 0].tolist() for head in sees])
+            return made
+
+        press.compress = masked
+    elif hasattr(press, "chunk_length") and hasattr(press, "press"):
         compress = press.compress
 
         def compressed(module: Any, hidden: torch.Tensor, keys: torch.Tensor, *others: Any) -> Any:
@@ -81,6 +105,9 @@ def record() -> None:
 
     def made(press: str, own: dict[str, Any]) -> Any:
         inner = {"press": kvpress.SnapKVPress(**own["press"])} if "press" in own else {"compression_ratio": 0.5}
+        if "scorer" in own:
+            name, options = own["scorer"]
+            return getattr(kvpress, press)(press=getattr(kvpress, name)(compression_ratio=0.75, **options))
         one = getattr(kvpress, press)(**(own | inner))
         if press == "FinchPress":  # no token says where the question begins
             one.window_size, one.delimiter_token_id = 5, -1

@@ -16,6 +16,7 @@ from twostroke.kv.attention import attention_weights
 from twostroke.methods import (
     RKV,
     ChunkKV,
+    CriticalKV,
     CurDKV,
     ExpectedAttention,
     Finch,
@@ -29,6 +30,7 @@ from twostroke.methods import (
     QFilters,
     Snap,
     Tova,
+    TriAttention,
     method,
 )
 from twostroke.methods.by_head import RankedByHead, best
@@ -38,7 +40,7 @@ Native = Callable[..., LLM]
 LONG = PROMPT * 4
 BY_HEAD: list[RankedByHead] = [
     *(Tova(), KeyDiff(), KeyNorms(), LagKV(lag=8), CurDKV(), ExpectedAttention(), HeavyHitters(), ChunkKV(), KVzip()),
-    QFilters(),
+    *(QFilters(), TriAttention(), CriticalKV()),
 ]
 Head = Callable[[LLM, int, int], list[float]]  # a layer and a KV head: the worth of each entry
 
@@ -114,6 +116,33 @@ def q_filters(llm: LLM, layer: int, head: int) -> list[float]:
     return (entries_of(llm, layer, head)[0] @ (sign * direction)).tolist()
 
 
+def triattention(llm: LLM, layer: int, head: int, future: int = 9) -> list[float]:
+    """By the series of cosines, one pair at a time."""
+    made = queried(llm, LONG, len(LONG))
+    keys, half = entries_of(llm, layer, head)[0], made.queries.rows.shape[-1] // 2
+    turns = llm.pool.geometry.rope_of(layer).base ** (-np.arange(half) / half)
+
+    def before(row: np.ndarray, position: int) -> np.ndarray:
+        return (row[:half] + 1j * row[half:]) * np.exp(-1j * position * turns)
+
+    scores: list[np.ndarray] = []
+    for rows in made.queries.rows[layer].swapaxes(0, 1).reshape(2, -1, len(LONG), 2 * half)[head].astype(float):
+        queries = np.array([before(row, position) for position, row in enumerate(rows)])
+        center, size = queries.mean(0), np.abs(queries).mean(0)
+        own: list[float] = []
+        for position, row in enumerate(keys):
+            key = before(row, position)
+            phase = np.angle(center) - np.angle(key)
+            series = [
+                float((abs(center) * abs(key) * np.cos(turns * (len(LONG) - 1 + ahead - position) + phase)).sum())
+                for ahead in (1, 2, 4, 8)
+                if ahead <= future
+            ]
+            own.append(float(np.mean(series)) + float(((size - abs(center)) * abs(key)).sum()))
+        scores.append((np.array(own) - np.mean(own)) / np.std(own))
+    return np.max(scores, 0).tolist()
+
+
 def heavy_hitters(llm: LLM, layer: int, head: int) -> list[float]:
     made = queried(llm, LONG, len(LONG))
     weights = list(attention_weights(made.kv, made.queries))[layer]
@@ -157,6 +186,7 @@ def by_hand(worth: list[float], count: int, sinks: int, newest: int) -> list[int
         (ChunkKV(budget=6 + 2 * 7 + 3, newest=6, chunk=7), chunkkv),  # 76 = 10 chunks and 6
         (KVzip(budget=20, sinks=1), kvzip),
         (QFilters(budget=20, sinks=2), q_filters),
+        (TriAttention(budget=20, newest=3, future=9), triattention),
         (LagKV(budget=4 + 2 * 8 + 16, lag=8), lagkv),  # 76 - 4 = 9 parts of 8: 8 keep 2, the last all
     ],
     ids=lambda one: getattr(one, "name", "") or one.__name__,
@@ -273,6 +303,9 @@ def test_the_earlier_of_equals_stays() -> None:
         ("expected-attention", {"future": 0}, "future must be an integer from 1 to 65536"),
         ("expected-attention", {"epsilon": -1}, "epsilon must be a number of at least 0"),
         ("heavy-hitters", {"recent": 2}, "recent must be a number from 0 to 1"),
+        ("triattention", {"budgets": "ada"}, "budgets must be equal"),
+        ("critical-kv", {"kernel": 4}, "kernel must be odd"),
+        ("critical-kv", {"by": "keydiff"}, "by must be one of snap, tova"),
         ("chunkkv", {"chunk": 0}, "chunk must be an integer of at least 1"),
         ("chunkkv", {"newest": 65}, "newest must be an integer from 1 to 64"),
         ("kvzip", {"part": 0}, "part must be an integer of at least 1"),
@@ -290,9 +323,10 @@ def test_bad_parameters(name: str, parameters: dict[str, float | str], message: 
 @pytest.mark.parametrize(("name", "options"), [case[:2] for case in CASES], ids=[case[0] for case in CASES])
 def test_what_kvpress_keeps(family: str, name: str, options: dict[str, Any], tiny_llm: Native) -> None:
     """Head by head. Its scores of K and V may drop the last entry, which stays here in place of their worst."""
-    _, (run,), _ = runs_of(tiny_llm(family), method(name, **options), TOKENS, max_tokens=1)
+    _, (run,), _ = runs_of(tiny_llm(family), method(name.partition("+")[0], **options), TOKENS, max_tokens=1)
     last, ranked = len(TOKENS) - 1, json.loads(RECORDED.read_text())[family][name]
     assert run.kv.head_positions is not None
-    assert run.kv.head_positions[..., : options["budget"]].tolist() == [
-        [sorted(head if last in head else [*head[:-1], last]) for head in layer] for layer in ranked
-    ]
+    slots = run.kv.head_positions
+    sees = np.ones(slots.shape, bool) if run.kv.bias is None else run.kv.bias == 0
+    kept = [[head[own].tolist() for head, own in zip(*layer, strict=True)] for layer in zip(slots, sees, strict=True)]
+    assert kept == [[sorted(head if last in head else [*head[:-1], last]) for head in layer] for layer in ranked]

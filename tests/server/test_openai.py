@@ -158,6 +158,9 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
         {"name": "snap", "window": 2, "budget": 4},
         {"name": "keydiff", "budget": 4},
         {"name": "drop", "by": "attention", "window": 2, "every": 2},
+        {"name": "critical-kv", "budget": 4, "newest": 1, "budgets": "ada"},
+        {"name": "triattention", "budget": 4, "newest": 1, "every": 2},
+        {"name": "compose", "first": "partrep:ratio=0.5", "then": "keydiff:budget=4"},
     )
     for chosen in several:
         few = reference.generate([prompt], max_tokens=12, method=method(**chosen))[0].text

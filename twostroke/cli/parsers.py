@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from twostroke.errors import InvalidRequest
+from twostroke.fields import parsed_value
 
 # As GNU's tools have it: 2G and 2GiB are 2 x 1024^3 bytes, 2GB are 2 x 1000^3.
 UNITS = {
@@ -83,22 +84,12 @@ def parse_id(text: str) -> int:
     return int(text)
 
 
-def parse_value(text: str) -> int | float | bool | str:
-    """An int, a float, true or false; otherwise the text itself."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
 def parse_pair(text: str, option: str = "--method-option") -> tuple[str, Any]:
     """`key=value`."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint=option)
-    return key.strip().replace("-", "_"), parse_value(value.strip())
+    return key.strip().replace("-", "_"), parsed_value(value.strip())
 
 
 def require_directory(option: str, path: Path | None) -> None:

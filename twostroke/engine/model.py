@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from twostroke.backends.interface import Backend, CompiledModel
-from twostroke.errors import ContextLengthExceeded
+import numpy as np
+
+from twostroke.backends.interface import Backend, CompiledModel, Weights
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
@@ -23,6 +25,7 @@ class Model:
         index: its prefix index, or None.
         backing_stores: the stores below the index, or None.
         cost: computes the work of its steps.
+        weights: the checkpoint's tensors as they are stored, for techniques that read them.
     """
 
     name: str
@@ -34,10 +37,21 @@ class Model:
     index: PrefixIndex | None
     cost: CostModel
     backing_stores: BackingStores | None = None
+    weights: Weights | None = None
 
     @property
     def config(self) -> ModelConfig:
         return self.compiled.config
+
+    def values(self, name: str) -> np.ndarray:
+        """A tensor of the checkpoint, float32. Raises InvalidRequest where weights are not at hand."""
+        if self.weights is None:
+            raise InvalidRequest(f"the weights of model {self.name} cannot be read here: choose another technique")
+        raw = self.weights(name)
+        try:
+            return raw.dequantize().reshape(raw.shape)
+        finally:
+            raw.release()
 
     @property
     def vocab_size(self) -> int:

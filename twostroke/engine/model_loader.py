@@ -144,7 +144,8 @@ class ModelLoader:
             if self.tiers.stores:
                 lower = BackingStores(self.tiers, prefixes, checkpoint.name)
         cost = CostModel(checkpoint.config, weights, geometry.entry_bytes)
-        return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower)
+        plain = replace(checkpoint, encoders={}).tensor
+        return Model(checkpoint.name, identity, backend, compiled, tokenizer, pool, prefixes, cost, lower, plain)
 
     @property
     def _on_host(self) -> bool:

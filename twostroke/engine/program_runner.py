@@ -14,7 +14,17 @@ from twostroke.engine.output import ChoiceOutput
 from twostroke.engine.pending import PENDING, PendingFuture, Raised
 from twostroke.engine.prefill_lane import PrefillLane
 from twostroke.engine.request import Choice, SharedPrefill
-from twostroke.engine.strokes import Await, Decode, Decoded, Emit, Prefill, Prefilled, Stroke, close_program
+from twostroke.engine.strokes import (
+    Await,
+    Decode,
+    Decoded,
+    Emit,
+    Prefill,
+    Prefilled,
+    ReadWeights,
+    Stroke,
+    close_program,
+)
 from twostroke.errors import InvalidRequest, NotFinite
 from twostroke.kv.cache import KVCache
 
@@ -79,8 +89,12 @@ class ProgramRunner:
             pending = PendingFuture(slot, stroke.start(), self._clock())
             choice.futures.append(pending)
             pending.future.add_done_callback(lambda _: self._wake())
+        elif isinstance(stroke, ReadWeights):
+            model = self._model(stroke.model)
+            choice.results[slot] = [model.values(name) for name in stroke.names]
         else:
-            raise InvalidRequest(f"a program yields Prefill, Decode, Emit and Await, not {type(stroke).__name__}")
+            known = "Prefill, Decode, Emit, Await and ReadWeights"
+            raise InvalidRequest(f"a program yields {known}, not {type(stroke).__name__}")
 
     def collect_futures(self, choice: Choice) -> bool:
         """Take the results of finished futures that a choice waits for. The next `resume` hands them to its program."""

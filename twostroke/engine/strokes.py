@@ -1,4 +1,4 @@
-"""The strokes that a program may yield: Prefill, Decode, Emit and Await.
+"""The strokes that a program may yield: Prefill, Decode, Emit, Await and ReadWeights.
 
 A program is a generator. It yields a stroke and receives the stroke's result, or yields a list of strokes and receives
 the list of their results, computed side by side. Its return value is the request's result.
@@ -131,6 +131,22 @@ class Await:
 
 
 @dataclass(frozen=True)
+class ReadWeights:
+    """Read tensors of a model, for techniques that score by them. The result is a list of float32 arrays.
+
+    They are what the checkpoint has, also where the backend computes with fewer bits. They are read in the thread that
+    steps, so ask for a layer's at a time.
+
+    Attributes:
+        names: Twostroke names (`models.tensor_shapes`), as "layers.3.o".
+        model: role of the model; None is the engine's default.
+    """
+
+    names: Sequence[str]
+    model: str | None = None
+
+
+@dataclass(frozen=True)
 class Prefilled:
     """A prefill's KV cache, logits, queries and scores.
 
@@ -180,7 +196,7 @@ class Decoded:
         return sum(known) / max(1, len(known))
 
 
-Stroke = Prefill | Decode | Emit | Await
+Stroke = Prefill | Decode | Emit | Await | ReadWeights
 Program = Generator[Stroke | list[Stroke], Any, Any]
 
 

@@ -3,10 +3,13 @@
 from twostroke.methods.attention_matching import AttentionMatching
 from twostroke.methods.best_of import BestOf
 from twostroke.methods.chunkkv import ChunkKV
+from twostroke.methods.compose import Compose
 from twostroke.methods.compress import Compress
+from twostroke.methods.critical_kv import CriticalKV
 from twostroke.methods.curdkv import CurDKV
 from twostroke.methods.d2o import D2O
 from twostroke.methods.drop import Drop
+from twostroke.methods.duo_attention import DuoAttention
 from twostroke.methods.expected_attention import ExpectedAttention
 from twostroke.methods.finch import Finch
 from twostroke.methods.heavy_hitters import HeavyHitters
@@ -29,6 +32,7 @@ from twostroke.methods.snap import Snap
 from twostroke.methods.speculative import Speculative
 from twostroke.methods.student import Student
 from twostroke.methods.tova import Tova
+from twostroke.methods.triattention import TriAttention
 
 __all__ = [
     "D2O",
@@ -37,9 +41,12 @@ __all__ = [
     "AttentionMatching",
     "BestOf",
     "ChunkKV",
+    "Compose",
     "Compress",
+    "CriticalKV",
     "CurDKV",
     "Drop",
+    "DuoAttention",
     "ExpectedAttention",
     "Finch",
     "HeavyHitters",
@@ -61,6 +68,7 @@ __all__ = [
     "Speculative",
     "Student",
     "Tova",
+    "TriAttention",
     "load_installed",
     "load_module",
     "method",

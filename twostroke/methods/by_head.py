@@ -95,11 +95,24 @@ class RankedByHead(ChosenOnce):
             return (yield Prefill(tokens)), kept
         kv, worth = yield from self.ranked(tokens, prompt)
         worth = self.above_all(worth[..., kept], count)
-        if self.budgets == "equal":
-            return kv, kept[best(worth, count)]
         held = self.sinks + self.newest_of(count)
-        stays = best_by_head(worth, budgets(self.budgets, worth, count, held, self.floor))
+        counts = budgets(self.budgets, worth, count, held, self.floor)
+        worth = yield from self.ranked_again(kv, kept, worth, counts)
+        stays = best_by_head(worth, counts)
         return kv, np.where(stays == NO_ENTRY, NO_ENTRY, kept[stays])
+
+    def ranked_again(
+        self, kv: KVCache, kept: np.ndarray, worth: np.ndarray, counts: np.ndarray
+    ) -> Generator[Stroke, Any, np.ndarray]:
+        """The worth by which each head takes as many entries as it keeps.
+
+        Args:
+            kept: [n] indices of the entries to choose from.
+            worth: [layers, KV heads, n], from which budgets follow; what stays in any case is infinite.
+            counts: [layers, KV heads], how many each head keeps.
+        """
+        yield from ()
+        return worth
 
     def above_all(self, worth: np.ndarray, count: int) -> np.ndarray:
         """The same array, in which sinks and the newest entries are worth more than all others."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.fields import integer, number
+from twostroke.fields import flag, integer, number
 from twostroke.kv.attention import Queries, one_thread, softmax
 from twostroke.kv.cache import KVCache
 from twostroke.methods.by_head import Choice, RankedByHead, watched
@@ -27,11 +27,13 @@ class ExpectedAttention(RankedByHead, name="expected-attention"):
         sinks: besides, how many of the first queries are left out of the mean and the covariance.
         future: over how many positions behind the prompt rotations are averaged.
         epsilon: what is added to an entry's share of attention before it is multiplied.
+        norms: whether it is multiplied with the norm of V at all.
     """
 
     sinks: int = integer(4, least=0)
     future: int = integer(512, least=1, most=1 << 16)
     epsilon: float = number(0.0, least=0)
+    norms: bool = flag(True)
 
     def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
         moments = Moments(self.sinks)
@@ -53,7 +55,9 @@ class ExpectedAttention(RankedByHead, name="expected-attention"):
             scores = keys @ mean.reshape(heads, -1, dim, 1)
             scores += ((keys @ covariance.reshape(heads, -1, dim, dim)) * keys).sum(-1, keepdims=True) / 2
         shares = softmax(scores[..., 0]).mean(1)
-        worth = (shares + np.float32(self.epsilon)) * np.linalg.norm(values, axis=-1)
+        worth = shares + np.float32(self.epsilon)
+        if self.norms:
+            worth = worth * np.linalg.norm(values, axis=-1)
         return np.pad(worth, ((0, 0), (self.sinks, 0)))
 
 
@@ -67,12 +71,7 @@ class Moments:
 
     def add(self, kv: KVCache, queries: Queries) -> None:
         """Add the queries of the last entries of a value."""
-        positions, geometry = np.array(kv.positions[len(kv) - len(queries) :])[:, None], kv.pool.geometry
-        turned = (
-            turned_on(geometry.rope_of(layer), rows, positions, -positions)
-            for layer, rows in zip(geometry.kv_layers, queries.rows, strict=True)
-        )
-        rows = np.stack([one[self._left :].swapaxes(0, 1) for one in turned]).astype(float)  # [layers, Hq, n, D]
+        rows = before_rope(kv, queries)[:, :, self._left :].astype(float)
         self._left = max(0, self._left - len(queries))
         with one_thread():
             self._products = self._products + rows.swapaxes(2, 3) @ rows
@@ -84,3 +83,13 @@ class Moments:
             mean = sums / self._count
             covariance = products / self._count - mean[:, :, None] * mean[:, None]
             yield mean.astype(np.float32), covariance.astype(np.float32)
+
+
+def before_rope(kv: KVCache, queries: Queries) -> np.ndarray:
+    """The queries of the last n entries as they were before RoPE, [layers, Hq, n, D] float32."""
+    positions, geometry = np.array(kv.positions[len(kv) - len(queries) :])[:, None], kv.pool.geometry
+    turned = (
+        turned_on(geometry.rope_of(layer), rows, positions, -positions)
+        for layer, rows in zip(geometry.kv_layers, queries.rows, strict=True)
+    )
+    return np.stack([one.swapaxes(0, 1) for one in turned])

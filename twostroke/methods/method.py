@@ -49,6 +49,10 @@ class Prompt(list[int]):
         bos = self._tokenizer.bos_id if self._tokenizer.add_bos else None
         return [*([] if bos is None else [bos]), *self[part.start : part.stop]]
 
+    def with_tokens(self, tokens: Iterable[int]) -> Prompt:
+        """Another prompt, of which nothing but the tokens is known."""
+        return Prompt(tokens, self._tokenizer)
+
     def pieces(self, part: range) -> list[bytes]:
         """The bytes of each token of a part; a special token has none."""
         return [self._tokenizer.token_bytes(self[index]) for index in part]

@@ -58,9 +58,15 @@ class Snap(ChosenOnce, name="snap"):
         """
         if mass.shape[-1] <= self.budget:
             return np.arange(mass.shape[-1])
-        worth, sides = np.full(mass.shape, np.inf), self.kernel // 2
-        before = np.pad(mass[..., : -self.window], [(0, 0)] * (mass.ndim - 1) + [(sides, sides)])
-        near = np.lib.stride_tricks.sliding_window_view(before, self.kernel, -1)
-        worth[..., : -self.window] = near.max(-1) if self.pool == "max" else near.mean(-1)
+        worth = pooled(mass, self.window, self.kernel, self.pool)
         worth[..., : self.sinks] = np.inf
         return best(worth, self.budget)
+
+
+def pooled(mass: np.ndarray, window: int, kernel: int, pool: str) -> np.ndarray:
+    """Attention, [..., n], spread to neighbours before the window of the last entries, which are worth most."""
+    worth, sides = np.full(mass.shape, np.inf), kernel // 2
+    before = np.pad(mass[..., :-window], [(0, 0)] * (mass.ndim - 1) + [(sides, sides)])
+    near = np.lib.stride_tricks.sliding_window_view(before, kernel, -1)
+    worth[..., :-window] = near.max(-1) if pool == "max" else near.mean(-1)
+    return worth

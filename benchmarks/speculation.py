@@ -103,7 +103,7 @@ def take_turn(
         tokens_per_second=decoded / sum(one[-1] - one[0] for one in times),
         whole_s=whole,
         acceptance=sum(one.accepted for one in work) / guessed if guessed else None,
-        tokens_per_pass=decoded / (sum(one.rounds for one in work) or decoded),
+        tokens_per_pass=decoded / (decoded - sum(one.accepted for one in work)),
         others_cpu=others.cpu,
     )
     return turn, [answer.tokens for answer in answers]

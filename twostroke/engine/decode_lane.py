@@ -161,7 +161,7 @@ class DecodeLane(Lane[Decode]):
             output.ids,
             tuple(banned),
             output.allowed(self.model.vocab_size),
-            stroke.stats or stroke.until is not None,
+            stroke.stats,
             stroke.keep_logits,
         )
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.concurrency import FairLock, LeaderFollower
 from twostroke.engine.forecast import Forecast
+from twostroke.engine.guess_judge import GuessJudge
 from twostroke.engine.itl_objective import comfortable_itl_ms
 from twostroke.engine.lane import Lane
 from twostroke.engine.load_queue import LoadQueue, measure_stores
@@ -90,7 +91,15 @@ class Engine:
         self.loads = LoadQueue(self.tiers, wake, clock)
         self.budget = PageBudget(dict.fromkeys(self.models.values()), self.loads)
         self.config = config or SchedulerConfig()
-        self.programs = ProgramRunner(self.models, default, wake, clock)
+        calibrate, queues = weakref.WeakMethod(self._calibrate), self._queues
+
+        def forecast_now() -> Forecast:
+            called = calibrate()
+            assert called is not None, "an engine that steps is there"
+            return called()
+
+        judge = GuessJudge(forecast_now, lambda: max(1, sum(1 for one in queues.running if one.output.ids)))
+        self.programs = ProgramRunner(self.models, default, judge, wake, clock)
         self.placement = Placement(self.budget, self._queues, self.programs.index_computed, clock)
         self.flight = StepInFlight(self.placement, clock)
         idle = self.flight.clear  # nobody may step for a long time

@@ -36,6 +36,10 @@ class Forecast:
         """Predicted seconds of a step in which one sequence makes a token."""
         return self._predictors[model].seconds([SequenceRows(1, 0, 1)])
 
+    def seconds(self, model: Model, step: Sequence[SequenceRows]) -> float:
+        """Predicted seconds of a step of one model, on a machine as it was when the model was calibrated."""
+        return self._predictors[model].seconds(step)
+
     def prefill(self, model: Model, chunk: int) -> Callable[[int, int], float]:
         """A function that predicts the seconds to compute tokens alone, `chunk` in a step: (entries before, tokens)."""
         predictor, correction = self._predictors[model], self._corrections["chunks"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
+from twostroke.engine.guess_judge import GuessJudge
 from twostroke.engine.lane import Lane
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
@@ -19,6 +20,8 @@ from twostroke.engine.strokes import (
     Decode,
     Decoded,
     Emit,
+    Guess,
+    Guesses,
     Prefill,
     Prefilled,
     ReadWeights,
@@ -33,15 +36,21 @@ class ProgramRunner:
     """Runs the programs of choices. It knows nothing about steps, batches or memory."""
 
     def __init__(
-        self, models: Mapping[str, Model], default: str, wake: Callable[[], None], clock: Clock = SYSTEM
+        self,
+        models: Mapping[str, Model],
+        default: str,
+        judge: GuessJudge,
+        wake: Callable[[], None],
+        clock: Clock = SYSTEM,
     ) -> None:
         """`wake` is called by other threads when something has come that a program waits for."""
+        self._judge = judge
         self.models, self.default, self._wake, self._clock = models, default, wake, clock
         self._by_identity = {model.id: model for model in models.values()}
 
     def start(self, choice: Choice) -> None:
         """Start the choice's program, also again after a preemption."""
-        choice.num_decodes = choice.num_emits = 0
+        choice.num_decodes = choice.num_emits = choice.num_guesses = 0
         choice.program = choice.request.make_program()
         self._advance(choice, None)
 
@@ -85,6 +94,8 @@ class ProgramRunner:
             self._open_prefill(choice, slot, stroke)
         elif isinstance(stroke, Decode):
             self._open_decode(choice, slot, stroke)
+        elif isinstance(stroke, Guess):
+            choice.results[slot] = self._guess(choice, stroke)
         elif isinstance(stroke, Await):
             pending = PendingFuture(slot, stroke.start(), self._clock())
             choice.futures.append(pending)
@@ -93,7 +104,7 @@ class ProgramRunner:
             model = self._model(stroke.model)
             choice.results[slot] = [model.values(name) for name in stroke.names]
         else:
-            known = "Prefill, Decode, Emit, Await and ReadWeights"
+            known = "Prefill, Decode, Guess, Emit, Await and ReadWeights"
             raise InvalidRequest(f"a program yields {known}, not {type(stroke).__name__}")
 
     def collect_futures(self, choice: Choice) -> bool:
@@ -123,6 +134,16 @@ class ProgramRunner:
         choice.lanes.append(
             DecodeLane(slot, model, stroke, output, seed, record, self._by_identity, choice.request.cache_salt)
         )
+
+    def _guess(self, choice: Choice, stroke: Guess) -> Guesses:
+        """The same as before after a preemption, so that its strokes are the same."""
+        if (known := choice.guesses) is None:
+            known = choice.guesses = self._judge.begin(choice.request.cache_salt)
+        choice.num_guesses += 1
+        if choice.num_guesses <= len(known.told):
+            return known.told[choice.num_guesses - 1]
+        draft = None if stroke.source is None else self._model(stroke.source)
+        return self._judge.advise(stroke, known, self._model(None), draft)
 
     def _draft_output(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
         """An output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""

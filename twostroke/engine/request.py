@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from twostroke.engine.choice_guesses import ChoiceGuesses
 from twostroke.engine.choice_state import NEW, Shortage
 from twostroke.engine.decode_lane import DecodeRecord
 from twostroke.engine.lane import Lane
@@ -47,7 +48,8 @@ class Choice:
         self.results: list[Any] = []
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
-        self.num_decodes = self.num_emits = self.emits_done = 0
+        self.num_decodes = self.num_emits = self.emits_done = self.num_guesses = 0
+        self.guesses: ChoiceGuesses | None = None  # since its program has asked for some
         self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
         self.held_token: Token | None = None  # the last token, while it is not certain that another can follow it
         self.sharing: dict[int, SharedPrefill] = {}  # by slot: prefills that siblings wait for or may take

@@ -1,4 +1,4 @@
-"""The strokes that a program may yield: Prefill, Decode, Emit, Await and ReadWeights.
+"""The strokes that a program may yield: Prefill, Decode, Guess, Emit, Await and ReadWeights.
 
 A program is a generator. It yields a stroke and receives the stroke's result, or yields a list of strokes and receives
 the list of their results, computed side by side. Its return value is the request's result.
@@ -74,7 +74,8 @@ class Decode:
 
     Attributes:
         kv: the KV cache to continue; not empty.
-        until: called after each token with the tokens sampled so far; True ends the stroke (not the request).
+        until: called after each token with the tokens sampled so far; True ends the stroke (not the request). A token
+            has its id, and with `stats` the rest.
         max_tokens: ends the stroke after this many tokens; the request's limit holds as well.
         model: role of the model that decodes; None is the engine's default.
         emit: whether tokens go to the caller at once; False for a draft or a candidate.
@@ -100,6 +101,43 @@ class Decode:
     queries: int = 0
     states: int = 0
     guesses: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Ask what comes next in the choice's text, and how many guesses of it pay now. The result is `Guesses`.
+
+    Attributes:
+        tokens: those of the text that no earlier `Guess` had; at first the prompt and what was decoded.
+        source: role of the model that will guess, if they pay. None: the guesses are what followed the last few tokens
+            before, in this text or in others of the same cache salt that programs have told in this way.
+        most: the most guesses.
+        judged: whether fewer are told where fewer pay.
+        guessed, stood: how many of the last guesses were entered, and how many of them were right.
+    """
+
+    tokens: Sequence[int]
+    source: str | None = None
+    most: int = 32
+    judged: bool = True
+    guessed: int = 0
+    stood: int = 0
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What is thought of the next tokens.
+
+    Attributes:
+        tokens: the guesses, for `Decode.guesses`; empty where a model is to make them.
+        count: how many pay; 0: decode without, and then ask again.
+        max_tokens, until: when to ask again, for the fields of `Decode`.
+    """
+
+    tokens: Sequence[int]
+    count: int
+    max_tokens: int | None = None
+    until: Callable[[Sequence[Sampled]], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +234,7 @@ class Decoded:
         return sum(known) / max(1, len(known))
 
 
-Stroke = Prefill | Decode | Emit | Await | ReadWeights
+Stroke = Prefill | Decode | Guess | Emit | Await | ReadWeights
 Program = Generator[Stroke | list[Stroke], Any, Any]
 
 

@@ -113,7 +113,7 @@ class Refresh(Method, name="refresh"):
             allowed = math.ceil(self.budget * (len(before) + 1) / 1000)
             return len(before) >= WARM_UP and refreshes < allowed and last > percentile(before, self.budget)
 
-        return Decode(kv, model="student", until=due)
+        return Decode(kv, model="student", until=due, stats=True)
 
 
 def splice(student: KVCache, teacher: KVCache, start: int) -> KVCache:

@@ -7,13 +7,12 @@ temperature the answer is the plain request's, token by token; a draft guesses w
 guesses (`sampling/draw.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twostroke.engine.options import GUESSER
-from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program
+from twostroke.engine.strokes import Decode, Decoded, Guess, Guesses, Prefill, Prefilled, Program
 from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
@@ -24,7 +23,7 @@ MAX_GUESSES = 32  # guesses a round
 
 @dataclass(frozen=True)
 class Speculation:
-    """Counts of a speculative answer: rounds, guessed tokens, accepted tokens."""
+    """Counts of a speculative answer: rounds with guesses, guessed tokens, accepted tokens."""
 
     rounds: int
     guessed: int
@@ -36,22 +35,21 @@ class Speculative(Method, name="speculative"):
     """In rounds: guess some tokens, then decode with the guesses.
 
     Attributes:
-        draft: where guesses come from. "lookup": what followed the latest earlier occurrence of the last few tokens.
-            "student": a student, on the model's own KV, so that it needs no prefill. "draft": the draft model, with
-            its own KV. "mtp": the model's own head of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437,
-            section 2.2), with its own KV.
-        guesses: tokens guessed in a round; the first one's if `adaptive`.
-        adaptive: two more after a round in which all were accepted, else one less.
-        ngram: the most tokens that a lookup compares.
+        draft: where guesses come from. "lookup": what followed the last few tokens before, in this text or in another
+            that this technique has answered. "student": a student, on the model's own KV, so that it needs no prefill.
+            "draft": the draft model, with its own KV. "mtp": the model's own head of multi-token prediction
+            (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2), with its own KV.
+        guesses: the most tokens guessed in a round.
+        adaptive: as many as pay, by how guesses fared and what a row of a step costs now (`engine/guess_judge.py`);
+            else always the most.
         context: the most tokens of the prompt that the model's own head reads; no prefix hit covers them.
     """
 
     goes_on = True
 
     draft: str = text("lookup", choices=("lookup", "student", "draft", GUESSER))
-    guesses: int = integer(4, least=1, most=MAX_GUESSES)
+    guesses: int = integer(16, least=1, most=MAX_GUESSES)
     adaptive: bool = flag(True)
-    ngram: int = integer(3, least=1, most=16)
     context: int = integer(256, least=1, most=1 << 20)
 
     @property
@@ -66,44 +64,37 @@ class Speculative(Method, name="speculative"):
         del made, kv  # they would keep the prompt's own pages
         known = [*prompt[len(prompt) - reads + 1 :], *run.tokens]  # what the head has not entered
         drafted: KVCache | None = None
-        count, rounds, guessed, accepted = self.guesses, 0, 0, 0
+        rounds = guessed = accepted = 0
+        ask = Guess([*prompt, *run.tokens], *self.companions, most=self.guesses, judged=self.adaptive)
         while run.finish_reason is None:
-            if self.draft == "lookup":
-                guesses = lookup([*run.kv.tokens, run.tokens[-1]], self.ngram, count)
-            elif self.draft == GUESSER:
+            told: Guesses = yield ask
+            guesses = told.tokens
+            if told.count and self.draft == GUESSER:
                 head: KVCache = yield Prefill(known, drafted, model=GUESSER, inputs=hidden)
-                draft: Decoded = yield Decode(head, model=GUESSER, max_tokens=count, emit=False)
-                drafted, guesses = head, draft.tokens
+                draft: Decoded = yield Decode(head, model=GUESSER, max_tokens=told.count, emit=False)
+                drafted, guesses, known, hidden = head, draft.tokens, [], None
                 del head, draft
-            else:
-                draft = yield (yield from self.drafting(run, drafted, count))
-                drafted, guesses = draft.kv, draft.tokens
-            asked = len(guesses) + 1
-            run = yield Decode(run.kv, guesses=guesses, max_tokens=asked, states=asked if reads else 0)
-            known, hidden = run.tokens, None if run.states is None else run.states[-1]
+            elif told.count and self.companions:
+                draft = yield (yield from self.drafting(run, drafted, told.count))
+                drafted, guesses = draft.kv if self.draft == "draft" else None, draft.tokens
+                del draft  # a student's would keep the last page of the model's own
+            asked = len(guesses) + 1 if told.count else told.max_tokens
+            states = asked if reads and asked else 0
+            run = yield Decode(run.kv, guesses=guesses, max_tokens=asked, until=told.until, states=states)
+            if run.states is not None:
+                known = [*known, *run.tokens]
+                hidden = run.states[-1] if hidden is None else np.concatenate([hidden, run.states[-1]])
+            elif drafted is not None:
+                drafted = drafted[: len(run.kv)].with_tail(None)  # without wrong guesses
             stood = common_prefix_length(run.tokens, guesses)
-            rounds, guessed, accepted = rounds + 1, guessed + len(guesses), accepted + stood
-            if self.adaptive and guesses:
-                count = min(MAX_GUESSES, count + 2) if stood == len(guesses) else max(1, count - 1)
+            rounds, guessed, accepted = rounds + bool(guesses), guessed + len(guesses), accepted + stood
+            ask = replace(ask, tokens=run.tokens, guessed=len(guesses), stood=stood)
         return Speculation(rounds, guessed, accepted)
 
     def drafting(self, run: Decoded, drafted: KVCache | None, count: int) -> Program:
         """The stroke that guesses what follows a run: behind its KV, or behind the draft's own of the same text."""
         kv = run.kv
         if self.draft == "draft":
-            base = None if drafted is None else drafted[: len(kv)].with_tail(None)
-            missing = [*kv[0 if base is None else len(base) :].tokens, run.tokens[-1]]
-            kv = yield Prefill(missing, base, model="draft")
+            missing = [*kv[0 if drafted is None else len(drafted) :].tokens, run.tokens[-1]]
+            kv = yield Prefill(missing, drafted, model="draft")
         return Decode(kv, model=self.draft, max_tokens=count, emit=False)
-
-
-def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:
-    """Up to `count` tokens that followed the latest earlier occurrence of the last `ngram` tokens, or of fewer."""
-    ids = np.array(tokens, np.int64)
-    for n in range(min(ngram, len(ids) - 1), 0, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(ids[:-1], n)
-        found = np.flatnonzero((windows == ids[-n:]).all(1))
-        if len(found):
-            start = int(found[-1]) + n
-            return ids[start : start + count].tolist()
-    return []

@@ -93,7 +93,7 @@ def test_conditions_are_asked_as_in_a_decode(tiny_llm: TinyLLM) -> None:
     def program() -> Program:
         kv = yield Prefill(PROMPT)
         while True:
-            run = yield Decode(kv, until=lambda sampled: len(sampled) == 3)
+            run = yield Decode(kv, until=lambda sampled: len(sampled) == 3, stats=True)
             heard.append([(s.id, s.entropy is not None) for s in run.sampled])
             if run.finish_reason is not None:
                 return

@@ -123,7 +123,7 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[n
 
 def _until(stroke: Decode, logits: np.ndarray, tokens: Sequence[int]) -> list[Sampled]:
     """The tokens as if sampled, up to and with the one after which the stroke's condition holds."""
-    stats = stroke.stats or stroke.until is not None
+    stats = stroke.stats
     sampled: list[Sampled] = []
     for token, raw in zip(tokens, logits, strict=True):
         logprob = entropy = top = None

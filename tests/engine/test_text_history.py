@@ -1,0 +1,64 @@
+"""What a text history finds is an earlier place of the last tokens, in the same group, against the definition."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twostroke.engine.text_history import NGRAM, NOTHING, TextHistory
+
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"", b"a"]), TEXTS), min_size=1, max_size=4), st.lists(st.integers(1, 9)))
+def test_what_followed_before(texts: list[tuple[bytes, list[int]]], cuts: list[int]) -> None:
+    history, text = TextHistory(), TextHistory().begin(b"")
+    for group, ids in texts:
+        text, left = history.begin(group), ids
+        for cut in [*cuts, len(ids)]:  # however it grows
+            text.extend(left[:cut])
+            left = left[cut:]
+    group, own = texts[-1]
+    earlier = [ids for other, ids in texts[:-1] if other == group]
+    places = [(ids, i) for ids in [*earlier, own] for i in range(NGRAM, len(ids)) if ids[i - NGRAM : i] == own[-NGRAM:]]
+    found = text.continuation(5)
+    if len(own) < NGRAM or not places:
+        assert found == NOTHING
+        return
+    assert NGRAM <= found.match <= len(own)
+    assert text.occurs([])
+    last = own[-found.match :]
+    assert any(ids[i - found.match : i] == last and ids[i : i + 5] == found.tokens for ids, i in places)
+
+
+def test_the_longest_of_several_places() -> None:
+    history = TextHistory()
+    for ids in ([7, 1, 2, 3, 40], [8, 1, 2, 3, 50], [9, 1, 2, 3, 60]):
+        history.begin(b"").extend(ids)
+    text = history.begin(b"")
+    text.extend([0, 8, 1, 2, 3])
+    assert text.continuation(9) == (4, [50])
+
+
+def test_old_texts_are_forgotten() -> None:
+    history = TextHistory(max_tokens=100)
+    first = history.begin(b"")
+    first.extend(range(1000, 1040))
+    for start in range(0, 200, 40):
+        history.begin(b"").extend(range(start, start + 40))
+    assert history.num_tokens <= 100
+    first.extend([1, 2])  # it goes on, and is found by nobody
+    text = history.begin(b"")
+    text.extend([1000, 1001, 1002])
+    assert text.continuation(3) == NOTHING
+    text.extend([170, 171, 172])
+    assert text.continuation(3).tokens == [173, 174, 175]
+
+
+@pytest.mark.parametrize("group", [b"", b"x"])
+def test_groups_are_apart(group: bytes) -> None:
+    history = TextHistory()
+    history.begin(b"y").extend(range(50))
+    text = history.begin(group)
+    text.extend([10, 11, 12])
+    assert text.continuation(3) == NOTHING
+    assert not text.occurs([20, 21, 22])

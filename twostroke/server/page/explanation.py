@@ -29,6 +29,7 @@ MAX_ANSWER = 64  # tokens of the answer that are explained: the first ones
 class ExplainBody(LenientModel):
     """A prompt's tokens, those of its answer, and a title."""
 
+    model: str | None = None
     tokens: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT)]
     answer: Annotated[list[TokenId], Field(min_length=1)]
     title: Annotated[str, Field(max_length=10_000)] = ""

@@ -27,6 +27,9 @@ export async function json(path, options) {
   return response.json();
 }
 
+/** The query of a route without a body, which names one of several models. */
+export const ofModel = (model) => (model === undefined ? "" : `?model=${encodeURIComponent(model)}`);
+
 /** Why a call was refused, in the server's words. */
 export async function reason(response) {
   try {

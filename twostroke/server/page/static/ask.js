@@ -4,8 +4,8 @@ import { call, events, json, reason } from "./api.js";
 import { newId } from "./tree.js";
 
 /** An answer that nothing has come of yet. */
-export function emptyAnswer(method) {
-  return { role: "assistant", method, thought: "", content: "", calls: [], tokens: [], count: 0, state: "waiting" };
+export function emptyAnswer(method, model) {
+  return { role: "assistant", method, model, thought: "", content: "", calls: [], tokens: [], count: 0, state: "waiting" };
 }
 
 export const going = ({ state }) => state === "waiting" || state === "answering";
@@ -82,14 +82,14 @@ export async function explanation(prompt, answer, title) {
   const { tokens } = await json("/tokenize", { body: prompt });
   const all = await tokensBefore(prompt, answer, answer.tokens.length);
   if (tokens.some((id, i) => id !== all[i])) throw new Error("the chat template writes the prompt of this beginning in another way");
-  const response = await call("/explain", { body: { tokens, answer: all.slice(tokens.length), title } });
+  const response = await call("/explain", { body: { model: prompt.model, tokens, answer: all.slice(tokens.length), title } });
   if (!response.ok) throw new Error(await reason(response));
   return response.text();
 }
 
 /** What the model attended to when it wrote a token of an answer, as a plain pass over the same tokens does. */
 export async function attention(prompt, answer, index, chosen) {
-  return json("/attention", { body: { tokens: await tokensBefore(prompt, answer, index), ...chosen } });
+  return json("/attention", { body: { model: prompt.model, tokens: await tokensBefore(prompt, answer, index), ...chosen } });
 }
 
 /** The ids of a prompt and of the first `count` tokens of its answer. The beginning of a fork is read as a text. */

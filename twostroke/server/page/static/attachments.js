@@ -6,7 +6,9 @@ import { announce, button, byId, el, whenStill } from "./dom.js";
 const MAX_BYTES = 4 << 20;
 
 export class Attachments {
-  constructor() {
+  /** `model()` names the one that counts tokens. */
+  constructor(model) {
+    this.model = model;
     this.files = []; // {name, text, tokens}
     this.show();
     const main = document.querySelector("main");
@@ -34,7 +36,7 @@ export class Attachments {
       try {
         if (file.size > MAX_BYTES) throw new Error(`it is larger than ${MAX_BYTES >> 20} MB`);
         one.text = await read(file);
-        one.tokens = (await json("/tokenize", { body: { prompt: one.text, add_special_tokens: false } })).count;
+        one.tokens = (await json("/tokenize", { body: { model: this.model(), prompt: one.text, add_special_tokens: false } })).count;
         announce(`${one.name}: ${one.tokens} tokens`);
       } catch (error) {
         one.error = error.message;

@@ -4,7 +4,7 @@ import { ask, attention, beginning, emptyAnswer, explanation, going } from "./as
 import { AnswerView } from "./answer.js";
 import { lacks, save, update } from "./conversations.js";
 import { announce, button, byId, copyButton, el, whenStill } from "./dom.js";
-import { fields, problem, promptFields } from "./settings.js";
+import { fields, modelOf, problem, promptFields } from "./settings.js";
 import { add, goTo, messages, path, siblings, together } from "./tree.js";
 
 const SAVE_MS = 3000; // between two times that a running answer is saved
@@ -60,7 +60,7 @@ export class Chat {
     const ways = settings.compare ? ["method", "other"] : ["method"];
     const pair = settings.compare ? asked : undefined;
     const bodies = ways.map((way) => ({ messages: messages(conversation, asked), ...fields(settings, settings[way]) }));
-    const answers = ways.map((way) => add(conversation, { ...emptyAnswer(settings[way]), pair: pair && `${pair} ${Date.now()}` }, asked));
+    const answers = ways.map((way) => add(conversation, { ...emptyAnswer(settings[way], modelOf(settings)), pair: pair && `${pair} ${Date.now()}` }, asked));
     conversation.at = answers[0].id;
     await this.run(answers, bodies);
   }
@@ -95,7 +95,7 @@ export class Chat {
   async writeOn(turn) {
     goTo(this.conversation, turn);
     const { settings } = this.conversation;
-    const body = { messages: messages(this.conversation, turn.id), ...fields(settings, turn.method), continue_final_message: true };
+    const body = { messages: messages(this.conversation, turn.id), ...fields(settings, turn.method, turn.model ?? modelOf(settings)), continue_final_message: true };
     await this.run([turn], [body]);
   }
 
@@ -107,7 +107,7 @@ export class Chat {
     const tokens = [...before, { text, p, top, id: undefined }];
     const { content, reasoning_content: thought = "" } = beginning(turn, tokens);
     const { thoughtTokens } = turn;
-    const begun = { ...emptyAnswer(turn.method), thought, thoughtTokens, content, tokens, count: tokens.length, forked: tokens.length };
+    const begun = { ...emptyAnswer(turn.method, turn.model), thought, thoughtTokens, content, tokens, count: tokens.length, forked: tokens.length };
     await this.writeOn(add(this.conversation, begun, turn.parent));
   }
 
@@ -232,7 +232,7 @@ export class Chat {
 
   /** What was asked, as the server counts its tokens. */
   prompt(answer) {
-    return { messages: messages(this.conversation, answer.parent), ...promptFields(this.conversation.settings) };
+    return { messages: messages(this.conversation, answer.parent), ...promptFields(this.conversation.settings, answer.model ?? modelOf(this.conversation.settings)) };
   }
 
   view(answer, taken) {

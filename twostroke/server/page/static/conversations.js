@@ -9,6 +9,7 @@ const SETTINGS = "twostroke.settings";
 const OWN = ["title", "settings", "at"]; // what is saved of a conversation besides its turns
 
 export const DEFAULTS = {
+  model: "", // of several; the server's first one where none is chosen
   system: "",
   method: "plain",
   parameters: {}, // of each method

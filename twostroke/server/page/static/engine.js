@@ -1,6 +1,6 @@
 // The engine at work: reads the server's feed while the page is seen, and shows it.
 
-import { call, events, reason } from "./api.js";
+import { call, events, ofModel, reason } from "./api.js";
 import { bars, barsIn, sparkline } from "./draw.js";
 import { byId, el, oncePerFrame } from "./dom.js";
 import { cachesOf, described, drawPool, progressOf, unrun } from "./pages.js";
@@ -18,6 +18,7 @@ export class EnginePanel {
     this.onPicture = onPicture;
     this.onLink = onLink;
     this.show = oncePerFrame(() => this.draw());
+    this.model = undefined; // the one to watch, where there are several
     this.reset();
     byId("steps").addEventListener("pointermove", (event) => this.tellStep(event));
     addEventListener("resize", () => this.show());
@@ -37,17 +38,25 @@ export class EnginePanel {
     this.show();
   }
 
+  /** Watch another model from now on. */
+  watch(model) {
+    if (model === this.model) return;
+    this.model = model;
+    this.abort?.abort();
+  }
+
   async follow() {
     for (let tries = 0; ; tries++) {
       if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
       this.abort = new AbortController();
+      const { model } = this;
       let timer;
       const alive = () => {
         clearTimeout(timer);
         timer = setTimeout(() => this.abort.abort(), SILENCE_MS);
       };
       try {
-        const response = await call("/watch", { signal: this.abort.signal });
+        const response = await call(`/watch${ofModel(model)}`, { signal: this.abort.signal });
         if (!response.ok) throw new Error(await reason(response));
         for await (const { event, data } of events(response)) {
           tries = 0;
@@ -59,7 +68,7 @@ export class EnginePanel {
       }
       clearTimeout(timer);
       this.reset(); // what is not known any more is not shown
-      if (document.hidden) continue;
+      if (document.hidden || model !== this.model) continue;
       this.onLink(false);
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
     }

@@ -1,13 +1,13 @@
 // The page: the list of conversations, the one that is open, its settings, and the engine beside it.
 
-import { json } from "./api.js";
+import { json, ofModel } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import * as conversations from "./conversations.js";
 import { announce, button, byId, download, el, whenStill } from "./dom.js";
 import { forgetColours } from "./draw.js";
 import { EnginePanel } from "./engine.js";
-import { bind, offer } from "./settings.js";
+import { bind, bindModel, modelOf, offer, offerModels } from "./settings.js";
 import { asMarkdown } from "./transcript.js";
 
 const DRAFTS = "twostroke.drafts"; // in this tab's storage
@@ -17,6 +17,8 @@ const narrow = matchMedia("(max-width: 800px)");
 const chats = new Map(); // those that are answered, and the one on the screen
 let chat = null;
 let attachments = null;
+let panel = null;
+let connected = false; // to the engine that the panel watches
 
 function open(conversation) {
   if (chat) {
@@ -28,6 +30,7 @@ function open(conversation) {
   chats.set(conversation.id, chat);
   chat.open();
   bindSettings();
+  if (panel && panel.model !== modelOf(conversation.settings)) turnTo();
   byId("ask").value = drafts()[draftName()] ?? "";
   history.replaceState(null, "", location.pathname);
   showList();
@@ -43,9 +46,15 @@ function openKept(id) {
 }
 
 function bindSettings() {
-  bind(chat.conversation.settings, () => {
-    conversations.keepSettings(chat.conversation.settings);
+  const { settings } = chat.conversation;
+  const keep = () => {
+    conversations.keepSettings(settings);
     chat.keep();
+  };
+  bind(settings, keep);
+  bindModel(settings, () => {
+    keep();
+    turnTo(true);
   });
 }
 
@@ -168,7 +177,7 @@ function keepDraft() {
 
 function composer() {
   const input = byId("ask");
-  attachments = new Attachments();
+  attachments = new Attachments(() => modelOf(chat.conversation.settings));
   const send = () => {
     if (!(input.value.trim() || attachments.files.length) || chat.refused()) return;
     const text = attachments.take(input.value);
@@ -239,17 +248,35 @@ function shortcuts() {
 }
 
 /** What the server offers; asked for again when it comes back, since it may be another one. */
-async function meet() {
-  const { model, methods, max_model_len: room } = await json("/methods");
-  byId("model").textContent = model;
-  document.title = `${model} · Twostroke`;
+async function meet(load = false) {
+  const { data } = await json("/v1/models");
+  offerModels(data.map(({ id }) => id));
+  bindSettings();
+  const model = modelOf(chat.conversation.settings);
+  panel.watch(model);
+  const { id: name, max_model_len: room, status } = data.find(({ id }) => id === model) ?? (model ? {} : data[0]) ?? {};
+  if (!name) return;
+  byId("model").textContent = name;
+  document.title = `${name} · Twostroke`;
   Chat.room = room;
   chat.showContext();
+  const there = !status || status.value === "loaded";
+  if (!there && !connected) byId("link").textContent = "The model is loaded when it is asked";
+  if (!there && !load) return;
+  const { methods } = await json(`/methods${ofModel(model)}`);
+  if (model !== modelOf(chat.conversation.settings)) return; // another one has been picked since
   offer(methods);
   bindSettings();
 }
 
-function linked(connected) {
+/** The conversation's model is another one than before: one that was picked is loaded, for the question that will come. */
+function turnTo(load = false) {
+  connected = false;
+  meet(load).catch((error) => announce(error.message));
+}
+
+function linked(now) {
+  connected = now;
   byId("link").textContent = connected ? "Connected" : "The server cannot be reached; trying again";
   byId("link").classList.toggle("gone", !connected);
   if (connected) meet().catch((error) => announce(error.message));
@@ -264,5 +291,6 @@ exchange();
 composer();
 shortcuts();
 open(conversations.load(location.hash.slice(1)) ?? conversations.fresh());
-new EnginePanel((...found) => chats.forEach((one) => one.picture(...found)), linked);
+panel = new EnginePanel((...found) => chats.forEach((one) => one.picture(...found)), linked);
+turnTo();
 byId("ask").focus();

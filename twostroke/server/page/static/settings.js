@@ -5,6 +5,31 @@ import { byId, el } from "./dom.js";
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const TEXTS = ["system", "tools", "format", "schema", "extra", "method", "other"];
 let methods = [];
+let models = []; // names, the one of calls that name none first
+
+/** The models that the server offers. Only among several there is a choice. */
+export function offerModels(names) {
+  models = names;
+}
+
+/** The model that a conversation is for: undefined where there is no choice. */
+export function modelOf(settings) {
+  return models.length > 1 ? settings.model || models[0] : undefined;
+}
+
+/** Show the models and the conversation's own, also one that is not served any more; `changed` is called with another. */
+export function bindModel(settings, changed) {
+  const [select, model] = [byId("pick"), modelOf(settings)];
+  const gone = model === undefined || models.includes(model) ? [] : [model];
+  select.replaceChildren(...[...models, ...gone].map((name) => el("option", { value: name }, name)));
+  select.hidden = model === undefined;
+  byId("model").hidden = !select.hidden;
+  select.value = model ?? "";
+  select.onchange = () => {
+    settings.model = select.value;
+    changed();
+  };
+}
 
 /** Show the methods that the server offers. */
 export function offer(list) {
@@ -21,7 +46,7 @@ export function offer(list) {
 export function bind(settings, changed) {
   const form = byId("settings");
   for (const name of [...NUMBERS, ...TEXTS]) byId(name).value = settings[name];
-  for (const name of ["method", "other"]) if (!byId(name).value) byId(name).value = settings[name] = "plain";
+  for (const name of ["method", "other"]) if (methods.length && !byId(name).value) byId(name).value = settings[name] = "plain";
   byId("compare").checked = settings.compare;
   const show = () => {
     byId("other-field").hidden = !settings.compare;
@@ -96,9 +121,9 @@ function wrongness(text, [fits, wanted]) {
   }
 }
 
-/** The fields of a request that are settings, for one of the methods. There must be no `problem`. */
-export function fields(settings, method = settings.method) {
-  const made = { logprobs: true, top_logprobs: 5, return_token_ids: true, method: chosen(settings, method) };
+/** The fields of a request that are settings, for one of the methods and models. There must be no `problem`. */
+export function fields(settings, method = settings.method, model = modelOf(settings)) {
+  const made = { model, logprobs: true, top_logprobs: 5, return_token_ids: true, method: chosen(settings, method) };
   for (const name of NUMBERS) if (settings[name] !== "") made[name] = Number(settings[name]);
   if (settings.tools.trim()) made.tools = wrapped(JSON.parse(settings.tools));
   if (settings.format === "json_object") made.response_format = { type: "json_object" };
@@ -108,10 +133,10 @@ export function fields(settings, method = settings.method) {
   return { ...made, ...(settings.extra.trim() ? JSON.parse(settings.extra) : {}) };
 }
 
-/** What makes the prompt besides the messages. */
-export function promptFields(settings) {
+/** What makes a model's prompt besides the messages. */
+export function promptFields(settings, model) {
   const { tools } = fields(settings);
-  return tools ? { tools } : {};
+  return { model, tools };
 }
 
 function chosen(settings, name) {

@@ -60,19 +60,34 @@ class ContenderOptions:
             help="plain or teacher, repeat (the whole prompt twice, all kept), ptdo, ptdo+sinks, or any method's name.",
         ),
     ] = "plain,repeat,ptdo,ptdo+sinks"
+    budgets: Annotated[
+        str,
+        _eval(metavar="SHARE,...", help="Methods that drop entries run once for each share of the prompt that stays."),
+    ] = ""
     method_module: MethodModule = None
 
-    def contenders(self) -> "list[Contender]":
+    def contenders(self, task: Task) -> "list[Contender]":
         """Raises InvalidRequest for an unknown method or parameter, BadParameter for a wrong form."""
         load_method_modules(self.method_module)
-        from twostroke.study.evaluate.contenders import contender
+        from twostroke.study.evaluate.contenders import at_budgets
 
+        shares, length = self.shares(), getattr(task, "length", None)
         made: list[Contender] = []
         for spec in split_methods(self.methods):
             name, _, rest = spec.partition(":")
             pairs = dict(parse_pair(pair, "--methods") for pair in rest.split(",")) if rest else {}
-            made.append(contender(name, **pairs))
+            made += at_budgets(name, shares, length, **pairs)
         return made
+
+    def shares(self) -> list[float]:
+        """The budgets. Raises BadParameter for what is none."""
+        try:
+            shares = [float(one) for one in self.budgets.split(",")] if self.budgets else []
+        except ValueError:
+            shares = [0.0]
+        if not all(0 < one <= 1 for one in shares):
+            raise typer.BadParameter(f"{self.budgets!r} has what is no share from 0 to 1", param_hint="--budgets")
+        return shares
 
 
 @dataclass(frozen=True)
@@ -145,7 +160,7 @@ def evaluate(
     from twostroke.study.evaluate.summary import summarize
     from twostroke.system.machine import describe
 
-    contenders, options = compared.contenders(), eval_options.options()  # before a model is loaded
+    contenders, options = compared.contenders(task), eval_options.options()  # before a model is loaded
     with model_options.open() as llm:
         evaluation = Evaluation(llm, task, contenders, options)
         summary = summarize(evaluation, run(evaluation, eval_options.output))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,26 @@ class Contender:
     @property
     def facts(self) -> dict[str, Any]:
         return {"name": self.name, "method": self.method.name, "parameters": dataclasses.asdict(self.method)}
+
+
+IN_ENTRIES = {"snap": "budget", "rkv": "budget", "drop": "window"}  # methods that count entries, and their parameter
+
+
+def at_budgets(name: str, shares: Sequence[float], length: int | None, **parameters: Any) -> list[Contender]:
+    """A method once for each share of the prompt that it is to keep; one that keeps all of it, once.
+
+    `length`: tokens of a prompt, for methods that count entries. Raises InvalidRequest if they do not know it.
+    """
+    base = contender(name, **parameters).method
+    field = IN_ENTRIES.get(base.name)
+    if shares and field is None and base.by_head and hasattr(base, "ratio"):
+        return [contender(name, **parameters, ratio=share) for share in shares]
+    if not shares or field is None:
+        return [contender(name, **parameters)]
+    if length is None:
+        raise InvalidRequest(f"{name} counts entries: give it {field} and no budgets, or take a task with a length")
+    sinks = getattr(base, "sinks", 0) if field == "window" else 0
+    return [contender(name, **parameters, **{field: max(1, int(share * length) - sinks)}) for share in shares]
 
 
 def contender(name: str, **parameters: Any) -> Contender:

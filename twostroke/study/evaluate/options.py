@@ -8,7 +8,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked, Rule, declare, flag, integer, like, text
 from twostroke.sampling.params import SamplingParams
 
-NAMES = ("answers", "likelihood", "divergence", "judge")  # of the measures, in the order they are taken
+NAMES = ("answers", "likelihood", "divergence", "judge", "serving")  # of the measures, in the order they are taken
 
 
 @dataclass(frozen=True)

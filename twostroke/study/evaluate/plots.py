@@ -34,5 +34,16 @@ def curves(by_method: Mapping[str, Sequence[Estimate]], methods: Sequence[str]) 
     return line_chart("Distance", x, Axis("nats", "{:g}".format, max_decades=5), series, WIDTH)
 
 
+def by_bytes(title: str, points: Mapping[str, tuple[float, float]], share: bool) -> str:
+    """A line for each technique, over the part of the baseline's KV that its settings keep."""
+    families: dict[str, list[tuple[float, float]]] = {}
+    for name, point in points.items():
+        families.setdefault(name.partition(":")[0], []).append(point)
+    series = [Series(name, sorted(ones), index % COLOURS) for index, (name, ones) in enumerate(families.items())]
+    x = Axis("KV kept, by the baseline's", "{:g}".format, logarithmic=False)
+    y = Axis(title, "{:.0%}".format if share else "{:g}".format, logarithmic=not share, top=1.0 if share else None)
+    return line_chart(title, x, y, series, WIDTH)
+
+
 def _colour(name: str, methods: Sequence[str]) -> int:
     return methods.index(name) % COLOURS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from twostroke.study.charts import STYLE
 from twostroke.study.evaluate.measure import Metric
 from twostroke.study.evaluate.measures import MEASURES
-from twostroke.study.evaluate.plots import curves, intervals
+from twostroke.study.evaluate.plots import by_bytes, curves, intervals
 from twostroke.study.evaluate.statistics import Estimate
 from twostroke.study.evaluate.summary import MetricSummary, Summary
 from twostroke.study.evaluate.task import data_text
@@ -26,6 +27,13 @@ CAPTIONS = {
     "rate": "Tokens per second",
     "bytes": "K and V, MiB",
 }
+
+
+# Columns of the league.
+LEAGUE = (
+    "kept_ratio", "kept_bytes", "correct", "kl_rest", "ttft_alone_s", "itl_1_s", "itl_16_s", "answers_at_once",
+    "full_rate",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,8 @@ def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Bloc
             "bootstrap. No correction is made for the number of comparisons."
         ),
     ]
+    if "serving" in summary.metrics:
+        blocks += [Heading(2, "league"), *league(summary)]
     blocks += [Heading(2, "at a glance"), headlines(summary)]
     for name, metrics in summary.metrics.items():
         blocks += [Heading(2, name), *_measure(summary.methods, metrics, settings["baseline"])]
@@ -108,6 +118,26 @@ def headlines(summary: Summary) -> ReportTable:
     ]
     rows = [(method, *(shown(one.metric, one.of(method), bare=True) for one in chosen)) for method in summary.methods]
     return ReportTable(("", *(one.metric.title for one in chosen)), rows)
+
+
+def league(summary: Summary) -> list[Block]:
+    """A row for each method, the best first: by right answers, then by KL; and both over the KV that is kept."""
+    known = {one.metric.key: one for metrics in summary.metrics.values() for one in metrics}
+    chosen = [known[key] for key in LEAGUE if key in known]
+    ranked = [(known[key], sign) for key, sign in (("correct", -1), ("kl_rest", 1)) if key in known]
+
+    def rank(name: str) -> list[float]:
+        return [sign * one.of(name).value if one.of(name).n else math.inf for one, sign in ranked]
+
+    rows = [(name, *(shown(one.metric, one.of(name)) for one in chosen)) for name in sorted(summary.methods, key=rank)]
+    blocks: list[Block] = [ReportTable(("", *(one.metric.title for one in chosen)), rows)]
+    for one, _ in ranked if "kept_ratio" in known else ():
+        kept = {name: known["kept_ratio"].of(name).value for name in summary.methods}
+        points = {name: (kept[name], one.of(name).value) for name in summary.methods if one.of(name).n}
+        if points:
+            svg = by_bytes(one.metric.title, points, share=one.metric.form == "share")
+            blocks.append(Figure(svg, f"{one.metric.title}: {one.metric.meaning}; over the KV that is kept."))
+    return blocks
 
 
 def _answers(settings: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from tests.chaos.front import Client, Front
 from tests.chaos.matrix import Matrix
@@ -18,8 +18,8 @@ from tests.chaos.tasks import Task, Tasks
 from tests.chaos.worker import Worker
 from twostroke.cluster.wire.tcp import Tcp
 from twostroke.cluster.wire.transport import Transport
+from twostroke.engine.router import LeastLoaded, RoundRobin, Router
 from twostroke.study.simulate.event_queue import EventQueue
-from twostroke.study.simulate.router import Router, make_router
 
 ROLES = ("prefill", "decode")
 AWAITED = 0.8  # share of faults that wait for a moment of a client
@@ -88,9 +88,9 @@ class Fleet:
         self.steps = 0  # of workers that are gone
         self._numbers, self._closed = 0, False
         self._awaited = {moment: deque[str](maxlen=MOST_AWAITED) for moment in self.MOMENTS}  # kinds of faults
-        self.routers: dict[str, Router] = {}
+        self.routers: dict[str, Router[Worker]] = {}
         for role in ROLES:
-            self.routers[role] = make_router(plan.router, plan.sizes[role].page_size)
+            self.routers[role] = RoundRobin() if plan.router == "round-robin" else LeastLoaded()
             for _ in range(plan.counts[role]):
                 self._join(role)
         self._next_fault()
@@ -114,7 +114,7 @@ class Fleet:
         self._numbers += 1
         self.workers.append(worker)
         self.streams[worker] = {}
-        self.routers[role].join(cast(Any, worker))
+        self.routers[role].join(worker)
 
     # What goes wrong --------------------------------------------------------------------------------------------------
 
@@ -215,14 +215,14 @@ class Fleet:
 
     def _notice(self, worker: Worker) -> None:
         """The front end learns that a worker is gone."""
-        self.routers[worker.role].leave(cast(Any, worker))
+        self.routers[worker.role].leave(worker)
         for stream in list(self.streams[worker]):
             stream.put("lost", "the worker has died")
         self.events.at(self.events.now + self.plan.down_s, partial(self._join, worker.role))
 
     def _drain(self, worker: Worker) -> None:
         self._count("end", worker)
-        self.routers[worker.role].leave(cast(Any, worker))
+        self.routers[worker.role].leave(worker)
         worker.close()
 
     def ended(self, worker: Worker) -> None:

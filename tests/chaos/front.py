@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tests.chaos.tasks import Process, Task
 from twostroke.cluster.dynamo_request import DynamoRequest
 from twostroke.cluster.wire.channel import WireError
 from twostroke.engine.output import Token
+from twostroke.engine.router import RoutedCall
 from twostroke.errors import EngineStopped, InvalidRequest, KVError
-from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.traffic.requests import TrafficRequest
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class Client:
 class Stream:
     """What one worker says of one request, in order."""
 
-    def __init__(self, fleet: Fleet, worker: Worker, call: SimulatedRequest, client: Client, task: Task) -> None:
+    def __init__(self, fleet: Fleet, worker: Worker, pages: int, client: Client, task: Task) -> None:
         self.fleet, self.worker, self.client = fleet, worker, client
-        self._call, self._task = call, task
+        self._pages, self._task = pages, task
         fleet.streams[worker][self] = None
         self._link = fleet.network.link(fleet.front.process, worker.process)
         self._last = 0.0
@@ -95,7 +95,7 @@ class Stream:
     def drop(self) -> None:
         self.dropped = True
         self.fleet.streams[self.worker].pop(self, None)
-        self.fleet.routers[self.worker.role].done(cast(Any, self.worker), self._call)
+        self.fleet.routers[self.worker.role].done(self.worker, self._pages)
         self._link.carry(lambda: self.worker.cancel(self), self._last)
 
 
@@ -172,13 +172,13 @@ class Front:
         fleet, task = self.fleet, self.fleet.tasks.current
         assert task is not None
         router = fleet.routers[role]
-        call = SimulatedRequest(0, client.arrival, fleet.events.now)
-        chosen: Any = router.choose(call)
-        if chosen is None:
+        tokens = client.arrival.prompt_tokens + client.arrival.output_tokens
+        pages = -(-tokens // fleet.plan.sizes[role].page_size)
+        worker = router.choose(RoutedCall(pages, ()))
+        if worker is None:
             fleet.happened[f"no {role} worker"] += 1
             return None
-        worker: Worker = chosen
-        stream = Stream(fleet, worker, call, client, task)
+        stream = Stream(fleet, worker, pages, client, task)
         client.streams.append(stream)
         client.at[role] = worker
         fleet.network.link(self.process, worker.process).carry(lambda: worker.ask(parsed, handed, stream))

@@ -36,12 +36,14 @@ class PrefixIndex(EvictablePages):
             snapshot of states, are missing behind them.
         on_insert: called under the pool's lock with tokens [n] and the first page of each of their blocks, from a
             prompt's first on, of which some may be new to the index.
+        on_enter: the same with the salt, for those who are told of pages with a salt as well.
     """
 
     def __init__(self, pool: PagePool, model: str) -> None:
         super().__init__(pool)
         self.model, self.queried_tokens, self.hit_tokens, self.unusable_tokens = model, 0, 0, 0
         self.on_insert: list[Callable[[np.ndarray, Sequence[int]], None]] = []
+        self.on_enter: list[Callable[[np.ndarray, Sequence[int], bytes], None]] = []
 
     def match(self, tokens: Sequence[int] | np.ndarray, salt: bytes = b"") -> KVCache:
         """The longest indexed prefix of `tokens`, in whole pages, as a value.
@@ -108,6 +110,8 @@ class PrefixIndex(EvictablePages):
             self._touch(blocks)
             for enter in () if salt else self.on_insert:
                 enter(kv.token_array, blocks)
+            for know in self.on_enter:
+                know(kv.token_array, blocks, salt)
             return blocks
 
     def _add_grouped(self, keys: list[bytes], pages: np.ndarray, states: dict[int, list[int]]) -> list[int]:

@@ -6,25 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.study.simulate.chaos import draw
+from twostroke.engine.router import KvAware
 from twostroke.engine.timings import percentile
 from twostroke.errors import InvalidRequest
+from twostroke.kv.kv_events import page_names
 from twostroke.models.cost import SequenceRows
 from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import find_model
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.weight_formats import weight_format
-from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.figures import QuantileSketch
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
-from twostroke.study.simulate.kv_events import page_names
 from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.prompts import prompt_tokens
-from twostroke.study.simulate.router import KvAware, LeastLoaded, RoundRobin
-from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import RooflineCosts
 from twostroke.study.simulate.timeline import MAX_INTERVALS, Timeline, TimelineInterval
-from twostroke.study.simulate.worker import SimulatedWorker
 from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
@@ -86,55 +83,6 @@ def test_equal_pieces_are_equal_tokens() -> None:
     assert len(names[0]) == 4
     assert [a == b for a, b in zip(*names, strict=True)] == [True, True, False, False]
     assert list(page_names(one[32:], 16, names[0][1])) == names[0][2:]
-
-
-def workers(count: int) -> list[SimulatedWorker]:
-    setup = draw(0)[0].setup
-    return [SimulatedWorker(i, setup, EventQueue(), lambda *_: None) for i in range(count)]
-
-
-def call(number: int, *pieces: tuple[int, int]) -> SimulatedRequest:
-    return SimulatedRequest(number, TrafficRequest(0.0, tuple(PromptPiece(*one) for one in pieces), 8), 0.0)
-
-
-def test_round_robin() -> None:
-    router, three = RoundRobin(), workers(3)
-    assert router.choose(call(0, (1, 8))) is None
-    for one in three:
-        router.join(one)
-    assert [router.choose(call(i, (1, 8))) for i in range(4)] == [*three, three[0]]
-    router.leave(three[1])
-    assert {router.choose(call(i, (1, 8))) for i in range(4)} == {three[0], three[2]}
-
-
-def test_least_loaded() -> None:
-    router, two = LeastLoaded(16), workers(2)
-    for one in two:
-        router.join(one)
-    long, short = call(0, (1, 300)), call(1, (2, 20))
-    assert [router.choose(one) for one in (long, short, short)] == [two[0], two[1], two[1]]
-    router.done(two[0], long)
-    assert router.choose(long) is two[0]
-    router.leave(two[1])
-    router.done(two[1], short)
-    assert router.choose(short) is two[0]
-
-
-def test_kv_aware() -> None:
-    """The holder of a prompt gets it unless it has much more to do."""
-    router, two = KvAware(16), workers(2)
-    for one in two:
-        router.join(one)
-    asked = call(0, (1, 160), (2, 16))
-    names = list(page_names(prompt_tokens([PromptPiece(1, 160)], two[0].model.vocab_size), 16))
-    router.tell(two[1], [(True, name) for name in names])
-    assert router.choose(asked) is two[1]
-    assert router.overlaps(asked, two[0]) == [((two[1],), 10)]
-    assert router.choose(asked) is two[0]  # the other has 12 pages to serve
-    router.tell(two[1], [(False, name) for name in names[4:]])
-    assert router.overlaps(asked, two[0]) == [((two[1],), 4)]
-    router.leave(two[1])
-    assert not router.overlaps(asked, two[0])
 
 
 def test_events_report_what_an_index_holds() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
 from twostroke.study.simulate.engine_setup import EngineSetup
-from twostroke.study.simulate.router import ROUTERS
+from twostroke.study.simulate.fleet_router import ROUTERS
 
 
 @dataclass(frozen=True)

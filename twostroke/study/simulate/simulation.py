@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from twostroke.engine.request import Request
+from twostroke.engine.router import LeastLoaded, RoundRobin, Router
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.fleet import Fleet
+from twostroke.study.simulate.fleet_router import make_router, routed
 from twostroke.study.simulate.kv_transfers import KvTransfers
 from twostroke.study.simulate.page_audit import leaked_pages
-from twostroke.study.simulate.router import LeastLoaded, RoundRobin, Router, make_router
 from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.simulate.worker import SimulatedWorker, StepObserver, failed, made_in_no_time
 from twostroke.study.traffic.requests import Traffic, TrafficRequest
@@ -82,17 +83,16 @@ class Simulation:
         self._arrivals = iter(traffic.arrivals)
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
-        self._routers: dict[SimulatedWorker, Router] = {}
+        self._routers: dict[SimulatedWorker, Router[SimulatedWorker]] = {}
         self._transfers = KvTransfers(fleet, self.events, self.happened, self._again, self._drop)
         self._lives = random.Random(f"lives {fleet.faults.seed}")
-        size = fleet.setup.page_size
-        self.router = make_router(fleet.router, size)
-        self._decoders: Router | None = None
+        self.router = make_router(fleet.router)
+        self._decoders: Router[SimulatedWorker] | None = None
         self._numbers = 0
         for _ in range(fleet.prefill or fleet.together):
             self.begin_worker(self.router)
         if fleet.disaggregated:
-            self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded(size)
+            self._decoders = RoundRobin() if fleet.router == "round-robin" else LeastLoaded()
             for _ in range(fleet.decode):
                 self.begin_worker(self._decoders)
         self._resume(begun)
@@ -141,10 +141,10 @@ class Simulation:
         calls = [SimulatedRequest(-1 - i, one.asked, 0.0, [0.0] * one.made) for i, one in enumerate(begun)]
         setup, pool = self.fleet.setup, self.fleet.setup.open_pool()
         for call in calls:
-            kv, worker = made_in_no_time(setup, pool, call), router.choose(call)
+            kv, worker = made_in_no_time(setup, pool, call), router.choose(routed(call, setup))
             if worker is None or not worker.has_room(kv):
                 if worker is not None:
-                    router.done(worker, call)
+                    router.done(worker, routed(call, setup).pages)
                 return
             self.begun.append(call)
             self._open += 1
@@ -153,7 +153,7 @@ class Simulation:
 
     # Workers ----------------------------------------------------------------------------------------------------
 
-    def begin_worker(self, router: Router) -> None:
+    def begin_worker(self, router: Router[SimulatedWorker]) -> None:
         """Start a worker."""
         worker = SimulatedWorker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
         self._numbers += 1
@@ -222,7 +222,7 @@ class Simulation:
 
     def _place(self, call: SimulatedRequest) -> None:
         """Give a call to a worker, which prefills it, and decodes it unless others do that."""
-        worker = self.router.choose(call)
+        worker = self.router.choose(routed(call, self.fleet.setup))
         if worker is None:
             self.happened["no worker"] += 1
             self._waiting.append(partial(self._place, call))
@@ -247,7 +247,7 @@ class Simulation:
         prefilled = isinstance(request.result, KVCache)
         self._take_tokens(call, request, self.events.now)
         worker.leave(call)
-        self._routers[worker].done(worker, call)
+        self._drop(worker, call)
         if failed(request):  # no room for a moment
             self.happened["no room"] += 1
             self.events.at(self.events.now + RETRY_S, partial(self._again, call))
@@ -261,13 +261,13 @@ class Simulation:
         self._transfers.pump(worker)
 
     def _drop(self, worker: SimulatedWorker, call: SimulatedRequest) -> None:
-        """Tell the router that a worker will not get the KV of a request."""
-        self._routers[worker].done(worker, call)
+        """Tell its router that a worker has no more to do for a call."""
+        self._routers[worker].done(worker, routed(call, self.fleet.setup).pages)
 
     def _send(self, source: SimulatedWorker, call: SimulatedRequest, kv: KVCache) -> None:
         """Send a prompt's KV to a decode worker."""
         assert self._decoders is not None
-        target = self._decoders.choose(call)
+        target = self._decoders.choose(routed(call, self.fleet.setup))
         if target is None:
             self._waiting.append(partial(self._again, call))
         elif not target.alive:

@@ -11,6 +11,7 @@ from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import OutOfPages, TwostrokeError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
+from twostroke.kv.kv_events import Change, KvEventLog
 from twostroke.kv.pool import PagePool
 from twostroke.kv.writer import KVWriter
 from twostroke.methods import Prompt, method
@@ -19,7 +20,6 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import ROLE, EngineSetup
 from twostroke.study.simulate.event_queue import STEP_RANK, EventQueue
-from twostroke.study.simulate.kv_events import KvEventLog
 from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulated_model import NullLogits
 from twostroke.study.simulate.simulated_request import SimulatedRequest
@@ -30,7 +30,7 @@ IDLE_S = 0.01  # pause after a step without work while there are requests
 MAX_IDLE_STEPS = 10_000  # such steps in a row: more mean that a request waits for what never comes
 
 Over = Callable[["SimulatedWorker", SimulatedRequest, Request], None]
-Changes = list[tuple[bool, bytes]]  # what an index has got or lost, see `KvEventLog`
+Changes = list[Change]
 StepObserver = Callable[
     ["SimulatedWorker", float, float, TimelineInterval], None
 ]  # when a step begins and ends, and its work

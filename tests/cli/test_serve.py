@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -11,10 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+
+from twostroke.cli import serve_options
+from twostroke.cli.engine_opening import opening_of, replicas_of
+from twostroke.cli.options import PositionalModelOptions
+from twostroke.cli.serve_options import StepOptions, require_replicas
+from twostroke.errors import InvalidRequest
+from twostroke.server.engine_process.messages import OpenOptions
+from twostroke.system.cores import usable_cores
 
 TECHNIQUE = """
 from dataclasses import dataclass
@@ -305,6 +314,45 @@ def test_several_models(tiny: str, tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in errors
+
+
+def test_replicas_that_cannot_be(tiny: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = usable_cores()
+    for count in (0, -1, cores + 1):
+        refused = run("serve", tiny, "--replicas", count, "--check-config")
+        assert refused.exit_code == 1
+        assert f"must be from 1 to {cores}" in refused.stderr.replace("\n", " ")
+    assert run("serve", tiny, "--replicas", 1, "--check-config").exit_code == 0
+    monkeypatch.setattr(serve_options, "usable_cores", lambda: 8)
+    for changes, several, message in (
+        ({}, True, "for one model"),
+        ({"tp": 2}, False, "--replicas and --tp"),
+        ({"device": "cuda:1"}, False, "of a CPU"),
+        ({"backend": "triton"}, False, "of a CPU"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            require_replicas(8, PositionalModelOptions(model=tiny, **changes), several)
+
+
+def test_replicas_share_the_machine(tiny: str) -> None:
+    """Cores, threads and memory, each its part."""
+    options = PositionalModelOptions(model=tiny, spare_bytes=0)
+    opened: list[OpenOptions] = []
+
+    class Waiting:
+        def open(self, given: OpenOptions) -> None:
+            opened.append(given)
+
+    opening = opening_of(options, StepOptions(), 1 << 20, (), "text")
+    for launch in replicas_of(opening, 1, cast(Any, Waiting)) + replicas_of(opening, 2, cast(Any, Waiting)):
+        launch(0)
+    alone, first, second = (one.arguments for one in opened)
+    assert alone["options"].threads == usable_cores()
+    assert first["options"].threads == second["options"].threads == max(1, usable_cores() // 2)
+    assert first["kv_bytes"] == second["kv_bytes"] < alone["kv_bytes"]
+    assert second["spare_bytes"] == first["spare_bytes"] + first["kv_bytes"]
+    assert not set(opened[1].cores) & set(opened[2].cores)
+    assert set(opened[1].cores) | set(opened[2].cores) <= os.sched_getaffinity(0)
 
 
 def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ from twostroke.server.engine_process.in_flight import Roster
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.engine_process.spare import SpareProcess
 from twostroke.server.lifecycle import make_server
+from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings
 
 FATAL = """
@@ -43,7 +44,7 @@ class Fatal(Method, name="fatal"):
 
 
 @contextlib.contextmanager
-def served(engine: RemoteEngine, **settings: Any) -> Generator[httpx.Client]:
+def served(engine: ServedEngine, **settings: Any) -> Generator[httpx.Client]:
     with client_of(make_server(engine, Settings(model_name="tiny", grace_s=0.5, **settings), "127.0.0.1", 0)) as client:
         yield client
 
@@ -248,7 +249,7 @@ def test_an_engine_that_dies_again_and_again_fails(native_directory: Path, monke
     monkeypatch.setattr(remote, "BACKOFF_S", 0.01)
     engine = in_a_process(str(native_directory))
     with served(engine) as client:
-        engine._launch = in_a_process_that_fails  # pyright: ignore[reportPrivateUsage]
+        engine._opener._launch = in_a_process_that_fails  # pyright: ignore[reportPrivateUsage]
         kill(engine)
         answer = client.post("/v1/completions", json={"prompt": "the"})
         assert answer.status_code == 503

@@ -7,7 +7,8 @@ from typing import Any
 
 from twostroke.api.llm import LLM
 from twostroke.server.engine_process.host import EngineHost
-from twostroke.server.engine_process.launch import launch_of
+from twostroke.server.engine_process.launch import Launch, launch_of
+from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.messages import OpenOptions
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.engine_process.step_note import StepNote
@@ -42,7 +43,7 @@ class HostThread:
 
 def over_the_wire(llm: LLM) -> RemoteEngine:
     """The engine of `llm`, which has no process to lose."""
-    return RemoteEngine(lambda generation, kv_bytes=None: HostThread(llm, generation))
+    return RemoteEngine(LinkOpener(lambda generation, kv_bytes=None: HostThread(llm, generation)))
 
 
 def open_llm(**options: Any) -> LLM:
@@ -52,5 +53,10 @@ def open_llm(**options: Any) -> LLM:
 
 def in_a_process(model: str, *methods: str, watchdog_s: float = 0.0, **options: Any) -> RemoteEngine:
     """An engine in a process of its own."""
+    return RemoteEngine(LinkOpener(launch(model, *methods, **options)), watchdog_s)
+
+
+def launch(model: str, *methods: str, tells_pages: bool = False, **options: Any) -> Launch:
+    """Starts processes of a model."""
     arguments = {"model": model, "kv_bytes": 16 << 20, "threads": 1, **options}
-    return RemoteEngine(launch_of(OpenOptions(open_llm, arguments, methods=methods)), watchdog_s)
+    return launch_of(OpenOptions(open_llm, arguments, methods=methods, tells_pages=tells_pages))

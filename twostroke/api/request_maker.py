@@ -109,10 +109,13 @@ class RequestMaker:
         self.require_method(chosen)
         params.check_vocabulary(self.config.vocab_size)
         if params.prompt_logprobs is not None or params.max_tokens == 0:
-            return scored_request(tokens, params, chosen, self.tokenizer)
-        plain = type(chosen) is Plain  # it looks at the tokens alone
-        asked = Prompt(prompt if isinstance(prompt, ChatTokens) and not plain else tokens, self.tokenizer)
-        return Request(partial(chosen.program, asked), params, self.tokenizer, len(tokens))
+            made = scored_request(tokens, params, chosen, self.tokenizer)
+        else:
+            plain = type(chosen) is Plain  # it looks at the tokens alone
+            asked = Prompt(prompt if isinstance(prompt, ChatTokens) and not plain else tokens, self.tokenizer)
+            made = Request(partial(chosen.program, asked), params, self.tokenizer, len(tokens))
+        made.prompt = tokens
+        return made
 
     def require_method(self, method: Method) -> None:
         """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""

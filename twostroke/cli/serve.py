@@ -11,7 +11,7 @@ from twostroke.cli.method_options import MethodModule, load_method_modules
 from twostroke.cli.options import PositionalModelOptions, spread
 from twostroke.cli.report import note, tiers_text
 from twostroke.cli.serve_models import SharingOptions, serve_models
-from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions
+from twostroke.cli.serve_options import ListeningOptions, SettingsOptions, StepOptions, require_replicas
 from twostroke.errors import InvalidRequest
 from twostroke.server.observability.logs import configure
 from twostroke.system.extras import requires_extra
@@ -33,6 +33,14 @@ def serve(
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Check all options, show each value and its source, and end.")
     ] = False,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel="Server",
+            help="Engines of the model, each with its part of the cores, of one NUMA node where that is possible; a "
+            "call goes to one that knows its beginning, or to the one with least to do.",
+        ),
+    ] = 1,
     sharing: SharingOptions,
     model_options: PositionalModelOptions,
 ) -> None:
@@ -48,6 +56,8 @@ def serve(
     models, shared = sharing.each(model_options) if sharing.several else [], sharing.settings()
     if models and settings.model_name is not None:
         raise InvalidRequest("--served-name is for one model: give several their names in a file (--models)")
+    if replicas != 1:
+        require_replicas(replicas, model_options, bool(models))
     if check_config:
         load_method_modules(method_module)
         print_sources()
@@ -67,11 +77,12 @@ def serve(
         load_method_modules(method_module)
         serve_models(models, model_options, shared, steps, settings, listening, listener, method_module or ())
         return
-    _serve_one(model_options, steps, settings, listening, listener, method_module)
+    _serve_one(model_options, replicas, steps, settings, listening, listener, method_module)
 
 
 def _serve_one(
     model_options: PositionalModelOptions,
+    replicas: int,
     steps: StepOptions,
     settings: "Settings",
     listening: ListeningOptions,
@@ -85,10 +96,12 @@ def _serve_one(
 
     alone = model_options.tp > 1 and under_torchrun()  # ranks that lose one begin again together, by torchrun
     # First of all: the engine's process imports as much as this one does.
-    process = None if alone else SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"))
+    process = None if alone else SpareProcess(partial(EngineProcess, "twostroke.cli.engine_opening"), replicas)
     with requires_extra("serve", "serving"):
-        from twostroke.cli.engine_opening import opening_of
+        from twostroke.cli.engine_opening import opening_of, replicas_of
+        from twostroke.server.engine_process.link import LinkOpener
         from twostroke.server.engine_process.remote import RemoteEngine
+        from twostroke.server.engine_process.replicas import ReplicatedEngine
         from twostroke.server.http.loading import LoadingResponder
         from twostroke.server.lifecycle import SERVER_BYTES, end_at_signals, make_server
         from twostroke.server.served_engine import LocalEngine
@@ -103,16 +116,19 @@ def _serve_one(
         options = opening_of(model_options, steps, server_bytes, method_module or (), listening.log_format)
         if process is None:
             engine = LocalEngine(options.opener(**options.arguments))
+        elif replicas == 1:
+            engine = RemoteEngine(LinkOpener(launch_of(options, process.take)), settings.watchdog_timeout_s)
         else:
-            engine = RemoteEngine(launch_of(options, process.take), settings.watchdog_timeout_s)
-            if keeps:
-                process.keep()
+            engine = ReplicatedEngine(replicas_of(options, replicas, process.take), settings.watchdog_timeout_s)
+        if process is not None and keeps:
+            process.keep()
         llm = engine.llm
         if listening.log_format == "text":
             configure("text")  # from here on: until now people read notes
         server = make_server(engine, settings, listener.host, listening.port, listener.tls)
         server.warm_up()
-    where = f"process {os.getpid()}" + (f", its engine {engine.pid}" if isinstance(engine, RemoteEngine) else "")
+    engines = [str(one.pid) for one in engine.parts if isinstance(one, RemoteEngine)]
+    where = f"process {os.getpid()}" + (f", its engine {', '.join(engines)}" if engines else "")
     note(f"{llm!r} at {url} ({where}); {_itl_text(llm, steps)}")
     note(f"KV: {tiers_text(llm)}")
     if listener.host is not None:

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from twostroke.cli.options import choice_settings, option, options_of
+from twostroke.cli.options import ModelOptions, choice_settings, option, options_of
 from twostroke.cli.parsers import parse_host
 from twostroke.engine.options import LLMOptions
+from twostroke.errors import InvalidRequest
 from twostroke.fields import rules
 from twostroke.server.listener import Place
 from twostroke.server.settings import Settings
+from twostroke.system.cores import usable_cores
 
 PANEL = "Server"
 LOG_FORMATS = ("text", "json")
@@ -131,3 +133,18 @@ class SettingsOptions(
         several = {name: tuple(getattr(self, name) or ()) for name in ("cors", "allowed_hosts")}
         given: dict[str, Any] = asdict(self) | {"api_key": self.api_key or None} | several
         return Settings(**given)
+
+
+def require_replicas(count: int, options: ModelOptions, several: bool) -> None:
+    """Raise InvalidRequest, one line, for replicas that cannot be."""
+    cores = usable_cores()
+    if not 1 <= count <= cores:
+        raise InvalidRequest(f"--replicas must be from 1 to {cores}, the cores that this process may use, not {count}")
+    if count == 1:
+        return
+    if several:
+        raise InvalidRequest("--replicas is for one model: leave it out with several")
+    if options.tp > 1:
+        raise InvalidRequest("--replicas and --tp both share out the cores: leave one of them out")
+    if str(options.device) != "cpu" or options.backend == "triton":
+        raise InvalidRequest("--replicas share out the cores of a CPU: start a server for each GPU instead")

@@ -220,6 +220,7 @@ class Request:
 
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
+        prompt: token ids that its first prefill begins with, as far as who made it knows them.
         events: tokens in the order in which they were made, for the caller to take.
         name: what its caller calls it; "" without a name.
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
@@ -244,6 +245,7 @@ class Request:
     ) -> None:
         self.make_program, self.params, self.tokenizer = make_program, params, tokenizer
         self.prompt_tokens = prompt_tokens
+        self.prompt: Sequence[int] = ()
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.arrival_order = next(arrival_numbers)
         self.priority, self.name, self.cache_salt = 0, "", b""

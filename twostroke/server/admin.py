@@ -1,6 +1,7 @@
 """Health, load, the version, metrics, and the prefix cache."""
 
 from importlib import metadata
+from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
@@ -27,7 +28,7 @@ async def live(engine: CurrentEngine) -> Response:
 
 
 def _health(engine: AsyncEngine, fine: bool) -> Response:
-    body = {
+    body: dict[str, Any] = {
         "live": engine.alive,
         "restarting": engine.restarting,
         "ready": engine.ready,
@@ -36,6 +37,11 @@ def _health(engine: AsyncEngine, fine: bool) -> Response:
         "in_flight": engine.in_flight,
         "failure": None if engine.failure is None else engine.failure.message,
     }
+    if len(engine.parts) > 1:
+        body["replicas"] = [
+            {"live": one.alive, "restarting": one.restarting, "step_age_s": round(one.step_age_s, 3)}
+            for one in engine.parts
+        ]
     return json_response(body, 200 if fine else 503)
 
 
@@ -70,7 +76,7 @@ async def metrics(http: HttpRequest, engine: CurrentEngine) -> Response:
 async def reset_prefix_cache(engine: CurrentEngine) -> Response:
     """Empty the prefix indexes, so that the next request is a cold one. Returns how many pages they held."""
     current_tenant().require_admin()
-    return json_response({"pages": await engine.between_steps(_clear_indexes)})
+    return json_response({"pages": sum(await engine.everywhere(_clear_indexes, between_steps=True))})
 
 
 def _clear_indexes(engine: Engine) -> int:

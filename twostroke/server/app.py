@@ -138,7 +138,7 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
     most = engine.settings.max_context_bytes
     app.state.contexts = Contexts(DEFAULT_CONTEXT_BYTES if most is None else most)
-    app.state.feed = EngineFeed(engine)
+    app.state.feeds = [EngineFeed(engine, i) for i in range(len(engine.parts))]
     app.state.paths = RouteTable(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Annotated, Any, TypeVar
@@ -23,7 +23,7 @@ from twostroke.server.active_call import ActiveCall
 from twostroke.server.body_validation.supervisor import BodyValidator, WorkerState
 from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, to_api_error
 from twostroke.server.grammar import Grammars, json_schema
-from twostroke.server.observability.metrics import Metrics, engine_families
+from twostroke.server.observability.metrics import Metrics, engine_families, join_families
 from twostroke.server.observability.tracing import Tracer
 from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings
@@ -45,6 +45,7 @@ class AsyncEngine:
         leaving: new work is still taken, but should be sent elsewhere: the server drains soon.
         draining: no new work is taken.
         output_tokens: how many were made so far.
+        max_running: most choices that run at once, of all replicas.
     """
 
     def __init__(self, served: ServedEngine, settings: Settings, metrics: Metrics) -> None:
@@ -52,9 +53,12 @@ class AsyncEngine:
         self.llm, self.settings, self.metrics = llm, settings, metrics
         self.name = settings.model_name or llm.name
         self.created = int(time.time())
+        self.max_running = len(served.parts) * llm.engine.config.max_running
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.reasoning = Reasoning.of(llm.tokenizer, llm.config.vocab_size, settings.reasoning_parser)
-        self.body_validator = BodyValidator(lambda: WorkerState.of(llm, settings, self.name, self.created))
+        self.body_validator = BodyValidator(
+            lambda: WorkerState.of(llm, settings, self.name, self.created, self.max_running)
+        )
         self.leaving = self.draining = False
         self.output_tokens = 0
         self._tracer = Tracer(self.name)
@@ -64,6 +68,7 @@ class AsyncEngine:
         self._served = served
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mean_request_s = 1.0  # mean duration of a request, updated with each one
+        self._families: dict[int, list[Metric]] = {}  # of each replica
 
     # Start and end ----------------------------------------------------------------------------------------------------
 
@@ -95,6 +100,11 @@ class AsyncEngine:
         await asyncio.to_thread(self._served.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.body_validator.stop)
+
+    @property
+    def parts(self) -> Sequence[ServedEngine]:
+        """Its replicas."""
+        return self._served.parts
 
     @property
     def alive(self) -> bool:
@@ -142,7 +152,7 @@ class AsyncEngine:
             raise self.failure
         if self.draining:
             raise ShuttingDown
-        room = self.llm.engine.config.max_running + self.settings.max_queued
+        room = self.max_running + self.settings.max_queued
         if choices > min(room, self.settings.max_choices):
             most = min(room, self.settings.max_choices)
             raise ApiError(400, f"n must be such that all prompts together ask for at most {most} answers", param="n")
@@ -162,20 +172,39 @@ class AsyncEngine:
         """Run what needs no engine in another thread than the event loop's, as a part of the same call."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, action)
 
-    async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
-        """Run a function of a module, or a `partial` of one, in the engine's thread, between two steps."""
-        return await self._outcome(lambda: self._served.call(action))
+    async def between_steps(self, action: Callable[[Engine], Any], replica: int | None = None) -> Any:
+        """Run a function of a module, or a `partial` of one, in the engine's thread, between two steps.
 
-    async def beside_steps(self, action: Callable[[LLM], Any]) -> Any:
+        Without the number of a replica it is one that has the values which the function is given, or any.
+        """
+        return await self._outcome(lambda: self._part(replica).call(action))
+
+    async def beside_steps(self, action: Callable[[LLM], Any], replica: int | None = None) -> Any:
         """Run such a function, which takes long, where the engine is, while steps go on."""
-        return await self._outcome(lambda: self._served.beside_steps(action))
+        return await self._outcome(lambda: self._part(replica).beside_steps(action))
+
+    async def everywhere(self, action: Callable[[Any], Any], *, between_steps: bool = False) -> list[Any]:
+        """Run such a function at each replica that is there. Returns all results."""
+        run = self.between_steps if between_steps else self.beside_steps
+        there = [i for i, one in enumerate(self.parts) if len(self.parts) == 1 or (one.alive and not one.restarting)]
+        return [await run(action, i) for i in there]
 
     async def families(self) -> list[Metric]:
-        """What is measured where the engine is; of one that is not there, what was read last."""
-        if self.alive and not self.restarting:
-            with contextlib.suppress(ApiError):
-                return await self.beside_steps(engine_families)
-        return list(self.metrics.families or ())
+        """What is measured where the engine is, with the label `replica` if there are several; of one that is not
+        there, what was read last."""
+        for i, one in enumerate(self.parts):
+            if one.alive and not one.restarting:
+                with contextlib.suppress(ApiError):
+                    self._families[i] = await self.beside_steps(engine_families, i)
+        if len(self.parts) == 1:
+            return self._families.get(0, [])
+        joined: dict[str, Metric] = {}
+        for i, families in sorted(self._families.items()):
+            join_families(joined, families, {"replica": str(i)})
+        return list(joined.values())
+
+    def _part(self, replica: int | None) -> ServedEngine:
+        return self._served if replica is None else self.parts[replica]
 
     async def _outcome(self, begin: "Callable[[], Future[Any]]") -> Any:
         try:
@@ -217,7 +246,7 @@ class AsyncEngine:
 
     def _retry_after(self) -> int:
         """Seconds until a place is likely to be free: a request's mean duration / those running, at least 1."""
-        running = min(self._choices_in_flight, self.llm.engine.config.max_running)
+        running = min(self._choices_in_flight, self.max_running)
         return min(60, max(1, math.ceil(self._mean_request_s / max(1, running))))
 
     def _abort_all(self) -> None:

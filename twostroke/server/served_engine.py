@@ -1,6 +1,6 @@
 """The engine that a server serves: in a thread of this process, or in a process of its own (`engine_process`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -24,6 +24,11 @@ class ServedEngine(Protocol):
     @property
     def llm(self) -> LLM:
         """The model. One whose engine is elsewhere has no weights and no pool (`engine_process/hollow.py`)."""
+        ...
+
+    @property
+    def parts(self) -> "Sequence[ServedEngine]":
+        """The replicas that it is made of; itself if it is one."""
         ...
 
     @property
@@ -80,6 +85,10 @@ class LocalEngine:
         self.llm = llm
         self._thread: EngineThread | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="beside steps")
+
+    @property
+    def parts(self) -> "Sequence[LocalEngine]":
+        return (self,)
 
     @property
     def failure(self) -> EngineFailed | None:

@@ -66,10 +66,11 @@ class WorkerState:
     settings: Settings
     name: str
     created: int
+    max_running: int
 
     @classmethod
-    def of(cls, llm: LLM, settings: Settings, name: str, created: int) -> "WorkerState":
-        return cls(HollowState.of(llm), settings, name, created)
+    def of(cls, llm: LLM, settings: Settings, name: str, created: int, max_running: int) -> "WorkerState":
+        return cls(HollowState.of(llm), settings, name, created, max_running)
 
 
 class BodyValidator:

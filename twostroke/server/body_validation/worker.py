@@ -6,7 +6,7 @@ import gc
 import os
 import pickle
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +30,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammars
 from twostroke.server.http.call_log import CallLog
 from twostroke.server.http.surrogates import refuse_lone_surrogates
+from twostroke.server.served_engine import ServedEngine
 
 T = TypeVar("T")
 NICENESS = 10  # running streams come first
@@ -53,6 +54,11 @@ class DryEngine(AsyncEngine):
         self.reasoning = Reasoning.of(self.llm.tokenizer, self.llm.config.vocab_size, state.settings.reasoning_parser)
         self.leaving = self.draining = False
         self._choices_in_flight, self._active_calls = 0, set()
+        self.max_running = state.max_running
+
+    @property
+    def parts(self) -> Sequence[ServedEngine]:
+        return ()
 
     @property
     def alive(self) -> bool:
@@ -68,10 +74,13 @@ class DryEngine(AsyncEngine):
     async def run_in_thread(self, action: Callable[[], T]) -> T:
         return action()
 
-    async def between_steps(self, action: Callable[[Engine], Any]) -> Any:
+    async def between_steps(self, action: Callable[[Engine], Any], replica: int | None = None) -> Any:
         raise NeedsEngine
 
-    async def beside_steps(self, action: Callable[[LLM], Any]) -> Any:
+    async def beside_steps(self, action: Callable[[LLM], Any], replica: int | None = None) -> Any:
+        raise NeedsEngine
+
+    async def everywhere(self, action: Callable[[Any], Any], *, between_steps: bool = False) -> list[Any]:
         raise NeedsEngine
 
     @property

@@ -53,9 +53,9 @@ class Context:
         return None if self.held is None or self.held.lost else self.held
 
     @property
-    def pages(self) -> Sequence[int]:
-        """The ids of its pages."""
-        return () if self.kv is None else self.kv.pages
+    def pages(self) -> Sequence[tuple[int, int]]:
+        """Its pages: of which process, and their ids there."""
+        return () if self.kv is None else [(self.kv.generation, page) for page in self.kv.pages]
 
     @property
     def size(self) -> int:

@@ -37,6 +37,11 @@ class HeldKV:
         return cls(kv, kv.tokens, kv.nbytes, tuple(kv.entry_table.pages.tolist()), kv.pool.page_bytes)
 
     @property
+    def generation(self) -> int:
+        """The number of the process that has the KV; 0 if it is this one."""
+        return getattr(self.kv, "generation", 0)
+
+    @property
     def lost(self) -> bool:
         """Whether the engine's process has died, and the KV with it."""
         return getattr(self.kv, "lost", False)

@@ -114,7 +114,7 @@ def request_of(llm: LLM, body: ContextBody, parent: Context | None = None) -> Re
     program = partial(holding, llm, ids, salt)
     whole = program if parent is None else parent.with_context(llm, ids, program, salt)
     request = Request(whole, NO_ANSWER, llm.tokenizer, len(ids))
-    request.cache_salt = salt
+    request.cache_salt, request.prompt = salt, ids
     return request
 
 

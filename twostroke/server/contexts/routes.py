@@ -91,9 +91,11 @@ async def descriptions(http: HttpRequest, those: Sequence[Context]) -> list[dict
     """Contexts as the API shows them."""
     engine: AsyncEngine = http.app.state.engine
     held = [None if context.kv is None else context.kv.kv for context in those]
-    known = engine.beside_steps(partial(tiers_of, kvs=held)) if any(one is not None for one in held) else None
-    tiers = [None] * len(held) if known is None else await known
-    return [_description(http, context, tier or DISK) for context, tier in zip(those, tiers, strict=True)]
+    found: list[list[str | None]] = [[None] * len(held)]
+    if any(one is not None for one in held):
+        found += await engine.everywhere(partial(tiers_of, kvs=held))  # each replica knows its own
+    tiers = [next((tier for tier in of_one if tier is not None), DISK) for of_one in zip(*found, strict=True)]
+    return [_description(http, context, tier) for context, tier in zip(those, tiers, strict=True)]
 
 
 def _description(http: HttpRequest, context: Context, tier: str) -> dict[str, Any]:

@@ -1,10 +1,17 @@
 """What the server has asked an engine's process to run, until it answers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from twostroke.server.engine_process.messages import Ask, AskReply
+from twostroke.system.futures import settle
+
+
+def refuse_all(results: "Iterable[Future[Any]]", error: Exception) -> None:
+    """End asks that will have no answer."""
+    for result in results:
+        settle(result, None, error)
 
 
 class PendingAsks:

@@ -16,6 +16,7 @@ from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.engine.step import Chunk, StepReport
 from twostroke.errors import EngineFailed, InvalidRequest
+from twostroke.kv.kv_events import KvEventLog
 from twostroke.server.engine_process.codec import EngineCodec
 from twostroke.server.engine_process.hollow import HollowState
 from twostroke.server.engine_process.messages import (
@@ -42,7 +43,8 @@ BEAT_S = 0.5
 class EngineHost:
     """Serves one connection with one model."""
 
-    def __init__(self, llm: LLM, pipe: Connection, note: StepNote, generation: int) -> None:
+    def __init__(self, llm: LLM, pipe: Connection, note: StepNote, generation: int, tells_pages: bool = False) -> None:
+        self._index_events = KvEventLog(llm.model.index) if tells_pages and llm.model.index is not None else None
         self._engine, self._pipe, self._note = LocalEngine(llm), pipe, note
         self._codec = EngineCodec(llm, generation)
         self._sending = threading.Lock()
@@ -121,7 +123,8 @@ class EngineHost:
                 sock.shutdown(socket.SHUT_RDWR)  # wakes `serve`
             return
         steps, self._steps = self._steps, []
-        self._send(News([self._news(update) for update in updates], steps))
+        pages = [] if self._index_events is None else self._index_events.take()
+        self._send(News([self._news(update) for update in updates], steps, pages))
 
     def _news(self, update: Update) -> RequestNews:
         number, request, times = update.owner, update.request, update.request.timings.tokens
@@ -166,8 +169,8 @@ def _without_values(message: object) -> object:
     match message:
         case AskReply(id, _, _):
             return AskReply(id, None, InvalidRequest("the result cannot leave the engine's process"))
-        case News(requests, steps):
-            return News([_bare(one) for one in requests], steps)
+        case News(requests, steps, pages):
+            return News([_bare(one) for one in requests], steps, pages)
         case _:
             raise TypeError(type(message).__name__)
 

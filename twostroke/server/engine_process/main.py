@@ -36,6 +36,8 @@ def main(file: int, note: int, parent: int) -> None:
                 configure("json")
             if options.version != VERSION:
                 raise EngineFailed("this installation was changed while the server ran: start the server again")
+            if options.cores:
+                os.sched_setaffinity(0, options.cores)
             load_installed()
             for source in options.methods:
                 load_module(source)
@@ -48,7 +50,7 @@ def main(file: int, note: int, parent: int) -> None:
             configure("text")  # from here on: until now people read notes
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
-            stopped = EngineHost(llm, pipe, StepNote(note), options.generation).serve()
+            stopped = EngineHost(llm, pipe, StepNote(note), options.generation, options.tells_pages).serve()
         except EngineFailed:
             os._exit(FAILED)
         if stopped:

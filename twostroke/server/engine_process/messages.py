@@ -13,10 +13,11 @@ from twostroke.api.llm import LLM
 from twostroke.engine.output import Token
 from twostroke.engine.step import StepReport
 from twostroke.engine.strokes import Program
+from twostroke.kv.kv_events import Change
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.scores import TokenScore
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class OpenOptions:
         methods: techniques that the server knows, by the sources that they come from.
         log_format: that of the server's log.
         one_pool: a later process' pool takes as much as the first one's did, where `kv_bytes` is left open.
+    cores: those that it may use; empty for all.
+    tells_pages: it says which pages its prefix index gets and loses.
     """
 
     opener: Callable[..., LLM]
@@ -38,6 +41,8 @@ class OpenOptions:
     methods: Sequence[str] = ()
     log_format: str | None = None
     one_pool: bool = True
+    cores: Sequence[int] = ()
+    tells_pages: bool = False
     version: int = VERSION
 
 
@@ -133,10 +138,11 @@ class RequestNews:
 
 @dataclass(frozen=True)
 class News:
-    """What steps did: for requests, and their durations in seconds with their reports."""
+    """What steps did: for requests, their durations in seconds with their reports, and to the prefix index."""
 
     requests: list[RequestNews] = field(default_factory=list[RequestNews])
     steps: list[tuple[float, StepReport]] = field(default_factory=list[tuple[float, StepReport]])
+    pages: list[Change] = field(default_factory=list[Change])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -14,12 +14,13 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
 from twostroke.errors import EngineFailed, EngineRestarting, EngineStopped, InvalidRequest, TwostrokeError
-from twostroke.server.engine_process.asks import PendingAsks
+from twostroke.kv.kv_events import Change
+from twostroke.server.engine_process.asks import PendingAsks, refuse_all
 from twostroke.server.engine_process.in_flight import InFlight, Roster
-from twostroke.server.engine_process.launch import STOP_S, Launch
-from twostroke.server.engine_process.link import END_S, ProcessLink
+from twostroke.server.engine_process.launch import STOP_S
+from twostroke.server.engine_process.link import END_S, LinkOpener, ModelChanged, ProcessLink
 from twostroke.server.engine_process.messages import Ask, AskReply, Beat, Cancel, Failed, News, Stop
-from twostroke.server.engine_process.rest import ModelChanged, Rest
+from twostroke.server.engine_process.rest import Rest
 from twostroke.server.engine_process.watchdog import Watchdog
 from twostroke.server.served_engine import OnStep, Publish
 from twostroke.system.futures import settle
@@ -36,30 +37,24 @@ class RemoteEngine:
     A process that dies again and again without a step is not started any more: then `failure` says why.
     """
 
-    def __init__(self, launch: Launch, watchdog_s: float = 0.0) -> None:
-        """Start the process and open the model. Raises what `LLM` raises.
+    def __init__(self, opener: LinkOpener, watchdog_s: float = 0.0) -> None:
+        """Start the process and open the model. Raises what `LLM` raises, or ModelChanged.
 
-        Args:
-            launch: starts a process.
-            watchdog_s: seconds without a step after which a process hangs, and is killed; 0 for no limit.
+        `watchdog_s`: seconds without a step after which a process hangs, and is killed; 0 for no limit.
         """
-        self._launch, self._generation = launch, 0
-        self._link: ProcessLink | None = ProcessLink(launch(0), 0)
-        self.llm = self._link.llm
+        self._opener = opener
+        self._link: ProcessLink | None = opener.open()
+        self.llm = opener.llm
         self.failure: EngineFailed | None = None
         self._publish: Publish = lambda updates: None
         self._on_step: OnStep = lambda seconds, report: None
         self._lock = threading.Lock()
         self._roster = Roster()
         self._asks = PendingAsks()
-        self._deaths = 0
-        self._stopped = threading.Event()
-        self._rest = Rest()
-        self._beat = time.monotonic()
+        self._deaths, self._beat = 0, time.monotonic()
+        self._stopped, self._rest = threading.Event(), Rest()
         self._thread = threading.Thread(target=self._run, args=(self._link,), name="engine reader", daemon=True)
         self._watchdog = Watchdog(watchdog_s)
-
-    # For any thread ---------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -75,8 +70,20 @@ class RemoteEngine:
 
     @property
     def pid(self) -> int | None:
-        """The process; None while there is none."""
         return None if (link := self._link) is None else link.process.pid
+
+    @property
+    def parts(self) -> "Sequence[RemoteEngine]":
+        return (self,)
+
+    def came(self) -> None:
+        """The process has its requests. Called by the reader's thread for a subclass, as are the two below."""
+
+    def went(self) -> None:
+        """The process has ended, and its KV with it."""
+
+    def pages_changed(self, changes: list[Change]) -> None:
+        """Its prefix index has got or lost pages."""
 
     def start(self, publish: Publish, on_step: OnStep) -> None:
         self._publish, self._on_step = publish, on_step
@@ -143,8 +150,7 @@ class RemoteEngine:
     def _ask(self, action: Callable[[Any], Any], *, between_steps: bool) -> "Future[Any]":
         with self._lock:
             if not self.alive:
-                refused: Future[Any] = Future()
-                refused.set_exception(self._reason)
+                refuse_all([refused := Future[Any]()], self._reason)
                 return refused
             ask, result = self._asks.add(action, between_steps=between_steps)
             if self._link is not None:
@@ -164,8 +170,6 @@ class RemoteEngine:
         elif isinstance(message, Ask):
             self._answer(AskReply(message.id, None, refusal))
 
-    # The reader's thread ----------------------------------------------------------------------------------------
-
     def _run(self, link: ProcessLink | None) -> None:
         try:
             while link is not None:
@@ -180,15 +184,13 @@ class RemoteEngine:
         with self._lock:
             left, asks = self._roster.clear(), self._asks.clear()
         self._publish([one.ended(self._reason) for one in left])
-        for result in asks:
-            settle(result, None, self._reason)
+        refuse_all(asks, self._reason)
 
     def _watch(self) -> None:
         """Kill a process that hangs, in a step or at its end."""
         dog = self._watchdog
         while not self._stopped.wait(dog.look_s) and self._thread.is_alive():
             if (link := self._link) is not None and dog.hangs(link.process.pid, self.step_age_s):
-                log.error("the engine's process %d made no step for %g s: it is killed", link.process.pid, dog.limit_s)
                 link.process.kill()
         self._thread.join(STOP_S)
         if self._thread.is_alive() and (link := self._link) is not None:
@@ -210,10 +212,9 @@ class RemoteEngine:
                 self._beat = time.monotonic() - step_age_s
             case AskReply():
                 self._answer(message)
-            case Failed(error):
-                return error
             case _:
-                raise TypeError(type(message).__name__)
+                assert isinstance(message, Failed), type(message).__name__
+                return message.error
         return None
 
     def _take(self, news: News) -> None:
@@ -226,6 +227,8 @@ class RemoteEngine:
                         self._roster.remove(found)
             if (suspect := self._roster.released()) is not None and self._link is not None:
                 self._link.outbox.put(suspect)
+        if news.pages:
+            self.pages_changed(news.pages)
         for seconds, report in news.steps:
             self._on_step(seconds, report)
         if news.steps:
@@ -243,19 +246,18 @@ class RemoteEngine:
         """The process is gone, or ends now: note what that means for its requests."""
         with self._lock:
             self._link = None
-            self._generation += 1
+            self._opener.ended()
             link.codec.generation = -1  # its values are lost
             link.outbox.put(None)
             told = self._stopped.is_set() or bool(self._rest)
             asks = [] if self._rest else self._asks.clear()  # those of a rest wait for its end
+        self.went()
         accused = link.process.note.read()
         how = link.process.end(STOP_S if told else END_S)
-        for result in asks:
-            settle(result, None, EngineRestarting("the engine's process has died and is started again: try again"))
+        refuse_all(asks, EngineRestarting("the engine's process has died and is started again: try again"))
         if told:
             return
-        why = f": {failed}" if failed else ""
-        log.error("the engine's process %d has ended %s%s", link.process.pid, how, why)
+        log.error("the engine's process %d has ended %s%s", link.process.pid, how, f": {failed}" if failed else "")
         self._deaths += 1
         with self._lock:
             ended = self._roster.after_death(accused)
@@ -272,20 +274,16 @@ class RemoteEngine:
             try:
                 return self._open(logging.WARNING)
             except (TwostrokeError, OSError) as error:
+                log.error("the engine's process cannot be started: %s", error)
+                self._deaths += 1
                 if isinstance(error, ModelChanged):
                     self.failure = error
                     return None
-                log.error("the engine's process cannot be started: %s", error)
-                self._deaths += 1
         return None
 
     def _open(self, level: int) -> ProcessLink:
         """Start the next process and hand it all requests. Raises what `LLM` raises, or ModelChanged."""
-        bytes_before = self.llm.pool.num_pages * self.llm.pool.page_bytes
-        link = ProcessLink(self._launch(self._generation, bytes_before), self._generation, self.llm)
-        if link.llm.model.id != self.llm.model.id:
-            link.process.end(0)
-            raise ModelChanged("the model's files have changed: start the server again")
+        link = self._opener.open()
         link.start(self._unsendable)
         with self._lock:
             self._beat = time.monotonic()
@@ -297,5 +295,6 @@ class RemoteEngine:
                 link.outbox.put(ask)
             if self._stopped.is_set():
                 link.outbox.put(Stop())
+        self.came()
         log.log(level, "the engine is there again (process %d); %d requests go on", link.process.pid, len(going_on))
         return link

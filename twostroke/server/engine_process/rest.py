@@ -5,14 +5,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
-from twostroke.errors import EngineFailed, EngineStopped, TwostrokeError
+from twostroke.errors import EngineStopped, TwostrokeError
 from twostroke.system.futures import settle
 
 T = TypeVar("T")
-
-
-class ModelChanged(EngineFailed):
-    """The files of a model that is opened again are those of another one."""
 
 
 class Rest:

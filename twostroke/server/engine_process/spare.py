@@ -17,9 +17,11 @@ class SpareProcess:
     and lives as long as the server does.
     """
 
-    def __init__(self, make: Callable[[], EngineProcess] = EngineProcess, delay_s: float = DELAY_S) -> None:
-        """Start the first one."""
-        self._waiting: EngineProcess | None = make()
+    def __init__(
+        self, make: Callable[[], EngineProcess] = EngineProcess, count: int = 1, delay_s: float = DELAY_S
+    ) -> None:
+        """Start the first ones, `count` of them: so many engines are opened first."""
+        self._waiting = [make() for _ in range(count)]
         self._make, self._delay_s = make, delay_s
         self._taken = threading.Semaphore(0)
         self._lock = threading.Lock()
@@ -31,12 +33,12 @@ class SpareProcess:
     @property
     def pid(self) -> int | None:
         """The process that waits, if there is one."""
-        return None if (waiting := self._waiting) is None else waiting.pid
+        return next((one.pid for one in self._waiting), None)
 
     def take(self) -> EngineProcess:
         """The one that waits, or a new one if it is not there."""
         with self._lock:
-            taken, self._waiting = self._waiting, None
+            taken = self._waiting.pop() if self._waiting else None
         self._taken.release()
         if taken is not None and taken.alive:
             return taken
@@ -48,7 +50,7 @@ class SpareProcess:
         while True:
             self._taken.acquire()
             time.sleep(self._delay_s)
-            if self._waiting is None:
+            if not self._waiting:
                 made = self._make()
                 with self._lock:
-                    self._waiting = made
+                    self._waiting.append(made)

@@ -1,8 +1,11 @@
 """Tells an engine's process that hangs from one that is slow."""
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 
 def major_faults(pid: int) -> int:
@@ -43,5 +46,6 @@ class Watchdog:
             self._counted_s += passed
         if not self.limit_s or self._counted_s < self.limit_s:
             return False
+        log.error("the engine's process %d made no step for %g s: it is killed", pid, self.limit_s)
         self._counted_s = 0.0
         return True

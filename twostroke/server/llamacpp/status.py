@@ -25,7 +25,7 @@ async def props(engine: CurrentEngine) -> Response:
     special = llm.tokenizer.special_tokens
     facts: dict[str, Any] = {
         "default_generation_settings": {"n_ctx": llm.max_model_len, "params": {**DEFAULTS, **llm.generation}},
-        "total_slots": llm.engine.config.max_running,
+        "total_slots": engine.max_running,
         "model_alias": engine.name,
         "model_path": str(llm.path),
         "modalities": {"vision": False, "audio": False},
@@ -40,7 +40,7 @@ async def props(engine: CurrentEngine) -> Response:
 @router.get("/slots")
 async def slots(engine: CurrentEngine) -> Response:
     """A slot for each choice that may run at once; there are no fixed ones, so the busy ones come first."""
-    n_ctx, most = engine.llm.max_model_len, engine.llm.engine.config.max_running
+    n_ctx, most = engine.llm.max_model_len, engine.max_running
     speculative, busy = not engine.llm.engine.models.keys().isdisjoint(("draft", GUESSER)), engine.in_flight
     return json_response(
         [{"id": id, "n_ctx": n_ctx, "speculative": speculative, "is_processing": id < busy} for id in range(most)]

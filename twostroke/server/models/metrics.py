@@ -3,7 +3,7 @@
 The label has as many values as the server has models. Series of a model exist once it was loaded, and stay.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from twostroke.server.models.served_models import ServedModels
-from twostroke.server.observability.metrics import STATUSES
+from twostroke.server.observability.metrics import STATUSES, join_families
 from twostroke.server.observability.tenant_metrics import TenantCollector
 from twostroke.server.tenants.api_keys import ApiKeys
 
@@ -52,18 +52,11 @@ class _ModelsCollector(Collector):
             running.add_metric([model.name, "running"], model.running)
             running.add_metric([model.name, "waiting"], len(model.waiting))
             if model.engine is not None:
-                _join(joined, model.engine.metrics.exported.collect(), model.name)
+                for family in model.engine.metrics.exported.collect():
+                    if not family.name.startswith(OF_THE_SERVER):
+                        own = {} if family.name.startswith("vllm:") else {"model": model.name}  # vLLM's have model_name
+                        join_families(joined, [family], own)
         yield from (loaded, loads, running, *joined.values())
-
-
-def _join(joined: dict[str, Metric], families: Iterable[Metric], model: str) -> None:
-    for family in families:
-        if family.name.startswith(OF_THE_SERVER):
-            continue
-        into = joined.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
-        own = {} if family.name.startswith("vllm:") else {"model": model}  # vLLM's names have model_name
-        for one in family.samples:
-            into.samples.append(one._replace(labels={**one.labels, **own}))
 
 
 def exposition(models: ServedModels, server: ServerMetrics, accept: str) -> tuple[bytes, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 from twostroke.server.async_engine import AsyncEngine
+from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.models.source import ModelSource
@@ -103,7 +104,7 @@ class ServedModel:
             await self.engine.stop()
             self.app = self._remote = None
         if self._remote is None:
-            remote = await asyncio.to_thread(RemoteEngine, self.source.launch, self._watchdog_s)
+            remote = await asyncio.to_thread(RemoteEngine, LinkOpener(self.source.launch), self._watchdog_s)
             self.app = make_app(remote)
             self._remote = remote
             self.app.state.engine.start()

@@ -177,6 +177,13 @@ def engine_families(llm: LLM) -> list[Metric]:
     return [family for one in collectors for family in one.collect()]
 
 
+def join_families(joined: dict[str, Metric], families: Iterable[Metric], labels: Mapping[str, str]) -> None:
+    """Add families to those of the same names, with further labels."""
+    for family in families:
+        into = joined.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
+        into.samples += [one._replace(labels={**one.labels, **labels}) for one in family.samples]
+
+
 class _Families(Collector):
     """Families that were read elsewhere."""
 

@@ -80,7 +80,8 @@ class VllmNames(Collector):
         made = Metric(f"vllm:{name.vllm}", family.documentation, family.type)
         for sample in family.samples:
             if name.where.items() <= sample.labels.items():
-                labels = {name.renamed.get(key, key): value for key, value in sample.labels.items()}
+                renamed = {"replica": "engine", **name.renamed}
+                labels = {renamed.get(key, key): value for key, value in sample.labels.items()}
                 labels = self._labels | {key: value for key, value in labels.items() if key not in name.where}
                 suffix = sample.name.removeprefix(f"twostroke_{name.ours}")
                 made.samples.append(Sample(f"vllm:{name.vllm}{suffix}", labels, sample.value))

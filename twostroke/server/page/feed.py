@@ -28,10 +28,10 @@ RING_SIZE = 32  # messages
 
 
 class EngineFeed:
-    """The messages about one engine. Call its methods from the event loop's thread only."""
+    """The messages about one engine, or one replica of it. Call its methods from the event loop's thread only."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: AsyncEngine, replica: int = 0) -> None:
+        self._engine, self._replica = engine, replica
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING_SIZE)
@@ -47,7 +47,7 @@ class EngineFeed:
             self._task = asyncio.create_task(self._run())
         try:
             if not self._pools:
-                self._pools = await self._engine.beside_steps(pools_of)
+                self._pools = await self._engine.beside_steps(pools_of, self._replica)
             yield event("hello", self._hello()) + self._snapshot
             seen = 0
             while self._running:
@@ -99,18 +99,18 @@ class EngineFeed:
             self._ring.clear()
             self._wake()
             with suppress(ApiError):
-                await engine.beside_steps(end_watch)
+                await engine.beside_steps(end_watch, self._replica)
 
     async def _seen(self) -> Seen:
         try:
-            return await self._engine.beside_steps(watch)
+            return await self._engine.beside_steps(watch, self._replica)
         except ApiError:  # the engine's process is started again
             return Seen([], None, {})
 
     async def _look(self) -> None:
         """Leave a snapshot in the recorder, between two steps."""
         with suppress(ApiError):  # the engine has stopped
-            await self._engine.between_steps(take_look)
+            await self._engine.between_steps(take_look, self._replica)
 
     def _publish(self, steps: list[StepRecord], pages: bytes | None, counts: dict[str, int]) -> None:
         at, tokens = asyncio.get_running_loop().time(), self._engine.output_tokens

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.errors import InvalidRequest
@@ -109,12 +109,14 @@ async def methods(engine: CurrentEngine) -> Response:
 
 
 @router.get("/watch")
-async def watch(http: HttpRequest, engine: CurrentEngine) -> Response:
-    """What the engine does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
+async def watch(http: HttpRequest, engine: CurrentEngine, replica: Annotated[int, Query(ge=0)] = 0) -> Response:
+    """What the engine or a replica does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
     current_tenant().require_admin()
     engine.require_engine_process()
-    feed: EngineFeed = http.app.state.feed
-    return FeedResponse(feed)
+    feeds: list[EngineFeed] = http.app.state.feeds
+    if replica >= len(feeds):
+        raise ApiError(404, f"there is no replica {replica}: there are {len(feeds)}, from 0 on", param="replica")
+    return FeedResponse(feeds[replica])
 
 
 class FeedResponse(StreamedResponse):

@@ -1,0 +1,169 @@
+"""Several processes of one model. Each request goes to one of them: by the pages that each has, and by their loads.
+
+What a replica has is known from what its prefix index tells. If one dies, its own requests wait for its next process,
+and the others go on; new ones go to those that are there.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from twostroke.api.llm import LLM
+from twostroke.engine.engine import Engine
+from twostroke.engine.engine_thread import Update
+from twostroke.engine.request import Request
+from twostroke.engine.router import KvAware, RoutedCall
+from twostroke.errors import EngineFailed
+from twostroke.kv.kv_events import Change, page_names, root_of
+from twostroke.server.engine_process.codec import RemoteValue
+from twostroke.server.engine_process.launch import Launch
+from twostroke.server.engine_process.link import LinkOpener
+from twostroke.server.engine_process.remote import RemoteEngine
+from twostroke.server.served_engine import OnStep, Publish
+
+
+class ReplicatedEngine:
+    """A `ServedEngine` of several.
+
+    Attributes:
+        parts: the replicas.
+        llm: the model as the first one has described it.
+    """
+
+    def __init__(self, launches: Sequence[Launch], watchdog_s: float = 0.0) -> None:
+        """Start a process with each of `launches`, one after the other. Raises what `LLM` raises, or ModelChanged."""
+        self._router = KvAware[Replica]()
+        self._lock = threading.Lock()
+        self._sent: dict[Request, tuple[Replica, int]] = {}  # those in flight: to whom, and their pages
+        self._publish: Publish = lambda updates: None
+        self.parts: list[Replica] = []
+        try:
+            for launch in launches:
+                known = self.parts[0].llm if self.parts else None
+                opener = LinkOpener(launch, len(self.parts), len(launches), known)
+                self.parts.append(Replica(self, opener, watchdog_s))
+        except BaseException:
+            self.stop()
+            raise
+        self.llm = self.parts[0].llm
+
+    @property
+    def alive(self) -> bool:
+        return any(one.alive for one in self.parts)
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        return None if self.alive else next((one.failure for one in self.parts if one.failure is not None), None)
+
+    @property
+    def restarting(self) -> bool:
+        return all(one.restarting for one in self.parts if one.alive) and self.alive
+
+    @property
+    def step_age_s(self) -> float:
+        return max((one.step_age_s for one in self.parts if one.alive and not one.restarting), default=0.0)
+
+    def start(self, publish: Publish, on_step: OnStep) -> None:
+        self._publish = publish
+        for one in self.parts:
+            self.came(one)
+            one.start(partial(self._deliver, one), on_step)
+
+    def stop(self) -> None:
+        if self.parts:
+            with ThreadPoolExecutor(len(self.parts)) as pool:  # each may have much to write to its tiers
+                list(pool.map(RemoteEngine.stop, self.parts))
+
+    def submit(self, request: Request, owner: Any) -> None:
+        with self._lock:
+            replica, pages = self._choice(request)
+            self._sent[request] = replica, pages
+        replica.submit(request, owner)
+
+    def cancel(self, request: Request) -> None:
+        with self._lock:
+            replica, _ = self._sent.get(request, (None, 0))
+        if replica is not None:
+            replica.cancel(request)
+
+    def call(self, action: Callable[[Engine], Any]) -> "Future[Any]":
+        return self._one_for(action).call(action)
+
+    def beside_steps(self, action: Callable[[LLM], Any]) -> "Future[Any]":
+        return self._one_for(action).beside_steps(action)
+
+    def _choice(self, request: Request) -> "tuple[Replica, int]":
+        """A replica for a request, and the pages that it has there as load."""
+        size, router = self.llm.pool.page_size, self._router
+        pages = -(-len(request.prompt) // size) + len(request.choices)
+        home, least = self._home(request.make_program), router.least()
+        if home is not None and least is not None and router.loads.get(home, 1 << 60) - pages <= router.loads[least]:
+            router.add(home, pages)
+            return home, pages
+        names = page_names(request.prompt, size, root_of(request.cache_salt))
+        return router.choose(RoutedCall(pages, names)) or self._anyone, pages
+
+    def _home(self, action: Any) -> "Replica | None":
+        """The replica that has a value which a function is given."""
+        if isinstance(action, RemoteValue):
+            return None if action.lost else self.parts[action.generation % len(self.parts)]
+        if isinstance(action, partial):
+            homes = map(self._home, (*action.args, *action.keywords.values()))
+            return next((home for home in homes if home is not None), None)
+        return None
+
+    def _one_for(self, action: Any) -> "Replica":
+        with self._lock:
+            return self._home(action) or self._router.least() or self._anyone
+
+    @property
+    def _anyone(self) -> "Replica":
+        """One to wait for while none is there."""
+        return next((one for one in self.parts if one.alive), self.parts[0])
+
+    # For replicas: called by the threads of their processes -----------------------------------------------------------
+
+    def came(self, replica: "Replica") -> None:
+        """A replica is there, with the requests that it has."""
+        with self._lock:
+            self._router.join(replica)
+            for one, pages in self._sent.values():
+                if one is replica:
+                    self._router.add(replica, pages)
+
+    def went(self, replica: "Replica") -> None:
+        """A replica is gone, with its KV."""
+        with self._lock:
+            if replica in self._router.loads:
+                self._router.leave(replica)
+
+    def pages_changed(self, replica: "Replica", changes: list[Change]) -> None:
+        """A replica's prefix index has got or lost pages."""
+        with self._lock:
+            self._router.tell(replica, changes)
+
+    def _deliver(self, replica: "Replica", updates: list[Update]) -> None:
+        with self._lock:
+            for update in updates:
+                if update.done:
+                    self._router.done(replica, self._sent.pop(update.request, (replica, 0))[1])
+        self._publish(updates)
+
+
+class Replica(RemoteEngine):
+    """One of them."""
+
+    def __init__(self, whole: ReplicatedEngine, opener: LinkOpener, watchdog_s: float) -> None:
+        self.number, self._whole = opener.number, whole
+        super().__init__(opener, watchdog_s)
+
+    def came(self) -> None:
+        self._whole.came(self)
+
+    def went(self) -> None:
+        self._whole.went(self)
+
+    def pages_changed(self, changes: list[Change]) -> None:
+        self._whole.pages_changed(self, changes)

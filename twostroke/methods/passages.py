@@ -103,7 +103,7 @@ class Passages(Method, name="passages"):
                 return Joining(len(passages), kl=kl, plain=True)
             del exact
         yield Decode(kv)
-        gap = float(np.mean(made.gaps)) if made.gaps else None
+        gap = round(float(np.mean(made.gaps)), 6) if made.gaps else None
         return Joining(len(passages), made.moved, made.mended, gap, kl)
 
     def joined(self, prompt: Prompt, passages: Sequence[range]) -> Generator[Any, Any, "Joined"]:

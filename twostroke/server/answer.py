@@ -123,8 +123,13 @@ class Answer(ABC):
 
 def own_fields(request: Request) -> dict[str, Any]:
     """The fields of a finished answer that are this server's own: its timings, and what its technique counted."""
-    counted = {name: value for name, value in method_facts(request.result).items() if _numbers(value)}
-    return {"timings": timings(request)} | ({"method_facts": counted} if counted else {})
+    return {"timings": timings(request)} | counted(request)
+
+
+def counted(request: Request) -> dict[str, Any]:
+    """What a finished request's technique counted, as a field; none if it counted nothing."""
+    facts = {name: value for name, value in method_facts(request.result).items() if _numbers(value)}
+    return {"method_facts": facts} if facts else {}
 
 
 def _numbers(value: object) -> bool:

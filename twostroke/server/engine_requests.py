@@ -13,6 +13,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.methods import METHODS, Method, Plain, method
+from twostroke.models.checkpoints.chat_passages import encode_chat
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
@@ -43,8 +44,10 @@ class Prepared:
     receipt: bool = False
 
 
-def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] | None) -> Method:
-    """The technique that a body names, by itself or by the model's alias `NAME:METHOD`.
+def choose_method(
+    served: str, model: str | None, chosen: str | dict[str, Any] | None, default: str = "plain"
+) -> Method:
+    """The technique that a body names, by itself or by the model's alias `NAME:METHOD`, or the default.
 
     Ollama's clients put the tag `:latest` behind every name, on the other APIs' routes too.
 
@@ -59,7 +62,7 @@ def choose_method(served: str, model: str | None, chosen: str | dict[str, Any] |
             message = f"there is no model {model!r:.100}; there is {served!r}, alone or as {served}:METHOD"
             raise ApiError(404, message, param="model", code="model_not_found")
     parameters = {"name": chosen} if isinstance(chosen, str) else dict(chosen or {})
-    named = parameters.pop("name", alias or "plain")
+    named = parameters.pop("name", alias or default)
     try:
         if not isinstance(named, str):
             raise InvalidRequest(f"a method's name is a text, not {named!r:.60}")
@@ -124,6 +127,7 @@ def chat_tokens(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     cut: bool = False,
+    passages: Sequence[str] = (),
 ) -> ChatTokens:
     """A conversation through the chat template.
 
@@ -135,6 +139,7 @@ def chat_tokens(
         add_generation_prompt: whether the beginning of an answer follows the messages.
         continue_final_message: whether the answer continues the last message.
         cut: whether a prompt that is too long will be cut, and so must not be refused.
+        passages: texts of named contexts, for the places that messages have for them (`chat_passages`).
 
     Raises:
         InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.
@@ -148,7 +153,7 @@ def chat_tokens(
     messages, offered = tools.prompt_messages(llm.tokenizer, messages, functions, values)
     if not cut and sum(len(str(message.get("content"))) for message in messages) > 8 * llm.max_model_len:
         check_size(llm, llm.tokenizer.chat(messages, tools=offered, **values))
-    return llm.tokenizer.encode_chat(messages, tools=offered, **values)
+    return encode_chat(llm.tokenizer, messages, passages, tools=offered, **values)
 
 
 def truncated(llm: LLM, tokens: list[int], most: int | None) -> list[int]:

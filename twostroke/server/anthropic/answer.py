@@ -7,7 +7,7 @@ from typing import Any
 
 from twostroke.engine.output import Token
 from twostroke.server.active_call import ActiveCall
-from twostroke.server.answer import Answer
+from twostroke.server.answer import Answer, counted
 from twostroke.server.anthropic.errors import error_body
 from twostroke.server.errors import ApiError
 from twostroke.server.tools.choice_parser import ChoiceParser
@@ -49,7 +49,7 @@ class MessageAnswer(Answer):
             yield self._start(0)
         yield from self._stop_block(len(self._blocks) - 1)
         ended = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        yield {"type": "message_delta", "delta": ended, "usage": self.usage(), **self.more}
+        yield {"type": "message_delta", "delta": ended, "usage": self.usage(), **self._own_fields}
         yield {"type": "message_stop"}
 
     def add_token(self, prompt: int, token: Token) -> None:
@@ -59,7 +59,13 @@ class MessageAnswer(Answer):
     def body(self) -> dict[str, Any]:
         if not self._blocks:
             self._add(PlainText(""))
-        return self._message([made for block in self._blocks if (made := _whole(block))], self._reason) | self.more
+        return (
+            self._message([made for block in self._blocks if (made := _whole(block))], self._reason) | self._own_fields
+        )
+
+    @property
+    def _own_fields(self) -> dict[str, Any]:
+        return counted(self.active_call.requests[0]) | self.more
 
     def encode(self, event: dict[str, Any]) -> bytes:
         return f"event: {event['type']}\n".encode() + super().encode(event)
@@ -69,14 +75,14 @@ class MessageAnswer(Answer):
 
     def usage(self) -> dict[str, Any]:
         """Tokens of the prompt are those computed and those found in the prefix index; all are cached unasked."""
-        counted = super().usage()
-        details = counted["prompt_tokens_details"]
+        said = super().usage()
+        details = said["prompt_tokens_details"]
         cached = details["cached_tokens"]
         return {
-            "input_tokens": counted["prompt_tokens"] - cached,
+            "input_tokens": said["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": counted["completion_tokens"],
+            "output_tokens": said["completion_tokens"],
             "cached_tokens_by_tier": details["cached_tokens_by_tier"],
         }
 

@@ -9,6 +9,7 @@ from twostroke.server.anthropic.answer import MessageAnswer
 from twostroke.server.anthropic.schemas import MessagesBody, PromptBody
 from twostroke.server.anthropic.translate import chat_from_anthropic
 from twostroke.server.async_engine import CurrentEngine
+from twostroke.server.contexts.named import with_named
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
@@ -26,8 +27,10 @@ async def messages(body: MessagesBody, http: HttpRequest, engine: CurrentEngine)
     unused = unused_variables(engine, chat, {"reasoning_effort": "output_config.effort"})
     call_log(http.scope).warn([*warnings, *unused])
 
+    chat, named = await with_named(http, chat)
+
     def prepare() -> PreparedChat:
-        return prepare_chat(engine, chat)
+        return prepare_chat(engine, chat, named=named)
 
     def answer(_: PreparedChat, active_call: ActiveCall) -> Answer:
         return MessageAnswer(body.model, active_call)
@@ -40,5 +43,6 @@ async def count_tokens(body: PromptBody, http: HttpRequest, engine: CurrentEngin
     """How many tokens the same body has as a prompt."""
     chat, _ = chat_from_anthropic(body, engine.name)
     warn_of_fields(http, body)
+    chat, _ = await with_named(http, chat)
     tokens = await engine.run_in_thread(lambda: prompt_ids(engine, chat))
     return json_response({"input_tokens": len(tokens)})

@@ -14,10 +14,12 @@ from twostroke.server.anthropic.schemas import (
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.prepare_chat import chat_body, without_tracking
 from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.openai.schemas.content import CONTEXT, joined
 
 # Blocks of earlier turns that a model here cannot have made: what others thought, and what Anthropic's own tools did.
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking", "server_tool_use", "container_upload", "compaction", "fallback")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "method", "priority", "timeout", "cache_salt", "receipt")
+Content = str | list[Any]  # a text, or parts
 
 
 def chat_from_anthropic(body: PromptBody, served: str) -> tuple[ChatBody, list[str]]:
@@ -77,19 +79,18 @@ def _messages(body: PromptBody) -> list[dict[str, Any]]:
     A system message among the turns becomes text of the user's: many templates refuse one there, and moved to the
     front it would change the beginning of a prompt that is in the prefix index.
     """
-    texts = [without_tracking(text) for text in _texts(body.system, "system")]
+    texts = [without_tracking(one) if isinstance(one, str) else one for one in _texts(body.system, "system")]
     turns = list(body.messages)
     while turns and turns[0].role == "system":
         texts += _texts(turns.pop(0).content, "messages.0.content")
-    system = "\n\n".join(filter(None, texts))
+    system = joined(texts, "\n\n")
     made: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     names: dict[str, str] = {}
     for index, message in enumerate(turns, len(body.messages) - len(turns)):
         for one in _turn(message, f"messages.{index}", names):
             last = made[-1] if made else None
             if last is not None and one["role"] == last["role"] != "tool" and "tool_calls" not in last:
-                text = "\n\n".join(filter(None, (last["content"], one["content"])))
-                made[-1] = {**last, **one, "content": text}
+                made[-1] = {**last, **one, "content": joined((last["content"], one["content"]), "\n\n")}
             else:
                 made.append(one)
     return made
@@ -97,7 +98,7 @@ def _messages(body: PromptBody) -> list[dict[str, Any]]:
 
 def _turn(message: AnthropicMessage, where: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """A turn as messages: the results of tools come before the text. `names` are those of earlier calls, by id."""
-    texts: list[str] = []
+    texts: list[Content] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for index, block in enumerate(message.content):
@@ -110,13 +111,13 @@ def _turn(message: AnthropicMessage, where: str, names: dict[str, str]) -> Itera
             calls.append(call)
         elif block.type == "tool_result" and message.role == "user":
             id = _field(block, "tool_use_id", str, place)
-            text = "\n\n".join(_texts(_inner(block, place), f"{place}.content"))
+            text = joined(_texts(_inner(block, place), f"{place}.content"), "\n\n")
             if getattr(block, "is_error", False) is True and not text:
                 text = "error"
             yield {"role": "tool", "tool_call_id": id, "content": text} | ({"name": names[id]} if id in names else {})
         else:
             texts += _texts([block], f"{where}.content", index)
-    content = "\n\n".join(filter(None, texts))
+    content = joined(texts, "\n\n")
     if message.role == "assistant":
         thought = {"reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
         yield {"role": "assistant", "content": content} | thought | ({"tool_calls": calls} if calls else {})
@@ -142,13 +143,15 @@ def _inner(block: ContentBlock, place: str) -> list[ContentBlock]:
     return [ContentBlock.model_validate(one) for one in content]
 
 
-def _texts(blocks: Sequence[ContentBlock], where: str, start: int = 0) -> list[str]:
+def _texts(blocks: Sequence[ContentBlock], where: str, start: int = 0) -> list[Content]:
     """The text of some blocks. Raises ApiError for what a model of text cannot read."""
     return [text for index, block in enumerate(blocks, start) if (text := _text(block, f"{where}.{index}"))]
 
 
-def _text(block: ContentBlock, place: str) -> str | None:
+def _text(block: ContentBlock, place: str) -> Content | None:
     match block.type:
+        case "context":
+            return [{"type": CONTEXT, "name": _field(block, "name", str, place)}]
         case "text":
             return _field(block, "text", str, place)
         case "image":
@@ -157,7 +160,8 @@ def _text(block: ContentBlock, place: str) -> str | None:
         case "document":
             return _document(block, place)
         case "search_result":
-            return "\n\n".join([_field(block, "title", str, place), *_texts(_inner(block, place), f"{place}.content")])
+            inner = _texts(_inner(block, place), f"{place}.content")
+            return joined([_field(block, "title", str, place), *inner], "\n\n")
         case "tool_reference":
             return _field(block, "tool_name", str, place)
         case kind if kind in _IGNORED_BLOCKS or (kind.endswith("_tool_result") and kind != "tool_result"):
@@ -166,18 +170,18 @@ def _text(block: ContentBlock, place: str) -> str | None:
             raise ApiError(400, f"{place}: a block of type {kind!r:.60} is not supported here", param=place)
 
 
-def _document(block: ContentBlock, place: str) -> str:
+def _document(block: ContentBlock, place: str) -> Content:
     source = _field(block, "source", dict, place)
     title = getattr(block, "title", None)
     match source.get("type"):
         case "text" if isinstance(source.get("data"), str):
-            text: str = source["data"]
+            text: Content = source["data"]
         case "content" if isinstance(source.get("content"), str | list):
             inner = ContentBlock(type="text", content=source["content"])  # pyright: ignore[reportCallIssue]
-            text = "\n\n".join(_texts(_inner(inner, place), f"{place}.source.content"))
+            text = joined(_texts(_inner(inner, place), f"{place}.source.content"), "\n\n")
         case kind:
             raise ApiError(400, f"{place}: a document must be text, not {kind!r:.40}", param=place)
-    return f"{title}\n\n{text}" if isinstance(title, str) and title else text
+    return joined((title if isinstance(title, str) else "", text), "\n\n")
 
 
 def _field(block: ContentBlock, name: str, kind: type, place: str) -> Any:

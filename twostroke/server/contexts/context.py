@@ -66,6 +66,15 @@ class Context:
     def expired(self) -> bool:
         return time.time() >= self.expires
 
+    @property
+    def text(self) -> str:
+        """What it is as a part of a message. Raises ApiError if it was not made of a text."""
+        if isinstance(self.body.prompt, str):
+            return self.body.prompt
+        has = "messages" if self.body.messages else "token ids"
+        message = f"context {self.name} has {has}: a part of a message needs one whose prompt is a text"
+        raise ApiError(400, message, param="messages")
+
     def before_chat(self, body: ChatBody) -> ChatBody:
         """A conversation after the context's messages, with its tools; of two tools of one name, the body's counts."""
         if not self.body.messages:
@@ -108,9 +117,9 @@ class Context:
         return [*ids, *(tokenizer.encode(prompt, add_bos=False) if isinstance(prompt, str) else prompt)]
 
     def with_context(
-        self, llm: LLM, prompt: Sequence[int], program: Callable[[], Program], salt: bytes = b""
+        self, llm: LLM, prompt: Sequence[int] | None, program: Callable[[], Program], salt: bytes = b""
     ) -> Callable[[], Program]:
-        """`program`, for which the context is in the prefix index as far as `prompt` begins with it."""
+        """`program`, for which the context is in the prefix index as far as `prompt` begins with it; None: all of it"""
         if self.kv is None:
             return program
-        return partial(after_context, llm, self.kv.kv, prompt, salt, program)
+        return partial(after_context, llm, self.kv.kv, self.kv.tokens if prompt is None else prompt, salt, program)

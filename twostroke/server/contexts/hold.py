@@ -25,10 +25,8 @@ from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.tenants.tenant import current_tenant, tenant_call
 
 
-async def find_context(http: HttpRequest, name: str | None) -> Context | None:
-    """The context that a body goes on from, if it names one. One of before a restart gets its KV. Raises ApiError."""
-    if name is None:
-        return None
+async def find_context(http: HttpRequest, name: str) -> Context:
+    """The context of this name. One of before a restart gets its KV. Raises ApiError."""
     engine: AsyncEngine = http.app.state.engine
     contexts: Contexts = http.app.state.contexts
     engine.require_engine_process()

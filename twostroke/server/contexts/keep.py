@@ -20,7 +20,7 @@ async def keep_answer(
     The pages of the answer are found in the prefix index, so next to nothing is computed. `context` is the one that the
     body goes on from. An answer that goes on with an assistant's message is one with it.
     """
-    messages, before = list(body.messages), tuple[int, ...]()
+    messages, before = [one.as_text() for one in body.messages], tuple[int, ...]()
     content = message.get("content") or ""
     if body.continue_final_message:
         content = (messages.pop().content or "") + content

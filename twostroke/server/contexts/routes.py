@@ -39,7 +39,6 @@ async def fork(name: str, body: ForkBody, http: HttpRequest, engine: CurrentEngi
     """A context that is another one's up to a token of the answer at its end; the pages before are the same."""
     warn_of_fields(http, body)
     parent = await find_context(http, name)
-    assert parent is not None
     forked, answer = parent.fork(engine.llm.tokenizer, body.at, body.text)
     return await _answer(http, forked.model_copy(update={"name": body.name}), body.seconds, parent, answer)
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from twostroke.server.openai.schemas.base_model import LenientModel, whole_number
-from twostroke.server.openai.schemas.chat import NAME, ChatMessage, ChatPrompt
+from twostroke.server.openai.schemas.chat import ChatMessage, ChatPrompt
 from twostroke.server.openai.schemas.common import CacheSalt
 from twostroke.server.openai.schemas.completions import is_id
+from twostroke.server.openai.schemas.content import NAME
 
 ContextName = Annotated[str, Field(pattern=NAME)]
 TTL_S = 3600.0  # seconds that a context lives if nothing is said

@@ -15,7 +15,7 @@ from twostroke.api.conversation.fitting import SYSTEM_ROLES, LeftOut, cut_passag
 from twostroke.api.conversation.window import ContextRoom, WindowPlan, plan_window
 from twostroke.api.llm import LLM
 from twostroke.kv.common_prefix import common_prefix_length
-from twostroke.methods import Method
+from twostroke.methods import Method, Passages
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import AsyncEngine
@@ -53,7 +53,11 @@ class PreparedChat(Prepared):
 
 
 def prepare_chat(
-    engine: AsyncEngine, body: ChatBody, context: Context | None = None, prompt: str | Sequence[int] | None = None
+    engine: AsyncEngine,
+    body: ChatBody,
+    context: Context | None = None,
+    prompt: str | Sequence[int] | None = None,
+    named: Sequence[Context] = (),
 ) -> PreparedChat:
     """The requests that answer a conversation. Takes long: call it off the event loop.
 
@@ -62,6 +66,7 @@ def prepare_chat(
         body: the conversation. It goes on after `context`.
         context: the beginning that was put under a name.
         prompt: a text or token ids in place of the messages.
+        named: the contexts whose texts are in messages.
 
     Raises:
         ApiError or InvalidRequest: what the body asks for cannot be done.
@@ -85,6 +90,8 @@ def prepare_chat(
         if body.receipt:
             params = with_receipt(params, technique)
         requests = engine_requests(llm, [tokens], params, technique, context, salt)
+        for one in named if isinstance(technique, Passages) else ():
+            requests[0].make_program = one.with_context(llm, None, requests[0].make_program, salt)
     else:
         require_plain(technique, "a window of KV is kept", "truncation")
         if params.prompt_logprobs is not None:
@@ -118,6 +125,7 @@ def prompt_tokens(llm: LLM, body: ChatPrompt, *, cut: bool = False) -> ChatToken
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         cut=cut,
+        passages=[text for message in body.messages for text in message.passages],
     )
 
 
@@ -147,7 +155,11 @@ def without_tracking(system: str) -> str:
 def _checked(engine: AsyncEngine, body: ChatBody, context: Context | None) -> tuple[ChatBody, Method]:
     """The body after its context and with the model's defaults, and its technique. Raises ApiError."""
     body = body if context is None else context.before_chat(body)
-    technique = choose_method(engine.name, body.model, body.method)
+    exact = (
+        body.receipt or body.prompt_logprobs is not None or "window" in (body.truncation, engine.settings.truncation)
+    )
+    named = any(message.passages for message in body.messages) and not exact
+    technique = choose_method(engine.name, body.model, body.method, "passages" if named else "plain")
     if body.truncation == "window":
         require_plain(technique, "a window of KV is kept", "truncation")
     if body.top_logprobs and not body.logprobs:

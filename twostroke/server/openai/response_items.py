@@ -9,6 +9,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.openai.prepare_chat import chat_body
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import GenerateBody
+from twostroke.server.openai.schemas.content import CONTEXT, joined
 from twostroke.server.openai.schemas.reasoning import ReasoningFields
 from twostroke.server.openai.schemas.responses import ResponsesBody
 
@@ -145,8 +146,7 @@ def _choice(choice: Any, offers: Mapping[str, OfferedTool], warnings: list[str])
 def _with_instructions(body: ResponsesBody, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One system message from the instructions and the system messages at the beginning: templates have one place."""
     begun = next((i for i, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
-    texts = [body.instructions or "", *(one["content"] for one in messages[:begun])]
-    text = "\n\n".join(filter(None, texts))
+    text = joined([body.instructions or "", *(one["content"] for one in messages[:begun])], "\n\n")
     return [*([{"role": "system", "content": text}] if text else []), *messages[begun:]]
 
 
@@ -209,20 +209,23 @@ def _call(item: Item, kind: str, where: str) -> dict[str, Any]:
     return {"id": _text_field(item, "call_id", where), "type": "function", "function": function}
 
 
-def _content(content: Any, where: str) -> str:
-    """A text or parts of text, as one text."""
+def _content(content: Any, where: str) -> str | list[Any]:
+    """A text or parts of text, as one text; parts if there are contexts among them."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ApiError(400, f"{where}: must be a text or a list of parts", param=where)
-    texts: list[str] = []
+    texts: list[str | list[Any]] = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == CONTEXT:
+            texts.append([{"type": CONTEXT, "name": _text_field(part, "name", f"{where}[{index}]")}])
+            continue
         if kind not in ("input_text", "output_text", "text", "refusal"):
             message = f"{where}[{index}]: the model reads text alone, so a part of type {kind!r:.40} is not supported"
             raise ApiError(400, message, param=f"{where}[{index}]")
         texts.append(_text_field(part, "refusal" if kind == "refusal" else "text", f"{where}[{index}]"))
-    return "".join(texts)
+    return joined(texts)
 
 
 def _text_field(item: Item, name: str, where: str) -> str:

@@ -13,6 +13,7 @@ from twostroke.server.answer import Answer
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.contexts.hold import find_context
 from twostroke.server.contexts.keep import keep_answer
+from twostroke.server.contexts.named import with_named
 from twostroke.server.engine_requests import (
     Prepared,
     check_length,
@@ -43,7 +44,7 @@ async def completions(body: CompletionBody, http: HttpRequest, engine: CurrentEn
     warn_of_fields(http, body)
     body = body.with_defaults(engine.llm.generation)
     technique = choose_method(engine.name, body.model, body.method)
-    context = await find_context(http, body.context)
+    context = None if body.context is None else await find_context(http, body.context)
     refuse(
         ("a receipt without an answer", body.receipt and body.max_tokens == 0),
         ("best_of", body.best_of is not None and body.best_of != body.n),
@@ -80,10 +81,11 @@ async def chat_completions(body: ChatBody, http: HttpRequest, engine: CurrentEng
     """Answer a conversation."""
     warn_of_fields(http, body, *unused_variables(engine, body))
     refuse(("prompt_logprobs in a stream", body.stream and body.prompt_logprobs is not None))
-    context = await find_context(http, body.context)
+    context = None if body.context is None else await find_context(http, body.context)
+    body, named = await with_named(http, body)
 
     def prepare() -> PreparedChat:
-        return prepare_chat(engine, body, context)
+        return prepare_chat(engine, body, context, named=named)
 
     def answer(prepared: PreparedChat, active_call: ActiveCall) -> Answer:
         made = ChatAnswer(body.model or engine.name, active_call, prepared.body, engine.llm.tokenizer)

@@ -10,6 +10,7 @@ from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.contexts.hold import find_context
+from twostroke.server.contexts.named import with_named
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
@@ -37,10 +38,11 @@ async def responses(body: ResponsesBody, http: HttpRequest, engine: CurrentEngin
     chat = chat_from_items(body, items, [] if before is None else before.history, offers, warnings)
     warn_of_fields(http, body)
     call_log(http.scope).warn([*warnings, *unused_variables(engine, chat)])
-    context = await find_context(http, body.context)
+    context = None if body.context is None else await find_context(http, body.context)
+    chat, named = await with_named(http, chat)
 
     def prepare() -> PreparedChat:
-        return prepare_chat(engine, chat, context)
+        return prepare_chat(engine, chat, context, named=named)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
@@ -65,7 +67,8 @@ async def input_tokens(body: ResponsesBody, http: HttpRequest, engine: CurrentEn
     before, items = _taken_up(engine, body, http.app.state.stored_responses)
     history = [] if before is None else before.history
     chat = chat_from_items(body, items, history, offered_tools(body.tools, []), [])
-    context = await find_context(http, body.context)
+    context = None if body.context is None else await find_context(http, body.context)
+    chat, _ = await with_named(http, chat)
     tokens = await engine.run_in_thread(lambda: prompt_ids(engine, chat, context))
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 

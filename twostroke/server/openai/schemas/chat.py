@@ -2,69 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from twostroke.models.checkpoints.chat_templates import variables_of
 from twostroke.server.openai.schemas import other_servers
-from twostroke.server.openai.schemas.base_model import Neutral, UndeclaredField, whole_number
+from twostroke.server.openai.schemas.base_model import Neutral, whole_number
 from twostroke.server.openai.schemas.common import GenerateBody, LenientModel
+from twostroke.server.openai.schemas.content import NAME, MessageWithParts
 from twostroke.server.openai.schemas.reasoning import UNUSED, ReasoningFields
 from twostroke.server.openai.schemas.sampling import described
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"  # of a context
-
-
-def _text(value: Any) -> Any:
-    """Content as a text: parts are joined."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise ValueError(f"a part of content must be of type text, not {kind!r:.40}")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise ValueError(f"a part of type {kind} must have a text")
-        texts.append(text)
-    return "".join(texts)
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-
-
-class ContentPart(LenientModel):
-    """A part of content. Its text is read by `_text`; this class knows which fields it may have."""
-
-    HARMLESS: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "cache_control", "logprobs", "prompt_cache_breakpoint"}
-    )
-    type: Any = None
-    text: Any = None
-    refusal: Any = None
-
-
-class MessageWithParts(LenientModel):
-    """A message whose content may have parts; they become one text, but their fields are remembered."""
-
-    _parts: list[ContentPart] = PrivateAttr(default_factory=list)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember(cls, data: Any, handler: Callable[[Any], Self]) -> Self:
-        message = handler(data)
-        parts = data.get("content") if isinstance(data, dict) else None  # pyright: ignore
-        if isinstance(parts, list):
-            message._parts = [ContentPart.model_validate(part) for part in parts]  # pyright: ignore
-        return message
-
-    def undeclared(self, path: str = "") -> Iterator[UndeclaredField]:
-        yield from super().undeclared(path)
-        for index, part in enumerate(self._parts):
-            yield from part.undeclared(f"{path}content[{index}].")
 
 
 class CalledFunction(LenientModel):
@@ -89,7 +38,6 @@ class ChatMessage(MessageWithParts):
     HARMLESS: ClassVar[frozenset[str]] = frozenset({"annotations", "audio", "cache_control", "id", "refusal", "status"})
     UNSUPPORTED: ClassVar[Neutral] = {"function_call": ()}
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -98,7 +46,7 @@ class ChatMessage(MessageWithParts):
     def for_template(self) -> dict[str, Any]:
         """The message for a chat template: arguments are objects there, texts in the API."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        message["content"] = self.content or ""
+        message["content"] = self.marked(self.content or "")
         for key in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, key) is not None:
                 message[key] = getattr(self, key)

@@ -150,7 +150,7 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int EMBED_PHASES = 4, BLOCK_PHASES = 18;  // at most
+constexpr int EMBED_PHASES = 4, BLOCK_PHASES = 26;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -205,16 +205,20 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   };
   if (b.mixed()) {
     attend([] {});
-    return mix_experts(m, own, b, middle, rest, pass.result(i), to, fetching(following));
+    if (!b.expert_norms) return mix_experts(m, own, b, middle, rest, pass.result(i), to, fetching(following));
+    mix_normed(m, own, b, middle, rest);
+  } else {
+    attend(fetching(mlp.gate_up));
   }
-  attend(fetching(mlp.gate_up));
-  const Rows gated = gated_linear(m, own, mlp, middle, rest.gated);
-  if (!b.inputs)
-    return add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, b.scale, pass.result(i), to,
-                  fetching(following));
+  auto feed_forward = [&](float scale, float* out, const Normed* to, const auto& finish) {
+    if (b.mixed()) return post_norm_add(m, own, b.mlp_post_norm, n, rest.with_shared, rest.after, scale, out, to);
+    const Rows gated = gated_linear(m, own, mlp, middle, rest.gated);
+    add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, scale, out, to, finish);
+  };
+  if (!b.inputs) return feed_forward(b.scale, pass.result(i), to, fetching(following));
   const Rows gate_inputs = Rows::in(rest.gate_inputs, n, m.config.hidden);
   const Normed plain{gate_inputs, b.inputs->gate.kinds, nullptr, nullptr, rest.gate_squares};
-  add_on(mlp.down, gated, b.mlp_post_norm, rest.mlp_out, rest.after, 1.0f, rest.middle, &plain, fetching(b.inputs->gate));
+  feed_forward(1.0f, rest.middle, &plain, fetching(b.inputs->gate));
   const Rows chosen = gate_token_numbers(m, own, pass, i, gate_inputs, rest.token_gated);
   add_on(b.inputs->projection, chosen, b.inputs->norm, rest.token_out, rest.middle, b.scale, pass.result(i), to,
          fetching(following));

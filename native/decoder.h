@@ -166,6 +166,12 @@ struct SharedExpert {
   const float* gate;  // [hidden], or null
 };
 
+// Norms of a block whose experts and shared expert each have their own: before the router and the experts, and after the
+// shared expert and the others. Both sums pass the block's last norm.
+struct ExpertNorms {
+  const float *router, *before, *shared_after, *after;
+};
+
 constexpr int MOST_TOKEN_INPUTS = 1024;
 
 // Numbers of each row's token for every block: of a table that the caller has, plus those of a product with its embedding.
@@ -193,6 +199,7 @@ struct Block {
   Router router;          // chooses the experts of a row; without weights there is one MLP
   Kinds mlp_kinds;        // the kinds of their weights
   std::optional<SharedExpert> shared;
+  std::optional<ExpertNorms> expert_norms;
   std::optional<BlockInputs> inputs;
   std::optional<StateShape> state;  // in place of attention
   bool gated = false;               // whether the last columns of `qkv` gate what attention makes

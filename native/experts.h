@@ -116,13 +116,13 @@ inline int mixed_at_once(const Linear& down, int members) {
   return even_part(down.units(), std::clamp(down.units() / (PIECES * members), 1, MOST));
 }
 
-// Down projections of every expert, weighted and summed for some outputs of all rows at a time, then added to `before`.
-template <class Finish>
-void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8_t* gated, const float* before, float* out,
-                 const Normed* to, const Finish& finish) {
+// Down projections of every expert, weighted and summed for some outputs of all rows at a time. emit(jobs, n, first row,
+// rows, sums [n][ROW_BLOCK]) takes the sums.
+template <class Emit, class Finish>
+void add_experts(Model& m, Model::Private& own, const Block& b, int count, uint8_t* gated, const Emit& emit,
+                 const Finish& finish) {
   const auto& groups = own.routes.groups();
   const Linear& first_down = b.mlps[groups[0].expert].down;
-  const auto emit = adding(first_down, nullptr, m.config.residual_scale, before, out, to);  // each expert adds its bias
   const int units = first_down.units(), some = units ? mixed_at_once(first_down, m.team->size()) : 1;
   m.team->share(ceil_div(units, some), own.member, [&](int piece) {
     const int unit = piece * some, n = std::min(some, units - unit), panels = n * first_down.unit;
@@ -189,14 +189,11 @@ const float* add_shared(Model& m, Model::Private& own, const SharedExpert& share
   return at.with_shared;
 }
 
-// The MLPs of a block, from the rows of `from`, which are those at `at.after` normalized.
-template <class Finish>
-void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const PassMemory::Places& at, float* out,
-                 const Normed* to, const Finish& finish) {
+// Routes the rows of `routed`, and gates those of `from`. Both are the rows at `at.after` normalized.
+void choose_and_gate(Model& m, Model::Private& own, const Block& b, const Normed& routed, const Normed& from,
+                     const float* scales, const PassMemory::Places& at) {
   const int count = from.rows.count;
-  const float* scales = scales_of(m, own, from);
-  const float* before = b.shared ? add_shared(m, own, *b.shared, from, scales, at) : at.after;
-  route(m, own, b.router, from, scales, at.after, at.logits);
+  route(m, own, b.router, routed, scales, at.after, at.logits);
   m.team->share(count, own.member, [&](int row) {
     const size_t stride = b.router.stride();
     float* logits = own.row.get<float>(stride);  // another member may read this row, which must never be incomplete
@@ -207,5 +204,41 @@ void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& fr
   });
   own.routes.sort(b.router, at.choices, count);
   gate_experts(m, own, b, from, scales, at.gated);
-  add_experts(m, own, b, count, at.gated, before, out, to, finish);
+}
+
+// The MLPs of a block, from the rows of `from`, which are those at `at.after` normalized.
+template <class Finish>
+void mix_experts(Model& m, Model::Private& own, const Block& b, const Normed& from, const PassMemory::Places& at, float* out,
+                 const Normed* to, const Finish& finish) {
+  const float* scales = scales_of(m, own, from);
+  const float* before = b.shared ? add_shared(m, own, *b.shared, from, scales, at) : at.after;
+  choose_and_gate(m, own, b, from, from, scales, at);
+  const Linear& down = b.mlps[own.routes.groups()[0].expert].down;
+  const auto emit = adding(down, nullptr, m.config.residual_scale, before, out, to);  // each expert adds its bias
+  add_experts(m, own, b, from.rows.count, at.gated, emit, finish);
+}
+
+// The same where the shared expert and the others have norms of their own: the sum of both after these, in
+// `at.with_shared`. The rows of `from` are those of the shared expert.
+void mix_normed(Model& m, Model::Private& own, const Block& b, const Normed& from, const PassMemory::Places& at) {
+  const int count = from.rows.count, hidden = m.config.hidden;
+  const ExpertNorms& norms = *b.expert_norms;
+  const Normed routed{from.rows, from.kinds, norms.router, from.factors, from.squares};
+  const Normed inputs{Rows::in(at.expert_inputs, count, hidden), from.kinds, norms.before, from.factors, at.expert_squares};
+  m.spread(count, own, [&](int row) {
+    const float* x = at.after + size_t(row) * hidden;
+    for (int i = 0; i < hidden; i += GROUP) inputs.put(row, i, load(x + i), load(x + i + 16));
+  });
+  store_linear(m, own, b.shared->mlp.down, gated_linear(m, own, b.shared->mlp, from, at.shared_gated), count, at.mlp_out,
+               [] {});
+  m.meet(own);
+  choose_and_gate(m, own, b, routed, inputs, scales_of(m, own, from), at);
+  add_experts(m, own, b, count, at.gated, storing(b.mlps[0].down, at.experts_out), [] {});
+  m.spread(count, own, [&](int row) {
+    float* normed = own.row.get<float>(2 * size_t(hidden));
+    const size_t first = size_t(row) * hidden;
+    rms_norm(at.mlp_out + first, norms.shared_after, hidden, m.config.eps, normed);
+    rms_norm(at.experts_out + first, norms.after, hidden, m.config.eps, normed + hidden);
+    for (int i = 0; i < hidden; i += 16) store(at.with_shared + first + i, add(load(normed + i), load(normed + hidden + i)));
+  });
 }

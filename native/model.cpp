@@ -339,6 +339,13 @@ void twostroke_add_experts_block(void* model, const float** norms, void** matric
   b.shared.emplace(SharedExpert{Mlp(part(0), part(1), part(2), nullptr, nullptr), shared_gate});
 }
 
+// Lets the experts of the last block, and the shared expert, have norms of their own: see ExpertNorms. `factors`: see
+// Router.
+void twostroke_add_expert_norms(void* model, const float** norms, const float* factors) {
+  Block& b = ((Model*)model)->blocks.back();
+  b.expert_norms = {norms[0], norms[1], norms[2], norms[3]}, b.router.factors = factors;
+}
+
 // Lets the last block have a state in place of attention. Matrices: q, k, v, z, b, a, without b for
 // Mamba-2; b, c, x of a short convolution.
 void twostroke_add_state(void* model, void** matrices, const StateShape* shape) {

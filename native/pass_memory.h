@@ -20,6 +20,8 @@ class PassMemory {
     Choice* choices;                                  // [rows, chosen], of each block: see experts.h
     uint8_t* shared_gated;                            // of the shared expert
     float *shares, *with_shared;                      // its weight in each row; the input of the MLP plus its output
+    uint8_t* expert_inputs;                           // packed rows of experts with norms of their own
+    float *expert_squares, *experts_out;              // of these; their output before the norm
     uint8_t *gate_inputs, *token_gated;               // packed rows of BlockInputs
     float *gate_squares, *middle, *token_out;         // of these; x before them; their output before the norm
     float* gates;                                     // of what attention makes: [rows, q_width]
@@ -44,6 +46,7 @@ class PassMemory {
         mixed_ = std::max(mixed_, rows * state->v_size()), states_ = std::max(states_, targets * state->state_size());
         ready_ = std::max(ready_, state->v_size());
       }
+      norms_of_experts_ |= b.expert_norms.has_value();
       if (b.shared) shared_gated_ = std::max(shared_gated_, Rows::bytes(rows, b.shared->mlp.down.cols));
       if (!b.mixed()) continue;
       gated_ = std::max(gated_, Rows::bytes(rows * b.router.chosen, b.intermediate()) + LINE * (1 + b.router.experts));
@@ -113,6 +116,10 @@ class PassMemory {
     take(to.shared_gated, shared_gated_);
     take(to.shares, shared_gated_ ? rows_ * PANEL : 0);
     take(to.with_shared, shared_gated_ ? rows_ * c.hidden : 0);
+    const size_t with_norms = norms_of_experts_ ? rows_ : 0;
+    take(to.expert_inputs, Rows::bytes(with_norms, c.hidden));
+    take(to.expert_squares, Normed::squares_of(with_norms, c.hidden));
+    take(to.experts_out, with_norms * c.hidden);
     const size_t with_inputs = token_inputs_ ? rows_ : 0;
     take(to.gate_inputs, Rows::bytes(with_inputs, c.hidden));
     take(to.token_gated, Rows::bytes(with_inputs, token_inputs_));
@@ -128,7 +135,7 @@ class PassMemory {
   int token_inputs_ = 0;
   size_t gates_ = 0, inputs_ = 0, new_rows_ = 0, mixed_ = 0, states_ = 0;  // the same
   int ready_ = 0;                                                           // the most inputs of an output projection
-  bool norms_after_ = false, apart_ = false;
+  bool norms_after_ = false, norms_of_experts_ = false, apart_ = false;
   size_t size_ = 0;
   uint8_t* memory_ = nullptr;
   Choice* all_choices_ = nullptr;

@@ -167,6 +167,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 0,
         },
     ),
+    "gemma4-moe": (
+        "Gemma4",
+        {
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 24,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -325,7 +342,7 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
         scalars = [(name, one) for name, one in model.named_buffers() if name.endswith(("layer_scalar", "expert_bias"))]
         for parameter_name, parameter in [*model.named_parameters(), *scalars]:
             # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
-            factor = any(part in parameter_name for part in ("norm", "scalar")) and kind not in ("Gemma2", "Gemma3")
+            factor = any(part in parameter_name for part in ("norm", "scal")) and kind not in ("Gemma2", "Gemma3")
             shift = 1.0 if factor else 0.0
             shift = -2.0 if parameter_name.endswith("A_log") else shift  # a state that forgets slowly
             scale = 0.2 if parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5

@@ -24,8 +24,8 @@ SAMPLING = SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=Tru
 @pytest.mark.thinned
 @pytest.mark.parametrize("variant", library.variants())
 # Biases; norms of heads and after layers, windows; norms over all heads; biases of MLPs; a shared expert;
-# sink logits and biases of experts.
-@pytest.mark.parametrize("family", ["qwen2", "gemma3", "olmo2", "granite", "qwen2moe", "gpt_oss"])
+# norms of experts; sink logits and biases of experts.
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "olmo2", "granite", "qwen2moe", "gemma4-moe", "gpt_oss"])
 def test_late_members_change_nothing(family: str, variant: str, tmp_path: Path) -> None:
     path = str(write_model(family, tmp_path, head_dim=32))
     options: dict[str, Any] = {

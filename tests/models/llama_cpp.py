@@ -56,6 +56,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "gemma3": {"vocab_size": TOKENS},
     "gemma4": {"vocab_size": TOKENS, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2},
     "gemma4-12b": {"vocab_size": TOKENS, "final_logit_softcapping": 30.0},
+    "gemma4-moe": {"vocab_size": TOKENS, "final_logit_softcapping": 30.0},
     "qwen3_5": {"linear_value_head_dim": 32},
     "qwen3_next": {"linear_value_head_dim": 32},
     "gpt_oss": _scaled("gpt_oss", truncate=True),

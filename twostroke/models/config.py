@@ -120,6 +120,9 @@ class Experts(StableRepr):
         sigmoid: whether the router's values are sigmoids (DeepSeek-V3, arXiv:2412.19437, LFM2).
         selection_bias: whether each expert has a number that is added to its value for the choice alone (the same).
         bias: whether the router and all matrices of the experts have biases (gpt-oss).
+        own_norms: whether the router, the others and the shared expert each read the residual stream after a norm of
+            their own, and both sums pass one before they are added (Gemma 4). The layer's norm is the shared expert's.
+        factors: whether each expert has a number by which its weight is multiplied at the end (Gemma 4).
     """
 
     count: int
@@ -132,6 +135,8 @@ class Experts(StableRepr):
     shared_gated: bool = field(default=True, repr=False, metadata=LATER)
     sigmoid: bool = field(default=False, repr=False, metadata=LATER)
     selection_bias: bool = field(default=False, repr=False, metadata=LATER)
+    own_norms: bool = field(default=False, repr=False, metadata=LATER)
+    factors: bool = field(default=False, repr=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)

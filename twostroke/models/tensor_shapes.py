@@ -42,6 +42,10 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
             shapes[f"{ROUTER}_bias"] = (feed_forward.count,)
         if feed_forward.selection_bias:
             shapes[SELECTION_BIAS] = (feed_forward.count,)
+        if feed_forward.factors:
+            shapes[FACTORS] = (feed_forward.count,)
+        if feed_forward.own_norms:
+            shapes |= dict.fromkeys(EXPERT_NORMS, (hidden,))
         shapes[ROUTER] = (feed_forward.count, hidden)
         shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
         if feed_forward.shared_size:
@@ -97,6 +101,9 @@ def _input_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
 JOIN_NORMS = ("join.embed_norm", "join.hidden_norm", "join.main_norm")
 SELECTION_BIAS = "selection_bias"  # of the router
 SHARED_GATE = "shared_gate"  # of the shared expert
+FACTORS = "expert_factors"
+# Before the router and the experts, and after the shared expert and the others.
+EXPERT_NORMS = ("router_norm", "experts_norm", "shared_post_norm", "experts_post_norm")
 ROUTER = "router"  # always float32: it is small, and a wrong choice of experts costs much quality
 
 

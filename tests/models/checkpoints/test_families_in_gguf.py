@@ -178,6 +178,17 @@ def gemma4(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_tensor("rope_freqs.weight", factors)
 
 
+def gemma4_moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    gemma4(writer, values)
+    qwen3moe(writer, {**values, "num_experts_per_tok": values["top_k_experts"]})
+
+
+def with_factors(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Gemma 4's: experts stay in stacks, whose factors are beside one of them."""
+    renamed = {name.replace("router.per_expert_scale", "factors.scale"): tensor for name, tensor in tensors.items()}
+    return {name + ".weight" * name.endswith(("_proj", "layer_scalar")): tensor for name, tensor in renamed.items()}
+
+
 def qwen35(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     partial_rope(writer, values)
     writer.add_ssm_conv_kernel(values["linear_conv_kernel_dim"])
@@ -395,6 +406,16 @@ GEMMA4 = GEMMA2 | {
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
 }
+GEMMA4_MOE = GEMMA4 | {
+    "router": "ffn_gate_inp",
+    "router.proj": "ffn_gate_inp",
+    "factors": "ffn_down_exps",
+    "experts.gate_up_proj": "ffn_gate_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
 GRANITE4 = {"shared_mlp.input_linear": "ffn_gate+ffn_up", "shared_mlp.output_linear": "ffn_down"}
 QK_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 CONVERTED = {
@@ -421,6 +442,7 @@ CONVERTED = {
     "glm": Converted("chatglm", FUSED, metadata=partial_rope, joined=True),
     "gemma4": Converted("gemma4", GEMMA4, metadata=gemma4),
     "gemma4-12b": Converted("gemma4", GEMMA4, metadata=gemma4),
+    "gemma4-moe": Converted("gemma4", GEMMA4_MOE, metadata=gemma4_moe),
     "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
     "qwen3_5": Converted("qwen35", QWEN35, metadata=qwen35),
     "qwen3_5, even": Converted("qwen35", QWEN35, metadata=qwen35, sizes={"linear_num_value_heads": 2}),
@@ -487,9 +509,9 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
-    changed = {"qwen35": tiled, "qwen35moe": tiled, "qwen3next": qkvz_split, "granitehybrid": mamba}.get(
-        made.arch, lambda tensors, _: unstacked(tensors)
-    )
+    changed = {
+        "qwen35": tiled, "qwen35moe": tiled, "qwen3next": qkvz_split, "granitehybrid": mamba, "gemma4": with_factors
+    }.get(made.arch, lambda tensors, _: unstacked(tensors))  # fmt: skip
     for name, tensor in changed(with_guesser(stored, layers), values).items():
         if made.arch in ("gemma2", "gemma3") and "norm" in name:
             tensor = tensor + np.float32(1)

@@ -130,8 +130,9 @@ def unsupported(
         return "it has no gate of attention beside biases, or norms over all heads"
     if len({layer.feed_forward.activation for layer in config.layers}) > 1:
         return "it wants one activation for all layers"
-    if any(layer.post_norms and isinstance(layer.feed_forward, Experts) for layer in config.layers):
-        return "it has no norm behind experts"
+    mixed = ((layer.post_norms, layer.feed_forward) for layer in config.layers)
+    if any(isinstance(one, Experts) and normed != one.own_norms for normed, one in mixed):
+        return "it has norms behind experts where these have their own"
     if any(layer.scaled and not layer.post_norms for layer in config.layers):
         return "it scales no layers without norms behind their parts"
     if any(one.value_norm and (one.whole_norm or not one.qk_norm) for one in config.attentions):

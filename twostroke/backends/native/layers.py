@@ -15,7 +15,7 @@ from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelCo
 from twostroke.models.layer_groups import StatePages, entry_places
 from twostroke.models.recurrent import STATE_VECTORS, GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
 from twostroke.models.rope import NO_ROPE
-from twostroke.models.tensor_shapes import ROUTER, SELECTION_BIAS, SHARED_GATE
+from twostroke.models.tensor_shapes import EXPERT_NORMS, FACTORS, ROUTER, SELECTION_BIAS, SHARED_GATE
 from twostroke.system.scratch import address
 
 STATES: tuple[type[RecurrentMixer], ...] = (GatedDeltaNet, ShortConvolution, Mamba2)  # in the order of native/decoder.h
@@ -165,9 +165,10 @@ class NativeLayers:
     ) -> None:
         """The MLP or the experts of a block, whose other parts are there."""
         weights = self._weights
+        inputs = ("input_gate", "input_projection") if self._config.token_inputs else ()
+        matrices += weights.handles(prefix, "gate", "up", "down") if isinstance(mlp, GatedMLP) else [None] * 3
+        matrices += weights.handles(prefix, *inputs)
         if isinstance(mlp, GatedMLP):
-            inputs = ("input_gate", "input_projection") if self._config.token_inputs else ()
-            matrices += weights.handles(prefix, "gate", "up", "down", *inputs)
             self._library.twostroke_add_block(self._handle, pointers, _pointers(matrices), *described)
             return
         experts: list[int | None] = []
@@ -190,6 +191,10 @@ class NativeLayers:
             bool(mlp.shared_size),
             gate,
         )
+        if mlp.own_norms:
+            norms = _pointers([weights.vector(prefix + name) for name in EXPERT_NORMS])
+            factors = weights.vector(prefix + FACTORS) if mlp.factors else None
+            self._library.twostroke_add_expert_norms(self._handle, norms, factors)
 
 
 def _pointers(handles: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:

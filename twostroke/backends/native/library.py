@@ -65,6 +65,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
     ),
+    "add_expert_norms": (None, (_POINTER, _POINTER, _POINTER)),
     "add_state": (None, (_POINTER, _POINTER, _POINTER)),
     "add_gate": (None, (_POINTER, _POINTER)),
     "forward": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),

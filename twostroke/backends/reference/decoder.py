@@ -17,7 +17,7 @@ from twostroke.backends.reference.states import ShortConvolutionLayer, StateLaye
 from twostroke.models import config as models
 from twostroke.models.layer_groups import entry_places
 from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
-from twostroke.models.tensor_shapes import SELECTION_BIAS, SHARED_GATE
+from twostroke.models.tensor_shapes import EXPERT_NORMS, FACTORS, SELECTION_BIAS, SHARED_GATE
 
 STATE_LAYERS: dict[type[RecurrentMixer], type[StateLayer]] = {
     GatedDeltaNet: GatedDeltaNetLayer,
@@ -97,10 +97,12 @@ class ReferenceLayer:
                 )
                 for e in range(layer.feed_forward.count)
             ]
-            self.selection = None
+            self.selection = self.factors = self.shared = None
             if layer.feed_forward.selection_bias:
                 self.selection = operations.floats(weights(f"layers.{index}.{SELECTION_BIAS}"))
-            self.shared = None
+            if layer.feed_forward.factors:
+                self.factors = operations.floats(weights(f"layers.{index}.{FACTORS}"))
+            self.expert_norms = [pack(name) for name in EXPERT_NORMS] if layer.feed_forward.own_norms else [None] * 4
             if layer.feed_forward.shared_size:
                 gate = pack(SHARED_GATE) if layer.feed_forward.shared_gated else None
                 self.shared = gate, pack("shared.gate", "shared.up"), pack("shared.down")
@@ -129,11 +131,9 @@ class ReferenceLayer:
             mixed = self.mixer(h, kv, batch, queries)
         made = ops.whole(ops.linear(mixed, self.o), self.o.split)
         x = self._added(x, self._normed(made, self.post_norms[0]))
-        h = self._normed(x, self.pre_norms[1])
-        if batch.dropout is not None:
-            h = h * batch.dropout[self.index].to(h.dtype)
+        h = self._dropped(self._normed(x, self.pre_norms[1]), batch)
         if isinstance(self.feed_forward, models.Experts):
-            made = self._mixture(h, self.feed_forward)
+            made = self._mixture(x, h, batch, self.feed_forward)
         else:
             h = ops.gated_linear(h, self.gate_up, self.feed_forward.activation)
             made = ops.whole(ops.linear(h, self.down), self.down.split)
@@ -148,14 +148,23 @@ class ReferenceLayer:
         """After a norm, if the layer has it."""
         return x if norm is None else self.operations.norm(x, norm, self.eps)
 
+    def _dropped(self, h: torch.Tensor, batch: TensorBatch) -> torch.Tensor:
+        """Inputs of feed-forward after dropout, if the batch has it."""
+        return h if batch.dropout is None else h * batch.dropout[self.index].to(h.dtype)
+
     def _added(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         """The residual stream with a part's outputs."""
         return x + (made if self.residual_scale == 1 else made * self.residual_scale)
 
-    def _mixture(self, h: torch.Tensor, experts: models.Experts) -> torch.Tensor:
-        """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read."""
-        ops = self.operations
-        ids, weights = route(h, self.router, self.selection, experts)
+    def _mixture(self, x: torch.Tensor, h: torch.Tensor, batch: TensorBatch, experts: models.Experts) -> torch.Tensor:
+        """Weighted sum of each row's experts, in the order of their ids. Experts that no row chose are not read.
+
+        `h`: x after the layer's norm, which all read, or the shared expert alone.
+        """
+        ops, shared, (router_norm, norm, shared_post_norm, post_norm) = self.operations, h, self.expert_norms
+        routed = h if router_norm is None else self._dropped(self._normed(x, router_norm), batch)
+        h = h if norm is None else self._dropped(self._normed(x, norm), batch)
+        ids, weights = route(routed, self.router, self.selection, self.factors, experts)
         split = self.experts[0][1].split
         total = h.new_zeros(len(h), split.own)
         for e in ids.unique().tolist():
@@ -165,9 +174,12 @@ class ReferenceLayer:
             total[rows] += weights[rows, slots, None].to(h.dtype) * made
         if self.shared is not None:
             gate, gate_up, down = self.shared
-            made = ops.linear(ops.gated_linear(h, gate_up, experts.activation), down)
+            made = ops.linear(ops.gated_linear(shared, gate_up, experts.activation), down)
             if gate is not None:
-                made = torch.sigmoid(h.float() @ gate.matrix.float())[:, None].to(h.dtype) * made
+                made = torch.sigmoid(shared.float() @ gate.matrix.float())[:, None].to(h.dtype) * made
+            if experts.own_norms:
+                made = self._normed(ops.whole(made, split), shared_post_norm)
+                return made + self._normed(ops.whole(total, split), post_norm)
             total += made
         return ops.whole(total, split)
 

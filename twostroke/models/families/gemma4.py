@@ -1,16 +1,29 @@
 """Gemma 4 (text): heads of two sizes, norms of values, layers that share K and V, and numbers of tokens for each layer.
 
-Gemma Team 2026. Mixtures of experts (26B-A4B) are refused.
+Gemma Team 2026. 26B-A4B has experts beside the MLP of each layer.
 """
 
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import GGUF_PARTS, MAX_HEAD_DIM, POST_NORMS_GGUF, Family, activation_of, model_of
+from twostroke.models.families.family import (
+    GGUF_EXPERT_KEYS,
+    GGUF_EXPERT_PARTS,
+    GGUF_PARTS,
+    MAX_HEAD_DIM,
+    POST_NORMS_GGUF,
+    Family,
+    Transform,
+    activation_of,
+    model_of,
+)
 from twostroke.models.families.gemma3 import PATTERN, Gemma3
 from twostroke.models.families.windows import windows_by_pattern
+from twostroke.models.formats.tensor import RawTensor
+
+MLP = ("gate", "up", "down")
 
 
 class Gemma4(Family):
@@ -44,6 +57,8 @@ class Gemma4(Family):
         "head_dim_swa": "attention.key_length_swa",
         "hidden_size_per_layer_input": "embedding_length_per_layer_input",
         "num_kv_shared_layers": "attention.shared_kv_layers",
+        **GGUF_EXPERT_KEYS,
+        "top_k_experts": "expert_used_count",
     }
     gguf_defaults: ClassVar = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": PATTERN}
     gguf_outer: ClassVar = {
@@ -54,6 +69,13 @@ class Gemma4(Family):
     gguf_parts: ClassVar = {
         **GGUF_PARTS,
         **POST_NORMS_GGUF,
+        **GGUF_EXPERT_PARTS,
+        **{f"shared.{part}": GGUF_PARTS[part] for part in MLP},
+        "router_norm": "ffn_gate_inp.scale",
+        "expert_factors": "ffn_down_exps.scale",
+        "experts_norm": "pre_ffw_norm_2.weight",
+        "shared_post_norm": "post_ffw_norm_1.weight",
+        "experts_post_norm": "post_ffw_norm_2.weight",
         "scale": "layer_output_scale.weight",
         "input_gate": "inp_gate.weight",
         "input_projection": "proj.weight",
@@ -66,6 +88,14 @@ class Gemma4(Family):
     }
     huggingface_parts: ClassVar = {
         **Gemma3.huggingface_parts,
+        **{f"shared.{part}": Gemma3.huggingface_parts[part] for part in MLP},
+        **{f"experts.{part}": f"experts.{{}}.{part}_proj.weight" for part in MLP},
+        "router": "router.proj.weight",
+        "router_norm": "router.scale",
+        "expert_factors": "router.per_expert_scale",
+        "experts_norm": "pre_feedforward_layernorm_2.weight",
+        "shared_post_norm": "post_feedforward_layernorm_1.weight",
+        "experts_post_norm": "post_feedforward_layernorm_2.weight",
         "scale": "layer_scalar",
         "input_gate": "per_layer_input_gate.weight",
         "input_projection": "per_layer_projection.weight",
@@ -73,8 +103,6 @@ class Gemma4(Family):
     }
 
     def describe(self, source: ConfigSource) -> ModelConfig:
-        if source.get("enable_moe_block"):
-            raise source.unsupported("experts (a mixture)")
         if source.get("use_bidirectional_attention") == "all" or source.biases:
             raise source.unsupported("attention in both directions, or with biases")
         windows = [*windows_by_pattern(source)[:-1], None]  # the last layer is global, whatever the file says
@@ -92,7 +120,7 @@ class Gemma4(Family):
             attention = self._attention(source, i, window)
             if i >= made:
                 attention = replace(attention, source=sources[window], keys_as_values=False)
-            layers.append(Layer(attention, GatedMLP(size, activation), post_norms=True, scaled=True))
+            layers.append(Layer(attention, self._feed_forward(source, size, activation), post_norms=True, scaled=True))
         inputs = source.get("hidden_size_per_layer_input")
         cap = source.get("final_logit_softcapping")
         return model_of(
@@ -103,6 +131,24 @@ class Gemma4(Family):
             logit_cap=None if cap is None else source.checked("final_logit_softcapping", cap),
             token_inputs=source.integer("hidden_size_per_layer_input") if inputs else 0,
         )
+
+    def _feed_forward(self, source: ConfigSource, size: int, activation: Activation) -> GatedMLP | Experts:
+        if not source.get("num_experts" if source.format == "gguf" else "enable_moe_block"):
+            return GatedMLP(size, activation)
+        count, chosen = source.integer("num_experts", limit=1 << 16), source.integer("top_k_experts")
+        if chosen > count:
+            raise source.wrong("top_k_experts", f"at most the {count} experts")
+        beside: dict[str, Any] = {"shared_size": size, "shared_gated": False, "own_norms": True, "factors": True}
+        return Experts(count, chosen, source.integer("moe_intermediate_size"), activation, **beside)
+
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        """What the router reads is divided by the square root of its size."""
+
+        def divided(tensor: RawTensor) -> RawTensor:
+            return tensor.with_floats(tensor.dequantize() * config.hidden_size**-0.5)
+
+        mixed = (i for i, layer in enumerate(config.layers) if isinstance(layer.feed_forward, Experts))
+        return {f"layers.{i}.router_norm": divided for i in mixed}
 
     def _attention(self, source: ConfigSource, layer: int, window: int | None) -> Attention:
         heads, kv_heads = source.integer("num_attention_heads"), source.integers("num_key_value_heads")[layer]

@@ -24,6 +24,7 @@ from twostroke.models.rope import Rope, linear, longrope, yarn, yarn_amplitude
 
 JOINED_QKV = dict.fromkeys("qkv", "attn_qkv.weight") | dict.fromkeys(("q_bias", "k_bias", "v_bias"), "attn_qkv.bias")
 EACH_EXPERT = {f"experts.{part}": f"ffn_{part}.{{}}.weight" for part in ("gate", "up", "down")}
+GATE_AND_UP: Mapping[str, str] = dict.fromkeys(("experts.gate", "experts.up"), "ffn_gate_up_exps.weight")
 ROPE_FACTORS = "rope_freqs.weight"
 # Tables that some converters write. They are not read: the frequencies follow from the metadata, and the classifier of
 # a model that ranks is two rows of its head.
@@ -194,10 +195,11 @@ def _refuse_variants(source: GgufSource) -> None:
 def parts_of(family: Family, tensors: Collection[str]) -> Mapping[str, str]:
     """The names of a layer's tensors in a file that has these.
 
-    Some have Q, K and V in one (ChatGLM), and Mixtral's of early 2024 or before have a tensor for each expert.
+    Some have Q, K and V in one (ChatGLM), or gate and up of experts (Gemma 4); Mixtral's of early 2024 or before have a
+    tensor for each expert.
     """
     found = family.gguf_parts
-    for other in (JOINED_QKV, EACH_EXPERT):
+    for other in (JOINED_QKV, EACH_EXPERT, GATE_AND_UP):
         first = next(iter(other.values()))
         if first not in found.values() and f"blk.0.{first.format(0)}" in tensors:
             found = {**found, **other}

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -27,10 +27,13 @@ from twostroke.models.tensor_shapes import tensor_shapes
 log = logging.getLogger(__name__)
 
 
-def _with_scale(file: GgufFile, name: StoredName, tensor: RawTensor) -> RawTensor:
-    """The tensor times the number (one for each expert) that converters of NVFP4 store beside it."""
-    scale = file.tensors.get(name.tensor.removesuffix(".weight") + ".scale")
-    if scale is None or tensor.format != "NVFP4" or len(tensor.shape) != 2:
+def _with_scale(file: GgufFile, name: StoredName, tensor: RawTensor, read: Collection[str]) -> RawTensor:
+    """The tensor times the number (one for each expert) that converters of NVFP4 store beside it.
+
+    `read`: tensors that the model has, of which Gemma 4's factors of experts contain that number.
+    """
+    scale = file.tensors.get(stored := name.tensor.removesuffix(".weight") + ".scale")
+    if scale is None or stored in read or tensor.format != "NVFP4" or len(tensor.shape) != 2:
         return tensor
     if scale.num_elements <= (name.expert or 0):
         raise CheckpointError(f"{scale.source}: shape {scale.shape} where there is a number for each matrix")
@@ -52,7 +55,7 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     paths, file = read_set(path)
     config = read_config(file.metadata, file.tensors, path)
     names = tensor_names(config, file.tensors)
-    for tensor, count in Counter(name.tensor for name in names.values() if name.expert is not None).items():
+    for tensor, count in Counter(name.tensor for name in set(names.values()) if name.expert is not None).items():
         if (found := file.tensors.get(tensor)) is not None and found.shape[0] != count:
             raise CheckpointError(f"{found.source}: shape {found.shape} where there are {count} experts")
     tokens = file.metadata.get("tokenizer.ggml.tokens", ())
@@ -80,10 +83,11 @@ def _opened(
     """The model with these tensors of a file. Raises CheckpointError for those that are missing or damaged."""
     fused = fused_rows(config, names, BY_NAME[config.architecture].row_orders(config, "gguf"))
     stored, shapes = dict[str, RawTensor](), tensor_shapes(config)
+    read = {place.tensor for place in names.values()}
     for ours, place in names.items():
         if (found := file.tensors.get(place.tensor)) is None:
             continue
-        found = _with_scale(file, place, found if place.expert is None else found.part(place.expert))
+        found = _with_scale(file, place, found if place.expert is None else found.part(place.expert), read)
         found = replace(fused[ours].of(found) if ours in fused else found, name=ours)
         wanted = shapes[ours]
         if len(wanted) == 1 and prod(found.shape) == prod(wanted):  # with an axis more: what Mamba-2 has for each head

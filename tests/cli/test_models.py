@@ -79,7 +79,7 @@ def test_show_of_layers_that_differ_in_heads(
 ) -> None:
     shown = " ".join(run("models", "show", str(tiny_directory("gemma4-12b"))).stdout.split())
     assert "heads 6 kv heads 2 in 2 layers; 1 in 2 layers head dim 32 in 2 layers; 64 in 2 layers" in shown
-    assert "RoPE base 10,000 in 2 layers; base 32, 16 of 64 numbers in 2 layers" in shown
+    assert "RoPE base 10,000 in 2 layers; base 1,000,000, 16 of 64 numbers in 2 layers" in shown
     assert "experts 5 in 3 layers, 3 for a token" in " ".join(
         run("models", "show", str(tiny_directory("gpt_oss"))).stdout.split()
     )

@@ -67,8 +67,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
 
     config = checkpoint.config
     ropes = Counter(
-        (one.rope.base, one.rope.scaled, one.head_dim if one.rope.rotated is None else one.rope.rotated, one.head_dim)
-        for one in config.attentions
+        (one.rope.base, one.rope.scaled, one.rope.turned(one.head_dim), one.head_dim) for one in config.attentions
     )
     shapes = Counter((one.num_heads, one.num_kv_heads, one.head_dim) for one in config.attentions)
     windows = Counter(config.windows)

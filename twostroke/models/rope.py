@@ -9,6 +9,10 @@ import numpy as np
 
 from twostroke.models.stable_repr import LATER, StableRepr
 
+# The factor of pairs that do not turn where the others do at the speed that they have among all (Gemma 4), as llama.cpp
+# writes it.
+STILL = float(np.float32(1e30))
+
 
 @dataclass(frozen=True, repr=False)
 class Rope(StableRepr):
@@ -34,7 +38,11 @@ class Rope(StableRepr):
 
     @property
     def scaled(self) -> bool:
-        return self.factors is not None or self.amplitude != 1
+        return self.amplitude != 1 or any(factor not in (1, STILL) for factor in self.factors or ())
+
+    def turned(self, head_dim: int) -> int:
+        """How many numbers of a head are rotated."""
+        return head_dim - 2 * (self.factors or ()).count(STILL) if self.rotated is None else self.rotated
 
     def __str__(self) -> str:
         if self == NO_ROPE:

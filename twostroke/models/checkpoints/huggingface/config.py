@@ -16,7 +16,7 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_MODEL_TYPE, Family
 from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
 from twostroke.models.families.missing import reason
-from twostroke.models.rope import Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
+from twostroke.models.rope import STILL, Rope, linear, llama3, longrope, longrope_amplitude, yarn, yarn_amplitude
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ class HuggingFaceSource(ConfigSource):
         if not 0 < rotated <= head_dim:
             raise self.bad("partial_rotary_factor", "a part of a head", part)
         factor = self.checked("factor", parameters.get("factor", 1.0))
-        factors = None if factor == 1 else (factor,) * (rotated // 2)
-        return Rope(base ** (rotated / head_dim), factors, rotated=rotated)
+        factors = (factor,) * (rotated // 2) + (STILL,) * ((head_dim - rotated) // 2)
+        return Rope(base, None if set(factors) == {1} else factors)
 
     def _rotated(self, part: Any, head_dim: int) -> int:
         """How many numbers of a head are rotated."""

@@ -270,10 +270,6 @@ def test_variants_we_lack_are_refused(tmp_path: Path, key: str, value: Any, mess
 def test_unknown_architectures_and_tensors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"a\.gguf: architecture 'mamba' is not supported"):
         open_gguf(write(tmp_path / "a.gguf", "mamba"))
-    for name, what in (("deepseek2", "latent attention"), ("kimi-linear", "a decay for each"), ("falcon-h1", "beside")):
-        with pytest.raises(UnsupportedArchitecture, match=f"{name}' is not supported: it has .*{what}") as caught:
-            open_gguf(write(tmp_path / "a.gguf", name))
-        assert "\n" not in str(caught.value)
     weights = make_weights("llama") | {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
     with pytest.raises(UnsupportedArchitecture, match=r"the tensor blk\.0\.attn_q\.bias"):
         open_gguf(write(tmp_path / "b.gguf", weights=weights))

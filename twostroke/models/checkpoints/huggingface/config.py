@@ -186,6 +186,14 @@ class HuggingFaceSource(ConfigSource):
         )
 
 
+def stated_family(path: Path, values: Mapping[str, Any]) -> Family:
+    """The family that a config.json names. Raises UnsupportedArchitecture, which says what another would take."""
+    kind = str(values.get("model_type"))
+    if (family := BY_MODEL_TYPE.get(kind)) is None:
+        raise UnsupportedArchitecture(f"{path}: model_type {kind[:40]!r} {reason(kind, ', '.join(BY_MODEL_TYPE))}")
+    return family
+
+
 def read_config(path: Path, num_tensors: int) -> ModelConfig:
     """The model that a config.json describes; it cannot have more layers than `num_tensors`.
 
@@ -193,10 +201,7 @@ def read_config(path: Path, num_tensors: int) -> ModelConfig:
         UnsupportedArchitecture: another family, RoPE type or variant. CheckpointError: bad values.
     """
     outer = read_json(path)
-    kind, values = str(outer.get("model_type")), outer
-    family = BY_MODEL_TYPE.get(kind)
-    if family is None:
-        raise UnsupportedArchitecture(f"{path}: model_type {kind[:40]!r} {reason(kind, ', '.join(BY_MODEL_TYPE))}")
+    family, values = stated_family(path, outer), outer
     if "text_config" in outer:  # a model with vision: this is the text model's config
         inner = outer["text_config"]
         if not isinstance(inner, dict):

@@ -10,8 +10,9 @@ from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
 from twostroke.models.checkpoints.classes import ClassHead, take_head
 from twostroke.models.checkpoints.generation import directory_generation
-from twostroke.models.checkpoints.huggingface.config import read_config
+from twostroke.models.checkpoints.huggingface.config import read_config, stated_family
 from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
+from twostroke.models.checkpoints.huggingface.json_files import read_json
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
 from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
@@ -65,6 +66,7 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     config_path = directory / "config.json"
     if not config_path.is_file():
         raise CheckpointError(f"{directory}: there is no config.json")
+    stated_family(config_path, read_json(config_path))  # before the weights, which may not be there yet
     files, tensors = read_all(directory)
     tensors = split_experts(tensors)
     config = read_config(config_path, len(tensors))

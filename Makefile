@@ -100,6 +100,7 @@ bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on th
 
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
+	$(BIN)/python -m benchmarks.speculation --models qwen2.5-coder-0.5b --student off --draft off --guesses 0 --streams 1,4,16,32
 
 cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker and a decode worker on this machine, until Ctrl-C
 	$(IN_CLUSTER) tools/cluster.py $(CLUSTER_OPTIONS)

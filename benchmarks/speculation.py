@@ -3,7 +3,7 @@
     python -m benchmarks.speculation --models qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b
 
 Sources of guesses are prompt lookup, the model's weights in fewer bits (a student, on the model's KV), and a draft
-model with its own KV. The number of guesses is fixed, or adapted to the acceptance (twostroke/methods/speculative.py).
+model with its own KV. The number of guesses is fixed, or as many as pay (twostroke/engine/guess_judge.py).
 Contenders take turns, each round beginning with another. One engine serves them all, and the run fails unless every
 answer has the tokens of the plain one and bitwise equal log-probabilities.
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from os import urandom
 from statistics import median
 from typing import Any
 
@@ -33,14 +34,15 @@ from twostroke.errors import InvalidRequest
 from twostroke.methods import Method, Plain, Speculative
 from twostroke.methods.speculative import Speculation
 from twostroke.models.checkpoints.resolve import open_checkpoint
+from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.measures.judge import repetition
 
 DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # default of --draft
 WARM_UP = 8  # tokens of warm-up answers
 
 DEFINITIONS = {
-    "tokens_per_second": "tokens after the first / (last token - first token), all prompts of a workload one by one; "
-    "the model's prefill is left out, a draft model's is not",
+    "tokens_per_second": "tokens after the first / (last token - first token), so many streams at once (prompts are in "
+    "the prefix index if several); the model's prefill is left out, a draft model's is not",
     "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
     "whole_s": "arrival to last token including prefill, sum over the workload's prompts",
     "acceptance": "accepted guesses / guesses; None if there were none",
@@ -57,10 +59,15 @@ class Differs(Exception):
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to decode. The first one is the baseline."""
+    """A way to decode. The first one is the baseline.
+
+    Attributes:
+        before: whether the engine has given the same answers before, and may guess from them.
+    """
 
     name: str
     method: Method
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,35 +82,52 @@ class Turn:
 
 
 def contenders(guesses: Sequence[int], student: str | None, draft: str | None) -> list[Contender]:
-    """Plain decoding, and each source of guesses: adaptive beginning with 4, then with every fixed number."""
+    """Plain decoding, and each source of guesses: as many as pay, then every fixed number."""
     found = [Contender("plain", Plain())]
     for source, label in {"lookup": "lookup", "student": student, "draft": draft}.items():
         if label:
-            found.append(Contender(f"{label}, adaptive", Speculative(source)))
-            found += [Contender(f"{label}, {k}", Speculative(source, guesses=k, adaptive=False)) for k in guesses]
+            found.append(Contender(f"{label}, judged", Speculative(source)))
+            if source == "lookup":
+                found.append(Contender("lookup, answered before", Speculative(source), before=True))
+            found += [Contender(f"{label}, {k}", Speculative(source, guesses=k, adaptive=False)) for k in guesses if k]
     return found
 
 
+def answer(
+    llm: LLM, prompts: Sequence[Sequence[int]], method: Method, salt: bytes, **sampling: Any
+) -> list[Completion]:
+    requests = llm.requests(prompts, SamplingParams(**sampling), method)
+    for request in requests:
+        request.cache_salt = salt
+    llm.engine.run(requests)
+    return [Completion.of(request, request.events) for request in requests]
+
+
 def take_turn(
-    llm: LLM, contender: Contender, workload: Workload, prompts: Iterable[Sequence[int]], tokens: int
+    llm: LLM, contender: Contender, workload: Workload, prompts: Sequence[Sequence[int]], tokens: int, streams: int = 1
 ) -> tuple[Turn, list[list[Token]]]:
-    """Answer a workload's prompts one after the other, with at most that many tokens each."""
+    """Answer a workload's prompts, so many at once, with at most that many tokens each."""
     sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": workload.temperature, "seed": 0}
-    others, answers = Others(), list[Completion]()
-    for prompt in prompts:
-        answers += llm.generate([prompt], method=contender.method, **sampling)
+    salt = b"before" if contender.before else urandom(8)  # other texts are not guessed from
+    if streams > 1:
+        answer(llm, prompts, Plain(), salt, max_tokens=1)  # so that no prefill is among the decodes
+    others, answers, seconds = Others(), list[Completion](), 0.0
+    for some in (prompts[i : i + streams] for i in range(0, len(prompts), streams)):
+        made = answer(llm, some, contender.method, salt, **sampling)
+        times = [answer.timings.tokens for answer in made]
+        seconds += max(one[-1] for one in times) - min(one[0] for one in times)
+        answers += made
     decoded = sum(len(answer.tokens) - 1 for answer in answers)
     if not decoded:
         raise InvalidRequest(f"every answer to {workload.name!r} is one token long: nothing is decoded")
-    times = [answer.timings.tokens for answer in answers]
     whole = sum(answer.timings.tokens[-1] - answer.timings.arrival for answer in answers)
     work = [answer.facts for answer in answers if isinstance(answer.facts, Speculation)]
     guessed = sum(one.guessed for one in work)
     turn = Turn(
-        tokens_per_second=decoded / sum(one[-1] - one[0] for one in times),
+        tokens_per_second=decoded / seconds,
         whole_s=whole,
         acceptance=sum(one.accepted for one in work) / guessed if guessed else None,
-        tokens_per_pass=decoded / (decoded - sum(one.accepted for one in work)),
+        tokens_per_pass=decoded / max(decoded - sum(one.accepted for one in work), sum(one.rounds for one in work)),
         others_cpu=others.cpu,
     )
     return turn, [answer.tokens for answer in answers]
@@ -114,6 +138,7 @@ class Found:
     """Measurements on one workload: turns by contender, one per round, and the answers, which are equal for all."""
 
     workload: Workload
+    streams: int
     turns: dict[str, list[Turn]]
     answers: list[list[Token]]
 
@@ -124,14 +149,14 @@ class Found:
         return median(mine.tokens_per_second / other.tokens_per_second for mine, other in pairs)
 
     def medians(self, name: str) -> dict[str, float | None]:
-        """Median speeds over rounds; acceptance is the same in all of them."""
+        """Median speeds over rounds; acceptance is that of the last, in which the judge knows most."""
         turns = self.turns[name]
         return {
             "tokens_per_second": median(turn.tokens_per_second for turn in turns),
             "of_plain": self.of_plain(name),
             "whole_s": median(turn.whole_s for turn in turns),
-            "acceptance": turns[0].acceptance,
-            "tokens_per_pass": turns[0].tokens_per_pass,
+            "acceptance": turns[-1].acceptance,
+            "tokens_per_pass": turns[-1].tokens_per_pass,
         }
 
     @property
@@ -141,21 +166,27 @@ class Found:
 
 
 def measure(
-    llm: LLM, chosen: Sequence[Contender], workload: Workload, rounds: int, tokens: int, say: Callable[[str], None]
+    llm: LLM,
+    chosen: Sequence[Contender],
+    workload: Workload,
+    streams: int,
+    rounds: int,
+    tokens: int,
+    say: Callable[[str], None],
 ) -> Found:
     """Turns of every contender, after a short warm-up answer of each. Raises Differs, InvalidRequest."""
-    prompts, by_name = workload.prompts(llm), {contender.name: contender for contender in chosen}
+    prompts, by_name = workload.prompts(llm, max(2, streams)), {contender.name: contender for contender in chosen}
     if (needed := max(map(len, prompts)) + tokens) > llm.config.max_position:
         raise InvalidRequest(
             f"{workload.name!r} needs {needed} positions, and {llm.name} has {llm.config.max_position}"
         )
     for contender in chosen:
-        take_turn(llm, contender, workload, prompts[:1], WARM_UP)
-    found = Found(workload, {name: [] for name in by_name}, [])
+        take_turn(llm, contender, workload, prompts, tokens if contender.before else WARM_UP, streams)
+    found = Found(workload, streams, {name: [] for name in by_name}, [])
     for number in range(rounds):
         for name in turn_order(list(by_name), number):
-            say(f"{llm.name}, {workload.name}: round {number + 1} of {rounds}, {name}")
-            turn, answers = take_turn(llm, by_name[name], workload, prompts, tokens)
+            say(f"{llm.name}, {workload.name}, {streams} at once: round {number + 1} of {rounds}, {name}")
+            turn, answers = take_turn(llm, by_name[name], workload, prompts, tokens, streams)
             found.turns[name].append(turn)
             found.answers[:] = found.answers or answers  # in round 1 plain decoding comes first
             if answers != found.answers:
@@ -167,25 +198,27 @@ def table(title: str, results: Sequence[Found]) -> str:
     """A Markdown table with a block of rows for each workload, and the cases where speculation was slower."""
     rounds = len(next(iter(results[0].turns.values())))
     lines = [
-        f"**{title}**: batch 1, medians of {rounds}, every answer the plain one to the bit",
+        f"**{title}**: medians of {rounds}, every answer the plain one to the bit",
         "",
-        "| workload | decoding | tokens/s | of plain | accepted | tokens/pass |",
-        "|---|---|--:|--:|--:|--:|",
+        "| workload | at once | decoding | tokens/s | of plain | accepted | tokens/pass |",
+        "|---|--:|---|--:|--:|--:|--:|",
     ]
     for found in results:
         for name in found.turns:
             one = found.medians(name)
             accepted = "" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
             lines.append(
-                f"| {found.workload.name} | {name} | {one['tokens_per_second']:.1f} | {one['of_plain']:.2f} "
-                f"| {accepted} | {one['tokens_per_pass']:.2f} |"
+                f"| {found.workload.name} | {found.streams} | {name} | {one['tokens_per_second']:.1f} "
+                f"| {one['of_plain']:.2f} | {accepted} | {one['tokens_per_pass']:.2f} |"
             )
     lines.append("")
     for found in results:
         count, again = sum(map(len, found.answers)), f"{found.repetition3:.0%} of three tokens in a row occurred before"
         lost = [name for name in found.turns if found.of_plain(name) < 1]
         slower = f"; slower than plain: {'; '.join(lost)}" if lost else ""
-        lines.append(f"- {found.workload.name} ({found.workload.about}): {count} tokens, {again}{slower}")
+        lines.append(
+            f"- {found.workload.name}, {found.streams} ({found.workload.about}): {count} tokens, {again}{slower}"
+        )
     cpus = [turn.others_cpu for found in results for turns in found.turns.values() for turn in turns]
     return "\n".join([*lines, "", *doubt(cpus)])
 
@@ -193,13 +226,21 @@ def table(title: str, results: Sequence[Found]) -> str:
 def facts(results: Sequence[Found], tokens: int) -> dict[str, Any]:
     """All results, for JSON."""
     rows = [
-        {"workload": found.workload.name, "temperature": found.workload.temperature, "contender": name}
+        {
+            "workload": found.workload.name,
+            "streams": found.streams,
+            "temperature": found.workload.temperature,
+            "contender": name,
+        }
         | {"medians": found.medians(name), "turns": [asdict(turn) for turn in turns]}
         for found in results
         for name, turns in found.turns.items()
     ]
     answers = {
-        found.workload.name: {"repetition3": found.repetition3, "tokens": [len(answer) for answer in found.answers]}
+        f"{found.workload.name}, {found.streams}": {
+            "repetition3": found.repetition3,
+            "tokens": [len(answer) for answer in found.answers],
+        }
         for found in results
     }
     return {"max_tokens": tokens, "answers": answers, "rows": rows}
@@ -219,8 +260,8 @@ def open_model(name: str, options: argparse.Namespace) -> tuple[str, LLM, list[C
         student=student,
         draft=draft,
         threads=options.threads,
-        prefix_index="off",
-        kv_bytes=1 << 28,
+        prefix_index="radix" if max(options.streams) > 1 else "off",
+        kv_bytes=(1 << 28) + (max(options.streams) - 1 << 26),
     )
     title = name if stored else f"{name} in {options.weights}"
     student_label = draft_label = None
@@ -249,8 +290,11 @@ def main() -> None:
     parser.add_argument("--draft", help="draft model for all other models, or off (default: Qwen's 0.5b for its 1.5b)")
     parser.add_argument("--student", default="int4", help="as twostroke's --student, or off (default int4)")
     parser.add_argument("--weights", default="stored", help="as twostroke's --weights (default stored)")
-    parser.add_argument("--guesses", type=numbers, default=[4], help="fixed numbers of guesses, as 2,8 (default 4)")
+    parser.add_argument(
+        "--guesses", type=numbers, default=[4], help="fixed numbers of guesses, as 2,8 (default 4; 0: none)"
+    )
     names = [workload.name for workload in WORKLOADS]
+    parser.add_argument("--streams", type=numbers, default=[1], help="answers at once, as 1,4,16,32 (default 1)")
     parser.add_argument("--workloads", nargs="+", choices=names, default=names, help="(default all)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds to take medians over (default 3)")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (default 128)")
@@ -260,8 +304,9 @@ def main() -> None:
     for model in options.models:
         title, llm, chosen = open_model(model, options)
         results: list[Found] = []
-        for one in workloads:
-            results.append(measure(llm, chosen, one, options.rounds, options.tokens, say))
+        cells: list[tuple[Workload, int]] = [(one, streams) for one in workloads for streams in options.streams]
+        for one, streams in cells:
+            results.append(measure(llm, chosen, one, streams, options.rounds, options.tokens, say))
             say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # results so far
         print(table(title, results), flush=True)
 

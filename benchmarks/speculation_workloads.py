@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from twostroke.api.llm import LLM
 from twostroke.study.bench.latency import BatchShape, PromptSource
+from twostroke.study.evaluate.wikipedia import articles
 
 RANDOM_TOKENS = 256  # length of a prompt of random tokens
 
@@ -80,18 +82,27 @@ class Workload:
     name: str
     about: str
     questions: tuple[str, ...] = ()
+    more: Callable[[int], str] | None = None  # a further question, by its number
 
     @property
     def temperature(self) -> float:
         return 0.0 if self.questions else 1.0
 
-    def prompts(self, llm: LLM) -> list[Sequence[int]]:
-        """Token ids: of a chat if the model has a template, else of the text."""
+    def prompts(self, llm: LLM, count: int = 2) -> list[Sequence[int]]:
+        """Token ids of unlike prompts: of a chat if the model has a template, else of the text."""
         if not self.questions:
-            return [PromptSource().make(llm, BatchShape(RANDOM_TOKENS, 1), number)[0] for number in range(2)]
+            return [PromptSource().make(llm, BatchShape(RANDOM_TOKENS, 1), number)[0] for number in range(count)]
+        assert self.more is not None
+        questions = [*self.questions, *map(self.more, range(count - len(self.questions)))][:count]
         if llm.tokenizer.chat_template is None:
-            return [llm.encode(question) for question in self.questions]
-        return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in self.questions]
+            return [llm.encode(question) for question in questions]
+        return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in questions]
+
+
+@cache
+def paragraphs() -> list[str]:
+    """The first long paragraph of each article of Wikipedia's sample."""
+    return [next(part for part in (*article.split("\n\n"), article) if len(part) > 500)[:900] for article in articles()]
 
 
 WORKLOADS = (
@@ -102,6 +113,7 @@ WORKLOADS = (
             f"Write this text again word for word, but call the river Orme. Write nothing else.\n\n{PASSAGE}",
             f"Write this code again, but rename `orders` to `purchases`. Write only code.\n\n{FUNCTIONS}",
         ),
+        lambda number: f"Write this text again word for word. Write nothing else.\n\n{paragraphs()[number]}",
     ),
     Workload(
         "code",
@@ -110,6 +122,7 @@ WORKLOADS = (
             f"Add methods `transpose`, `add`, `multiply` and `scale` to this class. Write only code.\n\n{CLASS}",
             f"Add tests of `overlaps`, `union`, `shift` and `split` to this file. Write only code.\n\n{TESTS}",
         ),
+        lambda number: f"Add a method `power_{number}` to this class, with a loop. Write only code.\n\n{CLASS}",
     ),
     Workload(
         "open",
@@ -117,6 +130,9 @@ WORKLOADS = (
         (
             "Why is the sea salty when the rivers that run into it are not? Explain in detail.",
             "How did people keep time before there were mechanical clocks? Explain in detail.",
+        ),
+        lambda number: (
+            f"What is the most surprising claim here, and why? Explain in detail.\n\n{paragraphs()[number][:300]}"
         ),
     ),
     Workload("random", f"{RANDOM_TOKENS} random tokens, answered at temperature 1: the worst case"),

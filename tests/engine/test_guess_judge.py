@@ -115,3 +115,11 @@ def test_when_to_ask_again() -> None:
     assert not until(sampled(2, 3, 9))
     assert until(sampled(2, 3, 4))
     assert until(sampled(9, 9, 4, 5, 6))
+    of = judge(10)
+    choice = of.begin(b"")
+    choice.wait = 16
+    until = advised(of, Guess([*TEXT[:8], 1, 2, 3]), choice).until  # a short match may become a long one
+    assert until is not None
+    assert not until(sampled(4, 5, 6, 7))
+    assert until(sampled(4, 5, 6, 7, 8))
+    assert not until(sampled(4, 5, 6, 7, 9))

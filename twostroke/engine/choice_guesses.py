@@ -1,5 +1,7 @@
 """What one choice has asked about guesses, and how they fared."""
 
+from collections import defaultdict
+
 from twostroke.engine.strokes import Guesses
 from twostroke.engine.text_history import Text
 
@@ -33,13 +35,18 @@ class ChoiceGuesses:
 
     def __init__(self, text: Text) -> None:
         self.text, self.told = text, list[Guesses]()
-        self.own, self.wait = Acceptance(0, 0), 0
+        self._own: defaultdict[tuple[str, int], Acceptance] = defaultdict(lambda: Acceptance(0, 0))
+        self.wait = 0
         self.kind: tuple[str, int] = ("", 0)  # of the last guesses: source, length of the match
 
     def learn(self, guessed: int, stood: int) -> None:
-        self.own.add(guessed, stood, FORGET)
+        self._own[self.kind].add(guessed, stood, FORGET)
         if stood:
             self.wait = 0
+
+    def rate(self, guide: float) -> float:
+        """The share of guesses like the present ones that stand."""
+        return self._own[self.kind].rate(guide)
 
     def longer_wait(self) -> int:
         """How many tokens to decode without guesses, now that none pay: ever more."""

@@ -48,7 +48,7 @@ class GuessJudge:
         guesses = [] if found is None else list(found.tokens)
         choice.kind = (asks.source or "", 0 if found is None else min(found.match, MAX_KIND))
         most = min(most, len(guesses)) if draft is None else most
-        count = self._count(choice.own.rate(self._all[choice.kind].rate()), most, choice, model, draft)
+        count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
         if not asks.judged or (not count and choice.wait == MAX_WAIT):
             count = min(most, MAX_GUESSES if not asks.judged else 1)  # now and then: guesses may have become good
         if count:
@@ -56,7 +56,8 @@ class GuessJudge:
         elif draft is not None:
             told = Guesses((), 0, max_tokens=choice.longer_wait())
         else:
-            told = Guesses((), 0, until=_until_seen(text, choice.longer_wait()))
+            expected = guesses[: MAX_KIND - choice.kind[1]]
+            told = Guesses((), 0, until=_until_seen(text, choice.longer_wait(), expected))
         choice.told.append(told)
         return told
 
@@ -90,10 +91,12 @@ class GuessJudge:
         return known
 
 
-def _until_seen(text: Text, wait: int) -> Callable[[Sequence[Sampled]], bool]:
-    """Whether enough tokens were sampled, and the last few occurred before."""
+def _until_seen(text: Text, wait: int, expected: Sequence[int]) -> Callable[[Sequence[Sampled]], bool]:
+    """Whether a short match has become a long one, or enough tokens were sampled and the last few occurred before."""
 
     def ask_again(sampled: Sequence[Sampled]) -> bool:
+        if expected and len(sampled) == len(expected) and [one.id for one in sampled] == expected:
+            return True
         return len(sampled) >= wait and text.occurs([one.id for one in sampled[-NGRAM:]])
 
     return ask_again

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-passages bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -101,6 +101,9 @@ bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on th
 bench-speculation: $(VENV)/installed  ## speculative against plain decoding, by workload; 20 minutes
 	$(BIN)/python -m benchmarks.speculation --models smollm2-135m qwen2.5-coder-1.5b
 	$(BIN)/python -m benchmarks.speculation --models qwen2.5-coder-0.5b --student off --draft off --guesses 0 --streams 1,4,16,32
+
+bench-passages: $(VENV)/installed  ## passages read before, in the pool and on disk, against computing the prompt: TTFT, right answers, error; an hour
+	$(BIN)/python -m benchmarks.passages
 
 cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker and a decode worker on this machine, until Ctrl-C
 	$(IN_CLUSTER) tools/cluster.py $(CLUSTER_OPTIONS)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
+from tests.engine.tiered import PAGE_BYTES, Opener, lower, over, without_tiers
 from tests.kv.tiers.memory_store import MemoryStore, Pages
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -28,7 +28,7 @@ def tokens_of(number: int, length: int = 100) -> list[int]:
 
 @functools.cache
 def plain() -> LLM:
-    return LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=64 * PAGE_BYTES, threads=1)
+    return without_tiers(64)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiered import PAGE_BYTES, Opener, lower, over
+from tests.engine.tiered import PAGE_BYTES, Opener, lower, over, without_tiers
 from tests.kv.tiers.memory_store import MemoryStore, Pages
 from tests.thinning import examples
 from tests.watching import Answer, answers
@@ -28,7 +28,7 @@ PARAMS = SamplingParams(max_tokens=6, temperature=0.8, seed=7, ignore_eos=True, 
 
 @functools.cache
 def plain() -> LLM:
-    return LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=256 * PAGE_BYTES, threads=1)
+    return without_tiers(256)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.engine.tiered import PAGE_BYTES, Opener, lower
+from tests.engine.tiered import PAGE_BYTES, Opener, lower, without_tiers
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.thinning import examples
 from tests.watching import Bits
@@ -71,7 +71,7 @@ class Trouble:
 def test_nobody_gets_anothers_content(opener: Opener, index: str) -> None:
     rng = random.Random(index)
     asked = prompts(rng)
-    with LLM("smollm2-135m", backend="native", prefix_index="off", kv_bytes=64 * PAGE_BYTES, threads=1) as plain:
+    with without_tiers(64) as plain:
         expected = [answered(plain, tokens) for tokens in asked]
         disk, remote = MemoryStore("disk"), MemoryStore("remote")
         llm = opener(Tiers(5 * PAGE_BYTES, disk, remote), pages=14, index=index)

@@ -1,12 +1,15 @@
 """Models over tiers that tests make."""
 
 import functools
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import no_page_may_be_lost
 from tests.kv.tiers.memory_store import MemoryStore, Pages
+from tests.tiny import write_model
 from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.kv.backing_stores import BackingStores
@@ -15,14 +18,22 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 
-PAGE_BYTES = 30 * 2 * 3 * 64 * 2 * 16
+LAYERS, HEADS = 3, 2
+PAGE_BYTES = LAYERS * 2 * HEADS * 64 * 2 * 16
 
 
 @functools.cache
 def read_once() -> tuple[Checkpoint, Tokenizer]:
-    """The checkpoint and its tokenizer: to read them takes as long as to open the model that they are of."""
-    checkpoint = open_checkpoint("smollm2-135m")
+    """A tiny model's checkpoint and its tokenizer: to read them takes as long as to open the model that they are of."""
+    sizes = {"num_hidden_layers": LAYERS, "num_key_value_heads": HEADS, "head_dim": 64, "vocab_size": 512}
+    checkpoint = open_checkpoint(str(write_model("llama", Path(tempfile.mkdtemp()), **sizes)))
     return checkpoint, Tokenizer.from_source(checkpoint.tokenizer_source)
+
+
+def without_tiers(pages: int) -> LLM:
+    """The same model, with nothing that it could find."""
+    options: dict[str, Any] = {"backend": "native", "threads": 1, "prefix_index": "off"}
+    return LLM(read_once()[0], kv_bytes=pages * PAGE_BYTES, **options)
 
 
 class Opener:

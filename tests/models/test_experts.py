@@ -148,6 +148,7 @@ def expected_logits(from_gguf: Callable[[str], Checkpoint]) -> Callable[[str, in
 
 
 @needs_native
+@pytest.mark.thinned
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_native_is_near_the_reference(

@@ -49,6 +49,7 @@ def random_text(count: int, seed: int) -> list[int]:
     return tokens(count, VOCAB, seed=seed)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("variant", library.VARIANTS)
 def test_near_the_reference(
     family: str, variant: str, directory: Directory, expected_logits: Callable[[str, int, int], np.ndarray]

@@ -1,5 +1,6 @@
 """The space of configurations, and the cheapest of them."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from twostroke.study.plan.account import account
 from twostroke.study.plan.changes import ChangeLimits, changes_alone
 from twostroke.study.plan.loads import drawn_traffic
 from twostroke.study.plan.plan import Plan, RequestProfile, make_plan
-from twostroke.study.plan.search import LoadSearch, advise, describe
+from twostroke.study.plan.search import Advice, LoadSearch, advise, describe
 from twostroke.study.plan.service import LoadSimulator
 from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import specifications
@@ -69,10 +70,15 @@ def searched(rate: float, tp: int = 1, ttft_s: float = 0.5, machine: str = "rtx-
     return LoadSearch(made, ChangeLimits(4, FEW, techniques(SMALL)), load)
 
 
+@functools.cache
+def advised(rate: float) -> tuple[LoadSearch, Advice]:
+    search = searched(rate)
+    return search, search.advice()
+
+
 def test_a_load_with_two_ways_out() -> None:
     """Eight-bit products serve on one card what two serve with the same answers."""
-    search = searched(10.0)
-    advice = search.advice()
+    search, advice = advised(10.0)
     assert advice.asked.service is not None
     assert advice.asked.service.verdict == "cannot be served"
     assert advice.same is not None
@@ -97,8 +103,7 @@ def test_a_load_with_two_ways_out() -> None:
 @pytest.mark.parametrize("rate", [10.0, 30.0])
 def test_no_fewer_workers_would_be_enough(rate: float) -> None:
     """Arithmetic promises less than these cards keep: what it says first is not what is advised."""
-    search = searched(rate)
-    advice = search.advice()
+    search, advice = advised(rate)
     assert advice.more is not None
     workers = advice.more.plan.workers
     assert workers > 1
@@ -116,7 +121,7 @@ def test_fewer_devices_where_they_are_enough() -> None:
 
 def test_the_fewest_devices_where_none_that_was_asked_for_is_enough() -> None:
     """The same answers take more of them than answers to be checked, and what is advised is the cheapest."""
-    advice = searched(30.0).advice()
+    _, advice = advised(30.0)
     assert advice.same is not None
     assert not advice.same.enough
     assert advice.more is not None

@@ -84,6 +84,7 @@ def test_a_busy_stretch_ends_with_the_request_that_waits_as_long_as_asked_for() 
     assert found.wait == pytest.approx(0.9)
 
 
+@pytest.mark.nightly  # half a minute; the arithmetic of it is tested above
 def test_the_tail_of_a_load_that_waits_for_room_is_that_of_a_long_simulation() -> None:
     """Near the highest rate as many run as have room, and others wait: by the seconds of a prompt alone none would."""
     made = replace(plan(prompt=128, output=16), max_running=3)

@@ -162,10 +162,21 @@ def test_what_is_refused(running: Serving, body: dict[str, Any], status: int, wo
 
 
 def test_bodies_without_contexts(running: Serving) -> None:
-    """Where a prompt is counted or a context made, a part that is one is refused in one line."""
-    for path in ("/tokenize", "/v1/contexts"):
-        error = post(running, path, 400, messages=asking("fox"))["error"]
-        assert error["message"] == "a part of type context is not supported here: put its text"
+    """Where a context is made, a part that is one is refused in one line."""
+    error = post(running, "/v1/contexts", 400, messages=asking("fox"))["error"]
+    assert error["message"] == "a part of type context is not supported here: put its text"
+
+
+@needs_native
+def test_the_prompt_can_be_looked_at_and_explained(running: Serving) -> None:
+    """Tokens are those of the answer's prompt, and the plain walk through it is a page as that of any other."""
+    ids = post(running, "/tokenize", messages=asking("fox", "cat"), add_generation_prompt=True)["tokens"]
+    answer = post(running, CHAT, messages=asking("fox", "cat"), return_token_ids=True, **ASKED)
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+    with running.http() as http:
+        page = http.post("/explain", json={"tokens": ids, "answer": answer["choices"][0]["token_ids"]})
+    assert page.status_code == 200
+    assert "fox" in page.text
 
 
 def test_marks_in_a_text_place_nothing(running: Serving) -> None:

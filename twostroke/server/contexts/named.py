@@ -5,6 +5,7 @@ the technique `passages` finds in the prefix index and moves to its place.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -13,16 +14,18 @@ from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.hold import find_context
 from twostroke.server.engine_requests import check_length
 from twostroke.server.errors import ApiError
-from twostroke.server.openai.schemas.chat import ChatBody
+from twostroke.server.openai.schemas.chat import ChatPrompt
+
+P = TypeVar("P", bound=ChatPrompt)
 
 
-async def with_named(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Sequence[Context]]:
+async def with_named(http: HttpRequest, body: P) -> tuple[P, Sequence[Context]]:
     """The body with the texts of the contexts that its messages name, and these contexts. Raises ApiError."""
     names = [name for message in body.messages for name in message.contexts]
     if not names:
         return body, ()
     for field in ("passage_budget", "truncate_prompt_tokens"):
-        if getattr(body, field) is not None:
+        if getattr(body, field, None) is not None:
             raise ApiError(400, f"{field} cannot be combined with parts of type context: leave it out", param=field)
     engine: AsyncEngine = http.app.state.engine
     found = {name: await find_context(http, name) for name in dict.fromkeys(names)}

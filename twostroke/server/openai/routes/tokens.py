@@ -7,6 +7,7 @@ from fastapi import Request as HttpRequest
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.async_engine import CurrentEngine
+from twostroke.server.contexts.named import with_named
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
@@ -34,6 +35,7 @@ async def tokenize(body: TokenizeBody, http: HttpRequest, engine: CurrentEngine)
     tokenizer = engine.llm.tokenizer
     warn_of_fields(http, body, *(unused_variables(engine, body) if body.messages else ()))
     choose_method(engine.name, body.model, None)
+    body, _ = await with_named(http, body)
 
     def encode() -> list[int]:
         if body.messages:

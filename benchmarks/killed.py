@@ -26,6 +26,7 @@ def main(
     model: Annotated[list[str] | None, typer.Option(help="Of the catalog; may be repeated.")] = None,
     minutes: Annotated[float, typer.Option(min=0.05, help="How long the load lasts.")] = 10.0,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two kills.")] = 20.0,
+    replicas: Annotated[int, typer.Option(min=1, help="Engines of the one model.")] = 1,
     clients: Annotated[int, typer.Option(min=1, help="How many send requests at once.")] = 8,
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
     kv_bytes: Annotated[str, typer.Option(help="Of each pool.")] = "128MiB",
@@ -39,6 +40,7 @@ def main(
     work.mkdir(parents=True, exist_ok=True)
     named = [part for name in model or ["smollm2-135m"] for part in ("--model", name)]
     command = [sys.executable, "-m", "twostroke", "serve", *named, "--port", "{port}", "--kv-bytes", kv_bytes]
+    command += ["--replicas", str(replicas)]
     try:
         with ServerProcess("killed", command, work) as server:
             tally = asyncio.run(disturb(server, minutes * 60, every, clients, seed))

@@ -120,7 +120,8 @@ async def killer(
 async def _all_there(http: httpx.AsyncClient) -> bool:
     """Whether no engine is being started."""
     health = (await http.get("/health")).json()
-    return health["ready"] and "loading" not in health.get("models", {}).values()
+    starting = any(one["restarting"] for one in health.get("replicas", ()))
+    return health["ready"] and not starting and "loading" not in health.get("models", {}).values()
 
 
 def _is_engine(pid: int) -> bool:

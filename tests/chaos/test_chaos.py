@@ -36,7 +36,7 @@ from twostroke.study.simulate.event_queue import EventQueue
 
 # In RICH, all happens that must; FOUND have found faults (docs/log.md). Any change of the engine moves events to other
 # seeds, so more follow until all has happened. The long form is `python -m tests.chaos`.
-RICH = (96, 35, 36, 45, 107, 73, 1, 69, 11, 118, 66, 117, 50)
+RICH = (96, 35, 36, 107, 73, 118, 2, 4, 6, 7, 10, 16, 48)
 FOUND = (371, 575, 791, 910, 1714)
 MOST = 120
 

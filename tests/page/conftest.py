@@ -24,8 +24,9 @@ def browser() -> Iterator[Any]:
     if program is None:
         pytest.skip("the page's tests need Chromium (apt-get install chromium)")
     with sync_api.sync_playwright() as playwright:
-        # As root, Chromium runs only without its sandbox.
-        yield playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        # As root, Chromium runs only without its sandbox. To play a GPU in software costs it a third of its time.
+        options = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
+        yield playwright.chromium.launch(executable_path=program, args=options)
 
 
 @pytest.fixture(scope="package")

@@ -399,7 +399,7 @@ def test_until_sees_statistics(tiny_llm: TinyLLM) -> None:
 
     def program() -> Program:
         kv = yield Prefill([5, 6, 7])
-        return (yield Decode(kv, until=lambda sampled: len(sampled) == 4, keep_logits=True))
+        return (yield Decode(kv, until=lambda sampled: len(sampled) == 4, stats=True, keep_logits=True))
 
     request = run(llm, program, ignore_eos=True)
     assert len(request.result.tokens) == 4

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.interface import RaggedBatch, StateStep
 from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
@@ -116,7 +117,13 @@ class StepBench:
             tables=[self._table(rows, first) for rows, first in zip(step, first_pages, strict=False)],
             wanted=np.concatenate(wanted),
             states=[self._state(rows, i) for i, rows in enumerate(step)] if self.snapshot_pages else [],
+            hidden=self._hidden(len(positions)) if self.model.config.takes_hidden else None,
         )
+
+    def _hidden(self, rows: int) -> HiddenInputs:
+        """Hidden states for a head of multi-token prediction."""
+        size = self.model.config.hidden_size
+        return HiddenInputs(np.ones((rows, size), np.float32), np.ones(rows, np.bool_))
 
     def _state(self, rows: SequenceRows, sequence: int) -> StateStep:
         """The snapshot that a sequence reads, and the last that it makes."""

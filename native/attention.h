@@ -32,7 +32,7 @@ struct SplitPages {
   SplitPages(const Layer& layer, const Reads& pages) {
     for (int i = 0; i < pages.count; i++) {
       const int page = pages.spans[i].page;
-      keys[i] = layer.page(0, page, pages.head), values[i] = layer.page(1, page, pages.head);
+      keys[i] = layer.page(0, page, pages.head), values[i] = layer.page(layer.once ? 0 : 1, page, pages.head);
     }
   }
 };
@@ -50,6 +50,11 @@ struct PagesAhead : SplitPages {
       values[pages.count + i] = layer.page(0, next.spans[std::min(i, next.count - 1)].page, next.head);
       fetch_bytes(keys[i], bytes);
     }
+  }
+  // Makes values of keys that are values.
+  void make_values(const Layer& layer, int count, Buffer& memory) {
+    uint8_t* made = memory.get<uint8_t>(count * bytes);
+    for (int i = 0; i < count; i++, made += bytes) keys_as_values(keys[i], layer.dim, made), values[i] = made;
   }
   // What is fetched with keys (side 0) or values, when they are read for the first time.
   Ahead ahead(int side, bool first) const { return {first ? (side ? values : keys) + AHEAD_PAGES : nullptr, bytes}; }
@@ -154,7 +159,8 @@ class SplitMask {
 // these pages.
 inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
                          const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
-  const PagesAhead at(layer, pages, next);
+  PagesAhead at(layer, pages, next);
+  if (layer.once) at.make_values(layer, pages.count, scratch.values);
   SplitMask mask(pages, before, window);
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);

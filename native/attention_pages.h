@@ -21,16 +21,18 @@ class Layer {
   uint8_t* data;
   int kv_heads, dim;
   KvFormat format;
+  bool once;  // whether keys are values too, and stored once: bfloat16
 
   // Strides in bytes. Of codes, the values of a head lie behind its keys.
-  Layer(uint8_t* data, int64_t side_stride, int64_t page_stride, int kv_heads, int dim, KvFormat format)
-      : data(data), kv_heads(kv_heads), dim(dim), format(format), side_stride_(coded() ? side_bytes(0) : side_stride),
-        head_stride_(side_bytes(0) + (coded() ? side_bytes(1) : 0)), page_stride_(page_stride) {}
+  Layer(uint8_t* data, int64_t side_stride, int64_t page_stride, int kv_heads, int dim, KvFormat format, bool once)
+      : data(data), kv_heads(kv_heads), dim(dim), format(format), once(once),
+        side_stride_(coded() ? side_bytes(0) : side_stride), head_stride_(side_bytes(0) + (coded() ? side_bytes(1) : 0)),
+        page_stride_(page_stride) {}
 
   bool coded() const { return format != KV_BF16; }
   bool halves() const { return format == KV_K8V4; }  // whether values have 4 bits
   // The pieces in which a head's part of a page lies in memory.
-  int pieces() const { return coded() ? 1 : 2; }
+  int pieces() const { return coded() || once ? 1 : 2; }
   size_t piece_bytes() const { return size_t(head_stride_); }
   uint8_t* page(int side, int64_t page, int head) const {  // for a head
     return data + side * side_stride_ + page * page_stride_ + head * head_stride_;
@@ -54,7 +56,7 @@ class Layer {
     }
     uint16_t *pairs = (uint16_t*)keys + 2 * slot, *rows = (uint16_t*)values + slot / 2 * 2 * dim;
     for (int d = 0; d < dim; d += 2) std::memcpy(pairs + d * PAGE_SIZE, k + d, 4);
-    for (int d = 0; d < dim; d += 16) store_in_pairs(rows + 2 * d, slot % 2, v + d);
+    for (int d = 0; d < dim && !once; d += 16) store_in_pairs(rows + 2 * d, slot % 2, v + d);
   }
 
  private:
@@ -80,6 +82,23 @@ class Layer {
 
   int64_t side_stride_, head_stride_, page_stride_;
 };
+
+// A page's keys as values: pairs of columns, [dim / 2, PAGE_SIZE], become pairs of slots, [PAGE_SIZE / 2, dim].
+inline void keys_as_values(const uint8_t* keys, int dim, uint8_t* values) {
+  using Four = uint64_t __attribute__((vector_size(32)));  // each two columns of two slots
+  for (int d = 0; d < dim / 2; d += 4)
+    for (int slot = 0; slot < PAGE_SIZE; slot += 8) {
+      Four x[4];
+      for (int i = 0; i < 4; i++) {
+        std::memcpy(&x[i], keys + sizeof(uint32_t) * (size_t(d + i) * PAGE_SIZE + slot), sizeof(Four));
+        x[i] = (x[i] & 0xffff00000000ffff) | (x[i] & 0xffff0000) << 16 | (x[i] >> 16 & 0xffff0000);
+      }
+      for (int i = 0; i < 4; i++) {
+        const Four row{x[0][i], x[1][i], x[2][i], x[3][i]};
+        std::memcpy(values + sizeof(uint32_t) * (size_t(slot / 2 + i) * dim + 2 * d), &row, sizeof(Four));
+      }
+    }
+}
 
 // The codes of 4 bits in the low and the high halves of bytes, times 16, as integers of 8 bits.
 inline I low_codes(I bytes) { return add_planes<-16, 4>(int_zero(), bytes); }
@@ -148,5 +167,6 @@ struct Partial {
 
 struct Scratch {
   Buffer weights, shares, outs;   // shares: weights as Half, or as integers
+  Buffer values;                  // of a split whose keys are values
   Buffer queries, scores, sums, columns;  // where K and V are codes: see attention_codes.h
 };

@@ -140,7 +140,8 @@ inline Attention plan_attention(const AttentionShape& c, const Batch& batch, std
   for (int i = 0, s = 0, entries = entries_of(batch, 0); i < int(rows.size());) {
     const int row = int(rows[i]);
     while (row >= batch.row_starts[s + 1]) entries = entries_of(batch, ++s);
-    const int most = std::min({QUERY_ROWS, batch.row_starts[s + 1] - row, int(rows.size()) - i});
+    const int most = std::min(
+        {std::max(1, QUERY_ROWS * 8 / std::max(8, c.repeat())), batch.row_starts[s + 1] - row, int(rows.size()) - i});
     Piece piece{s, row, 1, i, {}};
     while (piece.count < most && rows[i + piece.count] == row + piece.count) piece.count++;
     find_splits(batch.spans + batch.span_starts[s], batch.span_starts[s + 1] - batch.span_starts[s], c.window,

@@ -4,14 +4,15 @@
 
 #include "attention_codes.h"
 #include "experts.h"
-#include "qkv.h"
+#include "latent.h"
 #include "token_inputs.h"
 #include "states.h"
 
 // Attention; the results are packed as rows for the output projection.
 template <class Finish>
-void attention(Model& m, Model::Private& own, const Heads& heads, const Attention& plan, Layer kv, float* memory, Rows out,
-               const Finish& finish) {
+void attention(Model& m, Model::Private& own, const Heads& heads, const Attention& plan, Layer kv,
+               const PassMemory::Places& room, Rows out, const Finish& finish) {
+  float* const memory = room.partials;
   const Block& b = heads.block;
   const AttentionShape& c = b.attention;
   const Batch& batch = heads.batch;
@@ -32,16 +33,22 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
         for (int i = 0; i < some; i++)
           shares[i] =
               c.sink_logits ? share_beside(query(i), c.sink_logits[head * repeat + h] * LOG2_E) : 1.0f / *query(i).total;
-        for (int d = 0; d < c.dim; d += GROUP) {
+        const LatentShape* latent = b.latent ? &b.latent->shape : nullptr;
+        auto place = [&](int d) { return latent ? latent->column(d) : d; };
+        for (int d = 0; d < (latent ? latent->rank : c.dim); d += GROUP) {
           F x[PANEL], y[PANEL];
           for (int i = 0; i < some; i++) {
-            const float* sums = query(i).out + d;
-            x[i] = mul(load(sums), set1(shares[i])), y[i] = mul(load(sums + 16), set1(shares[i]));
+            const float* sums = query(i).out;
+            x[i] = mul(load(sums + place(d)), set1(shares[i])), y[i] = mul(load(sums + place(d + 16)), set1(shares[i]));
             if (!b.gated) continue;
             const float* gate = heads.gates + size_t(piece.first + start + i) * m.config.q_width + column + d;
             x[i] = mul(x[i], load(gate)), y[i] = mul(y[i], load(gate + 16));
           }
-          put_columns(b.o.kinds, x, y, out, piece.to + start, some, column + d);
+          if (latent)
+            put_columns(b.latent->v_kinds, x, y, head_rows(room.seen_rows, h, out.count, latent->rank), piece.to + start,
+                        some, d);
+          else
+            put_columns(b.o.kinds, x, y, out, piece.to + start, some, column + d);
         }
       }
   };
@@ -150,7 +157,7 @@ Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
   return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
 }
 
-constexpr int EMBED_PHASES = 4, BLOCK_PHASES = 26;  // at most
+constexpr int EMBED_PHASES = 4, BLOCK_PHASES = 32;  // at most
 
 void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const Block& b = m.blocks[i];
@@ -181,14 +188,18 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   if (b.state) {
     run_states(m, own, pass, b, inputs_of(m, pass, i), at, rows, attended);
   } else {
-    project_heads(m, own, inputs_of(m, pass, i), heads, at.projected);
+    if (b.latent)
+      project_latents(m, own, inputs_of(m, pass, i), heads, at);
+    else
+      project_heads(m, own, inputs_of(m, pass, i), heads, at.projected);
     store_entries(m, own, heads, pass.layer(i));
     if (b.attention.any_head) m.meet(own);
   }
   if (batch.num_states) gather(m, own, pass.state_rows(), at.x, pass.states(i));
   if (!n) return;
   if (pass.cut(i)) gather(m, own, rows, at.x, rest.x);
-  if (!b.state) attention(m, own, heads, pass.attention(i), pass.layer(i), rest.partials, attended, fetching(b.o));
+  if (!b.state) attention(m, own, heads, pass.attention(i), pass.layer(i), rest, attended, fetching(b.o));
+  if (b.latent) project_values(m, own, b, rest.seen_rows, attended);
   m.meet(own);
   const Mlp& mlp = b.mlps[0];
   const size_t mlps = std::min(size_t(n) * b.router.chosen, b.mlps.size());  // at most

@@ -153,6 +153,23 @@ struct StateShape {
   int a_column() const { return b_column() + (kind == MAMBA2 ? 0 : (v_heads + PANEL - 1) / PANEL * PANEL); }
 };
 
+// The sizes of latent entries and of their heads, and norms: see models/latent.py.
+struct LatentShape {
+  int32_t rank, rotated, plain, value;
+  const float *q_norm, *kv_norm;  // [query_rank], or null; [rank]
+
+  int query() const { return plain + rotated; }
+  // The place of a latent's number in an entry; numbers of a panel stay together.
+  int column(int d) const { return d < rank / 2 ? rotated / 2 + d : rotated + d; }
+};
+
+struct Latent {
+  LatentShape shape;
+  std::optional<Linear> q_up;
+  std::vector<Linear> k_up, v_up;  // of each head
+  Kinds v_kinds;                   // the kinds of all heads' `v_up`
+};
+
 // A gated MLP: down(act(gate x) * up x).
 struct Mlp {
   Linear gate_up, down;
@@ -202,6 +219,7 @@ struct Block {
   std::optional<ExpertNorms> expert_norms;
   std::optional<BlockInputs> inputs;
   std::optional<StateShape> state;  // in place of attention
+  std::optional<Latent> latent;     // if K and V are one
   bool gated = false;               // whether the last columns of `qkv` gate what attention makes
 
   bool mixed() const { return router.weights; }

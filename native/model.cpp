@@ -326,12 +326,13 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 // The same for a block with experts, without a norm after them; their biases follow one another. A sixth of `biases` is
 // Router's `selection`. Matrices: q, k, v, o; of experts: gate, up, down of each, and then of the shared expert if there
 // is one. `router`: [experts, hidden], and `shared_gate`: [hidden] or null, which must outlive the model. Each row has
-// `chosen` experts, whose weights are divided by their sum if `normalized`.
+// `chosen` experts, whose weights are divided by their sum if `normalized`, and multiplied by `scale`.
 void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float** biases,
                                  const AttentionShape* attention, const float* router, int experts, int chosen,
-                                 int normalized, int sigmoid, void** expert_matrices, int shared, const float* shared_gate) {
+                                 int normalized, int sigmoid, float scale, void** expert_matrices, int shared,
+                                 const float* shared_gate) {
   Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention,
-                       Router{router, experts, chosen, bool(normalized), biases[4], bool(sigmoid), biases[5]},
+                       Router{router, experts, chosen, bool(normalized), biases[4], bool(sigmoid), biases[5], scale},
                        expert_matrices, experts);
   if (!shared) return;
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
@@ -353,6 +354,20 @@ void twostroke_add_state(void* model, void** matrices, const StateShape* shape) 
   Block& b = m.blocks.back();
   b.qkv = first_product(b, matrices, shape->products()), b.state = *shape;
   m.zeros.resize(std::max(m.zeros.size(), size_t(std::max(shape->v_dim, PANEL))));
+}
+
+// Lets the last block have latent entries. Matrices: q, or the first of its two, the entry's, and the second or null; and
+// for each head k_up and v_up.
+void twostroke_add_latent(void* model, void** matrices, const LatentShape* shape) {
+  Block& b = ((Model*)model)->blocks.back();
+  auto part = [&](int i) { return Linear({(const Matrix*)matrices[i]}); };
+  Latent made{*shape, {}, {}, {}, {}};
+  if (matrices[2]) made.q_up.emplace(part(2));
+  for (int head = 0; head < b.attention.heads; head++) {
+    made.k_up.push_back(part(3 + 2 * head)), made.v_up.push_back(part(4 + 2 * head));
+    made.v_kinds.add(((const Matrix*)matrices[4 + 2 * head])->format);
+  }
+  b.qkv = first_product(b, matrices, 2), b.latent.emplace(std::move(made));
 }
 
 // Lets the last block gate what attention makes. Matrices: q, k, v, gate.

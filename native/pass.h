@@ -213,7 +213,9 @@ class Pass {
   Layer layer(size_t block) const {
     const AttentionShape& shape = shape_of(block);
     const int64_t* strides = &strides_[3 * shape.group];
-    return {kv_ + shape.place * strides[0], strides[1], strides[2], shape.kv_heads, shape.dim, KvFormat(config_->kv_format)};
+    return {
+        kv_ + shape.place * strides[0],      strides[1], strides[2], shape.kv_heads, shape.dim, KvFormat(config_->kv_format),
+        (*blocks_)[block].latent.has_value()};
   }
 
  private:

@@ -3,6 +3,9 @@
 #include "batch.h"
 #include "norms.h"
 
+// Bytes of the packed inputs of one head's matrix.
+inline size_t head_rows_bytes(size_t rows, int cols) { return round_up(Rows::bytes(rows, cols), LINE); }
+
 constexpr size_t APART = 16 << 20;  // most bytes with which blocks have separate memory
 
 // In a small pass every block has separate memory: nothing is overwritten during the pass, so its pieces are pure. In a
@@ -24,6 +27,8 @@ class PassMemory {
     float *expert_squares, *experts_out;              // of these; their output before the norm
     uint8_t *gate_inputs, *token_gated;               // packed rows of BlockInputs
     float *gate_squares, *middle, *token_out;         // of these; x before them; their output before the norm
+    uint8_t *query_rows, *plain_rows, *seen_rows;     // packed rows of Latent: of q_up; of all heads' k_up and v_up
+    float* wide_queries;                              // what q_up makes
     float* gates;                                     // of what attention makes: [rows, q_width]
     uint16_t *state_inputs, *new_rows;                // entries of recurrent layers
     float *mixed, *new_states;                        // their outputs, and the states for snapshots
@@ -40,6 +45,16 @@ class PassMemory {
     for (const Block& b : model.blocks) {
       norms_after_ |= b.attn_post_norm || b.mlp_post_norm;
       if (b.attention.whole_norm || b.state) projected_ = std::max(projected_, rows * b.qkv.width);
+      if (const auto& latent = b.latent) {
+        const size_t heads = b.attention.heads;
+        projected_ = std::max(projected_, rows * b.qkv.width);
+        plain_ = std::max(plain_, heads * head_rows_bytes(rows, latent->shape.plain));
+        seen_ = std::max(seen_, heads * head_rows_bytes(rows, latent->shape.rank));
+        if (latent->q_up) {
+          query_rows_ = std::max(query_rows_, Rows::bytes(rows, latent->q_up->cols));
+          wide_ = std::max(wide_, rows * latent->q_up->width);
+        }
+      }
       if (b.gated) gates_ = rows * config_->q_width;
       if (const auto& state = b.state) {
         inputs_ = std::max(inputs_, rows * state->conv_size()), new_rows_ = std::max(new_rows_, rows * state->row_size());
@@ -107,6 +122,7 @@ class PassMemory {
     take(to.queries, rows_ * q_size);
     take(to.entries, rows_ * 2 * c.kv_width);
     take(to.partials, partials_);
+    take(to.query_rows, query_rows_), take(to.plain_rows, plain_), take(to.seen_rows, seen_), take(to.wide_queries, wide_);
     take(to.gates, gates_);
     take(to.state_inputs, inputs_), take(to.new_rows, new_rows_), take(to.mixed, mixed_), take(to.new_states, states_);
     take(to.attended, ready);
@@ -133,6 +149,7 @@ class PassMemory {
   size_t rows_ = 0, partials_ = 0;
   size_t gated_ = 0, logits_ = 0, choices_ = 0, projected_ = 0, shared_gated_ = 0;  // the maxima over blocks
   int token_inputs_ = 0;
+  size_t query_rows_ = 0, plain_ = 0, seen_ = 0, wide_ = 0;                 // the same
   size_t gates_ = 0, inputs_ = 0, new_rows_ = 0, mixed_ = 0, states_ = 0;  // the same
   int ready_ = 0;                                                           // the most inputs of an output projection
   bool norms_after_ = false, norms_of_experts_ = false, apart_ = false;

@@ -14,6 +14,7 @@ struct Router {
   const float* bias = nullptr;     // [experts], or null
   bool sigmoid = false;            // whether an expert's weight is the sigmoid of its logit, and not of a softmax
   const float* selection = nullptr;  // [experts], added to these weights for the choice alone; or null
+  float scale = 1;                   // of a row's weights
   const float* factors = nullptr;    // [experts], of these weights at the end; or null
   // Logits of a row, padded to a multiple of 16.
   int stride() const { return int(round_up(experts, PANEL)); }
@@ -49,7 +50,7 @@ inline void choose(const Router& router, float* logits, Choice* out) {
   for (int i = 0; i < count; i++) total += out[i].weight = logits[out[i].expert];
   if (!router.normalized) total = router.sigmoid ? 1.0f : sum(powers);
   for (int i = 0; i < count; i++)
-    out[i].weight = out[i].weight / total * (router.factors ? router.factors[out[i].expert] : 1);
+    out[i].weight = out[i].weight / total * router.scale * (router.factors ? router.factors[out[i].expert] : 1);
 }
 
 // The rows of each expert that is chosen by any row.

@@ -31,6 +31,27 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+MLA = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 7,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
@@ -315,14 +336,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("Glm4", {"head_dim": 32, "num_attention_heads": 6}),
     "glm": ("Glm", {"head_dim": 32, "attention_bias": True}),
+    "deepseek_v2": ("DeepseekV2", MLA | {"q_lora_rank": None, "n_shared_experts": 2, "rope_parameters": DEEPSEEK_YARN}),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        MLA | {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 96, "v_head_dim": 64},
+    ),
     "mixtral": ("Mixtral", {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True}),
 }
 
 # Files of a family's layers under another name.
-TWINS: dict[str, tuple[str, dict[str, Any]]] = {"gemma4_unified": ("Gemma4Unified", FAMILIES["gemma4-12b"][1])}
+TWINS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4_unified": ("Gemma4Unified", FAMILIES["gemma4-12b"][1]),
+    "deepseek_v3": ("DeepseekV3", MLA | {"n_group": 1, "topk_group": 1}),
+}
 
 
+LATENT = ("deepseek_v2", "glm4_moe_lite")
 RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "lfm2", "lfm2moe", "granite4-hybrid")
 
 
@@ -339,7 +369,7 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        scalars = [(name, one) for name, one in model.named_buffers() if name.endswith(("layer_scalar", "expert_bias"))]
+        scalars = [(name, one) for name, one in model.named_buffers() if name.endswith(("layer_scalar", "_bias"))]
         for parameter_name, parameter in [*model.named_parameters(), *scalars]:
             # Every tensor must have an effect: a bias of 0 or a norm of 1 would hide a mistake.
             factor = any(part in parameter_name for part in ("norm", "scal")) and kind not in ("Gemma2", "Gemma3")

@@ -40,7 +40,7 @@ def check_first_layer(llm: LLM, tokens: list[int], position: int) -> None:
     moved, there = llm.prefill(tokens).at(position), computed_at(llm, tokens, position)
     assert moved.positions == there.positions
     found, expected = moved.entries(layer).astype(np.float32), there.entries(layer).astype(np.float32)
-    assert found[1].tobytes() == expected[1].tobytes()
+    assert llm.config.latent or found[1].tobytes() == expected[1].tobytes()
     x, y = np.split(expected[0], 2, -1)
     pair = np.tile(np.hypot(x, y), 2)
     unit = ROUNDING[llm.pool.geometry.kv_dtype]

@@ -46,9 +46,8 @@ def row_of(family: str, config: ModelConfig, found: Stated) -> str:
 
 def sizes_of(config: ModelConfig) -> str:
     """What the tiny model has, in words."""
-    heads = " and ".join(
-        dict.fromkeys(f"{one.num_heads}/{one.num_kv_heads} of {one.head_dim}" for one in config.attentions)
-    )
+    kinds = {f"{one.num_heads}/{one.num_kv_heads} of {one.head_dim}": one.latent for one in config.attentions}
+    heads = " and ".join(shape + (" (latent entries)" if latent else "") for shape, latent in kinds.items())
     recurrent = [type(one).__name__ for one in config.state_layers.values()]
     kinds = f", {len(recurrent)} of them {recurrent[0]}" if recurrent else ""
     windows = {window for window in config.windows if window is not None}

@@ -42,6 +42,7 @@ def _scaled(family: str, **changes: Any) -> dict[str, Any]:
 # Where a tiny model has what llama.cpp does not read: windows of these families, heads of another size than a part of
 # hidden_size, values of another size than keys; what its code has as a constant; or what its converter computes itself.
 CHANGED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"q_lora_rank": 96},  # without it, 26 or 27 layers there
     "mistral": {"sliding_window": None},
     "mixtral": {"sliding_window": None},
     "granite": {"hidden_size": 128},
@@ -72,6 +73,8 @@ def converted(family: str, room: Path, **sizes: Any) -> tuple[Path, Path]:
     if family.startswith("qwen3_"):  # it takes no file without a head
         add_guesser(directory)
         values["mtp_num_hidden_layers"] = 1
+    if family == "glm4_moe_lite":
+        values["scoring_func"] = "sigmoid"  # which it knows by the size of the vocabulary
     if family.startswith("granite4"):
         values["layer_types"] = [kind.removeprefix("full_") for kind in values["layer_types"]]
     path.write_text(json.dumps(values))

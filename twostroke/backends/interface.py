@@ -70,6 +70,8 @@ class StateStep:
     targets: Sequence[tuple[int, np.ndarray]]
 
 
+NO_RANKS = "ranks have no latent attention (MLA): leave out tp"
+NO_CODES = "latent entries (MLA) are stored as numbers: leave out kv_dtype"
 ONE_RANK = "ranks share recurrent layers only by the native backend, and without torchrun: leave out tp"
 
 Array = TypeVar("Array")  # a numpy array or a tensor

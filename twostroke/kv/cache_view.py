@@ -134,13 +134,18 @@ class CacheView:
 
         A numpy array in the pool's dtype, or float32 if that has codes and scales. bfloat16 is `ml_dtypes.bfloat16`;
         use `.astype(np.float32)` to compute.
+        K and V are the same for latent entries (`models.latent`), which are stored once.
         NaN stands for entries that windowed layers have given back. A layer that reads another's entries has none.
 
         Raises:
             PageLost: its pages are gone or damaged where they were.
             KVError: the layers differ in shape, and none was named, or this one has no entries of its own.
         """
-        decode = self.pool.geometry.stored.decode
+
+        def decode(stored: np.ndarray) -> np.ndarray:
+            numbers = self.pool.geometry.stored.decode(stored)
+            return numbers if numbers.shape[-4] == 2 else np.repeat(numbers, 2, -4)  # K that is V
+
         if layer is not None:
             group, place = self._place_of(layer)
             return decode(read_entries(self.pool, group, *spans.places(self.table, group))[place])

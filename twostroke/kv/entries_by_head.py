@@ -126,6 +126,8 @@ def written(
     Raises KVError: they are none of this model. OutOfPages: nothing has changed.
     """
     geometry = pool.geometry
+    if any(group.one_part for _, group in geometry.kv_groups):
+        raise KVError("K and V of latent attention are one vector for all heads, so a technique cannot make them apart")
     shape = (*require_heads(geometry), len(tokens), geometry.kv_groups[0][1].head_dim)
     if np.shape(keys) != shape or np.shape(values) != shape:
         raise KVError(

@@ -219,12 +219,12 @@ class Geometry(StableRepr):
         raise GeometryMismatch(f"{what}: the KV geometry differs: {'; '.join(differing)}")
 
 
-def layers_by_kind(groups: Iterable[LayerGroup]) -> Counter[tuple[int, int, int | None]]:
-    """The number of layers with K and V of their own, by KV heads, head_dim and window."""
-    layers = Counter[tuple[int, int, int | None]]()
+def layers_by_kind(groups: Iterable[LayerGroup]) -> Counter[tuple[int, int, int | None, bool]]:
+    """The number of layers with K and V of their own, by KV heads, head_dim, window, and whether K is V."""
+    layers = Counter[tuple[int, int, int | None, bool]]()
     for one in groups:
         if one.kind == "kv":
-            layers[one.num_kv_heads, one.head_dim, one.window] += len(one.layers)
+            layers[one.num_kv_heads, one.head_dim, one.window, one.one_part] += len(one.layers)
     return layers
 
 
@@ -237,5 +237,6 @@ def _short(value: object) -> str:
     return f"[{len(value)} layers: {', '.join(kinds)}]"
 
 
-def _kind(heads: int, dim: int, window: int | None, layers: int) -> str:
-    return f"{layers} layers of {heads} KV heads of {dim}" + ("" if window is None else f", window {window}")
+def _kind(heads: int, dim: int, window: int | None, one_part: bool, layers: int) -> str:
+    entries = f"latent entries of {dim}" if one_part else f"{heads} KV heads of {dim}"
+    return f"{layers} layers of {entries}" + ("" if window is None else f", window {window}")

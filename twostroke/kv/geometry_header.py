@@ -23,6 +23,7 @@ MAX_GROUPS = 1000
 
 
 ENTRY_KINDS = ("kv", "rows", "inputs")
+USUAL = {"kind": "kv", "one_part": False}  # of most groups, left out of headers
 
 
 STATE_KINDS = {one.__name__: one for one in (GatedDeltaNet, Mamba2, ShortConvolution)}
@@ -40,8 +41,9 @@ def geometry_fields(geometry: Geometry) -> dict[str, Any]:
     if not geometry.states:
         del fields["states"]
     for group in fields["groups"]:
-        if group["kind"] == "kv":
-            del group["kind"]
+        for name, usual in USUAL.items():
+            if group[name] == usual:
+                del group[name]
     return fields
 
 
@@ -107,7 +109,7 @@ def _groups(value: Any) -> tuple[LayerGroup, ...]:
 
 def _group(value: Any) -> LayerGroup:
     if isinstance(value, dict):
-        value = {"kind": "kv"} | value  # that of most groups
+        value = USUAL | value
     fields = object_of(value, "a group of layers", *(field.name for field in dataclasses.fields(LayerGroup)))
     require(fields["kind"] in ENTRY_KINDS, "a group has entries of an unknown kind")
     layers = tuple(integers_of(fields["layers"], "layers").tolist())
@@ -116,7 +118,9 @@ def _group(value: Any) -> LayerGroup:
     window = None if fields["window"] is None else integer_of(fields["window"], "window", 1)
     heads, dim = integer_of(fields["num_kv_heads"], "num_kv_heads", 1), integer_of(fields["head_dim"], "head_dim", 1)
     require(fields["kind"] == "kv" or window is not None, "rows of states have no end")
-    return LayerGroup(layers, window, heads, dim, depth, fields["kind"])
+    once = fields["one_part"]
+    require(once is False or (once is True and fields["kind"] == "kv"), "one_part is not true or false")
+    return LayerGroup(layers, window, heads, dim, depth, fields["kind"], once)
 
 
 def rope_from_fields(value: Any) -> Rope:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from twostroke.models.latent import Latent
 from twostroke.models.recurrent import RecurrentMixer
 from twostroke.models.rope import Rope
 from twostroke.models.stable_repr import LATER, StableRepr
@@ -55,6 +56,7 @@ class Attention(StableRepr):
         value_norm: whether each head of v passes an RMSNorm without weights (Gemma 4).
         keys_as_values: whether v is k before its norm and RoPE, so that there is no matrix of v (Gemma 4).
         output_gate: whether what is attended to is multiplied by the sigmoid of a further projection (Qwen3-Next).
+        latent: what entries are that are one vector for all heads, with one KV head of their size; None: K and V.
     """
 
     num_heads: int
@@ -73,6 +75,7 @@ class Attention(StableRepr):
     value_norm: bool = field(default=False, repr=False, metadata=LATER)
     keys_as_values: bool = field(default=False, repr=False, metadata=LATER)
     output_gate: bool = field(default=False, repr=False, metadata=LATER)
+    latent: Latent | None = field(default=None, repr=False, metadata=LATER)
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -81,12 +84,20 @@ class Attention(StableRepr):
 
     @property
     def kv_values(self) -> int:
-        """Numbers of K and V of an entry."""
-        return 2 * self.num_kv_heads * self.head_dim
+        """Numbers of K and V of an entry; of one that is both once."""
+        return (2 if self.latent is None else 1) * self.num_kv_heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Numbers of a row that the output projection is given."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value)
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """The matrices of q, k and v, in this order; q alone if entries are another layer's."""
+        """The matrices of q, k and v, in this order; q alone if entries are another layer's. With latent entries those
+        that are multiplied by the layer's input."""
+        if self.latent is not None:
+            return ("q" if self.latent.query_rank is None else "q_down", "kv_down")
         return ("q",) if self.source is not None else ("q", "k", "k" if self.keys_as_values else "v")
 
 
@@ -123,6 +134,7 @@ class Experts(StableRepr):
         own_norms: whether the router, the others and the shared expert each read the residual stream after a norm of
             their own, and both sums pass one before they are added (Gemma 4). The layer's norm is the shared expert's.
         factors: whether each expert has a number by which its weight is multiplied at the end (Gemma 4).
+        scale: factor of the weights of the chosen experts (DeepSeek).
     """
 
     count: int
@@ -137,6 +149,7 @@ class Experts(StableRepr):
     selection_bias: bool = field(default=False, repr=False, metadata=LATER)
     own_norms: bool = field(default=False, repr=False, metadata=LATER)
     factors: bool = field(default=False, repr=False, metadata=LATER)
+    scale: float = field(default=1.0, repr=False, metadata=LATER)
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,6 +244,11 @@ class ModelConfig(StableRepr):
     def attentions(self) -> tuple[Attention, ...]:
         """The layers with attention."""
         return tuple(self.attention_layers.values())
+
+    @property
+    def latent(self) -> bool:
+        """Whether any layer has latent entries."""
+        return any(one.latent is not None for one in self.attentions)
 
     @property
     def num_layers(self) -> int:

@@ -131,6 +131,8 @@ class CostModel:
             mixer, feed_forward, hidden = layer.mixer, layer.feed_forward, self.config.hidden_size
             if isinstance(mixer, RecurrentMixer):
                 flops += 2 * hidden * (sum(mixer.projections.values()) + mixer.v_size)
+            elif mixer.latent is not None:
+                flops += mixer.latent.linear_flops(mixer.num_heads, hidden)
             else:
                 made = mixer.num_kv_heads * (len(set(mixer.projections)) - 1)  # K and V
                 flops += 2 * hidden * mixer.head_dim * ((2 + mixer.output_gate) * mixer.num_heads + made)

@@ -96,9 +96,12 @@ class KVFormat:
         return self.parts * self.width(head_dim) * self.dtype.itemsize
 
     def sides(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Views of K and of V as stored, of [..., parts, n, KV heads, width]: [..., n, KV heads, own width]."""
+        """Views of K and of V as stored, of [..., parts, n, KV heads, width]: [..., n, KV heads, own width].
+
+        They are the same where one part is both.
+        """
         if not self.codes:
-            return entries[..., 0, :, :, :], entries[..., 1, :, :, :]
+            return entries[..., 0, :, :, :], entries[..., -1, :, :, :]
         records = entries[..., 0, :, :, :]
         cut = self.key_width(records.shape[-1])
         return records[..., :cut], records[..., cut:]

@@ -33,6 +33,7 @@ class _Kind(NamedTuple):
     num_kv_heads: int
     head_dim: int
     kind: EntryKind
+    one_part: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +47,7 @@ class LayerGroup(StableRepr):
         depth: the number of layers for which a page has room; at least that of `layers`.
         kind: "kv" for K and V. Layers with a state have entries of two kinds: "rows", which say how tokens since the
             last snapshot change it, and "inputs" of the convolution (`models.recurrent`).
+        one_part: whether K is V too, and stored once (`models.latent`).
     """
 
     layers: tuple[int, ...]
@@ -54,10 +56,11 @@ class LayerGroup(StableRepr):
     head_dim: int
     depth: int
     kind: EntryKind = field(default="kv", repr=False, metadata=LATER)
+    one_part: bool = field(default=False, repr=False, metadata=LATER)
 
     def parts(self, stored: KVFormat) -> int:
-        """2 for K and V, 1 for records of them (`KVFormat`) and for other entries."""
-        return stored.parts if self.kind == "kv" else 1
+        """2 for K and V, 1 for records of them (`KVFormat`), for K that is V, and for other entries."""
+        return stored.parts if self.kind == "kv" and not self.one_part else 1
 
     def dtype(self, stored: KVFormat) -> np.dtype:
         """numpy dtype of the elements of an entry."""
@@ -85,13 +88,13 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
     kinds: dict[_Kind, list[int]] = {}
     for index, one in config.attention_layers.items():
         if one.source is None:
-            kinds.setdefault(_Kind(one.window, *one.kv_shape, "kv"), []).append(index)
+            kinds.setdefault(_Kind(one.window, *one.kv_shape, "kv", one.latent is not None), []).append(index)
     for index, state in config.state_layers.items():
         if state.row_values:
             kinds.setdefault(_Kind(state.chunk, 1, state.row_values, "rows"), []).append(index)
         kinds.setdefault(_Kind(state.conv_width, 1, state.conv_size, "inputs"), []).append(index)
     stored = kv_format(kv_dtype)
-    sizes = {kind: LayerGroup((), *kind[:3], 1, kind.kind).layer_bytes(stored) for kind in kinds}
+    sizes = {kind: LayerGroup((), *kind[:3], 1, *kind[3:]).layer_bytes(stored) for kind in kinds}
     room = _page_room(kinds, sizes) if kinds else 0  # a head alone, in tests, has no layers
     groups: list[LayerGroup] = []
     for kind, layers in sorted(kinds.items(), key=lambda one: one[0].window is not None):
@@ -99,8 +102,7 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
         count = -(-len(layers) // depth)
         starts = [i * len(layers) // count for i in range(count + 1)]
         groups += [
-            LayerGroup(tuple(layers[start:stop]), kind.window, kind.num_kv_heads, kind.head_dim, depth, kind.kind)
-            for start, stop in pairwise(starts)
+            LayerGroup(tuple(layers[start:stop]), *kind[:3], depth, *kind[3:]) for start, stop in pairwise(starts)
         ]
     return tuple(groups)
 
@@ -109,7 +111,7 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
 class PageShape:
     """The pages of a model: for each group [depth, parts, KV heads, page_size, width], all of as many bytes.
 
-    Parts are K and V, of head_dim numbers, or one of records (`models.kv_formats`).
+    Parts are K and V, of head_dim numbers, or one: of records (`models.kv_formats`), or of K that is V.
     """
 
     groups: tuple[LayerGroup, ...]

@@ -170,13 +170,15 @@ def yarn(
     return _with_turns(base, turns, amplitude)
 
 
+def yarn_mscale(factor: float, scale: float = 1.0) -> float:
+    """The factor by which a context that is so many times the original makes queries and keys larger."""
+    return 1.0 if factor <= 1 else 0.1 * scale * log(factor) + 1.0
+
+
 def yarn_amplitude(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
     """YaRN's factor of queries and keys (section 3.4); with both scales, DeepSeek's ratio of two such factors."""
-
-    def of(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * log(factor) + 1.0
-
-    return of(mscale) / of(mscale_all_dim) if mscale and mscale_all_dim else of(1.0)
+    both = mscale and mscale_all_dim
+    return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim) if both else yarn_mscale(factor)
 
 
 def longrope(

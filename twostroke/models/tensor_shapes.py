@@ -62,6 +62,8 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def _attention_shapes(attention: Attention, hidden: int) -> dict[str, tuple[int, ...]]:
+    if attention.latent is not None:
+        return attention.latent.shapes(attention.num_heads, hidden) | {"o": (hidden, attention.mixed)}
     q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "q": (q_size, hidden),

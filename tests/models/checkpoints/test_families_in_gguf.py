@@ -348,6 +348,55 @@ def qwen35moe(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     qwen35(writer, values)
 
 
+def deepseek2(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    rope, turned = values["rope_parameters"], values["qk_rope_head_dim"]
+    writer.add_kv_lora_rank(values["kv_lora_rank"])
+    if values["q_lora_rank"]:
+        writer.add_q_lora_rank(values["q_lora_rank"])
+    writer.add_key_length_mla(values["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(values["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
+    if rope["rope_type"] == "yarn":
+        yarn(writer, rope)
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    else:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+    writer.add_expert_count(values["n_routed_experts"])
+    writer.add_expert_used_count(values["num_experts_per_tok"])
+    writer.add_expert_shared_count(values["n_shared_experts"])
+    writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
+    writer.add_expert_weights_scale(values["routed_scaling_factor"])
+    writer.add_leading_dense_block_count(1)
+
+
+DEEPSEEK2 = {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "mlp.gate.e_score_correction": "exp_probs_b",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
+
+
+def absorbed(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The matrices of heads apart, that of keys the other way round."""
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in unstacked(tensors).items():
+        if name.endswith("kv_b_proj.weight"):
+            each = tensor.reshape(values["num_attention_heads"], -1, values["kv_lora_rank"])
+            k, v = np.split(each, [values["qk_nope_head_dim"]], 1)
+            found[name.replace("kv_b", "k_b")] = np.ascontiguousarray(k.swapaxes(1, 2))
+            found[name.replace("kv_b", "v_b")] = np.ascontiguousarray(v)
+        else:
+            found[name.replace("correction_bias", "correction.bias")] = tensor
+    return found
+
+
 def qkvz_split(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Qwen3-Next's q, k and v together, and z apart; the rest as for Qwen3.5, but heads of v stay where they are."""
     keys, k_dim = values["linear_num_key_heads"], values["linear_key_head_dim"]
@@ -446,6 +495,8 @@ CONVERTED = {
     "gpt_oss": Converted("gpt-oss", GPT_OSS, metadata=gpt_oss),
     "qwen3_5": Converted("qwen35", QWEN35, metadata=qwen35),
     "qwen3_5, even": Converted("qwen35", QWEN35, metadata=qwen35, sizes={"linear_num_value_heads": 2}),
+    "deepseek_v2": Converted("deepseek2", SHARED | DEEPSEEK2, metadata=deepseek2),
+    "glm4_moe_lite": Converted("deepseek2", SHARED | DEEPSEEK2, metadata=deepseek2),
     "lfm2": Converted("lfm2", LFM2, metadata=lfm2),
     "lfm2moe": Converted("lfm2moe", LFM2_MOE, metadata=lfm2moe),
     "qwen3_5moe": Converted("qwen35moe", QWEN35 | SHARED, metadata=qwen35moe),
@@ -510,8 +561,13 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
     changed = {
-        "qwen35": tiled, "qwen35moe": tiled, "qwen3next": qkvz_split, "granitehybrid": mamba, "gemma4": with_factors
-    }.get(made.arch, lambda tensors, _: unstacked(tensors))  # fmt: skip
+        "qwen35": tiled,
+        "qwen35moe": tiled,
+        "qwen3next": qkvz_split,
+        "granitehybrid": mamba,
+        "gemma4": with_factors,
+        "deepseek2": absorbed,
+    }.get(made.arch, lambda tensors, _: unstacked(tensors))
     for name, tensor in changed(with_guesser(stored, layers), values).items():
         if made.arch in ("gemma2", "gemma3") and "norm" in name:
             tensor = tensor + np.float32(1)

@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest, UnknownModel, UnsupportedArchitecture
-from twostroke.models.cost import SequenceRows
+from twostroke.kv.geometry import Geometry
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.cost import CostModel, SequenceRows
+from twostroke.models.latent import Latent
+from twostroke.models.rope import Rope
 from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.study.roofline.machines import MachineSpec, find_machine, machines
 from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
 from twostroke.study.roofline.named_models import find_model, specifications
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.weight_formats import FORMATS, weight_format
+from twostroke.study.simulate.engine_setup import config_of
 from twostroke.study.simulate.step_costs import RooflineCosts
 
 LLAMA = specifications()["llama-3-70b"]
@@ -206,6 +211,21 @@ def test_a_head_of_multi_token_prediction() -> None:
         *(f"qwen3.5-{size}" for size in ("0.8b", "4b", "9b", "27b", "35b-a3b")),
         *("qwen3-next-80b-a3b", "deepseek-v3", "glm-4.7-flash"),
     }
+
+
+def test_the_engine_counts_latent_attention_as_the_plan_does() -> None:
+    """GLM-4.7-Flash, as the engine describes it: bytes of an entry, and FLOPs of a row."""
+    latent = Latent(rank=512, rotated=64, plain=192, value=256, query_rank=768)
+    attention = Attention(20, 1, latent.entry, 1.0, Rope(1e6), latent=latent)
+    experts = Experts(64, 4, 1536, shared_size=1536, shared_gated=False, sigmoid=True, selection_bias=True)
+    layers = (Layer(attention, GatedMLP(10240)), *[Layer(attention, experts)] * 46)
+    config = ModelConfig("glm4_moe_lite", 154880, 2048, 202752, 1e-5, layers)
+    planned = specifications()["glm-4.7-flash"]
+    described = spec_of_config("glm", config)
+    assert Geometry.of(config, "bfloat16", "tokenizer").entry_bytes == planned.kv_bytes(1) == 47 * 576 * 2
+    assert described.kv_bytes(1) == planned.kv_bytes(1)
+    assert described.row_flops == planned.row_flops == CostModel(config, {}, 1).row_flops
+    assert Geometry.of(config_of(planned), "bfloat16", "tokenizer").entry_bytes == planned.kv_bytes(1)
 
 
 def test_latent_attention_keeps_one_vector_an_entry() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from twostroke.backends.hidden_inputs import ONE_PROCESS, HiddenJoin
-from twostroke.backends.interface import ONE_RANK, CompiledModel, Weights
+from twostroke.backends.interface import NO_CODES, NO_RANKS, ONE_RANK, CompiledModel, Weights
 from twostroke.backends.native import library
 from twostroke.backends.native.model import KV_DTYPES, NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
@@ -117,6 +117,13 @@ def unsupported(
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
     if tp > 1 and config.takes_hidden:
         return ONE_PROCESS
+    if tp > 1 and config.latent:
+        return NO_RANKS
+    if config.latent and kv_format(kv_dtype).codes:
+        return NO_CODES
+    latents = [one.latent for one in config.attentions if one.latent is not None]
+    if any(size % 32 for one in latents for size in (one.rank, one.rotated, one.plain, one.value)):
+        return f"it wants parts of latent attention of a multiple of 32, not {latents[0]}"
     if tp > 1 and config.state_layers and under_torchrun():
         return ONE_RANK
     if (dim := next((one.head_dim for one in config.attentions if one.head_dim % 32), None)) is not None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.backends.native.library import NativeAttention, NativeState, ThreadTeam
+from twostroke.backends.native.library import NativeAttention, NativeLatent, NativeState, ThreadTeam
 from twostroke.backends.native.rope_tables import RopeTables
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PackedMatrix
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.latent import Latent
 from twostroke.models.layer_groups import StatePages, entry_places
 from twostroke.models.recurrent import STATE_VECTORS, GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
 from twostroke.models.rope import NO_ROPE
@@ -127,13 +128,28 @@ class NativeLayers:
         first = [turned[part] for part in parts]
         o = weights.handles(prefix, "o" if state is None else "state_o")
         matrices = [*first[:3], *([] if own else [None, None]), *o]
+        if attention.latent is not None:
+            matrices = [first[1], None, None, *o]
         self._add_block(prefix, mlp, pointers, matrices, described)
         if state is not None:
             shape = self._state(index, state)
             self._library.twostroke_add_state(self._handle, _pointers(first), ctypes.byref(shape))
+        elif (latent := attention.latent) is not None:
+            self._add_latent(prefix, first, latent, range(attention.num_heads))
         elif attention.output_gate:
             first += weights.handles(prefix, "q_gate")
             self._library.twostroke_add_gate(self._handle, _pointers(first))
+
+    def _add_latent(self, prefix: str, first: list[int | None], latent: Latent, heads: range) -> None:
+        """The latent entries of the last block, whose first product is there."""
+        weights, narrow = self._weights, latent.query_rank is not None
+        norm = weights.vector(f"{prefix}q_down_norm") if narrow else None
+        sizes = latent.rank, latent.rotated, latent.plain, latent.value
+        shape = NativeLatent(*sizes, norm, weights.vector(f"{prefix}kv_norm"))
+        up = weights.handles(prefix, "q_up") if narrow else [None]
+        for head in heads:
+            up += weights.handles(f"{prefix}heads.{head}.", "k_up", "v_up")
+        self._library.twostroke_add_latent(self._handle, _pointers(first + up), ctypes.byref(shape))
 
     def _state(self, index: int, state: RecurrentMixer) -> NativeState:
         prefix, pages, weights = f"layers.{index}.", self._state_pages, self._weights
@@ -187,6 +203,7 @@ class NativeLayers:
             mlp.chosen,
             mlp.normalized,
             mlp.sigmoid,
+            mlp.scale,
             _pointers(experts),
             bool(mlp.shared_size),
             gate,

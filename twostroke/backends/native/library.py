@@ -63,10 +63,11 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "add_experts_block": (
         None,
-        (*(_POINTER,) * 6, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER),
+        (*(_POINTER,) * 6, *(_INT,) * 4, ctypes.c_float, _POINTER, _INT, _POINTER),
     ),
     "add_expert_norms": (None, (_POINTER, _POINTER, _POINTER)),
     "add_state": (None, (_POINTER, _POINTER, _POINTER)),
+    "add_latent": (None, (_POINTER, _POINTER, _POINTER)),
     "add_gate": (None, (_POINTER, _POINTER)),
     "forward": (_INT, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
     "logits": (_INT, (_POINTER, _POINTER, _INT, _POINTER, _POINTER)),
@@ -119,6 +120,13 @@ class NativeState(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rows_group", "rows_place", "inputs_group", "inputs_place")),
         *((name, ctypes.c_int32) for name in ("first_page", "snapshot_row", "rows_in_page")),
         *((name, _POINTER) for name in ("conv", "decay", "dt_bias", "norm", "conv_bias", "skip")),
+    ]
+
+
+class NativeLatent(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rank", "rotated", "plain", "value")),
+        *((name, _POINTER) for name in ("q_norm", "kv_norm")),
     ]
 
 

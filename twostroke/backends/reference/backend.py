@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from twostroke.backends.hidden_inputs import ONE_PROCESS
-from twostroke.backends.interface import ONE_RANK, CompiledModel, ForwardOutput, LazyLogits, RaggedBatch, Weights
+from twostroke.backends.interface import (
+    NO_CODES,
+    NO_RANKS,
+    ONE_RANK,
+    CompiledModel,
+    ForwardOutput,
+    LazyLogits,
+    RaggedBatch,
+    Weights,
+)
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks.collectives import Collectives
@@ -24,6 +33,7 @@ from twostroke.errors import RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.blocks import numpy_dtype
 from twostroke.models.formats.tensor import RawTensor
+from twostroke.models.kv_formats import CODED
 from twostroke.models.layer_groups import PageShape
 from twostroke.sampling import statistics
 from twostroke.sampling.draw import Draw, Noise
@@ -73,9 +83,7 @@ class ReferenceBackend:
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         """The reference runs every model, in one process."""
-        if self.ranks is not None and config.takes_hidden:
-            return ONE_PROCESS
-        return ONE_RANK if self.ranks is not None and config.state_layers else None
+        return unsupported(config, 1 if self.ranks is None else 2, self.kv_dtype)
 
     def weight_bytes(self, tensor: RawTensor) -> int:
         return tensor.num_elements * numpy_dtype(self.dtype).itemsize
@@ -96,6 +104,17 @@ class ReferenceBackend:
             return ShardedReferenceModel(
                 ReferenceDecoder(config, self.operations, parts), self.ranks.links, (self.ranks, number)
             )
+
+
+def unsupported(config: ModelConfig, tp: int, kv_dtype: str) -> str | None:
+    """Say why the backend cannot run a model in `tp` ranks; None if it can."""
+    if config.latent and kv_dtype in CODED:
+        return NO_CODES
+    if tp > 1 and config.latent:
+        return NO_RANKS
+    if tp > 1 and config.takes_hidden:
+        return ONE_PROCESS
+    return ONE_RANK if tp > 1 and config.state_layers else None
 
 
 class ReferenceModel:

@@ -10,6 +10,7 @@ from twostroke.backends.hidden_inputs import HiddenJoin
 from twostroke.backends.interface import Weights
 from twostroke.backends.reference.activations import capped, gated
 from twostroke.backends.reference.arrays import as_array
+from twostroke.backends.reference.latent_attention import LatentAttentionLayer
 from twostroke.backends.reference.linear_attention import GatedDeltaNetLayer, Mamba2Layer
 from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
 from twostroke.backends.reference.routing import route
@@ -77,10 +78,11 @@ class ReferenceLayer:
         if isinstance(layer.mixer, RecurrentMixer):
             vectors = {name: operations.floats(weights(f"layers.{index}.{name}")) for name in layer.mixer.vectors}
             packed, kind = StateWeights(pack(*layer.mixer.projections), vectors), STATE_LAYERS[type(layer.mixer)]
-            self.mixer: AttentionLayer | StateLayer = kind(config, index, operations, packed)
+            self.mixer: AttentionLayer | LatentAttentionLayer | StateLayer = kind(config, index, operations, packed)
             self.o = pack("state_o")
         else:
-            self.mixer = AttentionLayer(config, index, layer.mixer, operations, pack)
+            made = AttentionLayer if layer.mixer.latent is None else LatentAttentionLayer
+            self.mixer = made(config, index, layer.mixer, operations, pack)
             self.o = pack("o", bias=("o_bias",) if layer.mixer.output_bias else ())
         self.post_norms = (pack("attn_post_norm"), pack("mlp_post_norm")) if layer.post_norms else (None, None)
         self.scale = pack("scale").matrix if layer.scaled else None

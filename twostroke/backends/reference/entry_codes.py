@@ -17,7 +17,8 @@ def entries_of(k: torch.Tensor, v: torch.Tensor, stored: KVFormat) -> list[torch
 def numbers_of(kv: torch.Tensor, stored: KVFormat, *index: torch.Tensor) -> list[torch.Tensor]:
     """K and V of pages in float32: what `index` takes of [pages, Hkv, page_size, D]."""
     if not stored.codes:
-        return [part[index].float() for part in kv]
+        sides = [part[index].float() for part in kv]
+        return [sides[0], sides[-1]]  # one part is both
     records, cut = kv[0][index], stored.key_width(kv.shape[-1])
     sides = zip((records[..., :cut], records[..., cut:]), stored.codes, strict=True)
     return [decoded(side, codes) for side, codes in sides]

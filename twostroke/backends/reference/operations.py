@@ -168,12 +168,12 @@ class Operations:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Split into q [N, Hq, D], k and v [N, Hkv, D]; q and k after their norms, if given, and RoPE."""
         heads = qkv.view(len(qkv), -1, attention.head_dim)
-        cos, sin = self._angles(batch, attention.rope, attention.head_dim)
+        cos, sin = self.angles(batch, attention.rope, attention.head_dim)
 
         def turn(x: torch.Tensor, norm: Sequence[DenseWeight]) -> torch.Tensor:
             if norm:
                 x = self.norm_heads(x, norm[0], eps, attention) if attention.whole_norm else self.norm(x, norm[0], eps)
-            return _rotate(x, cos, sin)
+            return rotate(x, cos, sin)
 
         if attention.source is not None:
             return self._grown(turn(heads, norms), batch, attention), None, None
@@ -195,7 +195,7 @@ class Operations:
         factors = torch.from_numpy(attention.growth.factors(batch.positions.cpu().numpy())).to(self.device)
         return (q.float() * factors[:, None, None]).to(q.dtype)
 
-    def _angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def angles(self, batch: TensorBatch, rope: Rope, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of every row's angles by the amplitude, [N, 1, D / 2] float32, once per step and RoPE."""
         if (cached := batch.scratch.get((rope, head_dim))) is not None:
             return cached
@@ -288,7 +288,7 @@ def _device_name(device: str) -> str:
     return f"{name} {torch.get_float32_matmul_precision()}"
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each pair (i, i + D / 2) of [N, H, D] in float32 (RoFormer, Su et al. 2021)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -27,4 +27,5 @@ def route(
     ).indices[:, : experts.chosen]
     weights = chances.gather(-1, ids)
     weights = weights / weights.sum(-1, keepdim=True) if experts.normalized else weights
+    weights = weights if experts.scale == 1 else weights * experts.scale
     return ids, weights if factors is None else weights * factors[ids]

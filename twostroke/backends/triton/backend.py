@@ -115,6 +115,10 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype: str = "bfloat16") -> str | None:
     """Say why the backend cannot run a model with these matrices; None if it can."""
+    if config.latent:
+        return "it has no kernel for latent entries (MLA)"
+    if any(isinstance(layer.feed_forward, Experts) and layer.feed_forward.scale != 1 for layer in config.layers):
+        return "it has no kernel for factors of experts"
     for heads, (kv_heads, dim) in dict.fromkeys((one.num_heads, one.kv_shape) for one in config.attentions):
         if dim > WIDEST_HEAD or dim % 2:
             return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {dim}"

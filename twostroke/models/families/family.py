@@ -126,6 +126,8 @@ class Family(ABC):
         defaults: defaults of config.json's keys, as in transformers' configuration class.
         gguf_keys: config.json's key -> GGUF's, in addition to `GGUF_KEYS`.
         gguf_defaults: defaults of config.json's keys for GGUF files.
+        latent: whether its layers have latent entries (MLA), which GGUF's sizes of heads are those of.
+        guess_layers: whether directories may have layers behind the last, which guess further tokens and are not read.
         partial_rope: whether a checkpoint may have a part of each head rotated.
         gguf_outer, huggingface_outer: the names of tensors outside of layers, in addition to the usual ones.
         gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
@@ -142,6 +144,8 @@ class Family(ABC):
     defaults: ClassVar[Mapping[str, Any]]
     gguf_keys: ClassVar[Mapping[str, str]] = {}
     gguf_defaults: ClassVar[Mapping[str, Any]] = {}
+    latent: ClassVar[bool] = False
+    guess_layers: ClassVar[bool] = False
     partial_rope: ClassVar[bool] = False
     gguf_outer: ClassVar[Mapping[str, str]] = {}
     huggingface_outer: ClassVar[Mapping[str, str]] = {}
@@ -211,7 +215,8 @@ def mlp_of(source: ConfigSource, bias: bool = False) -> GatedMLP:
 def experts_of(source: ConfigSource, size_key: str, normalized: bool) -> Experts:
     """Experts with SiLU, all of the size that `size_key` says."""
     # transformers 5 writes the number of experts of some families under another key.
-    count = source.integer("num_local_experts" if source.get("num_local_experts") else "num_experts", limit=1 << 16)
+    keys = (key for key in ("num_local_experts", "n_routed_experts") if source.get(key))
+    count = source.integer(next(keys, "num_experts"), limit=1 << 16)
     chosen = source.integer("num_experts_per_tok")
     if chosen > count:
         raise source.wrong("num_experts_per_tok", f"at most the {count} experts")

@@ -14,7 +14,7 @@ from twostroke.models.tensor_shapes import tensor_shapes
 
 
 class StoredName(NamedTuple):
-    """The name of a tensor in a file; with `expert`, that expert's part of a 3-D tensor."""
+    """The name of a tensor in a file; with `expert`, that expert's or head's part of a 3-D tensor."""
 
     tensor: str
     expert: int | None = None
@@ -35,9 +35,9 @@ def stored_names(
             continue
         _, layer, *rest = ours.split(".")
         prefix = layers.format(layer)
-        if rest[0] == "experts":
-            _, expert, part = rest
-            theirs = parts[f"experts.{part}"]
+        if rest[0] in ("experts", "heads"):
+            kind, expert, part = rest
+            theirs = parts[f"{kind}.{part}"]
             own = "{}" in theirs
             names[ours] = StoredName(prefix + theirs.format(expert), None if own else int(expert))
         else:

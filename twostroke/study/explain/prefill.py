@@ -34,7 +34,7 @@ class LayerTensor:
 
 @dataclass(frozen=True)
 class StoredLayers:
-    """Layers of one shape and window: in each, an entry has 2 x KV heads x head_dim numbers.
+    """Layers of one shape and window: in each, an entry has 2 x KV heads x head_dim numbers, or half where K is V.
 
     `window`: entries further back are given up, in whole pages; None if all are kept.
     """
@@ -43,6 +43,7 @@ class StoredLayers:
     kv_heads: int
     head_dim: int
     window: int | None
+    one_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,13 @@ def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tu
     attention, mlp = one.attention, one.feed_forward
     heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     gate = " x sigmoid(norm(hidden) W_gate)" if attention.output_gate else ""
+    axes, made = ("rows", "KV heads", "head_dim"), {"K": "norm(hidden) W_K, turned by RoPE", "V": "norm(hidden) W_V"}
+    if attention.latent is not None:
+        made = {"K": "norm(norm(hidden) W_latent), which is V too, and a part that is turned by RoPE"}
     shapes = [
         LayerTensor("hidden", ("rows", "hidden"), (rows, hidden), "what the layer before made"),
         LayerTensor("Q", ("rows", "heads", "head_dim"), (rows, heads, dim), "norm(hidden) W_Q, turned by RoPE"),
-        LayerTensor(
-            "K", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_K, turned by RoPE", True
-        ),
-        LayerTensor("V", ("rows", "KV heads", "head_dim"), (rows, kv_heads, dim), "norm(hidden) W_V", True),
+        *(LayerTensor(name, axes, (rows, kv_heads, dim), how, True) for name, how in made.items()),
         LayerTensor("scores", ("heads", "rows", "entries"), (heads, rows, entries), "Q K^T x scale, tile by tile"),
         LayerTensor("attended", ("rows", "heads", "head_dim"), (rows, heads, dim), f"softmax(scores) V{gate}"),
         LayerTensor("hidden + attention", ("rows", "hidden"), (rows, hidden), "hidden + attended W_O"),

@@ -120,7 +120,7 @@ def _prefill(console: Console, made: Explanation, everything: bool) -> None:
 
 def _kind_text(kind: StoredLayers) -> str:
     window = "" if kind.window is None else f" (the last {kind.window:,} tokens)"
-    return f"{kind.layers} layers{window} x 2 x {kind.kv_heads} heads x {kind.head_dim}"
+    return f"{kind.layers} layers{window} x {1 if kind.one_part else 2} x {kind.kv_heads} heads x {kind.head_dim}"
 
 
 def _kv_text(made: Explanation) -> str:

@@ -41,7 +41,7 @@ class LatentSizes(NamedTuple):
     `kv` numbers, from which each head's key and value are made, and of `rope` numbers of a rotated key.
 
     Attributes:
-        q, kv: ranks of queries, and of keys and values.
+        q, kv: ranks of queries (0 if they are made in one product), and of keys and values.
         nope, rope, v: numbers of a head's key that are made and that are rotated, and of its value.
     """
 
@@ -138,7 +138,8 @@ class LayerKind:
         found = [WeightMatrix(name, "projections", hidden, made) for name, made in self._projections.items()]
         if self.latent is not None:
             q, kv, nope, rope, v = self.latent
-            found.append(WeightMatrix("heads of Q", "projections", q, self.heads * (nope + rope)))
+            if q:
+                found.append(WeightMatrix("heads of Q", "projections", q, self.heads * (nope + rope)))
             found.append(WeightMatrix("heads of K and V", "projections", kv, self.heads * (nope + v)))
         found.append(WeightMatrix("O", "projections", self.mixed, hidden))
         if self.joined:
@@ -165,7 +166,8 @@ class LayerKind:
         if self.state is not None:
             return self.state.projections
         if self.latent is not None:
-            return {"Q": self.latent.q, "entry": self.head_dim}
+            whole = self.heads * (self.latent.nope + self.latent.rope)
+            return {"Q": self.latent.q or whole, "entry": self.head_dim}
         kv, names = self.kv_heads * self.head_dim, ("K", "V")[: 1 if self.key_is_value else self.entry_matrices]
         gate = {"output gate": self.mixed} if self.output_gate else {}
         return {"Q": self.mixed} | dict.fromkeys(names, kv) | gate
@@ -201,7 +203,12 @@ def _mixer(mixer: Attention | RecurrentMixer) -> dict[str, Any]:
     """The fields of a `LayerKind` that its mixer determines."""
     if isinstance(mixer, RecurrentMixer):
         return {"heads": mixer.num_k_heads, "kv_heads": mixer.num_k_heads, "head_dim": mixer.k_dim, "state": mixer}
+    latent = None
+    if (made := mixer.latent) is not None:
+        latent = LatentSizes(made.query_rank or 0, made.rank, made.plain, made.rotated, made.value)
     return {
+        "latent": latent,
+        "key_is_value": latent is not None,
         "heads": mixer.num_heads,
         "kv_heads": mixer.num_kv_heads,
         "head_dim": mixer.head_dim,

@@ -17,8 +17,10 @@ from twostroke.kv.pool import PagePool
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
+from twostroke.models.latent import Latent
 from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Sampled
+from twostroke.study.roofline.layer_kind import LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, SpeculatedDecode, Technique
 from twostroke.study.simulate.clock import VirtualClock
@@ -136,14 +138,18 @@ def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: Pa
 def config_of(model: ModelSpec) -> ModelConfig:
     """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it.
 
-    Where an entry is one vector (MLA), K and V are halves of it. Hidden states that a head takes have one number.
+    Where K and V are the same vectors and no latents, they are halves. Hidden states that a head takes have one number.
     """
+
+    def attention(kind: LayerKind) -> Attention:
+        sizes, latent, dim = kind.latent, None, kind.head_dim // (1 + kind.key_is_value)
+        if sizes is not None:
+            latent, dim = Latent(sizes.kv, sizes.rope, sizes.nope, sizes.v, sizes.q or None), kind.head_dim
+        return Attention(kind.heads, kind.kv_heads, dim, 1.0, Rope(10_000.0), kind.window, latent=latent)
+
     layers = tuple(
         Layer(
-            kind.state
-            or Attention(
-                kind.heads, kind.kv_heads, kind.head_dim // (1 + kind.key_is_value), 1.0, Rope(10_000.0), kind.window
-            ),
+            kind.state or attention(kind),
             GatedMLP(kind.intermediate),
         )
         for kind in model.layers

@@ -181,6 +181,8 @@ def _refuse_variants(source: GgufSource) -> None:
     """Raise UnsupportedArchitecture for variants that no family supports."""
     if (experts := source.get("expert_count")) and "num_experts" not in source.family.gguf_keys:
         raise source.unsupported(f"{experts!r:.20} experts (a mixture)")
+    if source.family.latent:
+        return
     heads, hidden = source.integer("num_attention_heads"), source.integer("hidden_size")
     head_dim = source.integer("head_dim", default=hidden // heads or None, limit=MAX_HEAD_DIM)
     if source.integer("attention.value_length", default=head_dim) != head_dim:

@@ -13,6 +13,7 @@ from twostroke.models.checkpoints.generation import directory_generation
 from twostroke.models.checkpoints.huggingface.config import read_config, stated_family
 from twostroke.models.checkpoints.huggingface.conflicts import resolve_conflicts
 from twostroke.models.checkpoints.huggingface.json_files import read_json
+from twostroke.models.checkpoints.huggingface.latent_heads import split_heads
 from twostroke.models.checkpoints.huggingface.quantized.methods import unpacked
 from twostroke.models.checkpoints.huggingface.safetensors import read_all
 from twostroke.models.checkpoints.huggingface.stacked_experts import split_experts
@@ -71,17 +72,22 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     tensors = split_experts(tensors)
     config = read_config(config_path, len(tensors))
     tensors = unpacked(directory, tensors)
+    packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
+    tensors = split_heads(tensors, config)
     classes = take_head(tensors, directory)
     if classes is not None:  # such a model has no other head, and none is read
         config = replace(config, tied=True)
-    packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
     names = tensor_names(config, prefix, head)
     config, names = resolve_conflicts(config, names, head, tensors, directory)
     used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
-    used |= unread_names(config, prefix + "layers.{}.", BY_NAME[config.architecture].huggingface_parts)
+    family = BY_NAME[config.architecture]
+    used |= unread_names(config, prefix + "layers.{}.", family.huggingface_parts)
+    guessing = re.compile(rf"{re.escape(prefix)}layers\.(\d{{1,6}})\..*") if family.guess_layers else None
     for theirs in tensors:
+        if guessing and (layer := guessing.fullmatch(theirs)) and int(layer[1]) >= config.num_layers:
+            continue
         if theirs not in used and not UNUSED.fullmatch(theirs):
             if packed and _is_empty_bias(tensors[theirs]):
                 continue  # AutoGPTQ writes one for every matrix

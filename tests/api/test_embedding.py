@@ -186,7 +186,8 @@ def test_what_files_ask_for(tmp_path: Path) -> None:
     found = directory_pooling(tmp_path)
     assert (found.mode, found.normalized, found.stated, found.refusal) == ("mean", False, True, None)
     assert found.prompts == {"query": "fox: ", "document": ""}
-    for mode, more, words in (("max_tokens", None, "max_tokens"), ("lasttoken", "Dense", "a module Dense")):
+    unsupported = (("max_tokens", None, "max_tokens"), ("lasttoken", "CNN", "a module CNN"))
+    for mode, more, words in (*unsupported, ("cls_token", "Dense", "Identity")):
         write_pooling(tmp_path, mode, normalize=False, more=more)
         assert words in (directory_pooling(tmp_path).refusal or "")
     for text in ("{", "[5]", "{}"):

@@ -10,13 +10,23 @@ from hypothesis import strategies as st
 
 from twostroke.api.llm import LLM
 from twostroke.engine.request import PRIORITY_S, Request
-from twostroke.engine.scheduler import share_budget
+from twostroke.engine.scheduler import share_budget, share_whole
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 
 TinyLLM = Callable[..., LLM]
+
+
+@given(todo=st.lists(st.integers(1, 50), max_size=12), budget=st.integers(1, 60))
+def test_whole_or_not_at_all(todo: list[int], budget: int) -> None:
+    counts = share_whole(todo, budget)
+    assert all(count in (0, most) for count, most in zip(counts, todo, strict=True))
+    assert counts[:1] == todo[:1]
+    assert sum(counts) <= max([budget, *todo[:1]])
+    left = budget - sum(counts)
+    assert all(count or most > left for count, most in zip(counts, todo, strict=True))
 
 
 @given(todo=st.lists(st.integers(1, 50), max_size=12), budget=st.integers(1, 60))

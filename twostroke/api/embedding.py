@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from twostroke.engine.strokes import Prefill, Prefilled, Program
-from twostroke.errors import InvalidRequest
+from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.pooling import Pooling
 from twostroke.models.checkpoints.tokenizer import Tokenizer
@@ -50,8 +50,14 @@ class Embedder:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Embedder:
-        """That of a checkpoint."""
-        return cls(checkpoint.pooling, checkpoint.tensor("norm").dequantize(), checkpoint.config.norm_eps)
+        """That of a checkpoint. Raises CheckpointError if a dense layer does not fit."""
+        made = cls(checkpoint.pooling, checkpoint.tensor("norm").dequantize(), checkpoint.config.norm_eps)
+        size = len(made.norm)
+        for weight, _ in made.pooling.dense:
+            if weight.shape[1] != size:
+                raise CheckpointError(f"{checkpoint.name}: a dense layer takes {weight.shape[1]} numbers, not {size}")
+            size = len(weight)
+        return made
 
     def encode(
         self, tokenizer: Tokenizer, text: str | Sequence[int], prompt: str | None = None, most: int | None = None
@@ -86,7 +92,7 @@ class Embedder:
         return tokens
 
     def program(self, inputs: Sequence[Sequence[int]], room: BatchRoom) -> Program:
-        """The program of one request. Its result is the pooled vector of each input, [hidden] float32."""
+        """The program of one request. Its result is the pooled vector of each input, [size] float32."""
         made: list[np.ndarray] = []
         for batch in room.batches(inputs):
             whole = self.pooling.mode != "last"
@@ -96,10 +102,18 @@ class Embedder:
         return made
 
     def pooled(self, hidden: np.ndarray | None) -> np.ndarray:
-        """[n, hidden] before the last norm -> [hidden] float32. Each row's bits depend on that row alone."""
+        """[n, hidden] before the last norm -> [size] float32. Each row's bits depend on that row alone."""
         assert hidden is not None
         rows = np.stack([self._normed(row) for row in (hidden[:1] if self.pooling.mode == "cls" else hidden)])
-        return (rows.sum(0) / len(rows)).astype(np.float32)
+        made = (rows.sum(0) / len(rows)).astype(np.float32)
+        for dense in self.pooling.dense:
+            made = dense(made)
+        return made
+
+    @property
+    def size(self) -> int:
+        """Numbers of an embedding that is not cut."""
+        return len(self.pooling.dense[-1].weight) if self.pooling.dense else len(self.norm)
 
     def _normed(self, row: np.ndarray) -> np.ndarray:
         wide = row.astype(np.float64)

@@ -249,7 +249,7 @@ class LLM(RequestMaker):
         request = self.embedding_request(inputs)
         self.engine.run([request])
         made = [self.embedder.finish(one, dimensions, normalized) for one in request.result]
-        return np.stack(made) if made else np.empty((0, self.config.hidden_size), np.float32)
+        return np.stack(made) if made else np.empty((0, self.embedder.size), np.float32)
 
     @overload  # a text is a sequence of texts too, but never meant as one
     def score(  # pyright: ignore[reportOverlappingOverload]

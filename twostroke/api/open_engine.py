@@ -66,9 +66,11 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
             options.backend, options.device, options.dtype, threads,
             checkpoint.config, checkpoint.matrices(), page_size, tp, options.kv_dtype,
         )  # fmt: skip
+        steps = options.max_step_tokens  # a text that is not to be cut has room in one
+        steps = max(steps, checkpoint.config.max_position) if checkpoint.config.both_ways else steps
         here, on_host = local_ranks(tp), backend.device == "cpu"
         memory = MemoryBudget.of_engine(  # PyTorch, where the backend computes with it, is loaded by now
-            checkpoint.config, options.max_step_tokens,
+            checkpoint.config, steps,
             on_host=on_host, processes=here, host_bytes=tiers.host_bytes, spare=options.spare_bytes,
         )  # fmt: skip
         companions = {
@@ -87,7 +89,7 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
             models[role] = loader.load_companion(role, companion, main, stored, threads, options.check)
         if options.kv_reserve and isinstance(main.pool.memory, HostMemory):
             main.pool.memory.populate()
-        scheduler = SchedulerConfig(options.max_step_tokens, options.max_running, options.itl_ms)
+        scheduler = SchedulerConfig(steps, options.max_running, options.itl_ms)
         engine = Engine(models, MAIN, scheduler, tiers)
     except BaseException:
         tiers.close()

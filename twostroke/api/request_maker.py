@@ -118,7 +118,15 @@ class RequestMaker:
         return made
 
     def require_method(self, method: Method) -> None:
-        """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ."""
+        """Raise InvalidRequest if the method needs a companion that is not there, or heads that may differ.
+
+        Any method needs a model that decodes.
+        """
+        if self.config.both_ways:
+            raise InvalidRequest(
+                f"{self.name} makes embeddings alone, since its attention is in both directions: call /v1/embeddings "
+                "or embed, or open a model that generates"
+            )
         for role in method.companions:
             if role not in self.engine.models:
                 how = f"--draft {role}" if role in OWN_DRAFTS else f"--{role} NAME"

@@ -116,6 +116,11 @@ class Lane(ABC, Generic[StrokeKind]):
         return False
 
     @property
+    def whole(self) -> bool:
+        """Whether its tokens must enter in one step: they attend to one another in both directions."""
+        return self.model.config.both_ways
+
+    @property
     def has_placeholder(self) -> bool:
         """Whether the next token is a placeholder: it is being drawn, and may prove to be the last."""
         return bool(self.todo) and self.todo[0] < 0

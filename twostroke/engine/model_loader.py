@@ -124,8 +124,9 @@ class ModelLoader:
         pool = pool_for(geometry)
         pool.max_position = min(pool.max_position, checkpoint.config.max_position)
         identity = model_identity(checkpoint, backend, pool.page_size)
-        # What its entries are does not follow from its tokens alone if it takes hidden states.
-        made = None if checkpoint.config.takes_hidden else INDEXES[self.index]
+        # Entries do not follow from the tokens before them if it takes hidden states, or attends to those behind too.
+        apart = checkpoint.config.takes_hidden or checkpoint.config.both_ways
+        made = None if apart else INDEXES[self.index]
         checkpoint.release()
         compiled = backend.compile(
             checkpoint.config, _reported(checkpoint, self.progress), None if beside is None else beside.compiled

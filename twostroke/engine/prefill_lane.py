@@ -23,6 +23,8 @@ class PrefillLane(Lane[Prefill]):
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
         if stroke.hidden and (stroke.logits == "all" or stroke.logprobs is not None):
             raise InvalidRequest("a prefill returns hidden states, or logits and log-probabilities: leave one out")
+        if model.config.both_ways and (len(base) or not stroke.hidden):
+            raise InvalidRequest(f"model {model.name} makes embeddings alone: its attention is in both directions")
         todo = [*([] if base.pending is None else [base.pending]), *stroke.tokens]
         has_logits = base.tail is not None and base.tail.row is not None
         if not todo and (stroke.dropout is not None or (not has_logits and stroke.logits != "none")):

@@ -56,9 +56,10 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
     budget = max(1, config.max_step_tokens - len(chosen))
     behind = [(choice, lane) for choice, lane in lanes if not lane.decoding]
     todo = [len(lane.todo) for _, lane in behind]
+    share = share_whole if any(lane.whole for _, lane in behind) else share_budget
 
     def with_chunks(budget: int) -> Plan:
-        counts = share_budget(todo, budget)
+        counts = share(todo, budget)
         return chosen + [(*one, count) for one, count in zip(behind, counts, strict=True) if count]
 
     if chosen and behind and config.itl_ms is not None:
@@ -73,6 +74,15 @@ def largest_fitting(most: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def share_whole(todo: Sequence[int], budget: int) -> list[int]:
+    """The same for lanes that enter all of their tokens or none: by arrival, and the oldest one always."""
+    counts: list[int] = []
+    for count in todo:
+        fits = not counts or sum(counts) + count <= budget
+        counts.append(count if fits else 0)
+    return counts
 
 
 def share_budget(todo: Sequence[int], budget: int) -> list[int]:

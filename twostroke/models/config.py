@@ -57,6 +57,8 @@ class Attention(StableRepr):
         keys_as_values: whether v is k before its norm and RoPE, so that there is no matrix of v (Gemma 4).
         output_gate: whether what is attended to is multiplied by the sigmoid of a further projection (Qwen3-Next).
         latent: what entries are that are one vector for all heads, with one KV head of their size; None: K and V.
+        both_ways: whether a query attends to the keys behind it too, at positions < p + window (EmbeddingGemma). Then
+            a text enters in one step, and nothing is decoded.
     """
 
     num_heads: int
@@ -76,6 +78,7 @@ class Attention(StableRepr):
     keys_as_values: bool = field(default=False, repr=False, metadata=LATER)
     output_gate: bool = field(default=False, repr=False, metadata=LATER)
     latent: Latent | None = field(default=None, repr=False, metadata=LATER)
+    both_ways: bool = field(default=False, repr=False, metadata=LATER)
 
     @property
     def kv_shape(self) -> tuple[int, int]:
@@ -249,6 +252,11 @@ class ModelConfig(StableRepr):
     def latent(self) -> bool:
         """Whether any layer has latent entries."""
         return any(one.latent is not None for one in self.attentions)
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether texts enter in one step each, and are embedded alone: attention is in both directions."""
+        return any(one.both_ways for one in self.attentions)
 
     @property
     def num_layers(self) -> int:

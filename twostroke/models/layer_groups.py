@@ -88,7 +88,8 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
     kinds: dict[_Kind, list[int]] = {}
     for index, one in config.attention_layers.items():
         if one.source is None:
-            kinds.setdefault(_Kind(one.window, *one.kv_shape, "kv", one.latent is not None), []).append(index)
+            window = None if one.both_ways else one.window  # a text enters in one step, which sees all of its pages
+            kinds.setdefault(_Kind(window, *one.kv_shape, "kv", one.latent is not None), []).append(index)
     for index, state in config.state_layers.items():
         if state.row_values:
             kinds.setdefault(_Kind(state.chunk, 1, state.row_values, "rows"), []).append(index)

@@ -99,7 +99,7 @@ async def embed(
             check_sizes(llm, asked.inputs)
         most = llm.max_model_len if asked.truncate else None
         inputs = [embedder.encode(llm.tokenizer, text, asked.prompt, most) for text in asked.inputs]
-        embedder.finish(np.zeros(llm.config.hidden_size, np.float32), asked.dimensions)  # refused before work starts
+        embedder.finish(np.zeros(embedder.size, np.float32), asked.dimensions)  # refused before work starts
         return llm.embedding_request(inputs), inputs
 
     def finished(answer: PrefillAnswer) -> Any:

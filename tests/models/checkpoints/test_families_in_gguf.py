@@ -569,7 +569,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
         "deepseek2": absorbed,
     }.get(made.arch, lambda tensors, _: unstacked(tensors))
     for name, tensor in changed(with_guesser(stored, layers), values).items():
-        if made.arch in ("gemma2", "gemma3") and "norm" in name:
+        if made.arch in ("gemma2", "gemma3", "gemma-embedding") and "norm" in name:
             tensor = tensor + np.float32(1)
         inner, _, kind = name.removeprefix("model.").rpartition(".")
         if not inner.startswith("layers."):

@@ -20,13 +20,14 @@ BLOCK_ROWS = 128  # rows of a prefill chunk that are processed together
 class SequenceGroup:
     """Sequences with the same number of rows, longest first, so that a tile covers only the first `count` of them.
 
-    The rows are the last entries of their tables.
+    The rows are the last entries of their tables, or `behind` others follow, which they attend to as well.
     """
 
     rows: torch.Tensor  # [G * T] indices into the batch
     num_rows: int  # T
     tables: list[np.ndarray]  # [P, 3 + groups] spans each
     biases: list[np.ndarray | None]  # `RaggedBatch.biases`, one for each table; empty if none has any
+    behind: int | None = None  # with attention in both directions, the number of entries behind its rows
     _tiles: dict[tuple[int, int | None], list["PageTile"]] = field(
         default_factory=dict
     )  # by group of layers and window
@@ -48,7 +49,7 @@ class PageTile:
     orders: np.ndarray  # [count, P * page_size], entries of the sequence before each slot
 
 
-def groups_of(batch: RaggedBatch[torch.Tensor], device: torch.device) -> Iterator[SequenceGroup]:
+def groups_of(batch: RaggedBatch[torch.Tensor], device: torch.device, both_ways: bool) -> Iterator[SequenceGroup]:
     """One group for each block of `BLOCK_ROWS` rows of a prefill chunk, and one of all decode rows; on `device`."""
     decoding: list[tuple[np.ndarray, int, np.ndarray | None]] = []
     biases = batch.biases or [None] * len(batch.tables)
@@ -58,8 +59,9 @@ def groups_of(batch: RaggedBatch[torch.Tensor], device: torch.device) -> Iterato
             continue
         for first in range(start, stop, BLOCK_ROWS):
             last = min(first + BLOCK_ROWS, stop)
-            cut = _without_last(table, stop - last)
-            yield SequenceGroup(torch.arange(first, last, device=device), last - first, [cut], _any([bias]))
+            behind = stop - last if both_ways else None
+            cut = table if both_ways else _without_last(table, stop - last)
+            yield SequenceGroup(torch.arange(first, last, device=device), last - first, [cut], _any([bias]), behind)
     if decoding:
         decoding.sort(key=lambda one: len(one[0]), reverse=True)
         tables, rows, own = zip(*decoding, strict=True)
@@ -94,7 +96,7 @@ def _cut(group: SequenceGroup, page_size: int, layers: int, window: int | None) 
             pages[g, : len(part)] = part[:, PAGE + layers]
             order = _orders(table, page_size)[first : first + len(part)]
             orders[g, : len(part)] = order
-            mask[g, :, : len(part)] = _visible(table, part, order, group.num_rows, window)
+            mask[g, :, : len(part)] = _visible(table, part, order, group, window)
         if not mask.any():
             continue
         mask = mask.reshape(len(tables), group.num_rows, -1)
@@ -111,18 +113,22 @@ def _orders(table: np.ndarray, page_size: int) -> np.ndarray:
     return (np.cumsum(table[:, STOP] - table[:, START]) - table[:, STOP])[:, None] + np.arange(page_size)
 
 
-def _visible(table: np.ndarray, part: np.ndarray, order: np.ndarray, rows: int, window: int | None) -> np.ndarray:
-    """Mask [rows, P, page_size]: whether a table's last `rows` entries attend to each slot of a part of its spans, [P,
+def _visible(
+    table: np.ndarray, part: np.ndarray, order: np.ndarray, group: SequenceGroup, window: int | None
+) -> np.ndarray:
+    """Mask [rows, P, page_size]: whether a group's rows attend to each slot of a part of a table's spans, [P,
     3 + groups], of which `order` is that of `_orders`."""
+    rows, behind = group.num_rows, group.behind
     ends = np.cumsum(table[:, STOP] - table[:, START])
     part, slot = part[:, :, None], np.arange(order.shape[1])
-    row_order = ends[-1] - rows + np.arange(rows)
+    row_order = ends[-1] - (behind or 0) - rows + np.arange(rows)
     filled = (slot >= part[:, START]) & (slot < part[:, STOP])
-    visible = filled & (order <= row_order[:, None, None])
+    visible = filled & ((behind is not None) | (order <= row_order[:, None, None]))
     if window is not None:
         row_ends = np.searchsorted(ends, row_order, side="right")
         row_position = table[row_ends, POSITION] + row_order - (ends - table[:, STOP] + table[:, START])[row_ends]
-        visible &= part[:, POSITION] - part[:, START] + slot > (row_position - window)[:, None, None]
+        away = row_position[:, None, None] - (part[:, POSITION] - part[:, START] + slot)
+        visible &= (away < window) & ((behind is None) | (away > -window))
     return visible
 
 

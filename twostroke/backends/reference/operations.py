@@ -217,13 +217,15 @@ class Operations:
     ) -> torch.Tensor:
         """Attention of each row to its sequence's entries up to its own, at positions > own - window: [N, Hq * D].
 
+        In both directions it is to all entries, at positions < own + window too.
+
         `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one. `sink_logits`:
         [Hq], if the layer has them. `place`: of `kv` among the group's layers, for biases.
         """
         out = torch.empty_like(q)
         alike = batch.scratch.get("groups")
         if alike is None:
-            alike = batch.scratch["groups"] = list(groups_of(batch, q.device))
+            alike = batch.scratch["groups"] = list(groups_of(batch, q.device, attention.both_ways))
         for some in alike:
             out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap, sink_logits, place).to(q.dtype)
         return out.flatten(1)

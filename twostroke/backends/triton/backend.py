@@ -134,6 +134,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype
         return "it has no kernel for hidden states of another model"
     if any(isinstance(layer.feed_forward, Experts) and layer.feed_forward.own_norms for layer in config.layers):
         return "it has no kernel for experts with norms of their own"
+    if config.both_ways:
+        return "it has no kernel for attention in both directions"
     for name, tensor in matrices.items():
         if tensor.shape[1] % COPIED:
             return f"it wants multiples of {COPIED} columns, not {tensor.shape[1]} ({name})"

@@ -14,6 +14,7 @@ from twostroke.models.checkpoints.progress import Progress, one_line, watched
 HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "README.md",
              "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
              "chat_template*", "additional_chat_templates/*.jinja", "modules.json", "*_Pooling/config.json",
+             "*_Dense/config.json", "*_Dense/model.safetensors",
              "config_sentence_transformers.json")  # fmt: skip
 HUB_TIMEOUT_S = 2.0  # for models that packages have as well
 LONG_HUB_TIMEOUT_S = 10.0  # for models that only the hub has

@@ -9,10 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.huggingface.json_files import read_json
+from twostroke.models.checkpoints.huggingface.safetensors import read_safetensors
+from twostroke.models.formats.tensor import RawTensor
 
 Mode = Literal["last", "mean", "cls"]
 _MODES: dict[str, Mode] = {
@@ -24,6 +28,18 @@ _MODES: dict[str, Mode] = {
 }
 _GGUF: dict[int, Mode] = {0: "last", 1: "mean", 2: "cls", 3: "last"}  # 0: none is stated
 _RANK = 4
+GGUF_DENSE = ("dense_2.weight", "dense_3.weight")
+
+
+class Dense(NamedTuple):
+    """A linear layer behind the pooling: weights [out, in] and a bias [out] or None, float32."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None = None
+
+    def __call__(self, vector: np.ndarray) -> np.ndarray:
+        made = self.weight @ vector
+        return made if self.bias is None else made + self.bias
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,7 @@ class Pooling:
         default_prompt: the name of the one that is taken if none is named.
         stated: whether the model's files say so, as those of embedding models do.
         ranks: whether a GGUF file is of a model that ranks documents.
+        dense: what the pooled vector passes before it is normalized (EmbeddingGemma).
         refusal: why no embedding can be computed as the files ask, or None.
     """
 
@@ -47,10 +64,14 @@ class Pooling:
     stated: bool = False
     refusal: str | None = None
     ranks: bool = False
+    dense: tuple[Dense, ...] = field(default=(), compare=False, repr=False)
 
 
-def gguf_pooling(metadata: Mapping[str, Any]) -> Pooling:
-    """That of a GGUF file. llama.cpp's embeddings are normalized whatever the file says, and so are these."""
+def gguf_pooling(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor] | None = None) -> Pooling:
+    """That of a GGUF file, with its dense layers if it has any.
+
+    llama.cpp's embeddings are normalized whatever the file says, and so are these.
+    """
     kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     if kind is None:
         return Pooling()
@@ -58,7 +79,8 @@ def gguf_pooling(metadata: Mapping[str, Any]) -> Pooling:
         return Pooling(stated=True, refusal="the model ranks documents: call /v1/rerank", ranks=True)
     if kind not in _GGUF:
         return Pooling(stated=True, refusal=f"pooling_type {kind!r:.20} is not known here")
-    return Pooling(_GGUF[kind], stated=True)
+    dense = tuple(Dense(tensors[name].dequantize()) for name in GGUF_DENSE if tensors and name in tensors)
+    return Pooling(_GGUF[kind], stated=True, dense=dense)
 
 
 def directory_pooling(directory: Path) -> Pooling:
@@ -69,6 +91,7 @@ def directory_pooling(directory: Path) -> Pooling:
     prompts = _optional(directory / "config_sentence_transformers.json")
     mode: Mode = "last"
     refusal, normalized = None, False
+    dense: list[Dense] = []
     for module in _modules(path):
         kind = str(module.get("type")).rpartition(".")[2]
         if kind == "Pooling":
@@ -80,12 +103,35 @@ def directory_pooling(directory: Path) -> Pooling:
                 refusal = f"the pooling of {directory.name} ({' and '.join(asked)}) is not supported: last, mean or cls"
             else:
                 mode = _MODES[asked[0]]
+        elif kind == "Dense" and not normalized:
+            try:
+                dense.append(_dense(directory / str(module.get("path"))))
+            except CheckpointError as error:
+                refusal = str(error)
         elif kind == "Normalize":
             normalized = True
         elif kind != "Transformer":
             refusal = f"{directory.name} has a module {kind} behind its pooling, which is not supported"
     texts = {str(name): str(text) for name, text in (prompts.get("prompts") or {}).items()}
-    return Pooling(mode, normalized, texts, prompts.get("default_prompt_name"), stated=True, refusal=refusal)
+    return Pooling(mode, normalized, texts, prompts.get("default_prompt_name"), True, refusal, dense=tuple(dense))
+
+
+def _dense(folder: Path) -> Dense:
+    """That of a folder. Raises CheckpointError."""
+    function = str(_optional(folder / "config.json").get("activation_function"))
+    if function.rpartition(".")[2] != "Identity":
+        raise CheckpointError(f"{folder}: a dense layer with the activation {function:.60} is not supported: Identity")
+    tensors = read_safetensors(folder / "model.safetensors")
+    weight, bias = (tensors.get(f"linear.{name}") for name in ("weight", "bias"))
+    if weight is None or len(weight.shape) != 2:
+        raise CheckpointError(f"{folder}: model.safetensors must hold a matrix linear.weight")
+    return Dense(_floats(weight), None if bias is None else _floats(bias))
+
+
+def _floats(tensor: RawTensor) -> np.ndarray:
+    return RawTensor.from_bytes(
+        tensor.name, tensor.format, tensor.shape, tensor.data.reshape(-1), tensor.source
+    ).dequantize()
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:

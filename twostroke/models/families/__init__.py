@@ -4,7 +4,7 @@ from twostroke.models.families.deepseek_v2 import DeepSeekV2
 from twostroke.models.families.deepseek_v3 import DeepSeekV3, Glm4MoELite
 from twostroke.models.families.family import Family
 from twostroke.models.families.gemma2 import Gemma2
-from twostroke.models.families.gemma3 import Gemma3
+from twostroke.models.families.gemma3 import Gemma3, GemmaEmbedding
 from twostroke.models.families.gemma4 import Gemma4
 from twostroke.models.families.gemma4_unified import Gemma4Unified
 from twostroke.models.families.glm import Glm
@@ -33,7 +33,8 @@ from twostroke.models.families.smollm3 import SmolLM3
 FAMILIES: tuple[Family, ...] = (
     *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), Qwen3_5(), SmolLM3()),
     *(Gemma2(), Gemma3(), Gemma4(), GptOss(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
-    *(Gemma4Unified(), Lfm2(), Lfm2MoE(), Qwen3_5MoE(), Qwen3Next(), DeepSeekV2(), DeepSeekV3(), Glm4MoELite()),
+    *(GemmaEmbedding(), Gemma4Unified(), Lfm2(), Lfm2MoE(), Qwen3_5MoE(), Qwen3Next()),
+    *(DeepSeekV2(), DeepSeekV3(), Glm4MoELite()),
 )
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}

@@ -25,6 +25,12 @@ class Gemma2(Gemma3):
     gguf_defaults: ClassVar = {**CAPS, "sliding_window_pattern": 2}
     layers_of_27b = 46
 
+    def both_ways(self, source: ConfigSource) -> bool:
+        """Never: no file of it says so."""
+        if super().both_ways(source):
+            raise source.unsupported("use_bidirectional_attention")
+        return False
+
     def describe(self, source: ConfigSource) -> ModelConfig:
         score_cap, logit_cap = (None if source.get(key) is None else source.number(key) for key in CAPS)
         attention = attention_of(source)

@@ -48,6 +48,7 @@ class Gemma3(Family):
         "sliding_window": 4096,
         "sliding_window_pattern": PATTERN,
         "tie_word_embeddings": True,
+        "use_bidirectional_attention": None,
     }
     gguf_defaults: ClassVar = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": PATTERN}
     gguf_parts = GGUF_PARTS | POST_NORMS_GGUF
@@ -72,17 +73,42 @@ class Gemma3(Family):
         elif source.num_layers == self.layers_of_27b:  # whose scale its GGUF file does not tell
             scale = (hidden / whole.num_heads) ** -0.5
         mlp = GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_activation", "gelu_tanh"))
+        both = self.both_ways(source)
         layers = [
-            Layer(replace(whole if window is None else sliding, scale=scale, window=window), mlp, post_norms=True)
+            Layer(
+                replace(
+                    whole if window is None else sliding,
+                    scale=scale,
+                    window=window // 2 + 1 if both and window is not None else window,  # of which half is on each side
+                    both_ways=both,
+                ),
+                mlp,
+                post_norms=True,
+            )
             for window in windows_by_pattern(source)
         ]
         return model_of(source, self, layers, embedding_scale=hidden**0.5, **caps)
+
+    def both_ways(self, source: ConfigSource) -> bool:
+        """Whether attention is in both directions (EmbeddingGemma; Vera et al. 2025, arXiv:2509.20354)."""
+        return bool(source.get("use_bidirectional_attention"))
 
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
         """Add 1 to the norms of Hugging Face files, which store w - 1."""
         if format != "huggingface":
             return {}
         return dict.fromkeys((name for name in tensor_shapes(config) if name.endswith("norm")), plus_one)
+
+
+class GemmaEmbedding(Gemma3):
+    """EmbeddingGemma in GGUF files; its config.json is one of Gemma 3."""
+
+    name = gguf = "gemma-embedding"
+    model_types = ()
+
+    def both_ways(self, source: ConfigSource) -> bool:
+        """Always."""
+        return True
 
 
 def plus_one(tensor: RawTensor) -> RawTensor:

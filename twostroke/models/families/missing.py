@@ -12,7 +12,7 @@ MISSING = (
     | dict.fromkeys(("kimi-linear", "kimi_linear"), KEY_DECAY)
     | dict.fromkeys(("nemotron_h", "nemotron_h_moe"), ONE_PART)
     | dict.fromkeys(("bert", "modern-bert", "modernbert", "nomic-bert", "nomic_bert"), BOTH_WAYS)
-    | dict.fromkeys(("xlm-roberta", "roberta", "gemma-embedding"), BOTH_WAYS)
+    | dict.fromkeys(("xlm-roberta", "roberta"), BOTH_WAYS)
     | dict.fromkeys(("falcon-h1", "falcon_h1"), BESIDE)
 )
 

@@ -70,7 +70,7 @@ async def show(body: NamedBody, engine: CurrentEngine) -> Response:
         "general.basename": engine.name,
         "general.parameter_count": _count(engine.llm.config),
         f"{kind}.context_length": engine.llm.max_model_len,
-        f"{kind}.embedding_length": config.hidden_size,
+        f"{kind}.embedding_length": engine.llm.embedder.size,
         f"{kind}.block_count": len(config.layers),
         f"{kind}.attention.head_count": config.num_heads,
         f"{kind}.attention.head_count_kv": config.num_kv_heads,
@@ -79,7 +79,9 @@ async def show(body: NamedBody, engine: CurrentEngine) -> Response:
     infill = engine.llm.tokenizer.infill is not None
     pooling = engine.llm.embedder.pooling
     embeds = pooling.stated and pooling.refusal is None
-    capabilities = {"completion": True, "embedding": embeds, "tools": template, "insert": infill, "thinking": thinks}
+    decodes = not config.both_ways
+    tools = decodes and template
+    capabilities = {"completion": decodes, "embedding": embeds, "tools": tools, "insert": infill, "thinking": thinks}
     return json_response(
         {
             "modelfile": f"FROM {engine.name}",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
+from twostroke.models.checkpoints.pooling import GGUF_DENSE
 from twostroke.models.config import ModelConfig
 from twostroke.models.families import BY_GGUF, BY_NAME, Family
 from twostroke.models.families.config_source import ConfigSource
@@ -167,7 +168,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, RawTensor], p
     _refuse_variants(source)
     config = family.describe(source)
     expected = {name.tensor for name in tensor_names(config, tensors).values()}
-    expected |= unread_names(config, "blk.{}.", family.gguf_parts)
+    expected |= unread_names(config, "blk.{}.", family.gguf_parts) | set(GGUF_DENSE)
     for name in tensors:
         layer = re.match(r"blk\.(\d{1,6})\.", name)
         if layer is not None and source.num_layers <= int(layer[1]) < source.num_layers + source.guessing:

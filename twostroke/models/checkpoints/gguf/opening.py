@@ -104,7 +104,7 @@ def _opened(
             stored=stored,
             transforms=BY_NAME[config.architecture].transforms(config, "gguf"),
             generation=gguf_generation(file.metadata, path),
-            pooling=gguf_pooling(file.metadata),
+            pooling=gguf_pooling(file.metadata, file.tensors),
             guesser=guesser,
         )
     except TwostrokeError:

@@ -156,7 +156,7 @@ class Fetching {
 };
 
 struct Query {
-  int order;  // number of entries before the row's own
+  int order;  // of the last entry that it attends to, its own but for attention in both directions
   int position;
 };
 

@@ -79,8 +79,11 @@ struct Attention {
   size_t num_partials = 0;          // of all ranks; 0 if there is nothing to merge
 };
 
-inline Query query_of(const Batch& batch, int sequence, int row, int entries) {
-  return {entries - (batch.row_starts[sequence + 1] - row), int(batch.positions[row])};
+// `order` is that of the last entry that the row attends to. With attention in both directions all entries are the step's.
+inline Query query_of(const AttentionShape& c, const Batch& batch, int sequence, int row, int entries) {
+  const int own = entries - (batch.row_starts[sequence + 1] - row), last = entries - 1;
+  const int order = !c.both_ways ? own : c.window > 0 ? std::min(last, own + c.window - 1) : last;
+  return {order, int(batch.positions[row])};
 }
 
 inline int entries_of(const Batch& batch, int s) {
@@ -145,7 +148,7 @@ inline Attention plan_attention(const AttentionShape& c, const Batch& batch, std
     Piece piece{s, row, 1, i, {}};
     while (piece.count < most && rows[i + piece.count] == row + piece.count) piece.count++;
     find_splits(batch.spans + batch.span_starts[s], batch.span_starts[s + 1] - batch.span_starts[s], c.window,
-                query_of(batch, s, row, entries), query_of(batch, s, row + piece.count - 1, entries), piece.splits);
+                query_of(c, batch, s, row, entries), query_of(c, batch, s, row + piece.count - 1, entries), piece.splits);
     all += int64_t(c.kv_heads) * length_of(piece);
     i += piece.count;
     plan.pieces.push_back(std::move(piece));

@@ -69,7 +69,7 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     const int queries = piece.count * repeat, entries = entries_of(batch, piece.sequence);
     own.queries.clear();
     for (int i = 0; i < queries; i++)
-      own.queries.push_back(query_of(batch, piece.sequence, piece.first + i / repeat, entries));
+      own.queries.push_back(query_of(c, batch, piece.sequence, piece.first + i / repeat, entries));
     const std::span<const Split> splits = splits_of(plan, unit);
     std::optional<CodedQueries> codes;
     if (coded) codes = CodedQueries::in(own.scratch.queries, heads.query(piece.first, unit.head), queries, c.dim);

@@ -103,6 +103,7 @@ struct AttentionShape {
   int32_t window, group, place;
   int32_t own_entries;  // whether this layer makes the keys and values that it reads
   int32_t whole_norm;   // whether norms of q and k are over all heads together
+  int32_t both_ways;    // whether a row attends to the entries behind it too, as far as to those before it
   float scale;
   const float* sink_logits;  // [heads], each of a key without a value; or null
 

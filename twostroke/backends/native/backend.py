@@ -115,8 +115,6 @@ def unsupported(
     """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
     if page_size != PAGE_SIZE:
         return f"it needs pages of {PAGE_SIZE} entries, not {page_size}"
-    if config.both_ways:
-        return "its attention is to earlier tokens alone"
     if tp > 1 and config.takes_hidden:
         return ONE_PROCESS
     if tp > 1 and config.latent:

@@ -106,6 +106,7 @@ class NativeLayers:
             place,
             own,
             attention.whole_norm,
+            attention.both_ways,
             attention.scale,
             weights.vector(f"{prefix}sink_logits") if attention.sink_logits else None,
         )

@@ -108,7 +108,7 @@ class NativeAttention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "dim", "first_kv_head", "last_kv_head", "any_head")),
         *((name, ctypes.c_int32) for name in ("rope", "query_rope", "window", "group", "place")),
-        *((name, ctypes.c_int32) for name in ("own_entries", "whole_norm")),
+        *((name, ctypes.c_int32) for name in ("own_entries", "whole_norm", "both_ways")),
         ("scale", ctypes.c_float),
         ("sink_logits", _POINTER),
     ]

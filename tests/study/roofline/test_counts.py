@@ -69,7 +69,9 @@ def test_as_the_engine_counts(tiny_llm: Callable[..., LLM], family: str) -> None
         work = cost.work(step)
         count = sum(one.count for one in step)
         assert model.row_flops * count == work.linear_flops
-        assert sum(model.attention_flops(one) for one in step) == work.attention_flops
+        attention = sum(model.attention_flops(one) for one in step)
+        # Ours multiplies the whole latent entry; a plan takes the least that any engine needs.
+        assert attention < work.attention_flops if llm.config.latent else attention == work.attention_flops
         assert model.head.row_flops * sum(one.logits for one in step) == work.head_flops
     assert 2 * model.kv_bytes(1) == llm.pool.entry_bytes  # the reference keeps float32
     assert model.snapshot_bytes == llm.pool.geometry.state_bytes

@@ -3,7 +3,8 @@
 The first technique's strokes run up to its first decode, and what it would decode from is the prompt of the second: so
 the prompt may be repeated (in whole or its surprising tokens alone), read again or compressed, and then entries dropped
 by any score. PTDO names compression as future work; repetition can also drop by itself (`keydiff` with `times=2`).
-Nothing is computed twice: a prefill of the second technique goes on behind the entries that the first has made.
+A prefill of the second technique goes on behind the entries that the first has made, so only a score that needs the
+queries of all tokens computes them again.
 """
 
 from __future__ import annotations

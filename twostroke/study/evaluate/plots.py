@@ -40,7 +40,7 @@ def by_bytes(title: str, points: Mapping[str, tuple[float, float]], share: bool)
     for name, point in points.items():
         families.setdefault(name.partition(":")[0], []).append(point)
     series = [Series(name, sorted(ones), index % COLOURS) for index, (name, ones) in enumerate(families.items())]
-    x = Axis("KV kept, by the baseline's", "{:g}".format, logarithmic=False)
+    x = Axis("KV kept, as a share of the baseline's", "{:g}".format, logarithmic=False)
     y = Axis(title, "{:.0%}".format if share else "{:g}".format, logarithmic=not share, top=1.0 if share else None)
     return line_chart(title, x, y, series, WIDTH)
 

@@ -33,7 +33,7 @@ class PageShards:
     def __init__(self, num_pages: int, shape: PageShape, size: int, layout: Layout = "plain") -> None:
         """`size` ranks share the heads. Raises InvalidRequest: groups of layers differ in their heads."""
         if len(set(shape.shapes)) > 1:
-            raise InvalidRequest("ranks without common memory need the same KV heads in all layers: use one host")
+            raise InvalidRequest("ranks without common memory need the same KV heads in all layers: use backend=native")
         self.num_pages, self.shape = num_pages, shape
         self.layout: Layout = layout
         self.heads = [Shard(rank, size).of(shape.groups[0].num_kv_heads) for rank in range(size)]

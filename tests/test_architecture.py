@@ -14,8 +14,8 @@ from twostroke.backends.native import library
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "twostroke"
 ALSO = {"__main__": "cli", "__init__": "api"}  # files of one layer with another name
-REFERENCE_FILES = """activations arrays attention_tiles backend decoder entry_codes latent_attention linear_attention memory
-    operations routing sharded states"""
+REFERENCE_FILES = """activations arrays attention_tiles backend decoder entry_codes latent_attention linear_attention
+    memory operations routing sharded states"""
 REFERENCE = {f"backends/reference/{name}.py" for name in REFERENCE_FILES.split()}
 WITH_TORCH = {
     *REFERENCE,

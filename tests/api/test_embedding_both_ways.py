@@ -41,7 +41,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.mkdir()
         weight = generator.standard_normal(shape, np.float32) * shape[1] ** -0.5
         safetensors.numpy.save_file({"linear.weight": weight}, folder / "model.safetensors")
-        config = {"in_features": shape[1], "out_features": shape[0], "bias": False}
+        config: dict[str, Any] = {"in_features": shape[1], "out_features": shape[0], "bias": False}
         config["activation_function"] = "torch.nn.modules.linear.Identity"
         (folder / "config.json").write_text(json.dumps(config))
         modules.insert(i, {"idx": i, "name": str(i), "path": folder.name, "type": f"{PREFIX}Dense"})
@@ -50,7 +50,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(directory: Path, **options: Any) -> LLM:
-    return LLM(str(directory), **({"kv_bytes": 16 << 20, "threads": 2} | options))
+    given: dict[str, Any] = {"kv_bytes": 16 << 20, "threads": 2}
+    return LLM(str(directory), **(given | options))
 
 
 def theirs(directory: Path, texts: list[str]) -> np.ndarray:

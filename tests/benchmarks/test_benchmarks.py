@@ -69,10 +69,17 @@ def test_a_load_that_does_not_fit(tiny_llm: Callable[..., LLM]) -> None:
 def test_speculation_takes_turns_and_counts_what_stood() -> None:
     llm = LLM("smollm2-135m", backend="native", student="int2", prefix_index="off", kv_bytes=64 << 20)
     chosen = speculation.contenders([3], "student int2", None)
-    names = ["plain", "lookup, adaptive", "lookup, 3", "student int2, adaptive", "student int2, 3"]
+    names = [
+        "plain",
+        "lookup, judged",
+        "lookup, answered before",
+        "lookup, 3",
+        "student int2, judged",
+        "student int2, 3",
+    ]
     assert [contender.name for contender in chosen] == names
     copy, random = WORKLOADS[0], WORKLOADS[-1]
-    results = [speculation.measure(llm, chosen, workload, 1, 12, quiet) for workload in (copy, random)]
+    results = [speculation.measure(llm, chosen, workload, 1, 1, 12, quiet) for workload in (copy, random)]
     assert llm.pool.num_used == 0
     for found in results:
         assert [len(answer) for answer in found.answers] == [12, 12]
@@ -82,17 +89,17 @@ def test_speculation_takes_turns_and_counts_what_stood() -> None:
     copied, noise = (found.turns["lookup, 3"][0] for found in results)
     assert copied.tokens_per_pass > noise.tokens_per_pass
     lines = speculation.table("m", results).splitlines()
-    assert "| copy | plain |" in lines[4]
-    assert sum(line.startswith("| random |") for line in lines) == 5
-    assert len(speculation.facts(results, 12)["rows"]) == 10
+    assert "| copy | 1 | plain |" in lines[4]
+    assert sum(line.startswith("| random |") for line in lines) == 6
+    assert len(speculation.facts(results, 12)["rows"]) == 12
 
 
 def test_speculation_that_changes_the_answer_ends_the_run(tiny_llm: Callable[..., LLM]) -> None:
     chosen = [speculation.Contender("plain", Plain()), speculation.Contender("twice", method("repeat"))]
     with pytest.raises(speculation.Differs, match="twice does not answer as plain does"):
-        speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 8, quiet)
+        speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 2, 1, 8, quiet)
     with pytest.raises(InvalidRequest, match="'random' needs 2255 positions"):
-        speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 1999, quiet)
+        speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 1, 1999, quiet)
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")

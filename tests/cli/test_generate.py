@@ -39,6 +39,9 @@ def test_json_is_what_the_api_gives(run_json: Callable[..., dict[str, Any]], tin
     assert facts["prefill_tokens_per_second"] == pytest.approx(facts["prompt_tokens"] / facts["ttft_s"])
 
 
+FOUR_GUESSES = ("--method-option", "guesses=4", "--method-option", "adaptive=false")
+
+
 @pytest.mark.parametrize(
     ("arguments", "chosen", "facts"),
     [
@@ -49,8 +52,8 @@ def test_json_is_what_the_api_gives(run_json: Callable[..., dict[str, Any]], tin
             {"at": [4, 8], "teacher_tokens": 7, "looks": []},
         ),
         (
-            ("--draft", "stored", "--method", "speculative", "--method-option", "draft=draft"),
-            method("speculative", draft="draft"),
+            ("--draft", "stored", "--method", "speculative", *FOUR_GUESSES, "--method-option", "draft=draft"),
+            method("speculative", draft="draft", guesses=4, adaptive=False),
             {"rounds": 2, "guessed": 7, "accepted": 7},
         ),
         (
@@ -82,7 +85,7 @@ def test_methods_that_take_more_than_the_model(
 
 def test_what_a_technique_counted_and_whom_it_left_idle(run: Callable[..., Result], tiny: str) -> None:
     arguments = ("generate", "-m", tiny, *PROMPT, "--max-tokens", 9, "--ignore-eos", "--method", "speculative")
-    used = run(*arguments, "--student", "stored", "--method-option", "draft=student")
+    used = run(*arguments, *FOUR_GUESSES, "--student", "stored", "--method-option", "draft=student")
     assert "| rounds 2, guessed 7, accepted 7 |" in used.stderr
     assert "not use" not in used.stderr
     idle = run(*arguments, "--student", "stored")

@@ -35,7 +35,9 @@ def test_show(
         assert sum(one["layers"] for one in facts[kind]) == attentions, kind
     assert bool(facts["recurrent_layers"]) == (facts["state_bytes"] > 0)
     sizes = facts["kv_bytes_per_token"]
-    assert 0 < sizes["k8v4"] < sizes["int8"] < sizes["bfloat16"] == sizes["float32"] // 2
+    assert 0 < sizes["bfloat16"] == sizes["float32"] // 2
+    if family not in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):  # whose entries have no codes
+        assert 0 < sizes["k8v4"] < sizes["int8"] < sizes["bfloat16"]
     assert sum(file["bytes"] for file in facts["files"]) >= sum(one["bytes"] for one in facts["weights"].values())
     assert facts["parameters"] > 1000
     if facts["experts"]:

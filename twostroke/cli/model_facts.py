@@ -71,7 +71,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
     )
     shapes = Counter((one.num_heads, one.num_kv_heads, one.head_dim) for one in config.attentions)
     windows = Counter(config.windows)
-    dtypes = "float32", "bfloat16", *CODED
+    dtypes = "float32", "bfloat16", *(() if config.latent else CODED)
     return {
         "architecture": config.architecture,
         "layers": config.num_layers,

@@ -48,9 +48,11 @@ class GuessJudge:
         guesses = [] if found is None else list(found.tokens)
         choice.kind = (asks.source or "", 0 if found is None else min(found.match, MAX_KIND))
         most = min(most, len(guesses)) if draft is None else most
-        count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
-        if not asks.judged or (not count and choice.wait == MAX_WAIT):
-            count = min(most, MAX_GUESSES if not asks.judged else 1)  # now and then: guesses may have become good
+        count = most
+        if asks.judged:
+            count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
+            if not count and choice.wait == MAX_WAIT:
+                count = min(most, 1)  # now and then: guesses may have become good
         if count:
             told = Guesses(guesses[:count], count)
         elif draft is not None:

@@ -242,7 +242,7 @@ def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float
         words = {"lookup": "prompt lookup", "student": "its int4 student", GUESSER: "its own head"}.get(source, "")
         found["lookup" if source == "lookup" else f"speculative-{source}"] = SpeculatedDecode(
             f"speculation by {words or (draft.model.name if draft else '')}",
-            {"name": "speculative", "draft": source, "guesses": 4},
+            {"name": "speculative", "draft": source, "guesses": 4, "adaptive": False},
             "" if companion is None else source,
             companion,
             f"{share:.0%} of guesses stand",

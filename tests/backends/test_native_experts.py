@@ -175,7 +175,9 @@ class Native:
         for number, block in enumerate(model.blocks):
             norms = (ctypes.c_void_p * 9)(*(address(norm) for norm in block.norms), None, None, None, None)
             attention = [self._handle(raw) for raw in block.attention]
-            heads = library.NativeAttention(HEADS, KV_HEADS, DIM, 0, KV_HEADS, 0, 0, 0, 0, 0, number, 1, 0, 0, DIM**-0.5)
+            heads = library.NativeAttention(
+                HEADS, KV_HEADS, DIM, 0, KV_HEADS, 0, 0, 0, 0, 0, number, 1, 0, 0, DIM**-0.5
+            )
             biases, mlps = (ctypes.c_void_p * 6)(), []
             for expert, mlp in enumerate(block.mlps):
                 for raw in (mlp.gate, mlp.up, mlp.down):

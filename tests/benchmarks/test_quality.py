@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from benchmarks.shuffled import shuffled
 from tests.models.test_against_transformers import all_logits
@@ -18,6 +19,8 @@ IDS = [5, 9, 200, 17, 33, 5, 80, 81, 3, 44] * 4
 def test_a_shuffled_model_gives_the_same_logits(
     family: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
 ) -> None:
+    if family in ("gemma4-moe", "deepseek_v2", "glm4_moe_lite"):
+        pytest.skip("the benchmark knows no channels of latents, nor of norms beside experts")
     checkpoint = open_checkpoint(str(tiny_directory(family)))
     other = shuffled(checkpoint)
     assert other.weights_id != checkpoint.weights_id

@@ -64,7 +64,7 @@ class Layer:
         x, experts = h.float().cpu(), self.experts
         router = torch.from_numpy(self.arrays["layers.0.router"])
         gate = DenseWeight(router, None, ColumnSplit((0, len(router))))
-        ids, weights = route(x, gate, None, experts)
+        ids, weights = route(x, gate, None, None, experts)
         total = torch.zeros_like(x)
         for e in range(experts.count):
             own = [torch.from_numpy(self.arrays[f"layers.0.experts.{e}.{name}"]) for name in ("gate", "up", "down")]

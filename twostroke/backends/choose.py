@@ -191,17 +191,17 @@ def _create_triton(wanted: BackendRequest) -> Backend | str:
 
 def _create_reference(wanted: BackendRequest) -> Backend | str:
     try:
-        from twostroke.backends.reference import backend as reference
+        from twostroke.backends.reference.backend import ReferenceBackend, unsupported
     except ModuleNotFoundError as error:
         return f"needs {error.name}: {install_command('torch')}"
-    if reason := reference.unsupported(wanted.config, wanted.tp, wanted.kv_dtype):
+    if reason := unsupported(wanted.config, wanted.tp, wanted.kv_dtype):
         return f"cannot run this: {reason}"
     dtype = wanted.dtype
     if dtype == "auto":
         dtype = "float32" if wanted.kind == "cpu" else "bfloat16"
     try:
         kv_dtype = None if wanted.kv_dtype == "auto" else wanted.kv_dtype
-        return reference.ReferenceBackend(wanted.device, dtype, wanted.threads, wanted.tp, kv_dtype)
+        return ReferenceBackend(wanted.device, dtype, wanted.threads, wanted.tp, kv_dtype)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"device {wanted.device!r} cannot be used: {str(error).splitlines()[0]}") from None
 

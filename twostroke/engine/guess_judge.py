@@ -53,6 +53,7 @@ class GuessJudge:
             count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
             if not count and choice.wait == MAX_WAIT:
                 count = min(most, 1)  # now and then: guesses may have become good
+                choice.wait //= 2  # and then as many tokens without
         if count:
             told = Guesses(guesses[:count], count)
         elif draft is not None:

@@ -10,7 +10,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.engine.strokes import Program
+from twostroke.engine.strokes import Guesses, Program
 from twostroke.kv.cache import KVCache
 
 Answer = tuple[list[Token], list[str]]  # tokens, and the bits of their KV
@@ -31,10 +31,14 @@ def watched(make: Callable[[], Program], see: Callable[[Any], object]) -> Progra
 
 
 class Bits:
-    """The bits of all keys and values of a request's strokes, in order."""
+    """The bits of all keys and values of a request's strokes, in order.
+
+    Of a program that guesses they are the last one's: how many guesses it tries depends on what was said before.
+    """
 
     def __init__(self, request: Request) -> None:
         self.seen: list[str] = []
+        self._guesses = False
         self._make, request.make_program = request.make_program, self._program
 
     def _program(self) -> Program:
@@ -42,11 +46,14 @@ class Bits:
         return watched(self._make, self._see)
 
     def _see(self, result: Any) -> None:
+        self._guesses = self._guesses or isinstance(result, Guesses)
         kv = result if isinstance(result, KVCache) else getattr(result, "kv", None)
         if kv is not None:
             layers = sorted(layer for _, group in kv.pool.geometry.kv_groups for layer in group.layers)
             held = [kv.entries(layer).tobytes() for layer in layers]
             held += [state.tobytes() for state in (kv.states() or {}).values()]
+            if self._guesses:
+                self.seen.clear()
             self.seen.append(hashlib.sha256(b"".join(held)).hexdigest())
 
 

@@ -91,9 +91,13 @@ class Text:
             self._before += map(tuple, before.tolist())
 
     def occurs(self, more: Sequence[int]) -> bool:
-        """Whether the last few tokens, with these behind the text, may have occurred before. This is quick."""
+        """Whether the last few tokens, with these behind the text, occurred before. This is quick."""
         last = [*self.ids[-NGRAM:], *more[-NGRAM:]][-NGRAM:]
-        return len(last) == NGRAM and self._history.latest(self._slot(last))[0] >= 0
+        if len(last) < NGRAM:
+            return False
+        number, place = self._history.latest(self._slot(last))
+        text = self._history.of(number)
+        return text is not None and text.ids[place - NGRAM : place] == last
 
     def continuation(self, most: int) -> Continuation:
         """What followed the longest match, of up to CANDIDATES places; of equals the latest."""

@@ -16,7 +16,6 @@ from twostroke.engine.text_history import NGRAM, Text, TextHistory
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.draw import Sampled
 
-MAX_GUESSES = 32
 ROUND_S = 2e-4  # of the program and the engine, for a round of guesses
 MARGIN = 1.02  # by which a round must be expected to be quicker
 MAX_KIND = 8  # tokens of a match beyond which a longer one says no more
@@ -43,13 +42,11 @@ class GuessJudge:
         if asks.guessed:
             choice.learn(asks.guessed, asks.stood)
             self._all[choice.kind].add(asks.guessed, asks.stood)
-        most = min(asks.most, MAX_GUESSES)
-        found = text.continuation(most) if draft is None else None
+        found = text.continuation(asks.most) if draft is None else None
         guesses = [] if found is None else list(found.tokens)
         choice.kind = (asks.source or "", 0 if found is None else min(found.match, MAX_KIND))
-        most = min(most, len(guesses)) if draft is None else most
-        count = most
-        if asks.judged:
+        count = most = len(guesses) if draft is None else asks.most
+        if asks.judged and asks.most:
             count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
             if not count and choice.wait == MAX_WAIT:
                 count = min(most, 1)  # now and then: guesses may have become good

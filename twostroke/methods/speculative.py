@@ -66,10 +66,8 @@ class Speculative(Method, name="speculative"):
         drafted: KVCache | None = None
         rounds = guessed = accepted = 0
         ask = Guess([*prompt, *run.tokens], *self.companions, most=self.guesses, judged=self.adaptive)
-        while True:
-            told: Guesses = yield ask  # at the end too: so the engine knows all of the answer
-            if run.finish_reason is not None:
-                return Speculation(rounds, guessed, accepted)
+        while run.finish_reason is None:
+            told: Guesses = yield ask
             guesses = told.tokens
             if told.count and self.draft == GUESSER:
                 head: KVCache = yield Prefill(known, drafted, model=GUESSER, inputs=hidden)
@@ -91,6 +89,8 @@ class Speculative(Method, name="speculative"):
             stood = common_prefix_length(run.tokens, guesses)
             rounds, guessed, accepted = rounds + bool(guesses), guessed + len(guesses), accepted + stood
             ask = replace(ask, tokens=run.tokens, guessed=len(guesses), stood=stood)
+        yield replace(ask, most=0)  # so the engine knows all of the answer
+        return Speculation(rounds, guessed, accepted)
 
     def drafting(self, run: Decoded, drafted: KVCache | None, count: int) -> Program:
         """The stroke that guesses what follows a run: behind its KV, or behind the draft's own of the same text."""

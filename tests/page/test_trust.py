@@ -76,7 +76,7 @@ def test_a_tab_that_saved_before_it_saw_what_another_had_saved(screen: Screen) -
         script = "(old) => localStorage.setItem(`twostroke.api.conversation.${old.id}`, JSON.stringify(old))"
         other.page.evaluate(script, old)
         eventually(lambda: stored(screen)[0]["turns"] == after["turns"])
-    assert screen.find(".markdown").all_text_contents() == ["yes", "yes"]
+    eventually(lambda: screen.find(".markdown").all_text_contents() == ["yes", "yes"])
     other.page.close()
 
 

@@ -66,6 +66,11 @@ class InFlight:
             choice.done = True
         return Update(self.request, self.owner, tokens, True, error)
 
+    def cut_short(self, error: Exception | None) -> Update:
+        """The last update of one that ends before its time, since it was cancelled (None) or with an error."""
+        self.request.cancelled = error is None
+        return self.ended(error)
+
     def _take_facts(self, facts: RequestFacts) -> None:
         request, times = self.request, self.request.timings
         times.scheduled = times.scheduled or facts.scheduled

@@ -26,8 +26,7 @@ from twostroke.server.served_engine import OnStep, Publish
 from twostroke.system.futures import settle
 
 log = logging.getLogger(__name__)
-MAX_DEATHS = 5  # in a row, without a step between them
-BACKOFF_S = 0.5  # seconds before a process that follows two deaths in a row; twice as long with each
+MAX_DEATHS, BACKOFF_S = 5, 0.5  # deaths in a row, without a step; seconds after two, twice as long with each
 
 
 class RemoteEngine:
@@ -49,8 +48,7 @@ class RemoteEngine:
         self._publish: Publish = lambda updates: None
         self._on_step: OnStep = lambda seconds, report: None
         self._lock = threading.Lock()
-        self._roster = Roster()
-        self._asks = PendingAsks()
+        self._roster, self._asks = Roster(), PendingAsks()
         self._deaths, self._beat = 0, time.monotonic()
         self._stopped, self._rest = threading.Event(), Rest()
         self._thread = threading.Thread(target=self._run, args=(self._link,), name="engine reader", daemon=True)
@@ -84,6 +82,10 @@ class RemoteEngine:
 
     def pages_changed(self, changes: list[Change]) -> None:
         """Its prefix index has got or lost pages."""
+
+    def not_taken(self, left: list[InFlight]) -> list[InFlight]:
+        """Once it has failed for good: those of its requests that no other engine goes on with."""
+        return left
 
     def start(self, publish: Publish, on_step: OnStep) -> None:
         self._publish, self._on_step = publish, on_step
@@ -127,7 +129,7 @@ class RemoteEngine:
                 if self._link is not None:
                     self._link.outbox.put(one)
                 return
-        self._publish([InFlight(0, request, owner).ended(self._reason)])
+        self._give_up([InFlight(0, request, owner)])
 
     def cancel(self, request: Request) -> None:
         with self._lock:
@@ -138,8 +140,7 @@ class RemoteEngine:
                 self._link.outbox.put(Cancel(one.id))
                 return
             self._roster.remove(one)
-        request.cancelled = True
-        self._publish([one.ended(None)])
+        self._publish([one.cut_short(None)])
 
     def call(self, action: Callable[[Engine], Any]) -> "Future[Any]":
         return self._ask(action, between_steps=True)
@@ -183,8 +184,14 @@ class RemoteEngine:
             self.failure = EngineFailed(f"the server has lost its engine ({error}): start it again")
         with self._lock:
             left, asks = self._roster.clear(), self._asks.clear()
-        self._publish([one.ended(self._reason) for one in left])
+        self._give_up(left)
         refuse_all(asks, self._reason)
+
+    def _give_up(self, left: list[InFlight]) -> None:
+        """The engine has these requests and no process any more."""
+        if self.failure is not None:
+            left = self.not_taken(left)
+        self._publish([one.cut_short(None if one.cancelled else self._reason) for one in left])
 
     def _watch(self) -> None:
         """Kill a process that hangs, in a step or at its end."""
@@ -227,8 +234,7 @@ class RemoteEngine:
                         self._roster.remove(found)
             if (suspect := self._roster.released()) is not None and self._link is not None:
                 self._link.outbox.put(suspect)
-        if news.pages:
-            self.pages_changed(news.pages)
+        self.pages_changed(news.pages)
         for seconds, report in news.steps:
             self._on_step(seconds, report)
         if news.steps:
@@ -261,24 +267,20 @@ class RemoteEngine:
         self._deaths += 1
         with self._lock:
             ended = self._roster.after_death(accused)
-        for one, error in ended:
-            one.request.cancelled = error is None
-        self._publish([one.ended(error) for one, error in ended])
+        self._publish([one.cut_short(error) for one, error in ended])
 
     def _start_again(self) -> ProcessLink | None:
         """Start the next process after a death; None if there is none any more."""
-        while not self._stopped.wait(BACKOFF_S * 2**self._deaths if self._deaths > 1 else 0):
+        while self.failure is None and not self._stopped.wait(BACKOFF_S * 2**self._deaths if self._deaths > 1 else 0):
             if self._deaths >= MAX_DEATHS:
                 self.failure = EngineFailed(f"the engine's process died {self._deaths} times in a row: start it again")
-                return None
+                break
             try:
                 return self._open(logging.WARNING)
             except (TwostrokeError, OSError) as error:
                 log.error("the engine's process cannot be started: %s", error)
                 self._deaths += 1
-                if isinstance(error, ModelChanged):
-                    self.failure = error
-                    return None
+                self.failure = error if isinstance(error, ModelChanged) else None
         return None
 
     def _open(self, level: int) -> ProcessLink:
@@ -289,10 +291,8 @@ class RemoteEngine:
             self._beat = time.monotonic()
             self._link = link
             going_on = list(self._roster.to_begin())
-            for one in going_on:
-                link.outbox.put(one)
-            for ask in self._asks:
-                link.outbox.put(ask)
+            for message in (*going_on, *self._asks):
+                link.outbox.put(message)
             if self._stopped.is_set():
                 link.outbox.put(Stop())
         self.came()

@@ -1,12 +1,14 @@
 """Several processes of one model. Each request goes to one of them: by the pages that each has, and by their loads.
 
 What a replica has is known from what its prefix index tells. If one dies, its own requests wait for its next process,
-and the others go on; new ones go to those that are there.
+and the others go on; new ones go to those that are there. If it cannot be started again, others take its requests over.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,10 +20,22 @@ from twostroke.engine.router import KvAware, RoutedCall
 from twostroke.errors import EngineFailed
 from twostroke.kv.kv_events import Change, page_names, root_of
 from twostroke.server.engine_process.codec import RemoteValue
+from twostroke.server.engine_process.in_flight import InFlight
 from twostroke.server.engine_process.launch import Launch
 from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.served_engine import OnStep, Publish
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Sent:
+    """A request in flight: to whom it went, the pages that it has there as load, and whether it is to end."""
+
+    replica: "Replica"
+    pages: int
+    cancelled: bool = False
 
 
 class ReplicatedEngine:
@@ -36,7 +50,7 @@ class ReplicatedEngine:
         """Start a process with each of `launches`, one after the other. Raises what `LLM` raises, or ModelChanged."""
         self._router = KvAware[Replica]()
         self._lock = threading.Lock()
-        self._sent: dict[Request, tuple[Replica, int]] = {}  # those in flight: to whom, and their pages
+        self._sent: dict[Request, _Sent] = {}
         self._publish: Publish = lambda updates: None
         self.parts: list[Replica] = []
         try:
@@ -78,15 +92,16 @@ class ReplicatedEngine:
 
     def submit(self, request: Request, owner: Any) -> None:
         with self._lock:
-            replica, pages = self._choice(request)
-            self._sent[request] = replica, pages
-        replica.submit(request, owner)
+            self._sent[request] = sent = _Sent(*self._choice(request))
+        sent.replica.submit(request, owner)
 
     def cancel(self, request: Request) -> None:
         with self._lock:
-            replica, _ = self._sent.get(request, (None, 0))
-        if replica is not None:
-            replica.cancel(request)
+            sent = self._sent.get(request)
+            if sent is not None:
+                sent.cancelled = True
+        if sent is not None:
+            sent.replica.cancel(request)
 
     def call(self, action: Callable[[Engine], Any]) -> "Future[Any]":
         return self._one_for(action).call(action)
@@ -129,15 +144,32 @@ class ReplicatedEngine:
         """A replica is there, with the requests that it has."""
         with self._lock:
             self._router.join(replica)
-            for one, pages in self._sent.values():
-                if one is replica:
-                    self._router.add(replica, pages)
+            for sent in self._sent.values():
+                if sent.replica is replica:
+                    self._router.add(replica, sent.pages)
 
     def went(self, replica: "Replica") -> None:
         """A replica is gone, with its KV."""
         with self._lock:
             if replica in self._router.loads:
                 self._router.leave(replica)
+
+    def not_taken(self, left: list[InFlight]) -> list[InFlight]:
+        """Hand requests of a replica that has failed for good to others. Returns those that end with it."""
+        ended: list[InFlight] = []
+        for one in left:
+            with self._lock:
+                sent = self._sent[one.request]
+                one.cancelled |= sent.cancelled
+                if one.cancelled or not self.alive:
+                    ended.append(one)
+                    continue
+                sent.replica, sent.pages = self._choice(one.request)
+            sent.replica.submit(one.request, one.owner)
+            if sent.cancelled:  # meanwhile, by somebody who may have asked one that did not have it
+                sent.replica.cancel(one.request)
+            log.warning("a request of a replica that is lost goes on at replica %d", sent.replica.number)
+        return ended
 
     def pages_changed(self, replica: "Replica", changes: list[Change]) -> None:
         """A replica's prefix index has got or lost pages."""
@@ -147,8 +179,8 @@ class ReplicatedEngine:
     def _deliver(self, replica: "Replica", updates: list[Update]) -> None:
         with self._lock:
             for update in updates:
-                if update.done:
-                    self._router.done(replica, self._sent.pop(update.request, (replica, 0))[1])
+                if update.done and (sent := self._sent.pop(update.request, None)) is not None:
+                    self._router.done(replica, sent.pages)
         self._publish(updates)
 
 
@@ -164,6 +196,9 @@ class Replica(RemoteEngine):
 
     def went(self) -> None:
         self._whole.went(self)
+
+    def not_taken(self, left: list[InFlight]) -> list[InFlight]:
+        return self._whole.not_taken(left)
 
     def pages_changed(self, changes: list[Change]) -> None:
         self._whole.pages_changed(self, changes)

@@ -23,8 +23,8 @@ def test_each_conversation_has_its_model(
         assert states(client)[second] == "unloaded"
         screen.page.click("#new")
         pick.select_option(second)
+        screen.until("(title) => document.title === title", f"{second} · Twostroke")
         screen.page.wait_for_selector("#link:text('Connected')")
-        assert screen.page.title() == f"{second} · Twostroke"
         screen.ask("to the second")
         assert [body["model"] for body in screen.bodies] == [first, second]
         assert states(client)[second] == "loaded"

@@ -67,7 +67,9 @@ class EngineFeed:
 
     def _hello(self) -> dict[str, Any]:
         """The first message: facts that do not change while the server runs."""
-        return {"fields": StepRecord._fields, "pools": self._pools, "itl_ms": self._engine.llm.engine.config.itl_ms}
+        itl_ms = self._engine.llm.engine.config.itl_ms
+        of = {"replica": self._replica, "replicas": len(self._engine.parts)}
+        return {"fields": StepRecord._fields, "pools": self._pools, "itl_ms": itl_ms, **of}
 
     async def _run(self) -> None:
         engine = self._engine

@@ -1,6 +1,6 @@
 // The engine at work: reads the server's feed while the page is seen, and shows it.
 
-import { call, events, ofModel, reason } from "./api.js";
+import { call, events, reason } from "./api.js";
 import { bars, barsIn, sparkline } from "./draw.js";
 import { byId, el, oncePerFrame } from "./dom.js";
 import { cachesOf, described, drawPool, progressOf, unrun } from "./pages.js";
@@ -11,14 +11,17 @@ const RATE_S = 2; // over which tokens/s is a mean
 const COUNTS = ["running", "waiting", "arriving", "preemptions", "evicted"];
 const SILENCE_MS = 15_000; // a server that says nothing for so long is gone
 const RETRY_MS = [500, 1000, 2000, 4000];
+const REFUSED_MS = 60_000; // a key may be given more rights meanwhile
 
 export class EnginePanel {
-  /** `onPicture(cachesOf, progressOf)` is called with every picture; `onLink(connected)` when the server goes and comes back. */
+  /** `onPicture(cachesOf, progressOf)` is called with every picture; `onLink(connected, why)` when the server goes and comes back. */
   constructor(onPicture, onLink) {
     this.onPicture = onPicture;
     this.onLink = onLink;
     this.show = oncePerFrame(() => this.draw());
     this.model = undefined; // the one to watch, where there are several
+    this.replica = 0;
+    byId("replica").addEventListener("change", ({ target }) => this.watch(this.model, Number(target.value)));
     this.reset();
     byId("steps").addEventListener("pointermove", (event) => this.tellStep(event));
     addEventListener("resize", () => this.show());
@@ -38,26 +41,29 @@ export class EnginePanel {
     this.show();
   }
 
-  /** Watch another model from now on. */
-  watch(model) {
-    if (model === this.model) return;
-    this.model = model;
+  /** Watch another model, or another replica of it, from now on. */
+  watch(model, replica = model === this.model ? this.replica : 0) {
+    if (model === this.model && replica === this.replica) return;
+    Object.assign(this, { model, replica });
     this.abort?.abort();
+    this.wake?.();
   }
 
   async follow() {
     for (let tries = 0; ; tries++) {
       if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
       this.abort = new AbortController();
-      const { model } = this;
-      let timer;
+      const { model, replica } = this;
+      let timer, status, why;
       const alive = () => {
         clearTimeout(timer);
         timer = setTimeout(() => this.abort.abort(), SILENCE_MS);
       };
       try {
-        const response = await call(`/watch${ofModel(model)}`, { signal: this.abort.signal });
-        if (!response.ok) throw new Error(await reason(response));
+        const which = new URLSearchParams(model === undefined ? { replica } : { model, replica });
+        const response = await call(`/watch?${which}`, { signal: this.abort.signal });
+        ({ status } = response);
+        if (!response.ok) throw new Error((why = await reason(response)));
         for await (const { event, data } of events(response)) {
           tries = 0;
           alive();
@@ -68,9 +74,15 @@ export class EnginePanel {
       }
       clearTimeout(timer);
       this.reset(); // what is not known any more is not shown
-      if (document.hidden || model !== this.model) continue;
-      this.onLink(false);
-      await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]));
+      if (document.hidden || model !== this.model || replica !== this.replica) continue;
+      const refused = status === 403; // the server is there: all but this can be used
+      if (status === 404) this.replica = 0; // it was started again with fewer
+      byId("unseen").textContent = refused ? `The engine cannot be watched: ${why}` : "";
+      this.onLink(refused, why);
+      await new Promise((resolve) => {
+        this.wake = resolve;
+        setTimeout(resolve, refused ? REFUSED_MS : RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]);
+      });
     }
   }
 
@@ -79,6 +91,11 @@ export class EnginePanel {
   hello(facts) {
     this.reset();
     this.facts = facts;
+    const numbers = Array.from({ length: facts.replicas }, (_, i) => el("option", { value: i }, i));
+    byId("replica").replaceChildren(...numbers);
+    byId("replica").value = facts.replica;
+    byId("replica-field").hidden = facts.replicas === 1;
+    byId("unseen").textContent = "";
     this.onLink(true);
   }
 

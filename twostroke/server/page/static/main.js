@@ -275,9 +275,9 @@ function turnTo(load = false) {
   meet(load).catch((error) => announce(error.message));
 }
 
-function linked(now) {
+function linked(now, why = "The server cannot be reached") {
   connected = now;
-  byId("link").textContent = connected ? "Connected" : "The server cannot be reached; trying again";
+  byId("link").textContent = connected ? "Connected" : `${why}; trying again`;
   byId("link").classList.toggle("gone", !connected);
   if (connected) meet().catch((error) => announce(error.message));
 }

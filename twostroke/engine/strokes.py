@@ -238,6 +238,23 @@ Stroke = Prefill | Decode | Guess | Emit | Await | ReadWeights
 Program = Generator[Stroke | list[Stroke], Any, Any]
 
 
+def driven(program: Program, answer: Callable[[Any], Program]) -> Program:
+    """Run a program within another one: `answer` is given what it asks for, may yield strokes, and returns the result.
+
+    No result stays here: it would keep pages that the program lets go of.
+    """
+    results: list[Any] = [None]
+    try:
+        while True:
+            try:
+                asked = program.send(results.pop())
+            except StopIteration as stop:
+                return stop.value
+            results.append((yield from answer(asked)))
+    finally:
+        program.close()
+
+
 def close_program(program: Program) -> None:
     """Close a program, which is code from outside: what it raises then would reach the wrong caller.
 

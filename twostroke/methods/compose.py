@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twostroke.engine.strokes import Decode, Prefill, Program, ReadWeights
+from twostroke.engine.strokes import Decode, Prefill, Program, ReadWeights, driven
 from twostroke.errors import InvalidRequest
 from twostroke.fields import parsed_value, text
 from twostroke.kv.cache import KVCache
@@ -61,18 +61,11 @@ class Compose(Method, name="compose"):
     def program(self, prompt: Prompt) -> Program:
         first, then = self.parts
         known = [(yield from self.made(first.program(prompt)))]
-        program, results = then.program(prompt.with_tokens(known[0].tokens)), [None]
-        try:
-            while True:
-                try:
-                    asked = program.send(results.pop())
-                except StopIteration as stop:
-                    return stop.value
-                if known:
-                    asked = continued(asked, known.pop())
-                results.append((yield asked))
-        finally:
-            program.close()
+
+        def answer(asked: Any) -> Program:
+            return (yield continued(asked, known.pop()) if known else asked)
+
+        return (yield from driven(then.program(prompt.with_tokens(known[0].tokens)), answer))
 
     def made(self, program: Program) -> Generator[Any, Any, KVCache]:
         """What a technique would decode from. For `yield from`."""

@@ -17,7 +17,7 @@ from twostroke.cluster.wire.channel import WireError
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.receiver import ReceivedValue, Receiver
-from twostroke.engine.strokes import Await, Decode, Prefill, Prefilled, Program, Stroke
+from twostroke.engine.strokes import Await, Decode, Prefill, Prefilled, Program, Stroke, driven
 from twostroke.errors import InvalidRequest, OutOfPages
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.cache import KVCache
@@ -75,7 +75,11 @@ def decode_program(method: Method, prompt: Prompt, arrival: "SharedArrival") -> 
         return None
     results = [received]
     del received  # it would keep the pages that the technique lets go of
-    return (yield from _going_on(method.program(prompt), results))
+
+    def answer(asked: Any) -> Program:  # the first stroke is a prefill, which was computed elsewhere
+        return _result(asked, results.pop()) if results else (yield asked)
+
+    return (yield from driven(method.program(prompt), answer))
 
 
 def or_recompute(program: Program, method: Method, prompt: Prompt) -> Program:
@@ -100,10 +104,10 @@ def student_program(program: Program, prefill: Callable[[Prefill], Future[KVCach
             return replace(stroke, model=None)
         return stroke
 
-    try:
-        return (yield from _rest(program, [None], here))
-    finally:
-        program.close()
+    def answer(asked: Any) -> Program:
+        return (yield [here(one) for one in asked] if isinstance(asked, list) else here(asked))
+
+    return driven(program, answer)
 
 
 def remote_prefill(receiver: Receiver, handle: ValueHandle) -> Callable[[Prefill], Future[KVCache]]:
@@ -201,29 +205,7 @@ def _grown(method: Method, prompt: Prompt, offer: ValueOffer, kv: KVCache) -> No
         offer.extend(kept)
 
 
-def _going_on(program: Program, results: list[Any]) -> Program:
-    """A program whose first stroke, a prefill, was computed elsewhere: `results` has what was received of it."""
-    try:
-        results.append(_result(next(program), results.pop()))
-        return (yield from _rest(program, results))
-    finally:
-        program.close()
-
-
 def _result(asked: Any, received: ReceivedValue) -> KVCache | Prefilled:
     """What a prefill would have given here."""
     assert isinstance(asked, Prefill)
     return received.kv if asked.queries is None else Prefilled(received.kv, NO_LOGITS, received.queries)
-
-
-def _rest(program: Program, results: list[Any], change: Callable[[Stroke], Stroke] = lambda stroke: stroke) -> Program:
-    """A program's further strokes, each changed, from its first result on, which is taken out of `results`.
-
-    No result stays here: it would keep pages that the technique lets go of.
-    """
-    while True:
-        try:
-            asked = program.send(results.pop())
-        except StopIteration as stop:
-            return stop.value
-        results.append((yield [change(one) for one in asked] if isinstance(asked, list) else change(asked)))

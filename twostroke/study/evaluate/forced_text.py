@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program, Stroke
+from twostroke.engine.strokes import Decode, Decoded, Emit, Prefill, Prefilled, Program, Stroke, driven
 from twostroke.errors import InvalidRequest
 from twostroke.kv.attention import NO_QUERIES
 from twostroke.kv.entries import Tail
@@ -77,20 +77,16 @@ def with_stroke_times(program: Program, note: Callable[[Stroke, float], None]) -
 
     Strokes side by side share their seconds: each is given an equal part.
     """
-    answer = None
-    try:
-        while True:
-            try:
-                asked = program.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            began = time.perf_counter()
-            answer = yield asked
-            strokes = asked if isinstance(asked, list) else [asked]
-            for stroke in strokes:
-                note(stroke, (time.perf_counter() - began) / len(strokes))
-    finally:
-        program.close()
+
+    def answer(asked: Any) -> Program:
+        began = time.perf_counter()
+        result = yield asked
+        strokes = asked if isinstance(asked, list) else [asked]
+        for stroke in strokes:
+            note(stroke, (time.perf_counter() - began) / len(strokes))
+        return result
+
+    return driven(program, answer)
 
 
 def _decodes(asked: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from twostroke.api.llm import LLM
 from twostroke.api.open_engine import MAIN
 from twostroke.engine.request import Request
-from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke
+from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke, driven
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Method, Prompt
@@ -92,7 +92,7 @@ def cache_map(llm: LLM, prompt: Prompt, params: SamplingParams, method: Method) 
     def program() -> Program:
         recorder = _Recorder(llm)
         seen[:] = [recorder]  # a preempted program starts again
-        return (yield from recorder.followed(method.program(prompt)))
+        return (yield from driven(method.program(prompt), recorder.answer))
 
     request = Request(program, params, llm.tokenizer, len(prompt))
     llm.engine.run([request])
@@ -121,21 +121,14 @@ class _Recorder:
         self._decoded = False
         self.strokes: list[CacheStroke] = []
 
-    def followed(self, program: Program) -> Program:
-        """The program, with every stroke recorded when its result is there."""
-        value: Any = None
-        while True:
-            try:
-                asked = program.send(value)
-            except StopIteration as stop:
-                return stop.value
-            strokes = asked if isinstance(asked, list) else [asked]
-            given = [self._given(stroke) for stroke in strokes]
-            value = yield asked
-            for stroke, before, result in zip(
-                strokes, given, value if isinstance(asked, list) else [value], strict=True
-            ):
-                self._record(stroke, before, result)
+    def answer(self, asked: Any) -> Program:
+        """Strokes of a program (`strokes.driven`), recorded when their results are there."""
+        strokes = asked if isinstance(asked, list) else [asked]
+        given = [self._given(stroke) for stroke in strokes]
+        value = yield asked
+        for stroke, before, result in zip(strokes, given, value if isinstance(asked, list) else [value], strict=True):
+            self._record(stroke, before, result)
+        return value
 
     def _given(self, stroke: Stroke) -> dict[bytes, int]:
         if isinstance(stroke, Decode):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.engine.request import Request
-from twostroke.engine.strokes import Decode, Program
+from twostroke.engine.strokes import Decode, Program, driven
 from twostroke.engine.timings import Pace
 from twostroke.errors import KVError, OutOfPages
 from twostroke.kv.cache import KVCache
@@ -83,19 +83,13 @@ def served(comparison: Comparison, contender: Contender, case: Case) -> Record:
 def first_decode(program: Program, seen: list[Decode]) -> Program:
     """The same program, which notes its first decode. A preempted one notes it again, and only that counts."""
     seen.clear()
-    results: list[Any] = [None]
-    try:
-        while True:
-            try:
-                asked = program.send(results.pop())
-            except StopIteration as stop:
-                return stop.value
-            decodes = [one for one in (asked if isinstance(asked, list) else [asked]) if isinstance(one, Decode)]
-            if not seen and decodes:
-                seen.append(decodes[0])
-            results.append((yield asked))
-    finally:
-        program.close()
+
+    def answer(asked: Any) -> Program:
+        decodes = [one for one in (asked if isinstance(asked, list) else [asked]) if isinstance(one, Decode)]
+        seen.extend(() if seen else decodes[:1])
+        return (yield asked)
+
+    return driven(program, answer)
 
 
 def copied(kv: KVCache) -> KVCache:

@@ -62,3 +62,14 @@ def test_groups_are_apart(group: bytes) -> None:
     text.extend([10, 11, 12])
     assert text.continuation(3) == NOTHING
     assert not text.occurs([20, 21, 22])
+
+
+def test_groups_of_one_slot_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds a salt with the checksum of another's learns nothing of its texts, not even that they are there."""
+    monkeypatch.setattr("twostroke.engine.text_history.crc32", lambda group: 0)
+    history = TextHistory()
+    history.begin(b"a").extend([7, 1, 2, 3, 40])
+    for group in (b"b", b""):
+        text = history.begin(group)
+        text.extend([7, 1, 2, 3])
+        assert (text.continuation(9), text.occurs([])) == (NOTHING, False)

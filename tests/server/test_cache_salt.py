@@ -99,3 +99,28 @@ def test_pages_with_a_salt_stay_in_the_process(open_tiny: Callable[..., LLM], tm
         for _ in range(3):
             http.post("/v1/completions", json=body)
         assert written() > 0
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_pages_in_slower_tiers(tier: str, open_tiny: Callable[..., LLM], tmp_path: Path) -> None:
+    """What has left the pool is found by its own salt alone; on disk there is only what has none."""
+    options: dict[str, Any] = {"kv_host": 4 << 20} if tier == "host" else {"kv_disk": str(tmp_path / "kv")}
+    with serving(open_tiny(kv_bytes=96 << 10, **options)) as running, running.http() as http:
+        stores = running.llm.model.backing_stores
+        if stores is not None:
+            stores.computing = lambda context, count: 1.0 * count  # to load seems quicker than to compute
+
+        def found(**salt: str) -> dict[str, int]:
+            """Where the tokens of the secret were, which leave the pool then."""
+            body = {"model": "tiny", "prompt": SECRET, "raw": True, "stream": False, "options": {"num_predict": 2}}
+            made = http.post("/api/generate", json=body | salt).json()
+            for i in range(4):
+                http.post("/v1/completions", json={"prompt": f"{i} of the others " * 30, "max_tokens": 1})
+            running.llm.tiers.flush()
+            return {name: count for name, count in made["cached_tokens_by_tier"].items() if count}
+
+        salts: list[dict[str, str]] = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}]
+        assert [found(**salt) for salt in salts] == [{}, {}, {}]
+        own = [found(**salt) for salt in salts]
+        assert tier in own[0]
+        assert [tier in one for one in own[1:]] == [tier == "host"] * 2

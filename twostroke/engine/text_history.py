@@ -97,7 +97,7 @@ class Text:
             return False
         number, place = self._history.latest(self._slot(last))
         text = self._history.of(number)
-        return text is not None and text.ids[place - NGRAM : place] == last
+        return text is not None and text.group == self.group and text.ids[place - NGRAM : place] == last
 
     def continuation(self, most: int) -> Continuation:
         """What followed the longest match, of up to CANDIDATES places; of equals the latest."""

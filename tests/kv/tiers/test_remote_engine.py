@@ -47,6 +47,21 @@ def ask(llm: LLM, prompt: int) -> tuple[Answer, dict[str, int]]:
     return answer, dict(request.cached_by_tier)
 
 
+def test_a_salt_reaches_no_server(redis_server: Server, open_model: OpenModel) -> None:
+    """Nothing of it is written there, nor looked for."""
+    server = redis_server()
+    llm = open_model(server.url)
+    found: list[dict[str, int]] = []
+    for salt in (b"a", b"", b"b"):
+        request = llm.request(PROMPTS[0], PARAMS)
+        request.cache_salt = salt
+        answers(llm, [request], SchedulerConfig(max_step_tokens=64))
+        llm.tiers.flush()
+        assert any(client(server).scan_iter("*:page:*")) == (salt != b"a")
+        found.append(dict(request.cached_by_tier))
+    assert found == [{}, {}, {}]
+
+
 def test_a_restart(redis_server: Server, open_model: OpenModel) -> None:
     server, expected = redis_server(), ask(open_model(), 0)[0]
     first = open_model(server.url)

@@ -5,8 +5,6 @@ every draw is the token that the receipt has, with the same log-probabilities to
 arithmetic and these options give this answer.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The requests that an `LLM` runs, made and checked before any of them is submitted."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial

@@ -6,8 +6,6 @@ moved to the continuation first, since most tokenizers join it with the word tha
 or EOS in a model without BOS, because a first token has no probability by itself. Token ids are taken as they are.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ A page holds K and V of `page_size` entries in the layers of one group (`models.
 the same layout. Single entries are read and written only if a page is used in part, and for inspection.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap

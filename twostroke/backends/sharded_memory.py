@@ -1,7 +1,5 @@
 """Pages whose KV heads are divided among ranks without common memory, seen as whole pages."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The loop of a rank other than 0 that computes with PyTorch tensors: it obeys rank 0 (`torch_ranks.py`)."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable
@@ -53,10 +51,7 @@ class Follower:
     """The models and the pages of one rank."""
 
     def __init__(
-        self,
-        links: Collectives,
-        new_memory: NewMemory,
-        compile: Callable[[ModelConfig, Weights], FollowerModel],
+        self, links: Collectives, new_memory: NewMemory, compile: Callable[[ModelConfig, Weights], FollowerModel]
     ) -> None:
         """`compile` makes this rank's part of a model."""
         self.links, self.group = links, links.group

@@ -4,8 +4,6 @@ Rank 0 has the checkpoint, and sends each rank its rows of every matrix. Pages a
 and out as whole pages: rank 0 puts them together.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import weakref

@@ -80,13 +80,7 @@ def serve(
 
 
 def measure(
-    url: str,
-    api_key: str | None,
-    model: str | None,
-    token_ids: Any,
-    timeout_s: float,
-    traffic: "Traffic",
-    warmup: int,
+    url: str, api_key: str | None, model: str | None, token_ids: Any, timeout_s: float, traffic: "Traffic", warmup: int
 ) -> "tuple[Target, LoadTest]":
     """Inspect the server, warm up, and run the test, with a bar on a terminal. Raises InvalidRequest."""
     import asyncio

@@ -21,9 +21,7 @@ app = typer.Typer(help="Show, check and clear KV on disk or in a remote store.",
 Where = Annotated[
     str,
     typer.Argument(
-        metavar="WHERE",
-        envvar="TWOSTROKE_KV_REMOTE",
-        help="The directory of --kv-disk, or the URL of --kv-remote.",
+        metavar="WHERE", envvar="TWOSTROKE_KV_REMOTE", help="The directory of --kv-disk, or the URL of --kv-remote."
     ),
 ]
 

@@ -1,7 +1,5 @@
 """What a user types in a chat: lines, several lines at once, a text from an editor, and the history of all chats."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -11,8 +11,6 @@ are options without the dashes; a table holds those of one command:
     cors = ["https://chat.example"]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

@@ -56,7 +56,7 @@ class SharingOptions(
             "unload_after_s": {"names": ("--unload-after",)},
             "manage_models": {"names": ("--manage-models/--no-manage-models",)},
         },
-    ),
+    )
 ):
     """Which models share the server, and how."""
 

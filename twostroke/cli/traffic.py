@@ -78,10 +78,7 @@ class TrafficOptions:
         ),
     ] = None
     workload: Annotated[str, _workload(help="sharegpt: lengths as in its conversations.", **WORKLOADS)] = "synthetic"
-    trace: Annotated[
-        Path | None,
-        _workload(metavar="FILE", help=TRACE_HELP, show_default="none"),
-    ] = None
+    trace: Annotated[Path | None, _workload(metavar="FILE", help=TRACE_HELP, show_default="none")] = None
     input_tokens: Annotated[
         Tokens,
         _workload(parser=parse_range, metavar="N|N-N", help="Prompt lengths, after a prefix.", show_default="512"),

@@ -6,13 +6,7 @@ from pathlib import Path
 from twostroke.system.home import home
 
 # What Dynamo's processes listen at, each by a variable of its own.
-HOSTS = (
-    "DYN_HTTP_HOST",
-    "DYN_TCP_RPC_HOST",
-    "DYN_TCP_RESPONSE_STREAM_HOST",
-    "DYN_EVENT_PLANE_HOST",
-    "DYN_SYSTEM_HOST",
-)
+HOSTS = ("DYN_HTTP_HOST", "DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
 def set_environment(environment: MutableMapping[str, str], host: str, discovery: Path | None = None) -> None:

@@ -55,10 +55,7 @@ class EngineThread:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        publish: Callable[[list[Update]], None],
-        on_step: Callable[[float, StepReport], None],
+        self, engine: Engine, publish: Callable[[list[Update]], None], on_step: Callable[[float, StepReport], None]
     ) -> None:
         """`publish` gets the updates of a step in one list; `on_step` its duration in seconds and its tokens."""
         self.failure: EngineFailed | None = None

@@ -1,7 +1,5 @@
 """A lane, a stroke in flight: the tokens it has still to enter, and the rows that its result returns."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence

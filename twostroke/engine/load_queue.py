@@ -4,8 +4,6 @@ A lane whose pages are not in the pool waits for a load (`page_load.py`), and ot
 running, and then done, failed, or abandoned while a thread is still inside.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

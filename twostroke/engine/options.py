@@ -53,9 +53,7 @@ class LLMOptions:
         "auto", choices=KV_DTYPES, help="Data type of K and V; int8 takes half of bfloat16's memory, k8v4 two fifths."
     )
     weights: str = text(
-        "stored",
-        choices=WEIGHTS,
-        help="Matrices as stored, or re-encoded on load; int3 and int2 are kept in 4 bits.",
+        "stored", choices=WEIGHTS, help="Matrices as stored, or re-encoded on load; int3 and int2 are kept in 4 bits."
     )
     max_model_len: int | None = integer(
         None,
@@ -83,16 +81,13 @@ class LLMOptions:
         ),
     )
     device: str = declare(
-        "cpu",
-        Rule(str, "cpu; cuda or cuda:1 for Triton's kernels; or another device of PyTorch's.", or_object=True),
+        "cpu", Rule(str, "cpu; cuda or cuda:1 for Triton's kernels; or another device of PyTorch's.", or_object=True)
     )
     backend: str = text(
         "auto", choices=BACKENDS, help="Kernels: native (C++ on CPUs), triton (GPUs), or reference (PyTorch)."
     )
     kv_bytes: int | None = size(
-        None,
-        unset="a quarter of what is free, 4 GiB at most",
-        help="Memory for KV pages: 2GiB, 512MiB, or bytes.",
+        None, unset="a quarter of what is free, 4 GiB at most", help="Memory for KV pages: 2GiB, 512MiB, or bytes."
     )
     kv_reserve: bool = flag(
         False, help="Take all of the pool's memory at start, so that a lack of memory shows then and not at the peak."

@@ -53,8 +53,7 @@ class ChoiceOutput:
         self.ending_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self._reader = None if params.reader is None else params.reader()
         self._text = tokenizer.stream(
-            skip_special=params.skip_special_tokens,
-            shown=frozenset() if params.reader is None else params.reader.shown,
+            skip_special=params.skip_special_tokens, shown=frozenset() if params.reader is None else params.reader.shown
         )
         self._exclusions: Exclusions | None = None
         if params.excludes:

@@ -9,8 +9,6 @@ that a program holds in another tier. Nothing can replace a value, so this may t
 Then it queries the stores for more pages of the prompt, which may take 1.1 times as long as computing them.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """What stands for a stroke's result while it is in flight, and where it failed."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A prefill stroke in flight: what the prefix index has, what is left to enter, and the rows that are kept."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twostroke.backends.hidden_inputs import HiddenInputs

@@ -1,7 +1,5 @@
 """Runs programs: opens the strokes that they yield and sends them the results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any

@@ -237,11 +237,7 @@ class Request:
     """
 
     def __init__(
-        self,
-        make_program: Callable[[], Program],
-        params: SamplingParams,
-        tokenizer: Tokenizer,
-        prompt_tokens: int = 0,
+        self, make_program: Callable[[], Program], params: SamplingParams, tokenizer: Tokenizer, prompt_tokens: int = 0
     ) -> None:
         self.make_program, self.params, self.tokenizer = make_program, params, tokenizer
         self.prompt_tokens = prompt_tokens

@@ -3,8 +3,6 @@
 What a program or a kernel raises ends the requests on whose behalf it ran, and no others.
 """
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Routers: which of several engines gets a call. They know what they have sent where, and what they are told."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -11,8 +11,6 @@ nothing is drawn for a lane that has ended. Such a lane has at most one row too 
 On a backend that computes in the calling thread nothing can overlap: there a step's tokens are read at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from twostroke.backends.interface import DrawnTokens, LazyLogits

@@ -4,8 +4,6 @@ A program is a generator. It yields a stroke and receives the stroke's result, o
 the list of their results, computed side by side. Its return value is the request's result.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Generator, Sequence

@@ -1,7 +1,5 @@
 """What a KV value says of itself: its tokens, positions, bytes, entries and states, for inspection and tests."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twostroke.errors import KVError

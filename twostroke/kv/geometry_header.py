@@ -6,14 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.header_fields import (
-    MAX_INTEGER,
-    integer_of,
-    integers_of,
-    name_of,
-    object_of,
-    require,
-)
+from twostroke.kv.header_fields import MAX_INTEGER, integer_of, integers_of, name_of, object_of, require
 from twostroke.models.kv_formats import KV_FORMATS
 from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution

@@ -1,7 +1,5 @@
 """What an index holds, told to a router: pages by names that depend on all tokens up to their end."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 

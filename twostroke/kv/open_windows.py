@@ -1,7 +1,5 @@
 """The windows of a writer's table: what no further entry attends to."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twostroke.backends.interface import PAGE

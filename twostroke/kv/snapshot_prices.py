@@ -7,8 +7,6 @@ the credits of later uses, the cheap sooner (GreedyDual-Size, Cao and Irani 1997
 arXiv:2411.19379) weighs recent use against saved operations in a similar way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from twostroke.kv.block_pages import BlockPages

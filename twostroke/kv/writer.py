@@ -1,7 +1,5 @@
 """A writer extends a value: a stroke enters tokens, then freezes the result into a new value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ A prefill of the second technique goes on behind the entries that the first has 
 queries of all tokens computes them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

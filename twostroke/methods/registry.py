@@ -6,8 +6,6 @@ A class registers itself when its file is imported. A package from elsewhere nam
     mine = "my_package.my_module"
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import sys

@@ -4,8 +4,6 @@ Srivastava et al. 2014, "Dropout". If dropout stays active after training, a mod
 approximate posterior: Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation" (arXiv:1506.02142).
 """
 
-from __future__ import annotations
-
 from dataclasses import MISSING, dataclass
 
 import numpy as np

@@ -17,10 +17,7 @@ ROOM = ScratchMemory()  # buffer for changed logits
 
 
 def sample(
-    logits: np.ndarray,
-    draws: Sequence[Draw],
-    statistics: Statistics = summary,
-    made: RowStatistics | None = None,
+    logits: np.ndarray, draws: Sequence[Draw], statistics: Statistics = summary, made: RowStatistics | None = None
 ) -> list[Sampled]:
     """Sample a token from each row of `logits`, [R, vocab] float32, which are not changed.
 

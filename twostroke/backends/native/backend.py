@@ -106,11 +106,7 @@ def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | Distribut
 
 
 def unsupported(
-    config: ModelConfig,
-    matrices: Mapping[str, RawTensor],
-    page_size: int,
-    tp: int = 1,
-    kv_dtype: str = KV_DTYPES[0],
+    config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int, tp: int = 1, kv_dtype: str = KV_DTYPES[0]
 ) -> str | None:
     """Say why no variant can run a model with these matrices in `tp` ranks; None if they can."""
     if page_size != PAGE_SIZE:

@@ -5,8 +5,6 @@ Each has the memory of a pass for itself. At every meeting in a pass they exchan
 pages of its KV heads; rank 0 puts whole pages together.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Callable, Generator

@@ -1,7 +1,5 @@
 """A rank other than 0: it receives its part of the weights, and then follows rank 0's orders in native code."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """The layers of a native model, which kernels are told one by one, and the weights that they read."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

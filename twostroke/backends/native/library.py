@@ -1,7 +1,5 @@
 """The compiled libraries of the native backend: their variants, which of them can run here, and their signatures."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging
@@ -61,10 +59,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "token_inputs": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT)),
     "model_free": (None, (_POINTER,)),
     "add_block": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER)),
-    "add_experts_block": (
-        None,
-        (*(_POINTER,) * 6, *(_INT,) * 4, ctypes.c_float, _POINTER, _INT, _POINTER),
-    ),
+    "add_experts_block": (None, (*(_POINTER,) * 6, *(_INT,) * 4, ctypes.c_float, _POINTER, _INT, _POINTER)),
     "add_expert_norms": (None, (_POINTER, _POINTER, _POINTER)),
     "add_state": (None, (_POINTER, _POINTER, _POINTER)),
     "add_latent": (None, (_POINTER, _POINTER, _POINTER)),

@@ -1,7 +1,5 @@
 """A model on the native backend: the forward pass, in one call, and the head."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Sequence

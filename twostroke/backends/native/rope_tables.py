@@ -1,7 +1,5 @@
 """How a native model turns queries and keys: cos and sin by position."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twostroke.models.config import Attention, ModelConfig, QueryGrowth

@@ -6,8 +6,6 @@ the layout that a single process has; each rank writes and reads those heads tha
 pages (saving, tiers, cutting) does not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

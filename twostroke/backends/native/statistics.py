@@ -1,7 +1,5 @@
 """Statistics of logits in the native backend: sampling/statistics.py on the threads of a team."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

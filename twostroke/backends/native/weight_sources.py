@@ -1,7 +1,5 @@
 """The sources of a native model's weights: whole matrices from a checkpoint, or a rank's rows of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ NCCL works on a GPU's stream: a call returns before the other ranks have come, a
 would wait for ever for a rank that hangs, so `DeviceWatchdog` looks after it.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -4,8 +4,6 @@ Rank 0 is the process that has the engine. The others have no state of their own
 ended by a signal that cannot be refused. They also end by themselves when rank 0 has ended, however it ended.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import select

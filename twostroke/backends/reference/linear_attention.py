@@ -1,7 +1,5 @@
 """Gated DeltaNet and Mamba-2 in PyTorch (`models.recurrent`), by the closed form of a chunk."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ On CPUs float32 has the bits of a single process: PyTorch computes an output of 
 other outputs there are. On GPUs its library chooses a product's way by the whole shape, and bits may differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Layers with a state in PyTorch (`models.recurrent`): what all kinds do, and short convolutions."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Attention in a pass: turns of RoPE, the store of K and V, and the division of its work among programs."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -9,15 +7,7 @@ from twostroke.backends.triton.kernels import attention as attending
 from twostroke.backends.triton.kernels import pointwise
 from twostroke.backends.triton.layers import AttentionWeights, LayerWeights
 from twostroke.backends.triton.pass_buffers import PassBuffers, PlanTensors
-from twostroke.backends.triton.pass_plan import (
-    FEW_ROWS,
-    LOG2_E,
-    MAX_PARTS,
-    HeadShape,
-    PassShape,
-    keys_of,
-    power_of_two,
-)
+from twostroke.backends.triton.pass_plan import FEW_ROWS, LOG2_E, MAX_PARTS, HeadShape, PassShape, keys_of, power_of_two
 from twostroke.backends.triton.tile_shapes import FEW_TOKENS
 from twostroke.models import config as models
 from twostroke.models.kv_formats import kv_format

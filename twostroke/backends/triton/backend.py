@@ -5,8 +5,6 @@ shapes of the weights and by the row's place in its sequence. Without a GPU it r
 set TRITON_INTERPRET=1 before anything imports Triton.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A graph is captured when its shape is first needed. It reads one array of intege
 share. Without CUDA (in Triton's interpreter) nothing is captured and kernels are launched one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The launches of one pass, in order, over buffers that are there already: so a graph can hold all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers with a mixture of experts: their weights on the device, and the launches of their kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

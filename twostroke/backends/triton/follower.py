@@ -1,7 +1,5 @@
 """A rank other than 0 of the GPU backend."""
 
-from __future__ import annotations
-
 from twostroke.backends.interface import Weights
 from twostroke.backends.ranks.collectives import Collectives, device_of
 from twostroke.backends.ranks.rank_group import RankGroup

@@ -1,7 +1,5 @@
 """The weights of a layer on a device, and what a rank has of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ What a result's bits depend on is fixed by a matrix's shape: `segments`, and the
 depends on is chosen by the number of tokens: `tiles`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """A model on the GPU: passes, eager or captured, and sampling that stays on the device."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A unit has 64 rows and 32 or 64 columns; `kernels/packed.py` says how its bytes 
 which makes Q4_K 4.625 bits a weight instead of 4.5. Repacking is done on the device, some rows at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

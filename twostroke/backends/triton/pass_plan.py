@@ -149,11 +149,7 @@ def plan(batch: RaggedBatch[np.ndarray], page_size: int, shapes: Sequence[HeadSh
         arrays += [work.reshape(-1), rows.reshape(-1)]
         made.append((tall, len(work), len(rows)))
     tall, items, joined = zip(*made, strict=True)
-    return PassPlan(
-        PassShape(batch.num_rows, len(batch.pages), len(spans), tall, items, joined),
-        arrays,
-        int(ends[-1]),
-    )
+    return PassPlan(PassShape(batch.num_rows, len(batch.pages), len(spans), tall, items, joined), arrays, int(ends[-1]))
 
 
 def _queries(batch: RaggedBatch[np.ndarray], starts: np.ndarray, ends: np.ndarray, per_tile: int) -> np.ndarray:

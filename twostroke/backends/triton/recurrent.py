@@ -4,8 +4,6 @@ The chunks of a sequence go one after another through a program for each head an
 state is known when the chunk before it is. A pass with states is launched kernel by kernel: no graph holds it yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

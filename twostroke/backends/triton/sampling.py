@@ -1,7 +1,5 @@
 """Sampling on the device: a step's logits stay there, and a few numbers per row cross over."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

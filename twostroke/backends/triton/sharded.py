@@ -5,8 +5,6 @@ computed by one rank, along the same chain. What a rank has of a sum's parts it 
 with what others have. Kernels are launched one by one: no graph holds what several GPUs do together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The expert that every token passes beside those that a router has chosen (`models.config.Experts.shared_size`)."""
 
-from __future__ import annotations
-
 import torch
 
 from twostroke.backends.triton.kernels import experts as kernels

@@ -1,7 +1,5 @@
 """The plan of a pass for layers with a state, as integers: chunks of rows, and snapshots to read and to write."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The tiles of a matrix product, by its size and the device's processors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from twostroke.backends.triton.packed import ROWS
@@ -36,11 +34,7 @@ class TileShape:
 
 
 # Few tokens, by their number, up to and including it.
-TILES = {
-    16: TileShape(64, 16, 128, 4, 3),
-    32: TileShape(64, 32, 128, 4, 4),
-    64: TileShape(64, 64, 64, 4, 4),
-}
+TILES = {16: TileShape(64, 16, 128, 4, 3), 32: TileShape(64, 32, 128, 4, 4), 64: TileShape(64, 64, 64, 4, 4)}
 
 
 DEEP = 5  # stages where a multiprocessor has one program: all that hides its loads is its own loads

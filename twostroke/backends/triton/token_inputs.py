@@ -1,7 +1,5 @@
 """Numbers of each token for each layer, besides the residual stream (`models.config.ModelConfig.token_inputs`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

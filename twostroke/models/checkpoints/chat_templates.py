@@ -68,11 +68,7 @@ class ChatTemplates:
             present[-1]["content"] = f"{text}{_END} "
         values = {**self.special_tokens, **variables}
         said = [_with_reasoning(message, _as_blocks(source)) for message in present]
-        values |= {
-            "messages": said,
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        values |= {"messages": said, "tools": tools, "add_generation_prompt": add_generation_prompt}
         values.setdefault("documents", None)
         try:
             try:

@@ -19,13 +19,7 @@ from twostroke.models.checkpoints.huggingface.safetensors import read_safetensor
 from twostroke.models.formats.tensor import RawTensor
 
 Mode = Literal["last", "mean", "cls"]
-_MODES: dict[str, Mode] = {
-    "lasttoken": "last",
-    "mean_tokens": "mean",
-    "mean": "mean",
-    "cls_token": "cls",
-    "cls": "cls",
-}
+_MODES: dict[str, Mode] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"}
 _GGUF: dict[int, Mode] = {0: "last", 1: "mean", 2: "cls", 3: "last"}  # 0: none is stated
 _RANK = 4
 GGUF_DENSE = ("dense_2.weight", "dense_3.weight")

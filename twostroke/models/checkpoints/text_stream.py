@@ -1,7 +1,5 @@
 """Text from a growing list of tokens: an incremental detokenizer, and stop strings that may span tokens."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Sequence
 

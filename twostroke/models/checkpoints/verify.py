@@ -5,8 +5,6 @@ of the file is known: from the catalog, from a file beside it (`FILE.sha256`, `S
 names files by their digest, or from the last time that this user opened the file.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

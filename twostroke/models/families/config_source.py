@@ -1,7 +1,5 @@
 """The metadata that families read from checkpoints."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal

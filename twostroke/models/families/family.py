@@ -4,8 +4,6 @@ A family is described once for both formats. It reads a `ConfigSource` by the ke
 `Family.gguf_keys` translate them to the keys of GGUF files.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Which page is whose: copied quickly while the engine rests, sorted out later by whoever looks at it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ each step in a ring, and from time to time a snapshot of its pages. Whoever watc
 thread, and does with them what takes time. A ring that nobody empties forgets its oldest records.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Every measurement takes new random tokens, so no prefix is known from an earlier
 round by round, so that a machine that slows down or speeds up does so for all of them. Medians are reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median

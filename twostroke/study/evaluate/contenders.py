@@ -1,7 +1,5 @@
 """Methods under the names that evaluations compare them by."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Running an evaluation batch by batch. Each finished item is a line of JSON, and a later run continues there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

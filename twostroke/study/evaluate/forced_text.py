@@ -6,8 +6,6 @@ the first difference. Conditions (`until`) are asked as in a real decode, so a r
 comes where it would.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Generator, Sequence

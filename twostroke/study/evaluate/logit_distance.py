@@ -1,7 +1,5 @@
 """Distances between two distributions over the next token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measures of an evaluation: for every method and item a record of numbers, and a note on their limits."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

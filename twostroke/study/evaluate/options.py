@@ -1,7 +1,5 @@
 """Options of an evaluation. Those of `twostroke eval` are made from this file, which imports no numpy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest

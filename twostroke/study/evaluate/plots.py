@@ -1,7 +1,5 @@
 """The plots of a report: a colour for each method, the same in every plot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from twostroke.study.charts import Axis, Interval, Series, interval_chart, line_chart

@@ -1,7 +1,5 @@
 """The report of an evaluation, as Markdown and as one HTML page that needs nothing else."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Sequence

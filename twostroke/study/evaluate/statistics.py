@@ -1,7 +1,5 @@
 """Intervals and tests, all at 95%: Wilson for shares, the bootstrap for means, McNemar's exact test for pairs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Estimates of every metric for every method, and comparisons of methods item by item."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Queries come from the engine's own pass, keys from the pool. The kernels never h
 row while they go over the keys (FlashAttention, Dao et al. 2022, arXiv:2205.14135).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The same answer twice: with the cache, and without one, where every step computes K and V of all tokens again."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A technique cuts and joins values, and pages may be copied. So an entry is known
 last layer: two entries with the same bits are the same for every stroke.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The embedding: the row of numbers that stands for each token before the first layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ The prompt is answered twice: once with everything observed, and once as a plain
 watching takes time. Both draw the same tokens, as every schedule does.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace

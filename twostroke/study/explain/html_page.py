@@ -1,7 +1,5 @@
 """An explanation as one page: a file that loads nothing, opens offline and can be sent to a colleague."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from html import escape

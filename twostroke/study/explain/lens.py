@@ -4,8 +4,6 @@ Source: nostalgebraist 2020, "interpreting GPT: the logit lens". The head is tra
 layer's states. What it says of earlier ones shows a direction, and is no answer that the model could have given.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

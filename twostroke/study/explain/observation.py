@@ -1,7 +1,5 @@
 """A plain request under observation: a program whose strokes also return queries and hidden states."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

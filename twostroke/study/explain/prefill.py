@@ -1,7 +1,5 @@
 """The prefill, explained: the tensors of a layer, the KV that is stored, and the cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from twostroke.backends.interface import PAGE

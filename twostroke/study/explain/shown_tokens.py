@@ -1,7 +1,5 @@
 """Tokens as readers see them: index, id and text; and the likeliest candidates of a row, with probabilities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The cost of a step: FLOPs and bytes counted from the architecture, and what bounds it on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """An explanation on a terminal: short, or with everything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

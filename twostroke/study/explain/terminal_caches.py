@@ -1,7 +1,5 @@
 """A technique's caches on a terminal: a bar by position for each stroke."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Words and tables of a terminal: texts of tokens, amounts, times."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

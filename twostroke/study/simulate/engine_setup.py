@@ -1,7 +1,5 @@
 """Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -148,10 +146,7 @@ def config_of(model: ModelSpec) -> ModelConfig:
         return Attention(kind.heads, kind.kv_heads, dim, 1.0, Rope(10_000.0), kind.window, latent=latent)
 
     layers = tuple(
-        Layer(
-            kind.state or attention(kind),
-            GatedMLP(kind.intermediate),
-        )
+        Layer(kind.state or attention(kind), GatedMLP(kind.intermediate))
         for kind in model.layers
         for _ in range(kind.count)
     )

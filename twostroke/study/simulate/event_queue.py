@@ -1,7 +1,5 @@
 """Planned events in order of time. One thread runs them, so a simulation with the same seed is the same."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 

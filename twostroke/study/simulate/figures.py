@@ -1,7 +1,5 @@
 """Figures of a simulation. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What serves: workers, their router, the links between them, and what may go wrong."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The routers that a simulated fleet may have, and a simulated call as they see it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from twostroke.engine.router import KvAware, LeastLoaded, RoundRobin, RoutedCall, Router

@@ -1,7 +1,5 @@
 """What lies between users and an engine: a server's HTTP, which takes time on the way in and on the way out."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Values on their way from prefill workers to decode workers, over a link that may lose them."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from collections.abc import Callable

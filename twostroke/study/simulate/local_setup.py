@@ -1,7 +1,5 @@
 """An engine on this machine: its steps are timed for seconds before they are simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from twostroke.api.llm import LLM
@@ -49,12 +47,7 @@ def measured_setup(
 
 
 def setup_of(
-    llm: LLM,
-    timed: LatencyModel,
-    index: str,
-    scheduler: SchedulerConfig,
-    kv_bits: int = 16,
-    weights: str = "stored",
+    llm: LLM, timed: LatencyModel, index: str, scheduler: SchedulerConfig, kv_bits: int = 16, weights: str = "stored"
 ) -> EngineSetup:
     """The setup of an opened model that was timed."""
     return EngineSetup(

@@ -1,7 +1,5 @@
 """An engine on a machine that is described by its peaks."""
 
-from __future__ import annotations
-
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.study.roofline.machines import find_machine

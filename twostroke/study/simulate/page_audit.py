@@ -1,7 +1,5 @@
 """Counts pages: every used page of a pool must have a holder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A request as its user sees it: one stream of tokens, whoever makes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from twostroke.engine.timings import Timings

@@ -1,7 +1,5 @@
 """A fleet under traffic: calls come, are routed, prefilled, moved, decoded, and survive the deaths of workers."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

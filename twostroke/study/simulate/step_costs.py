@@ -1,7 +1,5 @@
 """How long a simulated step takes: by a roofline of peaks, or at prices that were measured on a machine."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Utilization over time, in a bounded number of equal intervals."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A short simulation in the steady state of a load: what its users get, and whether a fleet keeps up with them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A worker: one engine on a clock of its own, which is ahead of the others' by at most the step that it is in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 

@@ -1,7 +1,5 @@
 """When requests come: in open loop, however slow the server is, or in closed loop, each after another's end."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

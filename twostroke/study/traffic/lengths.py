@@ -1,7 +1,5 @@
 """How long prompts and answers are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What users are promised: objectives for TTFT and ITL."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from twostroke.engine.timings import Timings, percentile

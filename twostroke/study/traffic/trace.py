@@ -11,8 +11,6 @@ BurstGPT (Wang et al. 2024, arXiv:2401.17644; github.com/HPMLL/BurstGPT), CSV: `
 `Response tokens` (0 for requests that failed, which are left out), and others.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Seeded requests of drawn lengths. Their prompts share no prefix unless that is asked for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

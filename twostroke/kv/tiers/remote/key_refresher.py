@@ -3,8 +3,6 @@
 They live for a short time only. A thread tells the server again and again that they stay.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterable

@@ -20,11 +20,7 @@ from twostroke.models.rope import STILL, Rope, linear, llama3, longrope, longrop
 
 log = logging.getLogger(__name__)
 
-UNSUPPORTED_KEYS = (
-    "final_logit_softcapping",
-    "attn_logit_softcapping",
-    "use_bidirectional_attention",
-)
+UNSUPPORTED_KEYS = ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention")
 
 # RoPE's scalings by rope_type; "su" is the name of longrope in Phi-3's first files.
 SCALINGS = {"linear": "linear", "llama3": "llama3", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}

@@ -6,8 +6,6 @@ MXFP4 (OCP Microscaling Formats 1.0, 2023) is stored as `X_blocks` and `X_scales
 neighbours in a byte, and the exponent of their scale.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product

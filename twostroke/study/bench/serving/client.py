@@ -1,7 +1,5 @@
 """One streamed request, and when each of its tokens came."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """All requests of a load test: in open loop, at times drawn beforehand, or in closed loop, each after another's end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Figures computed from times, by pure functions. TTFT, ITL, TPOT and percentiles are those of `engine/timings.py`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of a load test: a line for each request, the summary, and a plot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path

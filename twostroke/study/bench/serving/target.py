@@ -1,7 +1,5 @@
 """The server under load, inspected before anything is measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_lowercase

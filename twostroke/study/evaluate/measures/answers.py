@@ -1,7 +1,5 @@
 """Generated answers: whether they are right, how they compare with the baseline's, and what they cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from twostroke.engine.strokes import Decode, Prefill, Program, Stroke

@@ -4,8 +4,6 @@ FARS 2026 (PTDO) judges by answers of a token or two, of which the first is full
 every method is led through full repetition's answer, and its distribution compared before each of its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from twostroke.engine.strokes import Program

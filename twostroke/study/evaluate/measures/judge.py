@@ -4,8 +4,6 @@ The measures of Emara et al., "KV-Cache Refresh Methods for Long Generation": te
 of the last tokens, repetition@3. The judge is the engine's own model (the teacher) over the plain prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Likelihood of given answers after what a method keeps: what it knows, however it would word it."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 

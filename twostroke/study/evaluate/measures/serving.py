@@ -1,7 +1,5 @@
 """What a method's kept KV does for a server: an answer alone, sixteen at once, and as many as the pool has room for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

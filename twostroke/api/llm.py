@@ -70,6 +70,7 @@ class LLM(RequestMaker):
         itl_ms: float | None = None,
         progress: Progress | None = None,
         check: bool = False,
+        stream_weights: bool = False,
     ) -> None:
         """Open a model; fetch it first if necessary.
 
@@ -115,11 +116,11 @@ class LLM(RequestMaker):
             progress: called during downloads, and while weights are encoded, with (stage, bytes done, total bytes).
             check: check the weights first: their values, and their files' digests where they are known
                 (`checkpoints.verify`). It takes as long as decoding all weights; `verified` says what was checked.
+            stream_weights: keep no layer in memory: every pass reads them from the file (docs/results/strokes.md).
 
         Raises:
             CheckpointError: the model cannot be found, fetched or read. DamagedCheckpoint: the check found damage;
-            names the tensor or the file. InvalidRequest: an argument is out of range.
-            KVError: a tier cannot be opened.
+            names the tensor or the file. InvalidRequest: an argument is out of range. KVError: a tier cannot be opened.
             GeometryMismatch: the student or the draft does not fit the model; names the field.
         """
         options = llm_options(locals())  # checked before anything is fetched

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.backends.choose import create_backend, require_device
+from twostroke.backends.choose import create_backend, require_device, streaming
 from twostroke.backends.interface import Backend
 from twostroke.backends.page_memory import HostMemory
 from twostroke.backends.ranks.processes import local_ranks
@@ -83,7 +83,10 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
         for role, one in companions.items():
             companions[role] = one.limited(length and min(length, one.config.max_position))
         loader = ModelLoader(backend, options.prefix_index, tiers, memory, progress, here / tp)
-        main = loader.load_main(checkpoint, page_size, options.kv_bytes, companions.values())
+        if options.stream_weights:
+            streaming(backend, checkpoint.config, checkpoint.name)
+        resident = not options.stream_weights
+        main = loader.load_main(checkpoint, page_size, options.kv_bytes, companions.values(), resident)
         models = {MAIN: main}
         for role, companion in companions.items():
             models[role] = loader.load_companion(role, companion, main, stored, threads, options.check)

@@ -127,6 +127,18 @@ def create_backend(
     raise InvalidRequest(", and ".join(passed_over))
 
 
+def streaming(backend: Backend, config: ModelConfig, name: str) -> native.NativeBackend:
+    """The backend, if it can read the layers of the model `name` in every pass. Raises InvalidRequest if not."""
+    plain = all(one.source is None and one.latent is None for one in config.attentions)
+    if not isinstance(backend, native.NativeBackend) or backend.tp > 1:
+        reason = "only the native backend does so, in one process"
+    elif not plain or config.state_layers or config.token_inputs or config.takes_hidden:
+        reason = "its layers share more than what goes from one to the next"
+    else:
+        return backend
+    raise InvalidRequest(f"stream_weights cannot read the layers of {name} in every pass: {reason}")
+
+
 def follow_torchrun() -> None:
     """Follow rank 0 and then end (SystemExit), if `torchrun` has started this process as another rank than 0."""
     if under_torchrun() and os.environ["RANK"] != "0":

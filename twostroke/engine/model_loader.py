@@ -14,6 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
+from twostroke.backends.choose import streaming
 from twostroke.backends.interface import Backend, Weights
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.engine.model import Model
@@ -71,7 +72,12 @@ class ModelLoader:
         return HostBudget(self.tiers.host_bytes, self.tiers.host_counters)
 
     def load_main(
-        self, stored: Checkpoint, page_size: int, kv_bytes: int | None, companions: Iterable[Checkpoint] = ()
+        self,
+        stored: Checkpoint,
+        page_size: int,
+        kv_bytes: int | None,
+        companions: Iterable[Checkpoint] = (),
+        resident: bool = True,
     ) -> Model:
         """Load a model with a tokenizer and a pool of its own.
 
@@ -80,6 +86,7 @@ class ModelLoader:
             page_size: entries per page.
             kv_bytes: bytes for KV pages; None: as many as the backend has room for beside the weights.
             companions: what will be loaded after it; a pool whose size is chosen here leaves room for their weights.
+            resident: keep its layers in memory. Otherwise every pass reads them from the file.
 
         Raises:
             InvalidRequest: not one page fits. CheckpointError: the tokenizer or the weights cannot be read.
@@ -99,7 +106,7 @@ class ModelLoader:
             self.budget.require("give the pool less with kv_bytes, or raise the limit")
             return new_pool(geometry, pages, page_size, self.backend)
 
-        return self.load(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for)
+        return self.load(stored, Tokenizer.from_source(stored.tokenizer_source), pool_for, resident=resident)
 
     def load(
         self,
@@ -107,6 +114,7 @@ class ModelLoader:
         tokenizer: Tokenizer,
         pool_for: Callable[[Geometry], PagePool],
         beside: Model | None = None,
+        resident: bool = True,
     ) -> Model:
         """Load a checkpoint's weights. Matrices without a kernel are re-encoded, with a line in the log.
 
@@ -119,6 +127,8 @@ class ModelLoader:
         _trim()  # what the tokenizer took is not to become the pool's zeros, nor to be there beside the weights
         weights = weight_bytes(checkpoint, backend)
         shared = () if beside is None else ("embed", checkpoint.config.head_tensor)
+        if not resident:
+            shared = [name for name in weights if name.startswith("layers.")]  # one layer at a time is small
         self._count("weights", sum(size for name, size in weights.items() if name not in shared))
         self.budget.require("take a smaller model, fewer bits (weights=int4), or raise the limit")
         pool = pool_for(geometry)
@@ -128,9 +138,11 @@ class ModelLoader:
         apart = checkpoint.config.takes_hidden or checkpoint.config.both_ways
         made = None if apart else INDEXES[self.index]
         checkpoint.release()
-        compiled = backend.compile(
-            checkpoint.config, _reported(checkpoint, self.progress), None if beside is None else beside.compiled
-        )
+        config, other = checkpoint.config, None if beside is None else beside.compiled
+        if resident:
+            compiled = backend.compile(config, _reported(checkpoint, self.progress), other)
+        else:
+            compiled = streaming(backend, config, checkpoint.name).stream(config, checkpoint.tensor)
         if checkpoint.encoders != stored.encoders:
             log.warning(
                 "%s has weights without a kernel: %s, encoded in %.1f s; weights=int8, int4 or bf16 chooses another "

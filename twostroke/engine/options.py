@@ -126,6 +126,9 @@ class LLMOptions:
     itl_ms: float | None = number(None, above=0, help="ITL objective in milliseconds, which prefill chunks must meet.")
     page_size: int = integer(16, least=1, help="KV entries per page.")
     check: bool = flag(False, help="Check the weights first: their values, and digests where they are known.")
+    stream_weights: bool = flag(
+        False, help="Read the model's layers from its file in every pass and keep none: for a teacher that prefills."
+    )
 
 
 def companion_parts(wanted: str) -> tuple[str, str]:

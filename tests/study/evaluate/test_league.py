@@ -22,11 +22,11 @@ def names(contenders: list[Contender]) -> list[str]:
 
 
 def test_methods_at_budgets() -> None:
-    asked = ContenderOptions("plain,tova,snapkv,streaming,partrep,finch:question=8", budgets="0.5,0.1")
+    asked = ContenderOptions("plain,tova,snapkv,streaming,partrep,finch:question=8,kvzip:ratio=0.3", budgets="0.5,0.1")
     assert names(asked.contenders(Ruler(length=1000))) == [
         *("plain", "tova:ratio=0.5", "tova:ratio=0.1", "snapkv:budget=500", "snapkv:budget=100"),
         *("streaming:window=496", "streaming:window=96", "partrep"),
-        *("finch:question=8,ratio=0.5", "finch:question=8,ratio=0.1"),
+        *("finch:question=8,ratio=0.5", "finch:question=8,ratio=0.1", "kvzip:ratio=0.3"),
     ]
     assert names(ContenderOptions("tova,snapkv").contenders(NameIndex(4))) == ["tova", "snapkv"]
     with pytest.raises(InvalidRequest, match="snapkv counts entries: give it budget and no budgets"):

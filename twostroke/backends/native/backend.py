@@ -16,6 +16,7 @@ from twostroke.backends.native import library
 from twostroke.backends.native.model import KV_DTYPES, NativeModel
 from twostroke.backends.native.shared_memory_ranks import SharedMemoryRanks
 from twostroke.backends.native.statistics import NativeStatistics
+from twostroke.backends.native.streamed import StreamedModel
 from twostroke.backends.native.weight_sources import WholeWeights
 from twostroke.backends.native.weights import FORMATS, PAGE_SIZE, PANEL
 from twostroke.backends.page_memory import HostMemory, PageMemory, host_kv_room
@@ -85,6 +86,11 @@ class NativeBackend:
         if self.ranks is None:
             return HostMemory(num_pages, shape, "pairs")
         return self.ranks.memory(num_pages, shape)
+
+    def stream(self, config: ModelConfig, weights: Weights) -> NativeModel:
+        """A model whose layers are read in every pass: their inputs and outputs are hidden states and entries alone."""
+        source = WholeWeights(config, weights)
+        return StreamedModel(self.team, self.statistics, config, self.kv_dtype, source, resident=False)
 
     def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> NativeModel:
         if self.ranks is None:

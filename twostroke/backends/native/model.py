@@ -42,12 +42,14 @@ class NativeModel:
         call: Callable[..., None] | None = None,
         join: HiddenJoin | None = None,
         head: PackedMatrix | None = None,
+        resident: bool = True,
     ) -> None:
         """`kv_dtype`: one of `KV_DTYPES`. `call` is `SharedMemoryRanks.call` if there are other ranks.
 
-        `join`: of a model that takes hidden states; `head`: another model's, which is this one's too.
+        `join`: of a model that takes hidden states; `head`: another model's, which is this one's too; `resident`: keep
+        all layers in memory.
         """
-        self.config, self.team, self.library = config, team, team.library
+        self.config, self.team, self.library, self.kv_dtype = config, team, team.library, kv_dtype
         self.statistics, self._call = statistics, call or _alone
         self.weights, self._ropes = LentWeights(team, source), RopeTables(config)
         self.q_width = max((one.num_heads * one.head_dim for one in config.attentions), default=0)
@@ -60,7 +62,7 @@ class NativeModel:
         self.head = self.weights.matrix(config.head_tensor) if head is None else head
         self._join = None if join is None else (join, self.weights.matrix("join.projection"))
         mlps = [layer.feed_forward for layer in config.layers]
-        fields = NativeConfig(
+        self._fields = NativeConfig(
             hidden=config.hidden_size,
             intermediate=max((0, *(mlp.intermediate_size for mlp in mlps if isinstance(mlp, GatedMLP)))),
             activation=max((ACTIVATIONS.index(mlp.activation) for mlp in mlps), default=0),  # all have the same
@@ -77,27 +79,9 @@ class NativeModel:
             score_cap=config.score_cap or 0,
             logit_cap=config.logit_cap or 0,
         )
-        self.handle = self.library.twostroke_model(
-            team.handle,
-            ctypes.byref(fields),
-            self.head.handle if config.tied else None,
-            self.head.handle,
-            self.weights.lend(source.vector("norm") * np.float32(config.logit_scale)),
-        )
-        team.free_with(self, self.library.twostroke_model_free, self.handle, self.weights.lent, self.kv)
+        self._norm = self.weights.lend(source.vector("norm") * np.float32(config.logit_scale))
         self.inputs = source.table(team, "inputs.embed") if config.token_inputs else None
-        if config.token_inputs:
-            matrix, norm = self.weights.matrix("inputs.projection").handle, self.weights.vector("inputs.norm")
-            format = source.table_format(self.inputs)
-            self.library.twostroke_token_inputs(self.handle, matrix, norm, config.token_inputs, format)
-        layers = NativeLayers(config, kv_dtype, self.weights, self._ropes, self.state_pages, self.handle)
-        for i, layer in enumerate(config.layers):
-            layers.add(i, layer)
-        if source.handle is not None:
-            self.library.twostroke_join(self.handle, source.handle)
-        bounds = source.largest([matrix.bound() for matrix in self.weights.matrices])
-        for matrix, bound in zip(self.weights.matrices, bounds, strict=True):
-            matrix.bound(bound)
+        self.handle = self.with_layers(self.weights, range(config.num_layers if resident else 0))
         # There is no sketch if the head has as few bits itself, or has weights that are not finite.
         self.sketch_bytes = self.library.twostroke_sketch(self.handle)
         without, failed = source.largest([self.sketch_bytes == 0, self.sketch_bytes < 0])
@@ -106,9 +90,46 @@ class NativeModel:
         if without:
             self.library.twostroke_drop_sketch(self.handle)
 
+    def with_layers(self, weights: LentWeights, indices: range) -> int:
+        """Some layers as kernels know them; freed with `weights`, into which they are read."""
+        config, source, library = self.config, weights.source, self.library
+        embed = self.head.handle if config.tied else None
+        handle: int = library.twostroke_model(
+            self.team.handle, ctypes.byref(self._fields), embed, self.head.handle, self._norm
+        )
+        self.team.free_with(weights, library.twostroke_model_free, handle, self.weights.lent, weights.lent, self.kv)
+        if config.token_inputs:
+            matrix, norm = weights.matrix("inputs.projection").handle, weights.vector("inputs.norm")
+            format = source.table_format(self.inputs)
+            library.twostroke_token_inputs(handle, matrix, norm, config.token_inputs, format)
+        layers = NativeLayers(config, self.kv_dtype, weights, self._ropes, self.state_pages, handle)
+        for i in indices:
+            layers.add(i, config.layers[i])
+        if source.handle is not None:
+            library.twostroke_join(handle, source.handle)
+        bounds = source.largest([matrix.bound() for matrix in weights.matrices])
+        for matrix, bound in zip(weights.matrices, bounds, strict=True):
+            matrix.bound(bound)
+        return handle
+
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
+        made = self.run(self.handle, self.config.num_layers, batch, memory)
+        return made if made.queries is None else made._replace(queries=self.by_head(made.queries))
+
+    def run(
+        self,
+        handle: int,
+        layers: int,
+        batch: RaggedBatch[np.ndarray],
+        memory: PageMemory,
+        entered: np.ndarray | None = None,
+    ) -> ForwardOutput:
+        """A pass through some layers. Queries are [layers, R, width], as kernels have them.
+
+        `entered`: what the first of them reads, [N, hidden] float32, if not the embeddings.
+        """
         config, kv, token_ids = self.config, memory.storages, resolved(batch)
         hidden = np.empty((len(batch.wanted), config.hidden_size), np.float32)
         rope_tables = self._ropes.of_positions(int(batch.positions.max()) + 1)
@@ -125,8 +146,9 @@ class NativeModel:
             wanted=address(batch.wanted),
         )
         if batch.hidden is not None:
-            joined = self._joined(token_ids, batch.hidden)
-            fields.hidden = address(joined)
+            entered = self._joined(token_ids, batch.hidden)
+        if entered is not None:
+            fields.hidden = address(entered)
         elif self.table is not None:
             embeddings = np.frombuffer(self.table.read(token_ids.tolist()), np.uint8)
             fields.embeddings = address(embeddings)
@@ -143,21 +165,21 @@ class NativeModel:
             setattr(fields, name, array if isinstance(array, int) else address(array))
         queries = None
         if batch.query_rows is not None:
-            queries = np.empty((config.num_layers, len(batch.query_rows), self.q_width), np.float32)
+            queries = np.empty((layers, len(batch.query_rows), self.q_width), np.float32)
             fields.num_queries = len(batch.query_rows)
             fields.query_rows, fields.queries = address(batch.query_rows), address(queries)
         states = None
         if batch.state_rows is not None:
-            states = np.empty((config.num_layers + 1, len(batch.state_rows), config.hidden_size), np.float32)
+            states = np.empty((layers + 1, len(batch.state_rows), config.hidden_size), np.float32)
             fields.num_states = len(batch.state_rows)
             fields.state_rows, fields.states = address(batch.state_rows), address(states)
         with self._lock:
             if not (self.kv and self.kv[0] is kv[0]):
                 self.team.settle()
                 self.kv[:], self.strides = kv, array_strides(kv)
-            places = self.handle, ctypes.byref(fields), address(kv[0]), self.strides, address(hidden)
+            places = handle, ctypes.byref(fields), address(kv[0]), self.strides, address(hidden)
             self._call(self.library.twostroke_forward, *places)
-        return ForwardOutput(HiddenRows.of(self, hidden), None if queries is None else self._by_head(queries), states)
+        return ForwardOutput(HiddenRows.of(self, hidden), queries, states)
 
     def _joined(self, token_ids: np.ndarray, hidden: HiddenInputs) -> np.ndarray:
         """What the first layer reads: [N, hidden] float32."""
@@ -186,7 +208,7 @@ class NativeModel:
             "target_pages": np.array([frames for _, _, frames in targets], np.int32).reshape(-1, count),
         }
 
-    def _by_head(self, queries: np.ndarray) -> np.ndarray:
+    def by_head(self, queries: np.ndarray) -> np.ndarray:
         """[layers, R, width] -> [layers, R, Hq, D]: zeros where a layer has fewer heads, or smaller ones."""
         config, queries = self.config, queries[list(self.config.attention_layers)]
         if config.uniform:

@@ -37,12 +37,14 @@ IN_ENTRIES = {"snap": "budget", "rkv": "budget", "drop": "window"}  # methods th
 
 
 def at_budgets(name: str, shares: Sequence[float], length: int | None, **parameters: Any) -> list[Contender]:
-    """A method once for each share of the prompt that it is to keep; one that keeps all of it, once.
+    """A method once for each share of the prompt that it is to keep; once if it keeps all, or if `parameters` say it.
 
     `length`: tokens of a prompt, for methods that count entries. Raises InvalidRequest if they do not know it.
     """
     base = contender(name, **parameters).method
     field = IN_ENTRIES.get(base.name)
+    if {"ratio", field} & parameters.keys():
+        return [contender(name, **parameters)]
     if shares and field is None and base.by_head and hasattr(base, "ratio"):
         return [contender(name, **parameters, ratio=share) for share in shares]
     if not shares or field is None:

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-passages bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -110,6 +110,9 @@ cluster: $(CLUSTER)/installed  ## NVIDIA Dynamo's front end, a prefill worker an
 
 test-cluster: $(CLUSTER)/installed  ## workers behind NVIDIA Dynamo's front end, kill -9, chaos; 5 minutes
 	$(IN_CLUSTER) -m pytest tests/cluster $(CLUSTER_TESTS)
+
+bench-embeddings: $(VENV)/installed-dev  ## texts and tokens per second of /v1/embeddings beside llama.cpp's, by length; 10 minutes
+	$(BIN)/python -m benchmarks.embeddings $(EMBEDDINGS)
 
 bench-cluster: $(CLUSTER)/installed  ## prefill and decode apart against one process; routing, migrations; 5 minutes
 	$(IN_CLUSTER) -m benchmarks.cluster

@@ -32,9 +32,9 @@ def ensure_environment(engine: Engine, work: Path) -> None:
     if not engine.requirements:
         return
     directory = folder(engine, work)
-    recipe = repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted))
+    recipe = _placeless(repr((engine.requirements, engine.pip, dict(engine.build), engine.unwanted)))
     installed = directory / "installed"  # written last: an environment without it is incomplete
-    if installed.is_file() and installed.read_text() == recipe:
+    if installed.is_file() and _placeless(installed.read_text()) == recipe:
         return
     log = log_file(work, f"setup-{engine.name}")
     pip = [str(python(engine, work)), "-m", "pip"]
@@ -46,6 +46,11 @@ def ensure_environment(engine: Engine, work: Path) -> None:
     for step in steps:
         run(step, log, engine.build)
     installed.write_text(recipe)
+
+
+def _placeless(recipe: str) -> str:
+    """A recipe without the place of the repository: another checkout has the same environments."""
+    return re.sub(r"[^\s'=]*/benchmarks/peer/", "benchmarks/peer/", recipe)
 
 
 def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:

@@ -79,8 +79,7 @@ class LenientModel(BaseModel):
         """The fields that this model and those within it do not declare."""
         for name, value in (self.model_extra or {}).items():
             yield UndeclaredField(path, name, value, type(self))
-        for name in type(self).model_fields:
-            value = getattr(self, name)
+        for name, value in vars(self).items():  # of the fields
             if isinstance(value, LenientModel):
                 yield from value.undeclared(f"{path}{name}.")
             elif isinstance(value, list):

@@ -222,6 +222,10 @@ class Operations:
         `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one. `sink_logits`:
         [Hq], if the layer has them. `place`: of `kv` among the group's layers, for biases.
         """
+        if not q.shape[1]:  # a rank without heads
+            return q.flatten(1)
+        if sink_logits is not None:
+            sink_logits = self.own_sinks(sink_logits, attention, q.shape[1])
         out = torch.empty_like(q)
         alike = batch.scratch.get("groups")
         if alike is None:
@@ -229,6 +233,10 @@ class Operations:
         for some in alike:
             out[some.rows] = self._attend(q[some.rows], kv, some, group, attention, cap, sink_logits, place).to(q.dtype)
         return out.flatten(1)
+
+    def own_sinks(self, sink_logits: torch.Tensor, attention: Attention, heads: int) -> torch.Tensor:
+        """Those of the heads that are computed here."""
+        return sink_logits
 
     def _attend(
         self,

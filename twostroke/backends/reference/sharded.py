@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from twostroke.backends.ranks.collectives import Collectives
 from twostroke.backends.ranks.sharding import ColumnSplit, Shard
-from twostroke.backends.reference.operations import DenseWeight, Operations, TensorBatch
+from twostroke.backends.reference.operations import DenseWeight, Operations
 from twostroke.backends.torch_ranks import TensorShard, split_of_heads
 from twostroke.models.config import Attention, ModelConfig
 from twostroke.models.formats.tensor import RawTensor
@@ -57,24 +57,10 @@ class ShardedOperations(Operations):
         rows = self.links.gather_owned_rows(found, token_ids, ends)
         return rows if scale == 1.0 else rows * scale
 
-    def attention(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        batch: TensorBatch,
-        group: int,
-        attention: Attention,
-        cap: float | None,
-        sink_logits: torch.Tensor | None = None,
-        place: int = 0,
-    ) -> torch.Tensor:
-        if not q.shape[1]:
-            return q.flatten(1)
-        if sink_logits is not None:
-            first = Shard(self.group.rank, self.group.size).kv_heads(attention).start
-            first *= attention.num_heads // attention.num_kv_heads
-            sink_logits = sink_logits[first : first + q.shape[1]]
-        return super().attention(q, kv, batch, group, attention, cap, sink_logits, place)
+    def own_sinks(self, sink_logits: torch.Tensor, attention: Attention, heads: int) -> torch.Tensor:
+        first = Shard(self.group.rank, self.group.size).kv_heads(attention).start
+        first *= attention.num_heads // attention.num_kv_heads
+        return sink_logits[first : first + heads]
 
     def head(self, x: torch.Tensor, weight: DenseWeight) -> torch.Tensor:
         return self.whole(super().head(x, weight), weight.split)

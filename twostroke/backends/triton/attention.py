@@ -23,7 +23,10 @@ class AttentionPass(LayerWeights):
 
     Attributes:
         shapes: the distinct shapes of heads that are computed here, as the plan counts them.
+        has_heads: False for a rank without heads, where nothing is stored and nothing attends.
     """
+
+    has_heads = True
 
     def __init__(self, config: models.ModelConfig, device: str, kv_dtype: str, own: models.ModelConfig | None) -> None:
         super().__init__(config, device, own)
@@ -85,6 +88,8 @@ class AttentionPass(LayerWeights):
         squares: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Queries to `to.q`, keys and values to their pages `kv`, unless they are another layer's."""
+        if not self.has_heads:
+            return
         own, (group, place) = layer.own, self.places[i]
         cos, sin = self.turns[self.ropes.index((own.rope, own.head_dim))]
         kv_heads = 0 if own.source is not None else own.num_kv_heads
@@ -113,6 +118,8 @@ class AttentionPass(LayerWeights):
         biases: torch.Tensor | None = None,
     ) -> None:
         """Compute attention, and write its outputs to `to.attended`."""
+        if not self.has_heads:
+            return
         own, sinks, cap = layer.own, layer.sink_logits, self.config.score_cap
         which, (group, place) = self.shapes.index(HeadShape.of(own)), self.places[i]
         heads, kv_heads, dim, tall = own.num_heads, own.num_kv_heads, own.head_dim, shape.tall[which]

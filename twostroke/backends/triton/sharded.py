@@ -20,11 +20,9 @@ from twostroke.backends.sharded_memory import ShardedMemory
 from twostroke.backends.torch_ranks import TorchRanks, split_of, split_of_heads
 from twostroke.backends.triton.decoder import TritonDecoder
 from twostroke.backends.triton.experts import Mixture
-from twostroke.backends.triton.layers import AttentionWeights
 from twostroke.backends.triton.linear import PADDING, Linear
 from twostroke.backends.triton.model import LaunchedTokens, TritonModel
-from twostroke.backends.triton.pass_buffers import PassBuffers, PlanTensors
-from twostroke.backends.triton.pass_plan import PassShape
+from twostroke.backends.triton.pass_buffers import PassBuffers
 from twostroke.models.config import ModelConfig
 from twostroke.sampling.draw import Sampled
 
@@ -49,6 +47,7 @@ class ShardedDecoder(TritonDecoder):
         rank, size = links.group.rank, links.group.size
         self.links = links
         self.heads = split_of_heads(config, 0, rank, size)
+        self.has_heads = self.heads.own > 0
         every = [Shard(one, size).kv_heads(config.attentions[0]) for one in range(size)]
         self.kv_heads = ColumnSplit.of(every, rank)
         self.hidden = split_of(config, "down", config.hidden_size, rank, size)
@@ -106,32 +105,6 @@ class ShardedDecoder(TritonDecoder):
             own = (ids - split.start).clamp(0, split.own - 1)
             self.look_up(self.table, self.config.embedding_scale, own, found, rows)
         to.x[:rows] = self.links.gather_owned_rows(found, ids, self._ends)
-
-    def store(
-        self,
-        i: int,
-        layer: AttentionWeights,
-        rows: int,
-        work: PlanTensors,
-        to: PassBuffers,
-        kv: torch.Tensor,
-        squares: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> None:
-        if self.heads.own:
-            super().store(i, layer, rows, work, to, kv, squares)
-
-    def attend(
-        self,
-        i: int,
-        layer: AttentionWeights,
-        shape: PassShape,
-        work: PlanTensors,
-        to: PassBuffers,
-        kv: torch.Tensor,
-        biases: torch.Tensor | None = None,
-    ) -> None:
-        if self.heads.own:
-            super().attend(i, layer, shape, work, to, kv, biases)
 
 
 def with_heads_of(config: ModelConfig, share: Shard) -> ModelConfig:

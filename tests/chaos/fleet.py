@@ -16,8 +16,7 @@ from tests.chaos.reads import Luck, Reads
 from tests.chaos.standin import Sizes
 from tests.chaos.tasks import Task, Tasks
 from tests.chaos.worker import Worker
-from twostroke.cluster.wire.tcp import Tcp
-from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.transport import Tcp, Transport
 from twostroke.engine.router import LeastLoaded, RoundRobin, Router
 from twostroke.study.simulate.event_queue import EventQueue
 

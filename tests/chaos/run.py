@@ -20,7 +20,7 @@ from tests.chaos.standin import BOTH, ONE_GROUP, Opened, Sizes
 from tests.cluster.wire.pairs import SECRET
 from twostroke.cluster.wire.secret import VARIABLE
 from twostroke.engine.output import Token
-from twostroke.study.simulate.fleet_router import ROUTERS
+from twostroke.study.simulate.fleet import ROUTERS
 from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.traffic.requests import PromptPiece, TrafficRequest
 

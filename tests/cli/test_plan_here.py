@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from tests.study.plan.test_machine_benchmark import FOUND, needs_kernels
 from tests.study.plan.test_verify import SMALL
-from twostroke.cli import plan_measure
+from twostroke.cli import plan_verify
 from twostroke.study.plan import local_machine, verification_cells
 
 
@@ -35,7 +35,7 @@ def test_what_is_measured_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Callable[..., Result], run_json: Callable[..., dict[str, Any]]
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_HOME", str(tmp_path))
-    monkeypatch.setattr(plan_measure, "measure_machine", lambda *_: FOUND)
+    monkeypatch.setattr(plan_verify, "measure_machine", lambda *_: FOUND)
     assert "500" in run("plan", "--measure").stdout
     facts = run_json("plan", "--measure", "--output", tmp_path / "mine.toml")
     assert facts["flops"] == FOUND.flops

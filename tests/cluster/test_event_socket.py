@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.cluster.index_events import DISK, POOL
+from twostroke.cluster.router_events import DISK, POOL
 
 zmq = pytest.importorskip("zmq", reason="needs pyzmq, as telling a router does: make test-cluster")
 msgspec = pytest.importorskip("msgspec", reason="needs msgspec, as telling a router does: make test-cluster")

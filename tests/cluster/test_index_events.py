@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from twostroke.api.llm import LLM
-from twostroke.cluster.disk_events import DiskEvents
-from twostroke.cluster.index_events import DISK, POOL, IndexEvents
+from twostroke.cluster.router_events import DISK, POOL, DiskEvents, IndexEvents
 from twostroke.kv.cache import KVCache
 from twostroke.kv.tiers.disk import DiskStore, clear
 from twostroke.kv.tiers.tiers import Tiers

@@ -9,11 +9,10 @@ import pytest
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
-from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import PromptPiece, Traffic
 from twostroke.study.traffic.trace import read_trace
-from twostroke.study.traffic.workload_sampler import WorkloadSampler
+from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 
 LINES = [
     {"timestamp": 27000, "input_length": 1100, "output_length": 5, "hash_ids": [46, 47, 48]},

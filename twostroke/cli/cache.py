@@ -12,7 +12,7 @@ from twostroke.cli.report import print_json, size
 from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from twostroke.kv.tiers.usage import StoreUsage
+    from twostroke.kv.tiers.store import StoreUsage
 
 UNCHECKED = 3  # exit status: nothing is known to be damaged, and not all could be checked
 COUNTS = ("pages", "private_pages", "bytes", "damaged_pages", "unchecked_pages", "left_pages")

@@ -38,7 +38,7 @@ def plan(
     """Predict memory, TTFT, ITL and what to change, from a model's config and a machine's peaks."""
     here.check(model)
     if here.measure:
-        from twostroke.cli.plan_measure import run as run_measure
+        from twostroke.cli.plan_verify import run_measure
 
         run_measure(here.threads, here.output, as_json)
     elif here.verify:

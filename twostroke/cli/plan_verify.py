@@ -1,4 +1,4 @@
-"""`twostroke plan --verify`: predictions beside measurements on this machine."""
+"""`twostroke plan --measure` keeps what this machine can do; `--verify` shows predictions beside measurements."""
 
 import json
 from pathlib import Path
@@ -13,10 +13,49 @@ from twostroke.cli.report import note, print_json, stderr_console
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.study.plan import verification_cells
+from twostroke.study.plan.local_machine import keep, kept_at
+from twostroke.study.plan.machine_benchmark import measure_machine
 from twostroke.study.plan.verify import LIMIT, Verification, verify
 from twostroke.system import strict_json
 from twostroke.system.atomic_files import atomic_replace
 from twostroke.system.machine import describe
+
+
+def run_measure(threads: int | None, output: Path | None, as_json: bool) -> None:
+    """Measure, show and keep. `output` is a file besides; --on takes it on any machine."""
+    require_directory("--output", output)  # before a minute is spent
+    path = kept_at()
+    note("measuring this machine for about 40 s: it should be quiet")
+    with stderr_console().status("measuring") as status:
+        one = measure_machine(threads, status.update)
+    for kept in (path, *([output] if output else [])):
+        keep(one, kept)
+    facts = {
+        "backend": one.backend,
+        "threads": one.threads,
+        "flops": one.flops,
+        "decode_bytes_per_second": one.decode,
+        "kv_bytes_per_second": one.kv,
+        "disk_read_bytes_per_second": one.disk,
+        "loopback_bytes_per_second": one.loopback,
+        "memory_bytes": one.memory,
+        "kept": str(path),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    console = Console(highlight=False)
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in one.flops.items())
+    decode = ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in one.decode.items())
+    for line in (
+        f"{one.backend}, {one.threads} threads",
+        f"prefill: {rates} GFLOP/s in 512 rows",
+        f"decode: weights of {decode} GB/s in one row, KV {one.kv / 1e9:.1f} GB/s",
+        f"disk: {one.disk / 1e9:.2f} GB/s; loopback: {one.loopback / 1e9:.2f} GB/s",
+        f"kept in {path}; plans --on here use it",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
+
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SECONDS, QUICK_SECONDS = 330.0, 80.0  # for a model

@@ -26,7 +26,7 @@ TRACE_HELP = "Requests of Mooncake's (JSON lines), Azure's (2023, 2024) or Burst
 
 def parse_range(text: str) -> Any:
     """`512`, or `128-1024`."""
-    from twostroke.study.traffic.lengths import TokenRange
+    from twostroke.study.traffic.workload_sampler import TokenRange
 
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", str(text))
     if match is None:

@@ -9,9 +9,8 @@ import Dynamo.
     kv_sources.py       where the prompt's KV comes from after a migration
     registration.py     whether this worker is still found, and others are like it
     chunks.py           tokens in the form that the front end takes
-    index_events.py     KV events of the prefix index, for the router
-    disk_events.py      KV events of the disk tier
-    event_socket.py     the socket at which Dynamo reads both
+    router_events.py    KV events of the prefix index and of the disk tier, for the router
+    event_socket.py     the socket at which Dynamo reads them
     model_card.py       the directory by which the front end knows the model
     roles.py            prefill, decode, or both
     worker.py           the worker's life: start, requests, end

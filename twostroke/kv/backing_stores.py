@@ -25,14 +25,13 @@ from twostroke.errors import KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pins import Pin
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.queued_write import QueuedWrite
 from twostroke.kv.spans import NO_PAGE
 from twostroke.kv.stored_runs import StoredRun, num_blocks
 from twostroke.kv.tiers.admission import Admission
 from twostroke.kv.tiers.names import Namespace, PageName, chain, private_name, snapshot_names
 from twostroke.kv.tiers.store import Store
 from twostroke.kv.tiers.tiers import Tiers
-from twostroke.kv.write_back import WriteBack, WriteBackBlock
+from twostroke.kv.write_back import QueuedWrite, WriteBack, WriteBackBlock
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from twostroke.cluster.wire.channel import Channel, WireError
 from twostroke.cluster.wire.lease import Lease
 from twostroke.cluster.wire.receiver import ExtendedValue, IncomingValue, Receiver
 from twostroke.cluster.wire.sender import Sender
-from twostroke.cluster.wire.tcp import Tcp
+from twostroke.cluster.wire.transport import Tcp
 from twostroke.errors import KVError, OutOfPages
 
 

@@ -16,7 +16,7 @@ from tests.kv.tiers.redis_server import PATIENCE_S
 from twostroke.errors import KVError, PageLost
 from twostroke.kv.tiers.names import PageName, private_name
 from twostroke.kv.tiers.remote import RedisStore, clear, inspect, verify
-from twostroke.kv.tiers.usage import StoreUsage
+from twostroke.kv.tiers.store import StoreUsage
 
 
 @pytest.mark.parametrize(("count", "page_bytes"), [(1, 1), (1500, 40), (30, 1000), (3, 9 << 20)])

@@ -18,8 +18,7 @@ from twostroke.models.rope import Rope
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.model_spec import spec_of_config
 from twostroke.study.simulate.engine_setup import EngineSetup
-from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
-from twostroke.study.simulate.fleet_router import ROUTERS
+from twostroke.study.simulate.fleet import ROUTERS, Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import MeasuredCosts
 from twostroke.study.traffic.arrivals import ClosedLoop

@@ -9,10 +9,9 @@ from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.simulation import BegunRequest, Simulation
 from twostroke.study.simulate.trial import Trial, try_load
 from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
-from twostroke.study.traffic.lengths import TokenRange
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
-from twostroke.study.traffic.workload_sampler import WorkloadSampler
+from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 
 SETUP = machine_setup("llama-3-8b", "h100")
 FREE = Objectives()

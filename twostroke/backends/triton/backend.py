@@ -157,7 +157,7 @@ def _without_ranks(config: ModelConfig) -> str | None:
 def _digest() -> str:
     """A digest of the kernels and of the choices that bits depend on."""
     here = Path(__file__).parent
-    used = ["linear", "packed", "experts", "shared_expert", "pass_plan", "decoder", "layers", "recurrent", "state_plan"]
+    used = ["linear", "packed", "experts", "pass_plan", "decoder", "layers", "recurrent", "state_plan"]
     choices = (here / f"{name}.py" for name in [*used, "attention", "token_inputs"])
     sources = [*sorted((here / "kernels").glob("*.py")), *choices]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 
 from twostroke.backends.interface import Weights
-from twostroke.backends.triton.experts import ExpertBufferPool, Mixture
+from twostroke.backends.triton.experts import ExpertBufferPool, Mixture, SharedExpert
 from twostroke.backends.triton.kernels import recurrent
 from twostroke.backends.triton.linear import ACTIVATIONS, FEW_TOKENS, GatedLinear, Linear, UnpackBuffer, place
 from twostroke.backends.triton.recurrent import RecurrentLayer
-from twostroke.backends.triton.shared_expert import SharedExpert
 from twostroke.backends.triton.token_inputs import LayerInputs
 from twostroke.models import config as models
 from twostroke.models.recurrent import RecurrentMixer

@@ -5,8 +5,7 @@ from typing import Literal
 
 from twostroke.cluster.wire import nixl
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.tcp import Tcp
-from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.transport import Tcp, Transport
 from twostroke.kv.pool import PagePool
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.page_digests import DigestThreads
 from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.secret import shared_secrets
-from twostroke.cluster.wire.tcp import Tcp
-from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.transport import Tcp, Transport
 from twostroke.cluster.wire.value_format import digest_of
 from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.kv.attention import Queries

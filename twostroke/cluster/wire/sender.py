@@ -16,8 +16,7 @@ from twostroke.cluster.wire.outgoing_transfer import OutgoingTransfer
 from twostroke.cluster.wire.page_digests import DigestThreads
 from twostroke.cluster.wire.runtime import SYSTEM, Runtime
 from twostroke.cluster.wire.secret import shared_secrets
-from twostroke.cluster.wire.tcp import Tcp
-from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.transport import Tcp, Transport
 from twostroke.errors import KVError, TwostrokeError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pool import PagePool

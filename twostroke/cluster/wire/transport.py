@@ -7,6 +7,8 @@ pool's own process writes into it, and a sender that dies or is slow can never r
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from twostroke.cluster.wire.channel import WireError
+
 
 class PendingRead(Protocol):
     """Pages that are being read into this pool's memory. It cannot be taken back."""
@@ -45,3 +47,18 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Tcp:
+    """The transport that is always there."""
+
+    name = "tcp"
+
+    def memory(self) -> None:
+        return None
+
+    def reader(self, memory: dict[str, Any]) -> PageReader:
+        raise WireError("no memory is read over TCP")
+
+    def close(self) -> None:
+        """There is nothing to close."""

@@ -1,13 +1,23 @@
 """The formats of about 1, 2 and 3 bits whose codes are entries of a grid: IQ1, IQ2, IQ3.
 
-An entry is the magnitudes of 8 elements, or 4 (`grid_data`). Signs are stored beside it, all 8 of them, or 7 of which
-an even number is set with the eighth.
+An entry is the magnitudes of 8 elements, or 4 (ggml-common.h of llama.cpp). Signs are stored beside it, all 8 of them,
+or 7 of which an even number is set with the eighth.
 """
+
+from functools import cache
+from importlib.resources import files
 
 import numpy as np
 
 from twostroke.models.formats.block_parts import Blocks, ScaledCodes, f16
-from twostroke.models.formats.grid_data import grid
+
+
+@cache
+def grid(name: str) -> np.ndarray:
+    """The grid of a format: [entries, elements] int8."""
+    with (files("twostroke.models.formats") / "grids.npz").open("rb") as stream, np.load(stream) as grids:
+        return grids[name]
+
 
 SIGNS = np.array([[-1 if byte >> i & 1 else 1 for i in range(8)] for byte in range(256)], np.int8)
 SEVEN_SIGNS = SIGNS[[i | (i.bit_count() & 1) << 7 for i in range(128)]]

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from twostroke.server.tools.call_format import CallFormat
 from twostroke.server.tools.ignored_markup import IgnoredMarkup
-from twostroke.server.tools.json_calls import FENCE, JsonCalls
-from twostroke.server.tools.named_json import NamedJson
+from twostroke.server.tools.json_calls import FENCE, JsonCalls, NamedJson
 from twostroke.server.tools.pythonic import Pythonic
 from twostroke.server.tools.tagged import Tagged
 

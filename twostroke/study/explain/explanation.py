@@ -22,11 +22,10 @@ from twostroke.study.explain.attention_maps import PromptAttention
 from twostroke.study.explain.cache_comparison import CacheComparison, compare_with_cache, run_with_cache
 from twostroke.study.explain.cache_map import CacheMap, cache_map
 from twostroke.study.explain.decode import DecodeStep
-from twostroke.study.explain.embedding import Embedding
 from twostroke.study.explain.lens import LensLayer
 from twostroke.study.explain.observation import observe
 from twostroke.study.explain.prefill import PrefillExplanation, attended_pairs, layer_shapes
-from twostroke.study.explain.shown_tokens import ShownToken, shown_tokens
+from twostroke.study.explain.shown_tokens import Embedding, ShownToken, shown_tokens
 from twostroke.study.explain.step_work import prefill_steps, step_work
 
 MAX_NAIVE_TOKENS = 8192  # tokens that the naive way computes; at least one step runs

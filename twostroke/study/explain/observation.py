@@ -13,8 +13,8 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.study.explain.attention import TokenAttention
 from twostroke.study.explain.attention_maps import AttentionCollector, PromptAttention
 from twostroke.study.explain.decode import DecodeStep, SampledRow, sampled_row, step_of
-from twostroke.study.explain.embedding import Embedding, EmbeddingCollector
 from twostroke.study.explain.prefill import StoredKV, stored_kv
+from twostroke.study.explain.shown_tokens import Embedding, EmbeddingCollector
 
 TILE_ROWS = 64  # tokens whose queries and states are in memory at once
 

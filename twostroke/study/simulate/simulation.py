@@ -14,8 +14,7 @@ from twostroke.engine.router import LeastLoaded, RoundRobin, Router
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
 from twostroke.study.simulate.event_queue import EventQueue
-from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.fleet_router import make_router, routed
+from twostroke.study.simulate.fleet import Fleet, make_router, routed
 from twostroke.study.simulate.kv_transfers import KvTransfers
 from twostroke.study.simulate.page_audit import leaked_pages
 from twostroke.study.simulate.simulated_request import SimulatedRequest

@@ -12,7 +12,7 @@ from twostroke.kv.tiers.disk.directory import Directory, PageFile
 from twostroke.kv.tiers.disk.ledger import Account
 from twostroke.kv.tiers.disk.owners import private_files, sweep
 from twostroke.kv.tiers.page_format import scope
-from twostroke.kv.tiers.usage import StoreUsage
+from twostroke.kv.tiers.store import StoreUsage
 from twostroke.system.user_key import user_keys
 
 FOREIGN = "(written with another key)"

@@ -19,7 +19,7 @@ from twostroke.kv.tiers.remote.connection import (
 )
 from twostroke.kv.tiers.remote.connection_pool import CircuitOpen, ConnectionPool
 from twostroke.kv.tiers.remote.format import ABOUT, PAGE, PREFIX, PRIVATE, right, scope
-from twostroke.kv.tiers.usage import StoreUsage
+from twostroke.kv.tiers.store import StoreUsage
 from twostroke.system.user_key import user_keys
 
 LIMIT_S = 60.0  # for one batch of keys

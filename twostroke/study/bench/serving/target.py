@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.traffic.lengths import TokenRange
+from twostroke.study.traffic.workload_sampler import TokenRange
 
 ORDINARY = " ".join(map("".join, product(ascii_lowercase, repeat=2)))  # some hundreds of different tokens
 PROBE = 8  # tokens

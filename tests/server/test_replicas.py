@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import eventually
-from tests.server.test_engine_process import BODIES, CHAT, events, plain, served
+from tests.server.test_engine_process import BODIES, CHAT, events, kill, plain, served
 from tests.server.wire import in_a_process, launch
 from twostroke.server.engine_process import remote
 from twostroke.server.engine_process.launch import Launched
@@ -172,7 +172,7 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Streams go on at the other one with the same tokens; once that is lost too, they end with one line."""
+    """Streams go on at the other one with the same events; once that is lost too, they end with one line."""
     monkeypatch.setattr(remote, "BACKOFF_S", 0.01)
     broken = threading.Event()
     start = launch(str(native_directory), tells_pages=True)
@@ -183,35 +183,34 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
         return start(generation, kv_bytes)
 
     engine = ReplicatedEngine([fragile] * 2)
-    kinds = ("greedy", "sampled", "choices")
     found: dict[str, Any] = {}
 
     def ask(kind: str) -> None:
         found[kind] = sorted(events(client, PATH, CHAT | BODIES[kind]), key=_choice)
 
-    def lose(index: int) -> None:
-        pid = engine.parts[index].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: engine.parts[index].failure is not None)
-
     with served(engine) as client:
-        threads = [threading.Thread(target=ask, args=(kind,)) for kind in kinds]
+        long = CHAT | BODIES["sampled"] | {"max_tokens": 1500}
+        undisturbed = events(client, PATH, long)  # by the first one, which has its prefix from then on
+        threads = [threading.Thread(target=ask, args=(kind,)) for kind in ("greedy", "choices")]
         for thread in threads:
             thread.start()
-        eventually(lambda: client.get("/load").json()["server_load"] == 5)
         broken.set()
-        lose(0)
+        assert events(client, PATH, long, 3, engine.parts[0]) == undisturbed
         for thread in threads:
             thread.join()
-        assert found == {kind: sorted(expected[kind], key=_choice) for kind in kinds}
+        assert found == {kind: sorted(expected[kind], key=_choice) for kind in found}
         assert "goes on at replica 1" in caplog.text
         health = client.get("/health")
         assert (health.status_code, [one["live"] for one in health.json()["replicas"]]) == (200, [False, True])
-        with client.stream("POST", PATH, json=CHAT | BODIES["greedy"] | {"stream": True}) as response:
+        refused = client.get("/watch?replica=0")
+        assert (refused.status_code, "died 5 times" in refused.text) == (503, True)
+        with client.stream("GET", "/watch") as watching:
+            lines = watching.iter_lines()
+            assert (next(lines), '"replica":1' in next(lines)) == ("event: hello", True)
+        with client.stream("POST", PATH, json=long | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
-            lose(1)
+            kill(engine.parts[1])
             assert "died 5 times in a row: start it again" in "".join(lines)
         assert client.post(PATH, json=CHAT).status_code == 503
     engine.stop()

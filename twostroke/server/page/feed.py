@@ -78,7 +78,7 @@ class EngineFeed:
         quiet = silent = 0.0  # seconds since there was news, and since there was a message
         look: asyncio.Task[None] | None = None
         try:
-            while self._watchers and engine.alive and not engine.draining:
+            while self._watchers and engine.parts[self._replica].alive and not engine.draining:
                 seen = await self._seen()
                 before, counts = counts, seen.counts or counts
                 news = bool(seen.steps) or counts != before  # a choice that is cancelled makes no step

@@ -22,7 +22,7 @@ from twostroke.fields import Rule, rules
 from twostroke.methods import METHODS
 from twostroke.methods.method import Method
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
-from twostroke.server.errors import ApiError
+from twostroke.server.errors import ApiError, to_api_error
 from twostroke.server.http.responses import StreamedResponse, json_response
 from twostroke.server.page.feed import EngineFeed
 from twostroke.server.tenants.tenant import current_tenant
@@ -109,13 +109,19 @@ async def methods(engine: CurrentEngine) -> Response:
 
 
 @router.get("/watch")
-async def watch(http: HttpRequest, engine: CurrentEngine, replica: Annotated[int, Query(ge=0)] = 0) -> Response:
-    """What the engine or a replica does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
+async def watch(
+    http: HttpRequest, engine: CurrentEngine, replica: Annotated[int | None, Query(ge=0)] = None
+) -> Response:
+    """What the engine, or a replica, does, as server-sent events: "hello", then "steps" and "pages" (`feed.py`)."""
     current_tenant().require_admin()
     engine.require_engine_process()
     feeds: list[EngineFeed] = http.app.state.feeds
+    if replica is None:  # the first that is not lost
+        replica = next((i for i, one in enumerate(engine.parts) if one.alive), 0)
     if replica >= len(feeds):
         raise ApiError(404, f"there is no replica {replica}: there are {len(feeds)}, from 0 on", param="replica")
+    if (failure := engine.parts[replica].failure) is not None:
+        raise to_api_error(failure)
     return FeedResponse(feeds[replica])
 
 

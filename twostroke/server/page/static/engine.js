@@ -1,6 +1,6 @@
 // The engine at work: reads the server's feed while the page is seen, and shows it.
 
-import { call, events, reason } from "./api.js";
+import { call, events, ofModel, reason } from "./api.js";
 import { bars, barsIn, sparkline } from "./draw.js";
 import { byId, el, oncePerFrame } from "./dom.js";
 import { cachesOf, described, drawPool, progressOf, unrun } from "./pages.js";
@@ -20,7 +20,7 @@ export class EnginePanel {
     this.onLink = onLink;
     this.show = oncePerFrame(() => this.draw());
     this.model = undefined; // the one to watch, where there are several
-    this.replica = 0;
+    this.replica = undefined; // the one that the viewer has chosen
     byId("replica").addEventListener("change", ({ target }) => this.watch(this.model, Number(target.value)));
     this.reset();
     byId("steps").addEventListener("pointermove", (event) => this.tellStep(event));
@@ -42,7 +42,7 @@ export class EnginePanel {
   }
 
   /** Watch another model, or another replica of it, from now on. */
-  watch(model, replica = model === this.model ? this.replica : 0) {
+  watch(model, replica = model === this.model ? this.replica : undefined) {
     if (model === this.model && replica === this.replica) return;
     Object.assign(this, { model, replica });
     this.abort?.abort();
@@ -60,8 +60,8 @@ export class EnginePanel {
         timer = setTimeout(() => this.abort.abort(), SILENCE_MS);
       };
       try {
-        const which = new URLSearchParams(model === undefined ? { replica } : { model, replica });
-        const response = await call(`/watch?${which}`, { signal: this.abort.signal });
+        const which = ofModel(model) + (replica === undefined ? "" : `${model === undefined ? "?" : "&"}replica=${replica}`);
+        const response = await call(`/watch${which}`, { signal: this.abort.signal });
         ({ status } = response);
         if (!response.ok) throw new Error((why = await reason(response)));
         for await (const { event, data } of events(response)) {
@@ -76,7 +76,7 @@ export class EnginePanel {
       this.reset(); // what is not known any more is not shown
       if (document.hidden || model !== this.model || replica !== this.replica) continue;
       const refused = status === 403; // the server is there: all but this can be used
-      if (status === 404) this.replica = 0; // it was started again with fewer
+      if (status >= 400) this.replica = undefined; // it is lost, or the server was started again with fewer
       byId("unseen").textContent = refused ? `The engine cannot be watched: ${why}` : "";
       this.onLink(refused, why);
       await new Promise((resolve) => {

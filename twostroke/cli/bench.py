@@ -8,7 +8,7 @@ import typer
 
 from twostroke.cli import bench_serve
 from twostroke.cli.options import JsonFlag, PositionalModelOptions, spread
-from twostroke.cli.report import print_json, size, stderr_console
+from twostroke.cli.report import print_json, print_lines, progress_bar, size, table_of
 
 if TYPE_CHECKING:
     from twostroke.api.llm import LLM
@@ -74,13 +74,10 @@ def latency(
 
 def run(llm: "LLM", shapes: "list[BatchShape]", repeats: int, warmup: int, prompts: Any) -> "list[Latency]":
     """Measure, with a bar on stderr where that is a terminal."""
-    from rich.progress import Progress
-
     from twostroke.study.bench.latency import measure
 
-    with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
-        task = bar.add_task("measuring", total=len(shapes) * (repeats + warmup))
-        return measure(llm, shapes, repeats=repeats, warmup=warmup, prompts=prompts, progress=lambda: bar.advance(task))
+    with progress_bar("measuring", len(shapes) * (repeats + warmup)) as advance:
+        return measure(llm, shapes, repeats=repeats, warmup=warmup, prompts=prompts, progress=advance)
 
 
 def describe(llm: "LLM", results: "list[Latency]", load_s: float) -> dict[str, Any]:
@@ -108,12 +105,9 @@ def describe(llm: "LLM", results: "list[Latency]", load_s: float) -> dict[str, A
 def print_table(facts: dict[str, Any]) -> None:
     """A row for each shape."""
     from rich.console import Console
-    from rich.table import Table
 
     columns = ("prompt", "output", "batch", "prefill tok/s", "TTFT ms", "decode tok/s", "ITL ms", "ITL p99 ms", "KV")
-    table = Table(box=None, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right")
+    table = table_of(*(f">{name}" for name in columns))
     for one in facts.get("results", [facts]):
         table.add_row(
             *(str(one[key]) for key in ("prompt_tokens", "output_tokens", "batch")),
@@ -124,17 +118,15 @@ def print_table(facts: dict[str, Any]) -> None:
             _number(one["itl_p99_s"], 1e3),
             size(one["kv_bytes"]),
         )
-    console = Console(highlight=False)
-    console.print(table)
+    Console(highlight=False).print(table)
     machine = facts["machine"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
-    console.print(
+    text = (
         f"{facts['model']}, {facts['backend']} {facts['dtype']}, {facts['threads']} threads, "
         f"medians of {facts['repeats']}; loaded in {facts['load_s']:.1f} s, "
-        f"peak memory {size(facts['peak_rss_bytes'])}; {where}",
-        soft_wrap=True,
-        markup=False,
+        f"peak memory {size(facts['peak_rss_bytes'])}; {where}"
     )
+    print_lines([text])
 
 
 def _number(value: float | None, scale: float = 1.0) -> str:

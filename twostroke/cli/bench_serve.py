@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, spread
-from twostroke.cli.report import latency_table, print_json, stderr_console
+from twostroke.cli.report import latency_table, print_json, print_lines, progress_bar
 from twostroke.cli.traffic import Number, Tokens, TrafficOptions, above_zero, parse_range
 from twostroke.errors import InvalidRequest
 from twostroke.system.extras import requires_extra
@@ -62,8 +62,7 @@ def serve(
     traffic_options.check()
     if output is not None:
         files.check(output)
-    ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms))
-    objectives = Objectives(ttft_s, itl_s)
+    objectives = Objectives.of_ms(slo_ttft_ms, slo_itl_ms)
     traffic = traffic_options.traffic()
     target, run = measure(url, api_key, model, token_ids, timeout, traffic, warmup)
 
@@ -86,7 +85,6 @@ def measure(
     import asyncio
 
     import httpx
-    from rich.progress import Progress
 
     from twostroke.study.bench.serving.client import Client
     from twostroke.study.bench.serving.drive import drive
@@ -101,10 +99,8 @@ def measure(
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=timeout_s) as http:
             target = await inspect(http, model, token_ids)
-            asks, first = (
-                traffic.token_requests(target.ordinary),
-                traffic.token_requests(target.ordinary, WARMUP, warmup),
-            )
+            asks = traffic.token_requests(target.ordinary)
+            first = traffic.token_requests(target.ordinary, WARMUP, warmup)
             target.check_length(max(len(ask.prompt) + ask.output_tokens for ask in asks))
             client = Client(http, target.model, timeout_s)
             if first:
@@ -113,19 +109,16 @@ def measure(
                     raise InvalidRequest(f"{len(failed)} of {warmup} requests that warm up failed: {failed[0]}")
             return target, await drive(client, asks, traffic.pattern, traffic.seed, advance)
 
-    with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
-        task = bar.add_task("requests", total=len(traffic.arrivals))
-        return asyncio.run(go(lambda: bar.advance(task)))
+    with progress_bar("requests", len(traffic.arrivals)) as advance:
+        return asyncio.run(go(advance))
 
 
 def print_report(facts: dict[str, Any]) -> None:
     """Latencies, throughput, and what limits their validity."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    console.print(latency_table(facts, ".1f"))
-    for line in remarks(facts):
-        console.print(line, soft_wrap=True, markup=False)
+    Console(highlight=False).print(latency_table(facts, ".1f"))
+    print_lines(remarks(facts))
 
 
 def remarks(facts: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from twostroke.cli.method_options import MethodModule, load_method_modules
 from twostroke.cli.options import JsonFlag, ModelOptions, options_of, spread
 from twostroke.cli.parsers import parse_pair, without_password
-from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.cli.report import note, print_json, print_lines, stderr_console, table_of
 from twostroke.fields import rules
 from twostroke.study.evaluate.options import EvaluationOptions
 from twostroke.study.evaluate.task import Task
@@ -203,25 +203,20 @@ def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOpt
 def print_table(summary: "Summary") -> None:
     """A row for each metric, a column for each method; then the headlines, a row for each method."""
     from rich.console import Console
-    from rich.table import Table
 
     from twostroke.study.evaluate.report import headlines, shown
 
     console = Console(highlight=False)
     for name, metrics in summary.metrics.items():
-        table = Table(box=None, header_style="bold", title=name, title_justify="left")
-        table.add_column("")
-        for method in summary.methods:
-            table.add_column(method, justify="right")
+        table = table_of("", *(f">{method}" for method in summary.methods), title=name)
         for one in metrics:
             if one.metric.form != "curve":
                 table.add_row(one.metric.title, *(shown(one.metric, one.of(method)) for method in summary.methods))
         console.print(table)
     brief = headlines(summary)
-    table = Table(box=None, header_style="bold", title="at a glance", title_justify="left")
-    for index, title in enumerate(brief.header):
-        table.add_column(title, justify="right" if index else "left")
+    first, *rest = brief.header
+    table = table_of(first, *(f">{title}" for title in rest), title="at a glance")
     for row in brief.rows:
         table.add_row(*row)
     console.print(table)
-    console.print(f"{summary.settings['model']}, {summary.n} items", soft_wrap=True, markup=False)
+    print_lines([f"{summary.settings['model']}, {summary.n} items"])

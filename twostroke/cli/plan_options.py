@@ -98,8 +98,7 @@ class WorkloadOptions:
         """The objectives, in seconds. Raises InvalidRequest."""
         from twostroke.study.traffic.objectives import Objectives
 
-        ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (self.ttft_ms, self.itl_ms))
-        return Objectives(ttft_s, itl_s, self.percentile)
+        return Objectives.of_ms(self.ttft_ms, self.itl_ms, self.percentile)
 
     def traffic(self) -> "Traffic | None":
         """The requests, if a load is asked for. Raises InvalidRequest."""

@@ -6,10 +6,9 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from twostroke.cli.parsers import require_directory
-from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.cli.report import note, print_json, print_lines, stderr_console, table_of
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.study.plan import verification_cells
@@ -44,17 +43,16 @@ def run_measure(threads: int | None, output: Path | None, as_json: bool) -> None
     if as_json:
         print_json(facts)
         return
-    console = Console(highlight=False)
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in one.flops.items())
     decode = ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in one.decode.items())
-    for line in (
+    lines = (
         f"{one.backend}, {one.threads} threads",
         f"prefill: {rates} GFLOP/s in 512 rows",
         f"decode: weights of {decode} GB/s in one row, KV {one.kv / 1e9:.1f} GB/s",
         f"disk: {one.disk / 1e9:.2f} GB/s; loopback: {one.loopback / 1e9:.2f} GB/s",
         f"kept in {path}; plans --on here use it",
-    ):
-        console.print(line, soft_wrap=True, markup=False)
+    )
+    print_lines(lines)
 
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
@@ -86,15 +84,8 @@ def run(
     for name in names:
         note(f"{name}: calibrating and measuring for about {budget:.0f} s")
         with stderr_console().status(name) as status:  # shown on a terminal alone
-            found.append(
-                verify(
-                    name,
-                    verification_cells.QUICK if quick else verification_cells.CELLS,
-                    budget,
-                    threads,
-                    status.update,
-                )
-            )
+            cells = verification_cells.QUICK if quick else verification_cells.CELLS
+            found.append(verify(name, cells, budget, threads, status.update))
         if not as_json:
             _print(found[-1])
         if output is not None:
@@ -123,10 +114,8 @@ def save(output: Path, one: Verification) -> None:
 
 
 def _print(one: Verification) -> None:
-    console = Console(highlight=False)
-    table = Table(title=one.model, title_justify="left", title_style="bold", box=None, header_style="bold")
-    for name in ("cell", "", "predicted ms", "measured ms", "error", "rounds"):
-        table.add_column(name, justify="left" if name in ("cell", "") else "right")
+    columns = ("cell", "", ">predicted ms", ">measured ms", ">error", ">rounds")
+    table = table_of(*columns, title=one.model, title_style="bold")
     for result in one.results:
         if result.median is None or result.error is None:
             continue
@@ -138,9 +127,8 @@ def _print(one: Verification) -> None:
             f"{result.error:+.1%}",
             str(len(result.measured)),
         )
-    console.print(table)
-    for line in remarks(one):
-        console.print(line, soft_wrap=True, markup=False)
+    Console(highlight=False).print(table)
+    print_lines(remarks(one))
 
 
 def remarks(one: Verification) -> list[str]:

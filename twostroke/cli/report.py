@@ -3,7 +3,8 @@
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +56,39 @@ def note(text: str) -> None:
     stderr_console().print(text, style="dim", markup=False, soft_wrap=True)
 
 
-def latency_table(facts: Mapping[str, Any], form: str) -> "Table":
-    """TTFT, ITL, TPOT, E2E and the queue in milliseconds, each in the form of a format string."""
+def print_lines(lines: Iterable[str], style: str = "") -> None:
+    """Texts on stdout, a line each: nothing in them is markup, and none is folded."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(line, style=style, soft_wrap=True, markup=False)
+
+
+def table_of(*columns: str, title: str = "", **settings: Any) -> "Table":
+    """A table without lines. Columns whose names begin with > have numbers."""
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold")
-    for name in ("ms", "mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="left" if name == "ms" else "right")
+    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", **settings)
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+    return table
+
+
+@contextmanager
+def progress_bar(title: str, total: int) -> Generator[Callable[[], None]]:
+    """A bar on stderr where that is a terminal. Yields what is called when one more of `total` is done."""
+    from rich.progress import Progress
+
+    console = stderr_console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
+
+
+def latency_table(facts: Mapping[str, Any], form: str) -> "Table":
+    """TTFT, ITL, TPOT, E2E and the queue in milliseconds, each in the form of a format string."""
+    table = table_of("ms", ">mean", ">p50", ">p90", ">p99")
     for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s"):
         cells = [facts[name][column] for column in ("mean", "p50", "p90", "p99")]
         if cells[0] is not None:

@@ -8,7 +8,7 @@ import typer
 
 from twostroke.cli.options import JsonFlag, checked, choice_settings, option, spread
 from twostroke.cli.parsers import parse_size
-from twostroke.cli.report import note, print_json, stderr_console
+from twostroke.cli.report import note, print_json, progress_bar
 from twostroke.cli.traffic import WEIGHTS_HELP, TrafficOptions, above_zero, zero_or_more
 from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
@@ -211,8 +211,7 @@ def simulate(
     from twostroke.study.traffic.objectives import Objectives
 
     traffic_options.check()
-    ttft_s, itl_s = (None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_itl_ms))
-    objectives = Objectives(ttft_s, itl_s)
+    objectives = Objectives.of_ms(slo_ttft_ms, slo_itl_ms)
     traffic = traffic_options.traffic()
     others = [OtherModel.of(text) for text in also or []]
     fleets = {model: fleet_options.fleet(engine_options.setup(model))}
@@ -259,8 +258,6 @@ def run(
 
     Latencies and rates are those of all; what happens over time is that of the first fleet.
     """
-    from rich.progress import Progress
-
     from twostroke.study.simulate.figures import DEFINITIONS, SimulationFigures
     from twostroke.study.simulate.simulated_request import SimulatedRequest
     from twostroke.study.simulate.simulation import Simulation
@@ -268,8 +265,7 @@ def run(
     figures, began = SimulationFigures(objectives), time.perf_counter()
     parts = [traffic] if len(fleets) == 1 else traffic.split(shares)
     found, first = list[dict[str, Any]](), list[Simulation]()
-    with Progress(console=stderr_console(), transient=True, disable=not stderr_console().is_terminal) as bar:
-        task = bar.add_task("requests", total=len(traffic.arrivals))
+    with progress_bar("requests", len(traffic.arrivals)) as advance:
         for (model, fleet), part in zip(fleets.items(), parts, strict=True):
             own = figures if len(fleets) == 1 else SimulationFigures(objectives)
 
@@ -277,7 +273,7 @@ def run(
                 own.ended(call)
                 if own is not figures:
                     figures.ended(call)
-                bar.advance(task)
+                advance()
 
             watch = None if first else figures.watch
             first.append(Simulation(fleet, part, watch, ended, keep=False))

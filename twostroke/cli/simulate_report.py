@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twostroke.cli.report import latency_table
+from twostroke.cli.report import latency_table, print_lines
 
 
 def _ms(seconds: float | None) -> str:
@@ -14,13 +14,11 @@ def print_report(facts: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    for line in simulated(facts):
-        console.print(line, style="bold", soft_wrap=True, markup=False)
+    print_lines(simulated(facts), "bold")
     console.print(latency_table(facts, ",.2f"))
     fleets = facts["fleets"]
     console.print(_over_time(facts["over_time"], "" if len(fleets) == 1 else f", {fleets[0]['model']} alone"))
-    for line in remarks(facts):
-        console.print(line, soft_wrap=True, markup=False)
+    print_lines(remarks(facts))
 
 
 def _over_time(rows: list[dict[str, Any]], of: str, most: int = 16) -> Any:
@@ -28,17 +26,8 @@ def _over_time(rows: list[dict[str, Any]], of: str, most: int = 16) -> Any:
     from rich.table import Table
 
     table = Table(title=f"over time{of}", box=None, header_style="bold", title_justify="left", padding=(0, 1, 0, 0))
-    for name in (
-        "from, s",
-        "busy",
-        "compute",
-        "bandwidth",
-        "running",
-        "waiting",
-        "KV used",
-        "prefill tok/s",
-        "decode tok/s",
-    ):
+    names = ("from, s", "busy", "compute", "bandwidth", "running", "waiting", "KV used")
+    for name in (*names, "prefill tok/s", "decode tok/s"):
         table.add_column(name, justify="right", overflow="fold")
     some = -(-len(rows) // most) or 1
     for start in range(0, len(rows), some):

@@ -1,6 +1,7 @@
 """What users are promised: objectives for TTFT and ITL."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from twostroke.engine.timings import Timings, percentile
 from twostroke.errors import InvalidRequest
@@ -24,6 +25,11 @@ class Objectives:
                 raise InvalidRequest(f"an objective of {limit * 1e3:g} ms for {name} cannot be met: give more than 0")
         if not 0 < self.percent < 100:
             raise InvalidRequest(f"a percentile is above 0 and below 100, not {self.percent:g}")
+
+    @classmethod
+    def of_ms(cls, ttft_ms: float | None, itl_ms: float | None, percent: float = 99.0) -> Self:
+        """The same of milliseconds."""
+        return cls(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, percent)
 
     @property
     def given(self) -> bool:

@@ -8,8 +8,6 @@ Construction checks every field that has a rule, and raises InvalidRequest namin
 options of the command line and the schemas of the server are made from the same rules.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import reprlib
 from collections.abc import Callable, Mapping, Set
@@ -51,8 +49,8 @@ class Rule:
     below: float | None = None
     choices: tuple[str, ...] = ()
     optional: bool = False
-    keys: Rule | None = None
-    each: Rule | None = None
+    keys: "Rule | None" = None
+    each: "Rule | None" = None
     test: Callable[[Any], bool] | None = None
     words: str | None = None
     unit: Literal["", "bytes", "directory"] = ""

@@ -1,7 +1,5 @@
 """The API for asyncio: the same strokes and requests, awaited, while a thread steps the engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -42,7 +40,7 @@ class AsyncLLM:
         self._thread.start()
 
     @classmethod
-    async def open(cls, model: str | Checkpoint = DEFAULT_MODEL, **options: Any) -> AsyncLLM:
+    async def open(cls, model: str | Checkpoint = DEFAULT_MODEL, **options: Any) -> "AsyncLLM":
         """Open a model on another thread. Arguments and errors are those of `LLM`."""
         opened = cls(await asyncio.to_thread(lambda: LLM(model, **options)))
         opened._owns = True
@@ -62,7 +60,7 @@ class AsyncLLM:
 
     def decode(
         self, kv: KVCache, params: SamplingParams | None = None, *, model: str | None = None, **sampling: Any
-    ) -> AsyncDecoding:
+    ) -> "AsyncDecoding":
         """Stroke two: continue a value token by token. Arguments are those of `LLM.decode`.
 
         Returns an async iterator of `Token`; at the end its `kv` is the continued value. The request starts when the
@@ -101,7 +99,7 @@ class AsyncLLM:
         *,
         method: Method | None = None,
         **sampling: Any,
-    ) -> AsyncDecoding:
+    ) -> "AsyncDecoding":
         """Answer one prompt token by token. Arguments are those of `LLM.stream`.
 
         Returns an async iterator of `Token`, which raises the errors of `generate`. The request starts when the first
@@ -136,7 +134,7 @@ class AsyncLLM:
         if self._owns:
             self.llm.close()
 
-    async def __aenter__(self) -> AsyncLLM:
+    async def __aenter__(self) -> "AsyncLLM":
         return self
 
     async def __aexit__(self, *_: object) -> None:

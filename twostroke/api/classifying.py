@@ -1,7 +1,5 @@
 """Which class a text has, by a model with a head for it. It takes prefills alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +31,7 @@ class Classifier:
     embedder: Embedder
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, embedder: Embedder) -> Classifier | None:
+    def of(cls, checkpoint: Checkpoint, embedder: Embedder) -> "Classifier | None":
         """That of a checkpoint; None for one without such a head."""
         head = checkpoint.classes
         return None if head is None else cls(head, replace(embedder, pooling=Pooling("last")))

@@ -1,7 +1,5 @@
 """What a model answers: tokens as they are made, and whole completions."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -100,7 +98,7 @@ class Completion:
     prompt_scores: PromptScores | None = None
 
     @classmethod
-    def of(cls, request: Request, tokens: Iterable[Token]) -> Completion:
+    def of(cls, request: Request, tokens: Iterable[Token]) -> "Completion":
         """The completion of a request that is done and has made `tokens`."""
         by_choice: list[list[Token]] = [[] for _ in request.choices]
         for token in tokens:

@@ -1,7 +1,5 @@
 """Embeddings: the hidden states of a text's tokens, pooled into one vector. It takes prefills alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,7 +47,7 @@ class Embedder:
     eps: float
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Embedder:
+    def of(cls, checkpoint: Checkpoint) -> "Embedder":
         """That of a checkpoint. Raises CheckpointError if a dense layer does not fit."""
         made = cls(checkpoint.pooling, checkpoint.tensor("norm").dequantize(), checkpoint.config.norm_eps)
         size = len(made.norm)

@@ -1,7 +1,5 @@
 """The public API: a model that prefills, decodes, generates and chats."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -290,7 +288,7 @@ class LLM(RequestMaker):
             for name in OPENED:
                 del self.__dict__[name]
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,8 +7,6 @@ logits, and a draw depends on seed and index alone. So a receipt needs no trust 
 The seal says who made a receipt: only those who have the key can make one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -70,7 +68,7 @@ class Receipt:
     seal: str | None = None
 
     @classmethod
-    def of(cls, llm: LLM, prompt: Sequence[int], request: Request, tokens: Sequence[Token]) -> Receipt:
+    def of(cls, llm: LLM, prompt: Sequence[int], request: Request, tokens: Sequence[Token]) -> "Receipt":
         """The receipt of one of a plain request's answers, whose tokens have log-probabilities.
 
         Args:
@@ -127,7 +125,7 @@ class Receipt:
         return json.loads(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}))
 
     @classmethod
-    def from_json(cls, value: Any) -> Receipt:
+    def from_json(cls, value: Any) -> "Receipt":
         """The receipt of such JSON. Raises InvalidRequest for anything else."""
         names = {field.name for field in dataclasses.fields(cls)}
         given: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
@@ -149,12 +147,12 @@ class Receipt:
             out.write(json.dumps(self.as_json()).encode())
 
     @classmethod
-    def load(cls, path: Path) -> Receipt:
+    def load(cls, path: Path) -> "Receipt":
         """Read the first receipt of a file. Raises OSError or InvalidRequest."""
         return cls.load_all(path)[0]
 
     @classmethod
-    def load_all(cls, path: Path) -> list[Receipt]:
+    def load_all(cls, path: Path) -> "list[Receipt]":
         """Read a file, or the response that receipts came in. Raises OSError or InvalidRequest."""
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

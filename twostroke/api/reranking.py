@@ -3,8 +3,6 @@
 The prompt, its default instruction and the score are those of the model's card. It takes prefills alone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class Reranker:
     no: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, name: str, ranks: bool) -> Reranker | None:
+    def of(cls, tokenizer: Tokenizer, name: str, ranks: bool) -> "Reranker | None":
         """That of a model; None for one that was not trained to rank.
 
         Nothing in the files of Qwen3-Reranker tells it from a model that generates, so its name does.

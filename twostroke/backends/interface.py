@@ -33,8 +33,6 @@ threads must not change a bit. Different schedules are tested for equality if th
 otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -116,7 +114,7 @@ class RaggedBatch(Generic[Array]):
     state_rows: Array | None = None
     dropout: Array | None = None
     biases: Sequence[np.ndarray | None] = ()
-    drawn: DrawnTokens | None = None
+    drawn: "DrawnTokens | None" = None
     states: Sequence[StateStep] = ()
     hidden: HiddenInputs | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
@@ -131,11 +129,11 @@ class LazyLogits(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, rows: slice) -> LazyLogits:
+    def __getitem__(self, rows: slice) -> "LazyLogits":
         """Some of the rows. Rows of one `forward` share computed logits: the head is computed once for all of them."""
         ...
 
-    def kept(self) -> LazyLogits:
+    def kept(self) -> "LazyLogits":
         """A copy of the rows' hidden states, which a KV value keeps."""
         ...
 

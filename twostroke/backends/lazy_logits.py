@@ -1,7 +1,5 @@
 """Logits that are computed from hidden states when they are read, and sampling from them, for all backends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -73,21 +71,21 @@ class HiddenRows:
         self.computed, self.rows = computed, rows
 
     @classmethod
-    def of(cls, head: LogitsHead, hidden: Any) -> HiddenRows:
+    def of(cls, head: LogitsHead, hidden: Any) -> "HiddenRows":
         """All rows of the hidden states."""
         return cls(SharedLogits(head, hidden, keeps=True), range(len(hidden)))
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, rows: slice) -> HiddenRows:
+    def __getitem__(self, rows: slice) -> "HiddenRows":
         return HiddenRows(self.computed, self.rows[rows])
 
     @property
     def hidden(self) -> Any:
         return self.computed.hidden[self.rows.start : self.rows.stop]
 
-    def kept(self) -> HiddenRows:
+    def kept(self) -> "HiddenRows":
         head = self.computed.head
         return HiddenRows(SharedLogits(head, head.copy(self.hidden), keeps=False), range(len(self)))
 
@@ -121,10 +119,10 @@ class StoredLogits:
     def __len__(self) -> int:
         return len(self.logits)
 
-    def __getitem__(self, rows: slice) -> StoredLogits:
+    def __getitem__(self, rows: slice) -> "StoredLogits":
         return StoredLogits(self.logits[rows])
 
-    def kept(self) -> StoredLogits:
+    def kept(self) -> "StoredLogits":
         return self
 
     def read(self) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Single entries of pages, by frame and slot, whatever the order of a page's elements is (`PageMemory.layout`)."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Literal
 
@@ -28,7 +26,7 @@ class EntryPart:
             self.view = bits.swapaxes(2, 3)
 
     @property
-    def keys(self) -> EntryPart:
+    def keys(self) -> "EntryPart":
         return self
 
     def take(self, frames: np.ndarray, slots: np.ndarray, layers: slice | int = ALL) -> np.ndarray:

@@ -1,7 +1,5 @@
 """`twostroke chat`: a conversation whose KV cache is extended turn by turn, never recomputed."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -102,7 +100,7 @@ class Session:
         turns: facts of each reply.
     """
 
-    def __init__(self, conversation: Conversation, out: TextIO, interactive: bool) -> None:
+    def __init__(self, conversation: "Conversation", out: TextIO, interactive: bool) -> None:
         self.conversation, self.out, self.interactive = conversation, out, interactive
         self.turns: list[dict[str, Any]] = []
         self._commands: dict[str, Callable[[str], None]] = {
@@ -246,7 +244,7 @@ def _ctrl_c() -> Generator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _turn(reply: Reply) -> dict[str, Any]:
+def _turn(reply: "Reply") -> dict[str, Any]:
     from twostroke.engine.timings import Pace
 
     return {
@@ -263,7 +261,7 @@ def _turn(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _facts_line(reply: Reply, stopped: bool) -> str:
+def _facts_line(reply: "Reply", stopped: bool) -> str:
     from twostroke.engine.timings import Pace
 
     parts = ["stopped" if stopped and reply.finish_reason is None else ""]

@@ -1,7 +1,5 @@
 """A decode stroke in flight: sampling, guesses, and what is entered again after a preemption."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +34,7 @@ class DecodeLane(Lane[Decode]):
         stroke: Decode,
         output: ChoiceOutput,
         seed: bytes,
-        record: DecodeRecord,
+        record: "DecodeRecord",
         models: Mapping[str, Model],
         salt: bytes = b"",
     ) -> None:

@@ -1,7 +1,5 @@
 """The step loop: all requests share each forward pass."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +36,7 @@ CUT = "a step of this model was interrupted, so its requests have ended: ask aga
 class EngineObserver(Protocol):
     """An observer is told of each step that did something, in the thread that steps."""
 
-    def record(self, engine: Engine, chunks: Sequence[Chunk], began: float) -> None:
+    def record(self, engine: "Engine", chunks: Sequence[Chunk], began: float) -> None:
         """Record a step that computed `chunks`, began at time `began`, and is over now. The engine is at rest."""
         ...
 

@@ -4,8 +4,6 @@
 their configuration files are made from it. The file imports no numpy, so that `--help` stays quick.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +32,7 @@ OWN_DRAFTS = (GUESSER, FIRST_LAYERS)
 class LLMOptions:
     """The arguments of `LLM`, whose docstring describes them in full."""
 
-    model: str | Checkpoint = declare(
+    model: "str | Checkpoint" = declare(
         DEFAULT_MODEL, Rule(str, "A catalog name, a GGUF file, a Hugging Face directory, or a hub id.", or_object=True)
     )
     threads: int | None = integer(None, unset="one for each core", help="CPU threads of each process.")
@@ -61,7 +59,7 @@ class LLMOptions:
         unset="the model's context",
         help="Most tokens of a prompt and its answer; LongRoPE's factors are chosen by it.",
     )
-    student: str | Checkpoint | None = declare(
+    student: "str | Checkpoint | None" = declare(
         None,
         Rule(
             str,
@@ -70,7 +68,7 @@ class LLMOptions:
             or_object=True,
         ),
     )
-    draft: str | Checkpoint | None = declare(
+    draft: "str | Checkpoint | None" = declare(
         None,
         Rule(
             str,

@@ -1,7 +1,5 @@
 """The tokens that a choice has generated, their text, and the check for the end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,7 +58,7 @@ class ChoiceOutput:
             self._exclusions = Exclusions(params, partial(tokenizer.encode, add_bos=False))
         self._stops = StopStrings(params.stop)
 
-    def fork(self) -> ChoiceOutput:
+    def fork(self) -> "ChoiceOutput":
         """A copy of this track, for tokens that are not emitted yet."""
         other = ChoiceOutput(self.params, self._tokenizer, self.choice)
         for sampled in self.sampled:

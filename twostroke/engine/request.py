@@ -1,7 +1,5 @@
 """A request and its choices: running programs and their results so far."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import secrets
@@ -37,7 +35,7 @@ class Choice:
     decode enters the tokens in `records` instead of sampling.
     """
 
-    def __init__(self, request: Request, index: int) -> None:
+    def __init__(self, request: "Request", index: int) -> None:
         # Weak: a reference cycle would keep a finished request's pages until the garbage collector runs.
         self._request = weakref.ref(request)
         self.index = index
@@ -60,13 +58,13 @@ class Choice:
         self.done = False
 
     @property
-    def request(self) -> Request:
+    def request(self) -> "Request":
         request = self._request()
         assert request is not None, "the engine keeps a request until it is done"
         return request
 
     @property
-    def request_if_kept(self) -> Request | None:
+    def request_if_kept(self) -> "Request | None":
         """The request; None if it is done and nobody wants it any more."""
         return self._request()
 

@@ -1,7 +1,5 @@
 """The work of one step: the chunks that lanes enter, the forward pass that computes them, and the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -57,7 +55,7 @@ class StepReport:
     predicted_s: float | None = None
 
     @classmethod
-    def of(cls, step: ScheduledStep) -> StepReport:
+    def of(cls, step: ScheduledStep) -> "StepReport":
         """The report of a step whose tokens have been placed."""
         decode = sum(len(chunk.tokens) == 1 and isinstance(chunk.lane, DecodeLane) for chunk in step.chunks)
         return cls(sum(len(chunk.tokens) for chunk in step.chunks) - decode, decode, step.predicted)

@@ -1,7 +1,5 @@
 """Times of a request's tokens, and the only definitions of TTFT, ITL and TPOT."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -70,7 +68,7 @@ class Pace:
     decode_tokens_per_second: float | None
 
     @classmethod
-    def of(cls, timings: Timings, computed_tokens: int) -> Pace:
+    def of(cls, timings: Timings, computed_tokens: int) -> "Pace":
         """`computed_tokens` is the number of tokens that prefill computed before the first token."""
         ttft, gaps, tpot = timings.ttft, timings.itls, timings.tpot
         if timings.in_bulk:

@@ -1,7 +1,5 @@
 """A radix tree over pages. A node holds a run of pages; its children are keyed by the tokens of their first page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from twostroke.kv.common_prefix import common_prefix_length
@@ -14,11 +12,11 @@ class RadixNode:
 
     __slots__ = ("children", "keys", "pages", "parent")
 
-    def __init__(self, parent: RadixNode | None, keys: list[bytes], pages: list[int]) -> None:
+    def __init__(self, parent: "RadixNode | None", keys: list[bytes], pages: list[int]) -> None:
         self.parent, self.keys, self.pages = parent, keys, pages
         self.children: dict[bytes, RadixNode] = {}
 
-    def split(self, at: int) -> RadixNode:
+    def split(self, at: int) -> "RadixNode":
         """Keep the first `at` pages here; a new child, which is returned, takes the rest and all children."""
         below = RadixNode(self, self.keys[at:], self.pages[at:])
         below.children = self.children

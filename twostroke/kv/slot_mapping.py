@@ -1,7 +1,5 @@
 """Where K and V of newly entered tokens belong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ class SlotMapping:
     @classmethod
     def of(
         cls, pool: PagePool, held: Sequence[int], first: int, slot: int, count: int, states: StateStep | None
-    ) -> SlotMapping:
+    ) -> "SlotMapping":
         """Places of `count` tokens from position `first` on, the first of which has a slot in the first of its pages.
 
         `held`: the pages in turn, one for each group of layers, and again.

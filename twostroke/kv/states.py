@@ -5,8 +5,6 @@ entries as K and V are, say how each token changes a state. So the state after a
 snapshot before it and all rows since then are there, and what is cut from the end costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -110,7 +108,7 @@ def closed(pool: PagePool, contents: EntryTable) -> tuple[EntryTable, np.ndarray
     return replace(contents, snapshots=(StateSnapshot(length, pages.astype(np.int32)),)), pages
 
 
-def states_behind(pool: PagePool, contents: EntryTable) -> dict[int, LayerState] | None:
+def states_behind(pool: PagePool, contents: EntryTable) -> "dict[int, LayerState] | None":
     """The state of each layer behind the last entry; None if it is not known. Raises PageLost."""
     length, source = len(contents), contents.last_snapshot
     if source is None or not pool.geometry.known_state(contents):
@@ -141,12 +139,12 @@ class LayerState:
     inputs: np.ndarray
 
     @classmethod
-    def of(cls, shape: RecurrentMixer, numbers: np.ndarray) -> LayerState:
+    def of(cls, shape: RecurrentMixer, numbers: np.ndarray) -> "LayerState":
         """Take it apart."""
         state, inputs = np.split(numbers[: shape.snapshot_values].copy(), [shape.state_values])
         return cls(state.reshape(shape.num_v_heads, shape.k_dim, shape.v_dim), inputs.reshape(-1, shape.conv_size))
 
-    def behind(self, shape: RecurrentMixer, kind: EntryKind, entries: np.ndarray) -> LayerState:
+    def behind(self, shape: RecurrentMixer, kind: EntryKind, entries: np.ndarray) -> "LayerState":
         """What it is behind entries of one kind, [n, values]."""
         if kind == "rows":
             return replace(self, state=_advanced(shape, self.state, entries))

@@ -5,8 +5,6 @@ found in their frames, quickly. Nothing that is half loaded is ever visible: unt
 page.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from types import TracebackType
 
@@ -111,7 +109,7 @@ class SwapIn:
             self._pool.pins.remove(self)
             self._pool.drop(self._pages, POOL)
 
-    def __enter__(self) -> SwapIn:
+    def __enter__(self) -> "SwapIn":
         return self
 
     def __exit__(

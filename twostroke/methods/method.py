@@ -1,7 +1,5 @@
 """The base class of techniques (parameters, a citation, a program), and the table of those that are known."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -15,7 +13,7 @@ from twostroke.models.checkpoints.chat_passages import PassageTokens
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 
-METHODS: dict[str, type[Method]] = {}  # by name: a class registers itself when its file is imported
+METHODS: "dict[str, type[Method]]" = {}  # by name: a class registers itself when its file is imported
 
 
 class Prompt(list[int]):
@@ -49,7 +47,7 @@ class Prompt(list[int]):
         bos = self._tokenizer.bos_id if self._tokenizer.add_bos else None
         return [*([] if bos is None else [bos]), *self[part.start : part.stop]]
 
-    def with_tokens(self, tokens: Iterable[int]) -> Prompt:
+    def with_tokens(self, tokens: Iterable[int]) -> "Prompt":
         """Another prompt, of which nothing but the tokens is known."""
         return Prompt(tokens, self._tokenizer)
 

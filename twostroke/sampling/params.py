@@ -3,8 +3,6 @@
 This module does not import numpy, so that commands print their help quickly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -130,10 +128,10 @@ class SamplingParams(Checked):
         help="Also give the log-probability of each token of the prompt, and this many most likely alternatives.",
     )
     n: int = integer(1, least=1, most=1024, help="How many choices to generate for a prompt; they share its pages.")
-    constraint: ConstraintFactory | None = declare(
+    constraint: "ConstraintFactory | None" = declare(
         None, Rule(object, optional=True, test=callable, words="what makes a Constraint")
     )
-    reader: AnswerReaderFactory | None = declare(
+    reader: "AnswerReaderFactory | None" = declare(
         None, Rule(object, optional=True, test=callable, words="what makes an AnswerReader")
     )
 

@@ -10,10 +10,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import json_response
 from twostroke.server.ollama.errors import error_body as ollama_body
 
-_BODIES: dict[str, Callable[[ApiError], dict[str, Any]]] = {
-    "/v1/messages": anthropic_body,
-    "/api/": ollama_body,
-}
+_BODIES: dict[str, Callable[[ApiError], dict[str, Any]]] = {"/v1/messages": anthropic_body, "/api/": ollama_body}
 
 
 def error_response(path: str, error: ApiError) -> Response:

@@ -27,10 +27,7 @@ P = TypeVar("P", bound=Prepared)
 
 
 async def generate(
-    http: HttpRequest,
-    options: CallOptions,
-    prepare: Callable[[], P],
-    answer_for: Callable[[P, ActiveCall], Answer],
+    http: HttpRequest, options: CallOptions, prepare: Callable[[], P], answer_for: Callable[[P, ActiveCall], Answer]
 ) -> Response:
     """Generate and answer. If the client disconnects, everything is cancelled at once.
 

@@ -11,11 +11,7 @@ from twostroke.server.errors import ApiError
 
 
 def infill_prompt(
-    llm: LLM,
-    prefix: str | Sequence[int],
-    suffix: str,
-    extra: Sequence[tuple[str, str]] = (),
-    most: int | None = None,
+    llm: LLM, prefix: str | Sequence[int], suffix: str, extra: Sequence[tuple[str, str]] = (), most: int | None = None
 ) -> list[int]:
     """The prompt for what stands between two texts (`Tokenizer.encode_infill`). Takes long: off the event loop.
 

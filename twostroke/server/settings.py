@@ -77,9 +77,7 @@ class Settings(Checked):
     max_stored: int = integer(1000, least=0, help="Most responses kept for previous_response_id; the oldest go first.")
     max_stored_bytes: int = size(64 << 20, help="Most bytes that kept responses take, as JSON.")
     max_context_bytes: int | None = size(
-        None,
-        unset="half of what is left, 1 GiB at most",
-        help="Most bytes of ordinary memory that contexts may hold.",
+        None, unset="half of what is left, 1 GiB at most", help="Most bytes of ordinary memory that contexts may hold."
     )
     receipts: str | None = text(None, least=1, help="Directory that keeps the receipts that clients ask for.")
     cors: tuple[str, ...] = declare((), _ORIGINS)

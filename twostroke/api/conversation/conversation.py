@@ -1,7 +1,5 @@
 """A conversation whose KV cache grows with it: every turn enters only new tokens."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from pathlib import Path
@@ -124,7 +122,7 @@ class Conversation:
             self.messages = self.messages[:-2]
         return text
 
-    def fork(self, at: int | None = None) -> Conversation:
+    def fork(self, at: int | None = None) -> "Conversation":
         """A conversation that goes on from here by itself. Its value shares all pages with this one.
 
         `at` is the number of tokens of the last reply that it keeps, None for all. Raises InvalidRequest if the last
@@ -154,7 +152,7 @@ class Conversation:
         file.save(Path(path), file.SavedConversation(self.llm.name, self.messages, self._rendered), kv)
 
     @classmethod
-    def load(cls, path: str | Path, llm: LLM, *, overflow: Overflow | None = None, **sampling: Any) -> Conversation:
+    def load(cls, path: str | Path, llm: LLM, *, overflow: Overflow | None = None, **sampling: Any) -> "Conversation":
         """Load a saved conversation.
 
         Raises:

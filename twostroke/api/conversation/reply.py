@@ -1,7 +1,5 @@
 """A conversation's reply as it is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from twostroke.api.completion import Decoding
@@ -35,7 +33,7 @@ class Reply(Iterator[Token]):
         start: KVCache,
         decoding: Decoding,
         arrival: float,
-        on_end: Callable[[Reply, KVCache | None, list[int]], None],
+        on_end: "Callable[[Reply, KVCache | None, list[int]], None]",
     ) -> None:
         """`on_end` is told the value at the end, None if there is no token, and the tokens to enter behind it."""
         self.messages, self.prompt, self.reused = turn.messages, turn.prompt, len(turn.base)

@@ -6,8 +6,6 @@ and attention sinks), and as many of the last as fill a part of the context (Str
 arXiv:2309.17453, here at the positions that entries have).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +34,7 @@ class Extent:
     end: int
 
     @classmethod
-    def of(cls, kv: KVCache) -> Extent:
+    def of(cls, kv: KVCache) -> "Extent":
         """The extent of a value whose positions have one gap at most."""
         positions, end = kv.positions, kv.next_position
         first = common_prefix_length(positions, range(end))
@@ -45,7 +43,7 @@ class Extent:
     def __len__(self) -> int:
         return self.head + self.end - self.tail
 
-    def window(self, first: int, new: int, limit: int) -> Extent | None:
+    def window(self, first: int, new: int, limit: int) -> "Extent | None":
         """The entries to keep so that there are `limit` after `new` more; None if that is no window."""
         since = self.end + new - (limit - first)
         return Extent(first, since, self.end) if max(first, self.tail) < since < self.end else None
@@ -71,7 +69,7 @@ class ContextRoom:
     reply: int
 
     @classmethod
-    def of(cls, llm: LLM, max_tokens: int | None) -> ContextRoom:
+    def of(cls, llm: LLM, max_tokens: int | None) -> "ContextRoom":
         reply = min(max_tokens or 1, llm.max_model_len // 4)
         return cls(llm.pool.num_pages, llm.pool.page_size, llm.model.max_position, reply)
 

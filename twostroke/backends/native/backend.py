@@ -5,8 +5,6 @@ bfloat16 weights, and always with AMX, they are rounded to bfloat16. KV is bfloa
 row's result has the same bits for any batch, chunk and thread count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -102,7 +100,7 @@ class NativeBackend:
             return NativeModel(self.team, self.statistics, config, self.kv_dtype, parts, self.ranks.call)
 
 
-def _ranks(variant: str, threads: int, tp: int) -> SharedMemoryRanks | DistributedRanks:
+def _ranks(variant: str, threads: int, tp: int) -> "SharedMemoryRanks | DistributedRanks":
     """Other ranks on this host, or those that `torchrun` has started. Raises InvalidRequest, RankLost."""
     if not under_torchrun():
         return SharedMemoryRanks(variant, threads, tp)

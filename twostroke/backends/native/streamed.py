@@ -4,8 +4,6 @@ A teacher that only prefills can be larger than memory: what it leaves behind is
 and packing all layers, so it should have many rows (`max_step_tokens`). The head stays in memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

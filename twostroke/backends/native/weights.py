@@ -1,7 +1,5 @@
 """Weights of the native backend: matrices in their GGUF formats, in panels of 16 rows (native/weights.h)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -52,11 +50,11 @@ class MatrixShard:
     raw: RawTensor | None = None
 
     @classmethod
-    def whole(cls, raw: RawTensor) -> MatrixShard:
+    def whole(cls, raw: RawTensor) -> "MatrixShard":
         """All rows of a tensor."""
         return cls(raw.format, raw.shape, raw.source, 0, raw.shape[0], _pieces(raw, 0, raw.shape[0]), raw)
 
-    def rows(self, rows: range) -> MatrixShard:
+    def rows(self, rows: range) -> "MatrixShard":
         """Some rows of a whole matrix."""
         assert self.raw is not None
         return replace(self, first=rows.start, count=len(rows), pieces=_pieces(self.raw, rows.start, rows.stop))

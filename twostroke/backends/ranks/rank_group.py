@@ -7,8 +7,6 @@ Ranks that wait for rank 0 send it heartbeats. So rank 0 learns of a rank that e
 or whose host is gone, although nothing is computed.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading
@@ -62,7 +60,7 @@ class RankGroup:
             raise self.lose(f"not all {size} ranks have come ({str(error).splitlines()[0]})") from None
 
     @classmethod
-    def of_torchrun(cls, patience_s: float, wanted: int | None = None) -> RankGroup:
+    def of_torchrun(cls, patience_s: float, wanted: int | None = None) -> "RankGroup":
         """The ranks that `torchrun` has started. Raises InvalidRequest if another number is wanted."""
         started = int(os.environ["WORLD_SIZE"])
         if wanted not in (None, started):

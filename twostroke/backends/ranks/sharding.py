@@ -8,8 +8,6 @@ ranks have one KV head more. Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
 by its inputs instead, and adds partial sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,6 +80,6 @@ class ColumnSplit:
         return self.cuts[-1]
 
     @classmethod
-    def of(cls, ranges: Sequence[range], rank: int) -> ColumnSplit:
+    def of(cls, ranges: Sequence[range], rank: int) -> "ColumnSplit":
         """Make it from the columns of all ranks, which follow one another."""
         return cls((*(own.start for own in ranges), ranges[-1].stop), rank)

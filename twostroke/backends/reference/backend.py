@@ -1,7 +1,5 @@
 """The reference backend, in PyTorch, on any of its devices."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -96,7 +94,7 @@ class ReferenceBackend:
             return self.ranks.memory(num_pages, shape)
         return new_memory(num_pages, shape, self.device)
 
-    def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> ReferenceModel:
+    def compile(self, config: ModelConfig, weights: Weights, beside: CompiledModel | None = None) -> "ReferenceModel":
         if self.ranks is None:
             decoder = beside.decoder if isinstance(beside, ReferenceModel) else None
             return ReferenceModel(ReferenceDecoder(config, self.operations, weights, decoder))

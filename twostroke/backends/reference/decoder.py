@@ -1,7 +1,5 @@
 """The decoder-only transformer in PyTorch, built from a model's description."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -194,7 +192,7 @@ class ReferenceDecoder:
         config: models.ModelConfig,
         operations: Operations,
         weights: Weights,
-        beside: ReferenceDecoder | None = None,
+        beside: "ReferenceDecoder | None" = None,
     ) -> None:
         """`beside`: another model, whose embedding and head are this one's too."""
         self.config, self.operations = config, operations

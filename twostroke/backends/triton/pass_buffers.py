@@ -1,7 +1,5 @@
 """What a pass reads and writes on the device: its plan, optional inputs, and activations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ class PlanTensors:
     joined: list[torch.Tensor]
 
     @classmethod
-    def of(cls, packed: torch.Tensor, shape: PassShape) -> PlanTensors:
+    def of(cls, packed: torch.Tensor, shape: PassShape) -> "PlanTensors":
         ids, positions, cells, spans, starts, *work = torch.split(packed, shape.sizes)
         return cls(ids, positions, cells, spans, starts, work[::2], work[1::2])
 

@@ -4,8 +4,6 @@ The host makes one array of int32 of it, and one copy takes it to the device. Wh
 part has the room of the graph's shape, and what is not used is empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +29,7 @@ class HeadShape(NamedTuple):
     dim: int
 
     @classmethod
-    def of(cls, attention: Attention) -> HeadShape:
+    def of(cls, attention: Attention) -> "HeadShape":
         return cls(attention.window, attention.num_heads, *attention.kv_shape)
 
 
@@ -63,7 +61,7 @@ class PassShape:
             sizes += [items * FIELDS, joined * 3]
         return sizes
 
-    def padded(self, rows: int) -> PassShape:
+    def padded(self, rows: int) -> "PassShape":
         """The shape with room to grow, of a batch padded to `rows` rows."""
         return PassShape(
             rows,

@@ -4,8 +4,6 @@ A cached digest is valid while the file's path, device, inode, size, mtime and c
 optional: if it is damaged, cannot be written, or another process writes it at the same time, files are hashed again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -32,7 +30,7 @@ State: TypeAlias = tuple[int, ...]  # of a file: device, inode, size, mtime_ns, 
 known_digests: dict[tuple[str, State], str] = {}  # digests that this process has found
 
 
-def file_digest(file: MappedFile) -> str:
+def file_digest(file: "MappedFile") -> str:
     """The sha256 of all bytes of a mapped file, in hex.
 
     Raises CheckpointError if the file cannot be read, or changes while it is read.
@@ -83,7 +81,7 @@ def recorded_digest(path: Path) -> str | None:
             return None
 
 
-def read_unchanged(file: MappedFile, state: State) -> str:
+def read_unchanged(file: "MappedFile", state: State) -> str:
     digest, offset = hashlib.sha256(), 0
     try:
         while block := os.pread(file.fd, BLOCK, offset):

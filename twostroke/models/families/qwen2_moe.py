@@ -24,10 +24,7 @@ class Qwen2MoE(Qwen3MoE):
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
     }
-    gguf_keys: ClassVar = {
-        **Qwen3MoE.gguf_keys,
-        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    }
+    gguf_keys: ClassVar = {**Qwen3MoE.gguf_keys, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
     gguf_defaults: ClassVar = {"norm_topk_prob": False, "decoder_sparse_step": 1}
     gguf_parts: ClassVar = {
         **Qwen3MoE.gguf_parts,

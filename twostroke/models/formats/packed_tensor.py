@@ -1,7 +1,5 @@
 """A matrix that a checkpoint holds in several tensors: codes, scales, zero points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -30,7 +28,7 @@ class PackedTensor(RawTensor):
         parts: tuple[RawTensor, ...],
         make: Callable[[], np.ndarray],
         share: float = 1.0,
-    ) -> PackedTensor:
+    ) -> "PackedTensor":
         data = np.broadcast_to(np.uint8(0), (shape[0], FORMATS[format].row_bytes(shape[1])))
         return cls(source.rpartition(": ")[2], format, shape, data, source, method, parts, make, share)
 

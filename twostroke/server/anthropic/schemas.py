@@ -81,11 +81,7 @@ class PromptBody(LenientModel):
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
         {"cache_control", "betas", "context_management", "metadata", "service_tier", "inference_geo", "diagnostics"}
     )
-    WITHOUT_EFFECT: ClassVar[Neutral] = {
-        "container": (),
-        "mcp_servers": ([],),
-        "speed": ("standard",),
-    }
+    WITHOUT_EFFECT: ClassVar[Neutral] = {"container": (), "mcp_servers": ([],), "speed": ("standard",)}
 
     model: str
     messages: Annotated[list[AnthropicMessage], Field(min_length=1)]

@@ -46,11 +46,7 @@ async def find_context(http: HttpRequest, name: str) -> Context:
 
 
 async def hold(
-    http: HttpRequest,
-    body: ContextBody,
-    ttl: float,
-    parent: Context | None = None,
-    answer: tuple[int, ...] = (),
+    http: HttpRequest, body: ContextBody, ttl: float, parent: Context | None = None, answer: tuple[int, ...] = ()
 ) -> Context:
     """Compute a context and hold it for `ttl` seconds, which may be infinity. Pages of `parent` are its own too.
 

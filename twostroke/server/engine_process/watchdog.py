@@ -25,10 +25,7 @@ class Watchdog:
     """
 
     def __init__(
-        self,
-        limit_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        faults: Callable[[int], int] = major_faults,
+        self, limit_s: float, clock: Callable[[], float] = time.monotonic, faults: Callable[[int], int] = major_faults
     ) -> None:
         """`limit_s`: seconds without a step, above which a process hangs; 0 for no limit."""
         self.limit_s, self._clock, self._faults = limit_s, clock, faults

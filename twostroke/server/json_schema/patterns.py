@@ -59,9 +59,7 @@ UNSUPPORTED_FORMATS = {
     "host-name",
 }
 # Patterns with lookarounds that zod writes beside a format, and a part of what they allow.
-KNOWN = {
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": _EMAIL,
-}
+KNOWN = {r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": _EMAIL}
 
 
 class Untranslatable(Exception):

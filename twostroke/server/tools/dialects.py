@@ -141,10 +141,7 @@ DIALECTS: dict[str, Dialect] = {
     ),
     "Command-R": Dialect(
         ("<|START_ACTION|>", "Action:"),
-        (
-            JsonCalls("<|START_ACTION|>", closers=("<|END_ACTION|>",)),
-            JsonCalls("Action:", (FENCE,), (FENCE,)),
-        ),
+        (JsonCalls("<|START_ACTION|>", closers=("<|END_ACTION|>",)), JsonCalls("Action:", (FENCE,), (FENCE,))),
     ),
     "LFM2": Dialect(
         ("<|tool_call_start|>", "<|tool_list_start|>"),

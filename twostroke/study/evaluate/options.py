@@ -16,12 +16,7 @@ class EvaluationOptions(Checked):
     limit: int = integer(100, least=1, help="Items; a larger limit continues a smaller one.")
     seed: int = integer(0, least=0, help="Of the items.")
     measures: tuple[str, ...] = declare(
-        (),
-        Rule(
-            tuple,
-            f"{', '.join(NAMES)}, or several; none for the task's own.",
-            each=Rule(str),
-        ),
+        (), Rule(tuple, f"{', '.join(NAMES)}, or several; none for the task's own.", each=Rule(str))
     )
     baseline: str | None = text(None, help="The method that the others are compared with.")
     chat: bool | None = declare(None, Rule(bool, "Through the model's chat template, or as plain text.", optional=True))

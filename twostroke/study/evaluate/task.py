@@ -1,7 +1,5 @@
 """Tasks of an evaluation: their items, and the grading of answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from abc import ABC, abstractmethod
@@ -49,7 +47,7 @@ class Task(Checked, ABC):
     about: ClassVar[str]
 
     @abstractmethod
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         """The first `limit` items of this seed: a larger limit begins with the same ones. Fewer if there are no more.
 
         Raises FetchError if the task's data cannot be had.
@@ -83,7 +81,7 @@ def lines(name: str) -> list[str]:
     return [line for line in data_text(name).splitlines() if line.strip()]
 
 
-def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
+def encode_prompt(tokenizer: "Tokenizer", item: Item, chat: bool) -> list[int]:
     """Through the chat template, or as plain text that ends with "Answer:"."""
     if not isinstance(item.prompt, str):
         return list(item.prompt)
@@ -92,7 +90,7 @@ def encode_prompt(tokenizer: Tokenizer, item: Item, chat: bool) -> list[int]:
     return tokenizer.encode(f"{item.prompt}\n\nAnswer:")
 
 
-def encode_answer(tokenizer: Tokenizer, answer: str | Sequence[int], chat: bool) -> list[int]:
+def encode_answer(tokenizer: "Tokenizer", answer: str | Sequence[int], chat: bool) -> list[int]:
     """Encode an answer as it would follow the prompt: at the start of a turn, or after "Answer:" and a space."""
     if not isinstance(answer, str):
         return list(answer)

@@ -1,7 +1,5 @@
 """The attention of one token: its query from the engine's own pass, applied to the keys in the pool."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +34,7 @@ class TokenAttention:
     weights: np.ndarray
 
     @classmethod
-    def of(cls, kv: KVCache, queries: Queries) -> TokenAttention:
+    def of(cls, kv: KVCache, queries: Queries) -> "TokenAttention":
         """The attention of a value's last entry, whose query is the last of `queries`."""
         last, recurrent = replace(queries, rows=queries.rows[:, -1:]), dict(kv.pool.geometry.states)
         every = range(len(queries.windows) + len(recurrent))

@@ -1,7 +1,5 @@
 """Stroke two, step by step: a token goes in, the cache is read, a token comes out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +26,7 @@ class CacheSize:
     pages: int
 
     @classmethod
-    def of(cls, kv: KVCache) -> CacheSize:
+    def of(cls, kv: KVCache) -> "CacheSize":
         return cls(len(kv), kv.nbytes, kv.num_pages)
 
 

@@ -1,7 +1,5 @@
 """A compiled pass that computes nothing: a step takes the time that the cost model says."""
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -52,10 +50,10 @@ class NullLogits:
     def __len__(self) -> int:
         return self._rows
 
-    def __getitem__(self, rows: slice) -> NullLogits:
+    def __getitem__(self, rows: slice) -> "NullLogits":
         return NullLogits(len(range(*rows.indices(self._rows))))
 
-    def kept(self) -> NullLogits:
+    def kept(self) -> "NullLogits":
         return self
 
     def read(self) -> np.ndarray:
@@ -121,7 +119,7 @@ class SimulatedModel:
         self.token = Sampled(config.vocab_size - 1)
         self._right, self._luck = 1.0, random.Random(0)
 
-    def companion(self, config: ModelConfig, costs: StepCostModel, right: float) -> SimulatedModel:
+    def companion(self, config: ModelConfig, costs: StepCostModel, right: float) -> "SimulatedModel":
         """A student or a draft on the same device. A share `right` of its tokens is what this model would say."""
         made = SimulatedModel(config, self._clock, costs, self._asynchronous, self._watch)
         made._device, made.token, made._right = self._device, self.token, right

@@ -4,8 +4,6 @@ A prompt is a row of named pieces, and pieces of one name are the same tokens. S
 their pieces are the same, and no token id is needed to know it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -70,7 +68,7 @@ class Traffic:
             raise InvalidRequest("a workload needs at least one request")
 
     @classmethod
-    def replayed(cls, arrivals: Sequence[TrafficRequest], seed: int = 0) -> Traffic:
+    def replayed(cls, arrivals: Sequence[TrafficRequest], seed: int = 0) -> "Traffic":
         """Requests at the times that they say."""
         return cls(arrivals, Replay(tuple(one.at for one in arrivals)), seed)
 
@@ -117,7 +115,7 @@ class Traffic:
             found.append(min(known, one.prompt_tokens - 1))
         return np.array(found)
 
-    def split(self, shares: Sequence[float]) -> list[Traffic]:
+    def split(self, shares: Sequence[float]) -> "list[Traffic]":
         """The same requests at the same times in parts, each drawn with the probability of its share.
 
         Raises InvalidRequest for shares that are not above 0 or do not sum to 1, and for a closed loop.
@@ -130,7 +128,7 @@ class Traffic:
         parts = [[one for one, part in zip(self.arrivals, of, strict=True) if part == i] for i in range(len(shares))]
         return [Traffic.replayed(some, self.seed) for some in parts]
 
-    def at_rate(self, rate: float) -> Traffic:
+    def at_rate(self, rate: float) -> "Traffic":
         """The same requests, `rate` a second on average: all times are stretched alike. Requests that all come at
         once get random times.
 
@@ -148,13 +146,13 @@ class Traffic:
             return Traffic(arrivals, replace(self.pattern, rate=rate), self.seed)
         return Traffic.replayed(arrivals, self.seed)
 
-    def in_open_loop(self, pattern: OpenLoop) -> Traffic:
+    def in_open_loop(self, pattern: OpenLoop) -> "Traffic":
         """The same requests at drawn times."""
         times = pattern.times(len(self.arrivals), self.seed)
         arrivals = [replace(one, at=at) for one, at in zip(self.arrivals, times, strict=True)]
         return Traffic(arrivals, pattern, self.seed)
 
-    def in_closed_loop(self, pattern: ClosedLoop) -> Traffic:
+    def in_closed_loop(self, pattern: ClosedLoop) -> "Traffic":
         """The same requests in a closed loop."""
         return Traffic([replace(one, at=0.0) for one in self.arrivals], pattern, self.seed)
 

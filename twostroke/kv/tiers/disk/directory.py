@@ -12,8 +12,6 @@ always later than that of the page after it. So whoever deletes the oldest first
 before it. Readers take no lock.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -68,7 +66,7 @@ class Directory:
         self.pages, self.owners = root / "pages", root / "owners"
 
     @classmethod
-    def open(cls, root: Path, make: bool) -> Directory:
+    def open(cls, root: Path, make: bool) -> "Directory":
         """Open a directory, and make it if it is not there and `make`. Raises KVError."""
         root = Path(os.path.abspath(root))
         try:
@@ -145,7 +143,7 @@ class Directory:
                     partial.unlink(missing_ok=True)
                 account.used += disk_bytes((path / ABOUT).stat())
 
-    def growing(self, path: str | Path, account: Account) -> _CountedGrowth:
+    def growing(self, path: str | Path, account: Account) -> "_CountedGrowth":
         """What a directory of files grows by inside of this context is counted."""
         return _CountedGrowth(str(path), account)
 

@@ -4,8 +4,6 @@ Nothing is flushed to the device. A process that is killed loses nothing that wa
 written; a power cut can lose or damage the newest files, and the seal of each is checked when it is read.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -57,7 +55,7 @@ class DiskStore:
     @classmethod
     def open(
         cls, directory: Path, most_bytes: int, *, day_bytes: int | None = None, compressed: bool = False
-    ) -> DiskStore:
+    ) -> "DiskStore":
         """The store in a directory, which is made if it is not there.
 
         Args:

@@ -4,8 +4,6 @@ Every page is one key, so a page is there or not, and no second command can find
 after their last use; of one prompt, the deeper ones go first.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -63,7 +61,7 @@ class RedisStore:
         private_ttl_s: float = PRIVATE_TTL_S,
         refresh_s: float = REFRESH_S,
         compressed: bool = False,
-    ) -> RedisStore:
+    ) -> "RedisStore":
         """The store at a URL. The server need not be there yet.
 
         Args:

@@ -4,8 +4,6 @@ Every part is a GGUF file with `split.no` (from 0), `split.count` and `split.ten
 first has the model's metadata. Older models were cut into pieces that are no GGUF files; users join those themselves.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,8 +62,8 @@ def parts_of(path: Path, metadata: Mapping[str, Any]) -> tuple[Path, ...]:
 
 
 def joined(
-    parts: Sequence[tuple[Path, Mapping[str, Any], Mapping[str, RawTensor]]],
-) -> tuple[dict[str, Any], dict[str, RawTensor]]:
+    parts: "Sequence[tuple[Path, Mapping[str, Any], Mapping[str, RawTensor]]]",
+) -> "tuple[dict[str, Any], dict[str, RawTensor]]":
     """The metadata and tensors of all parts, which are (path, metadata, tensors) in order.
 
     Raises CheckpointError if one belongs to another model or is out of its place.

@@ -29,12 +29,7 @@ class CompletionAnswer(Answer):
     operation = "text_completion"
 
     def __init__(
-        self,
-        model: str,
-        active_call: ActiveCall,
-        body: CompletionBody,
-        tokenizer: Tokenizer,
-        echoes: Sequence[Echo],
+        self, model: str, active_call: ActiveCall, body: CompletionBody, tokenizer: Tokenizer, echoes: Sequence[Echo]
     ) -> None:
         """`echoes`: the prompts, if they are to be sent back; otherwise empty."""
         super().__init__("cmpl-", model, active_call, body.n)

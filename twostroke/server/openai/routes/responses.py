@@ -50,12 +50,7 @@ async def responses(body: ResponsesBody, http: HttpRequest, engine: CurrentEngin
 
     def answer(_: PreparedChat, active_call: ActiveCall) -> Answer:
         return ResponsesAnswer(
-            body.model or engine.name,
-            active_call,
-            body,
-            engine.llm.tokenizer,
-            offers=offers,
-            keep=keep,
+            body.model or engine.name, active_call, body, engine.llm.tokenizer, offers=offers, keep=keep
         )
 
     return await generate(http, chat.call_options(), prepare, answer)

@@ -4,8 +4,6 @@ Options first is the order in which prompt repetition helps most (Leviathan et a
 the question is known.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -39,7 +37,7 @@ class _Arc(Task):
     )
     shots: int = integer(0, least=0, most=64, help="Other questions with their answers, shown before.")
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         questions = list(self._questions())
         random_stream(seed, self.name).shuffle(questions)
         shown = questions[len(questions) - self.shots :]  # the last ones, which are not asked themselves

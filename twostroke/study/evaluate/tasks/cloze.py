@@ -1,7 +1,5 @@
 """A word from one of several passages: what is left of passages that a technique shortens or drops?"""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Cloze(Task):
     passages: int = integer(8, least=1, most=64, help="How many passages there are.")
     words: int = integer(80, least=30, most=1000, help="Most words of a passage, whole sentences.")
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         texts = [found for text in articles() if (found := self._passages(text))]
         return [
             self._item(random_stream(seed, self.name, self.passages, self.words, i), texts, i) for i in range(limit)

@@ -1,7 +1,5 @@
 """Questions that open a long answer, in the place of ELI5 (Fan et al. 2019): why and how, on everyday things."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +18,7 @@ class LongForm(Task):
     max_tokens = 256
     about = "questions written for this project"
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         questions = [Item(f"longform-{i}", text) for i, text in enumerate(lines("questions.txt"))]
         random_stream(seed, self.name).shuffle(questions)
         return questions[:limit]

@@ -3,8 +3,6 @@
 The question comes after the list, so a model that reads once has read every name before it knows the question.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ class NameIndex(_ListTask):
 
     names: int = integer(50, least=1, most=10_000, help="How many the list has.")
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         return [self._item(random_stream(seed, self.name, self.names, i), i) for i in range(limit)]
 
     def _item(self, rng: random.Random, index: int) -> Item:
@@ -63,7 +61,7 @@ class MiddleMatch(_ListTask):
         super().__post_init__()
         self.require("different", self.different <= self.names, f"at most names, {self.names}")
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         return [self._item(random_stream(seed, self.name, self.names, self.different, i), i) for i in range(limit)]
 
     def _item(self, rng: random.Random, index: int) -> Item:

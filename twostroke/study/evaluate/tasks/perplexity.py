@@ -1,7 +1,5 @@
 """Perplexity of real text: of an article's continuation, after a method has prefilled its beginning."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -25,7 +23,7 @@ class Perplexity(Task):
     context: int = integer(256, least=1, help="Tokens that are prefilled as the prompt.")
     length: int = integer(128, least=1, help="Tokens that follow and are scored.")
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         """In the order of the file. The seed changes nothing, since there are few articles."""
         size = self.context + self.length
         starts = ((i, tokenizer.encode(text[: 16 * size])[:size]) for i, text in enumerate(articles()))

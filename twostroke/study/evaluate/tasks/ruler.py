@@ -5,8 +5,6 @@ Its two kinds with questions of SQuAD and HotpotQA are left out (`cloze` asks fo
 Wikipedia where the paper has essays, and words are common ones of it. Sentences are our own.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import uuid
@@ -51,7 +49,7 @@ class Ruler(Task):
     )), help="One kind, or all in turn.")  # fmt: skip
     length: int = integer(2000, least=200, most=1_000_000, help="Tokens of a prompt, without the chat template.")
 
-    def items(self, tokenizer: Tokenizer, limit: int, seed: int) -> list[Item]:
+    def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:
         kinds = list(KINDS) if self.kind == "all" else [self.kind]
         return [self._item(tokenizer, kinds[i % len(kinds)], seed, i) for i in range(limit)]
 
@@ -59,7 +57,7 @@ class Ruler(Task):
         found = text.lower()
         return all(re.search(rf"\b{re.escape(one.lower())}\b", found) for one in str(item.answers[0]).split(", "))
 
-    def _item(self, tokenizer: Tokenizer, kind: str, seed: int, index: int) -> Item:
+    def _item(self, tokenizer: "Tokenizer", kind: str, seed: int, index: int) -> Item:
         rng = random_stream(seed, self.name, kind, self.length, index)
         if kind in LISTS:
             context, question, answers = LISTS[kind](rng, lambda text: len(tokenizer.encode(text)) <= self.length)
@@ -70,7 +68,7 @@ class Ruler(Task):
         return Item(f"{self.name}-{kind}-{index}", f"{context}\n\n{question}", (", ".join(answers),))
 
 
-def fill(tokenizer: Tokenizer, filler: Sequence[str], room: int) -> list[str]:
+def fill(tokenizer: "Tokenizer", filler: Sequence[str], room: int) -> list[str]:
     """As many sentences as have `room` tokens, from the first on; from the first again if they are too few."""
     kept: list[str] = []
     while room > 0:

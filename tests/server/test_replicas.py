@@ -199,7 +199,7 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
         for thread in threads:
             thread.join()
         assert found == {kind: sorted(expected[kind], key=_choice) for kind in found}
-        assert "goes on at replica 1" in caplog.text
+        assert "goes on at replica 1, since" in caplog.text
         health = client.get("/health")
         assert (health.status_code, [one["live"] for one in health.json()["replicas"]]) == (200, [False, True])
         refused = client.get("/watch?replica=0")

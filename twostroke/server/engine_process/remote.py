@@ -37,10 +37,7 @@ class RemoteEngine:
     """
 
     def __init__(self, opener: LinkOpener, watchdog_s: float = 0.0) -> None:
-        """Start the process and open the model. Raises what `LLM` raises, or ModelChanged.
-
-        `watchdog_s`: seconds without a step after which a process hangs, and is killed; 0 for no limit.
-        """
+        """Start the process and open the model; `watchdog_s`: see `Watchdog`. Raises as `LLM`, and ModelChanged."""
         self._opener = opener
         self._link: ProcessLink | None = opener.open()
         self.llm = opener.llm
@@ -74,17 +71,19 @@ class RemoteEngine:
     def parts(self) -> "Sequence[RemoteEngine]":
         return (self,)
 
-    def came(self) -> None:
-        """The process has its requests. Called by the reader's thread for a subclass, as are the two below."""
+    @property
+    def replaceable(self) -> bool:
+        """Whether another engine can go on with its requests: for a subclass, as is what is below."""
+        return False
 
-    def went(self) -> None:
-        """The process has ended, and its KV with it."""
+    def went(self, away: bool) -> None:
+        """The process has ended, and its KV with it; or the next one (False) has its requests."""
 
     def pages_changed(self, changes: list[Change]) -> None:
         """Its prefix index has got or lost pages."""
 
     def not_taken(self, left: list[InFlight]) -> list[InFlight]:
-        """Once it has failed for good: those of its requests that no other engine goes on with."""
+        """Those of its requests that no other engine goes on with."""
         return left
 
     def start(self, publish: Publish, on_step: OnStep) -> None:
@@ -124,12 +123,11 @@ class RemoteEngine:
 
     def submit(self, request: Request, owner: Any) -> None:
         with self._lock:
-            if self.alive:
-                one = self._roster.add(request, owner)
-                if self._link is not None:
-                    self._link.outbox.put(one)
-                return
-        self._give_up([InFlight(0, request, owner)])
+            one, alive = self._roster.add(request, owner), self.alive
+            if alive and self._link is not None:
+                self._link.outbox.put(one)
+        if not alive:
+            self._give_up()
 
     def cancel(self, request: Request) -> None:
         with self._lock:
@@ -182,14 +180,16 @@ class RemoteEngine:
         except Exception as error:
             log.critical("the engine's process is lost", exc_info=True)
             self.failure = EngineFailed(f"the server has lost its engine ({error}): start it again")
+        self._give_up()
         with self._lock:
-            left, asks = self._roster.clear(), self._asks.clear()
-        self._give_up(left)
+            asks = self._asks.clear()
         refuse_all(asks, self._reason)
 
-    def _give_up(self, left: list[InFlight]) -> None:
-        """The engine has these requests and no process any more."""
-        if self.failure is not None:
+    def _give_up(self) -> None:
+        """There is no process for its requests."""
+        with self._lock:
+            left = self._roster.clear()
+        if not self._stopped.is_set():
             left = self.not_taken(left)
         self._publish([one.cut_short(None if one.cancelled else self._reason) for one in left])
 
@@ -239,14 +239,12 @@ class RemoteEngine:
             self._on_step(seconds, report)
         if news.steps:
             self._deaths, self._beat = 0, time.monotonic()
-        if updates:
-            self._publish(updates)
+        self._publish(updates)
 
     def _answer(self, reply: AskReply) -> None:
         with self._lock:
             result = self._asks.pop(reply)
-        if result is not None:
-            settle(result, reply.result, reply.error)
+        settle(result or Future(), reply.result, reply.error)
 
     def _leave(self, link: ProcessLink, failed: Exception | None) -> None:
         """The process is gone, or ends now: note what that means for its requests."""
@@ -257,7 +255,7 @@ class RemoteEngine:
             link.outbox.put(None)
             told = self._stopped.is_set() or bool(self._rest)
             asks = [] if self._rest else self._asks.clear()  # those of a rest wait for its end
-        self.went()
+        self.went(True)
         accused = link.process.note.read()
         how = link.process.end(STOP_S if told else END_S)
         refuse_all(asks, EngineRestarting("the engine's process has died and is started again: try again"))
@@ -281,6 +279,8 @@ class RemoteEngine:
                 log.error("the engine's process cannot be started: %s", error)
                 self._deaths += 1
                 self.failure = error if isinstance(error, ModelChanged) else None
+                if self.replaceable:
+                    self._give_up()
         return None
 
     def _open(self, level: int) -> ProcessLink:
@@ -295,6 +295,6 @@ class RemoteEngine:
                 link.outbox.put(message)
             if self._stopped.is_set():
                 link.outbox.put(Stop())
-        self.came()
+        self.went(False)
         log.log(level, "the engine is there again (process %d); %d requests go on", link.process.pid, len(going_on))
         return link

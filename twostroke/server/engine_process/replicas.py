@@ -1,7 +1,7 @@
 """Several processes of one model. Each request goes to one of them: by the pages that each has, and by their loads.
 
 What a replica has is known from what its prefix index tells. If one dies, its own requests wait for its next process,
-and the others go on; new ones go to those that are there. If it cannot be started again, others take its requests over.
+and the others go on; new ones go to those that are there. If the next one does not start, others take its requests.
 """
 
 import logging
@@ -155,7 +155,7 @@ class ReplicatedEngine:
                 self._router.leave(replica)
 
     def not_taken(self, left: list[InFlight]) -> list[InFlight]:
-        """Hand requests of a replica that has failed for good to others. Returns those that end with it."""
+        """Hand requests of a replica that cannot be started to others. Returns those that end with it."""
         ended: list[InFlight] = []
         for one in left:
             with self._lock:
@@ -168,7 +168,7 @@ class ReplicatedEngine:
             sent.replica.submit(one.request, one.owner)
             if sent.cancelled:  # meanwhile, by somebody who may have asked one that did not have it
                 sent.replica.cancel(one.request)
-            log.warning("a request of a replica that is lost goes on at replica %d", sent.replica.number)
+            log.warning("a request goes on at replica %d, since its own cannot be started", sent.replica.number)
         return ended
 
     def pages_changed(self, replica: "Replica", changes: list[Change]) -> None:
@@ -191,11 +191,12 @@ class Replica(RemoteEngine):
         self.number, self._whole = opener.number, whole
         super().__init__(opener, watchdog_s)
 
-    def came(self) -> None:
-        self._whole.came(self)
+    @property
+    def replaceable(self) -> bool:
+        return any(one is not self and one.alive and not one.restarting for one in self._whole.parts)
 
-    def went(self) -> None:
-        self._whole.went(self)
+    def went(self, away: bool) -> None:
+        (self._whole.went if away else self._whole.came)(self)
 
     def not_taken(self, left: list[InFlight]) -> list[InFlight]:
         return self._whole.not_taken(left)

@@ -25,7 +25,8 @@ from twostroke.server.engine_process.messages import OpenOptions
 from twostroke.server.lifecycle import http_server
 from twostroke.server.models.app import create_models_app
 from twostroke.server.models.asked_model import seconds_of
-from twostroke.server.models.source import ModelSource, SharingSettings
+from twostroke.server.models.settings import SharingSettings
+from twostroke.server.models.source import ModelSource
 from twostroke.server.settings import Settings
 
 PROMPT = "Tell me of rivers and of the sea, and of all the hills between them. " * 4

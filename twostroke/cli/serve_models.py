@@ -17,7 +17,7 @@ from twostroke.cli.serve_options import ListeningOptions, StepOptions
 from twostroke.engine.options import LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import Rule, rules
-from twostroke.server.models.source import SharingSettings
+from twostroke.server.models.settings import SharingSettings
 from twostroke.server.observability.logs import configure
 from twostroke.system.service_manager import notify
 

@@ -1,6 +1,7 @@
 """Several models in one server: each has an engine's process, which is there while the model is used.
 
-source.py       what a model is opened from, what is known of it before, and how much memory all may take together
+settings.py     how much memory they may take together, and when one leaves
+source.py       what a model is opened from, and what is known of it before
 served_model.py one model: its engine, its routes, and the calls that it has
 served_models.py all of them: loading, room for the next one, unloading
 asked_model.py  which model a call names, and for how long it should stay

@@ -22,7 +22,8 @@ from twostroke.server.models.dispatcher import ModelBodyValidator, ModelDispatch
 from twostroke.server.models.downloads import ModelDownloads, OpenModel
 from twostroke.server.models.metrics import ServerMetrics
 from twostroke.server.models.served_models import ServedModels
-from twostroke.server.models.source import ModelSource, SharingSettings
+from twostroke.server.models.settings import SharingSettings
+from twostroke.server.models.source import ModelSource
 from twostroke.server.observability.metrics import Metrics
 from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import api_docs

@@ -19,7 +19,8 @@ from twostroke.methods import METHODS
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.errors import ApiError, ShuttingDown
 from twostroke.server.models.served_model import ServedModel
-from twostroke.server.models.source import ModelSource, SharingSettings
+from twostroke.server.models.settings import SharingSettings
+from twostroke.server.models.source import ModelSource
 from twostroke.server.tenants.tenant import current_tenant
 
 log = logging.getLogger(__name__)

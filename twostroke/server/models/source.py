@@ -1,10 +1,9 @@
-"""What a model of several is opened from, what is known of it before, and how much memory all may take together."""
+"""What a model of several is opened from, and what is known of it before its engine is there."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.engine.memory_budget import PROCESS_BYTES
-from twostroke.fields import Checked, flag, integer, number, size
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.config import ModelConfig
 from twostroke.server.engine_process.launch import Launch
@@ -42,24 +41,3 @@ class ModelSource:
     def least_bytes(self) -> int:
         """What it takes at least once it is loaded."""
         return self.file_bytes + PROCESS_BYTES + (self.kv_bytes or 0)
-
-
-@dataclass(frozen=True)
-class SharingSettings(Checked):
-    """Checked on construction (InvalidRequest names the field)."""
-
-    models_bytes: int | None = size(
-        None,
-        least=1,
-        unset="what the machine or the control group has left at start",
-        help="Most memory that all loaded models may take; the one that was not used for longest leaves for another.",
-    )
-    max_loaded: int | None = integer(None, least=1, unset="no limit", help="Most models that are loaded at once.")
-    manage_models: bool = flag(
-        False,
-        help="Let /api/pull fetch models of the catalog and /api/delete remove them; with limited keys, only keys with "
-        "admin = true. All models that were fetched are served.",
-    )
-    unload_after_s: float = number(
-        300.0, help="Seconds without a call after which a model is unloaded; below 0 for never. A call may set its own."
-    )

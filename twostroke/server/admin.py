@@ -16,6 +16,8 @@ router = APIRouter()
 
 @router.get("/health")
 @router.get("/health/ready")
+@router.get("/ping")  # vLLM's and SageMaker's name
+@router.post("/ping")
 async def ready(engine: CurrentEngine) -> Response:
     """200 while new calls should be sent here; 503 once the server is to end, a step hangs, or the engine failed."""
     return _health(engine, engine.ready)
@@ -43,13 +45,6 @@ def _health(engine: AsyncEngine, fine: bool) -> Response:
             for one in engine.parts
         ]
     return json_response(body, 200 if fine else 503)
-
-
-@router.get("/ping")
-@router.post("/ping")
-async def ping(engine: CurrentEngine) -> Response:
-    """The same as /health, by the name that vLLM and SageMaker give it."""
-    return _health(engine, engine.ready)
 
 
 @router.get("/load")

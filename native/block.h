@@ -152,9 +152,12 @@ void gather(Model& m, Model::Private& own, std::span<const int64_t> rows, const 
 
 // The inputs of a block's first product.
 Normed inputs_of(const Model& m, const Pass& pass, size_t i) {
+  if (m.blocks[i].beside) return inputs_of(m, pass, i - 1);
   const Block& b = m.blocks[i];
   const PassMemory::Places at = pass.room.of(i);
-  return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), b.qkv.kinds, b.attn_norm, nullptr, at.squares};
+  Kinds kinds = b.qkv.kinds;
+  if (i + 1 < m.blocks.size() && m.blocks[i + 1].beside) kinds.add(m.blocks[i + 1].qkv.kinds);
+  return {Rows::in(at.inputs, pass.batch.num_rows, b.qkv.cols), kinds, b.attn_norm, nullptr, at.squares};
 }
 
 constexpr int EMBED_PHASES = 4, BLOCK_PHASES = 32;  // at most
@@ -201,6 +204,13 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   if (!b.state) attention(m, own, heads, pass.attention(i), pass.layer(i), rest, attended, fetching(b.o));
   if (b.latent) project_values(m, own, b, rest.seen_rows, attended);
   m.meet(own);
+  const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
+  const Normed* to = last || m.blocks[i + 1].beside ? nullptr : &next;
+  if (b.mlps.empty()) {
+    if (!last) pass.begin_reads(own.work.ahead, i + 1, own.member, {b.o.groups(), following.groups()});
+    return add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, b.scale, pass.result(i), to,
+                  fetching(following));
+  }
   const Mlp& mlp = b.mlps[0];
   const size_t mlps = std::min(size_t(n) * b.router.chosen, b.mlps.size());  // at most
   if (!last)
@@ -209,8 +219,6 @@ void run_block(Model& m, Model::Private& own, const Pass& pass, size_t i) {
   const float* dropout = batch.dropout ? batch.dropout + i * n * m.config.hidden : nullptr;
   const Rows mlp_inputs = Rows::in(rest.mlp_inputs, n, m.config.hidden);
   const Normed middle{mlp_inputs, b.mlp_kinds, b.mlp_norm, dropout, rest.mlp_squares};
-  const Normed next = inputs_of(m, pass, last ? 0 : i + 1);
-  const Normed* to = last ? nullptr : &next;
   auto attend = [&](const auto& finish) {
     add_on(b.o, attended, b.attn_post_norm, rest.attention_out, rest.x, 1.0f, rest.after, &middle, finish);
   };

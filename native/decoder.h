@@ -78,7 +78,7 @@ struct Linear {
   }
 };
 
-enum Activation { SILU, GELU, SWIGLU_OAI };
+enum Activation { SILU, GELU, SWIGLU_OAI, RELU2 };
 
 struct Config {
   int32_t hidden, intermediate, activation, num_ropes;
@@ -213,7 +213,7 @@ struct Block {
   float scale;  // of the residual at the end
   Linear qkv, o;
   AttentionShape attention;
-  std::vector<Mlp> mlps;  // the MLP, or the experts, all of one size
+  std::vector<Mlp> mlps;  // the MLP, or the experts, all of one size; none in a block that is a mixer alone
   Router router;          // chooses the experts of a row; without weights there is one MLP
   Kinds mlp_kinds;        // the kinds of their weights
   std::optional<SharedExpert> shared;
@@ -222,6 +222,7 @@ struct Block {
   std::optional<StateShape> state;  // in place of attention
   std::optional<Latent> latent;     // if K and V are one
   bool gated = false;               // whether the last columns of `qkv` gate what attention makes
+  bool beside = false;              // whether it reads the inputs of the block before it, which has no MLP
 
   bool mixed() const { return router.weights; }
   int intermediate() const { return mlps[0].down.cols; }

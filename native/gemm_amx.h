@@ -34,6 +34,7 @@ struct Rows {
 // The number formats that the matrices of a layer multiply: here there is only one.
 struct Kinds {
   void add(Format) {}
+  void add(Kinds) {}
 };
 
 // Stores 32 columns of a row. The middle two of four columns are swapped, so that a mask turns bytes of weights into

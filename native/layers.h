@@ -150,6 +150,7 @@ void post_norm_add(Model& m, Model::Private& own, const float* norm, int count, 
 
 inline F activated(const Config& c, F gate, F up) {
   if (c.activation == SWIGLU_OAI) return swiglu_oai16(gate, up);
+  if (c.activation == RELU2) return mul(max(gate, zero()), up);
   return mul(c.activation == GELU ? gelu16(gate) : silu16(gate), up);
 }
 

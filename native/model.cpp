@@ -102,7 +102,7 @@ static Block& add_block(Model& m, const float** norms, void** matrices, const fl
           std::move(qkv), std::move(o), attention, {},       router,   {},       {},       {}};
   if (norms[8]) b.inputs.emplace(BlockInputs{Linear({part(matrices[7])}), Linear({part(matrices[8])}), norms[8]});
   b.mlps.reserve(count);
-  for (int i = 0; i < count; i++, mlps += 3) {
+  for (int i = 0; i < count && mlps[0]; i++, mlps += 3) {
     const Matrix *gate = part(mlps[0]), *down = part(mlps[2]);
     auto bias = [&](int which, int size) { return biases[which] ? biases[which] + size_t(i) * size : nullptr; };
     b.mlps.emplace_back(gate, part(mlps[1]), down, bias(2, 2 * gate->all), bias(3, down->all));
@@ -317,7 +317,7 @@ void twostroke_likeliest(void* team, const float* logits, int rows, int count, c
 // Norms: attention, MLP, q, k, v, after attention, after MLP; the scale of the residual at the end, which only a block with
 // the last two has; and that of BlockInputs. Matrices: q, k, v, o, gate, up, down, and two of BlockInputs; k and v are null if the
 // entries are another layer's. Biases: of q, k and v; of o; of gate and up; of down; of the router. Norms and biases are
-// null if absent.
+// null if absent, as are all three matrices of the MLP of a block that has none.
 void twostroke_add_block(void* model, const float** norms, void** matrices, const float** biases,
                          const AttentionShape* attention) {
   add_block(*(Model*)model, norms, matrices, biases, *attention, Router{}, matrices + 4, 1);
@@ -326,14 +326,14 @@ void twostroke_add_block(void* model, const float** norms, void** matrices, cons
 // The same for a block with experts, without a norm after them; their biases follow one another. A sixth of `biases` is
 // Router's `selection`. Matrices: q, k, v, o; of experts: gate, up, down of each, and then of the shared expert if there
 // is one. `router`: [experts, hidden], and `shared_gate`: [hidden] or null, which must outlive the model. Each row has
-// `chosen` experts, whose weights are divided by their sum if `normalized`, and multiplied by `scale`.
+// `chosen` experts, whose weights are divided by their sum if `normalized`, and multiplied by `scale`. Groups: see Router.
 void twostroke_add_experts_block(void* model, const float** norms, void** matrices, const float** biases,
                                  const AttentionShape* attention, const float* router, int experts, int chosen,
-                                 int normalized, int sigmoid, float scale, void** expert_matrices, int shared,
-                                 const float* shared_gate) {
-  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention,
-                       Router{router, experts, chosen, bool(normalized), biases[4], bool(sigmoid), biases[5], scale},
-                       expert_matrices, experts);
+                                 int normalized, int sigmoid, int groups, int groups_chosen, float scale,
+                                 void** expert_matrices, int shared, const float* shared_gate) {
+  const Router chooses{router,    experts, chosen,  bool(normalized), biases[4],    bool(sigmoid),
+                       biases[5], scale,   nullptr, groups,           groups_chosen};
+  Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention, chooses, expert_matrices, experts);
   if (!shared) return;
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
   for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);
@@ -345,6 +345,12 @@ void twostroke_add_experts_block(void* model, const float** norms, void** matric
 void twostroke_add_expert_norms(void* model, const float** norms, const float* factors) {
   Block& b = ((Model*)model)->blocks.back();
   b.expert_norms = {norms[0], norms[1], norms[2], norms[3]}, b.router.factors = factors;
+}
+
+// Lets the last block's mixer read the inputs of the block's before it, which has no MLP. Before its other parts are added.
+void twostroke_add_beside(void* model) {
+  Model& m = *(Model*)model;
+  m.blocks.back().beside = true;
 }
 
 // Lets the last block have a state in place of attention. Matrices: q, k, v, z, b, a, without b for

@@ -16,6 +16,7 @@ struct Router {
   const float* selection = nullptr;  // [experts], added to these weights for the choice alone; or null
   float scale = 1;                   // of a row's weights
   const float* factors = nullptr;    // [experts], of these weights at the end; or null
+  int groups = 1, groups_chosen = 1;  // of neighbours: a row's experts are in those whose two best have the largest sum
   // Logits of a row, padded to a multiple of 16.
   int stride() const { return int(round_up(experts, PANEL)); }
 };
@@ -25,6 +26,33 @@ struct Choice {
   float weight;
 };
 
+constexpr int MAX_GROUPS = 64;
+constexpr float LEFT_OUT = -1e30f;
+
+// Which groups of a row's experts are left out. value(expert): by which it is chosen.
+template <class Value>
+inline void leave_out_groups(const Router& router, const Value& value, bool* out) {
+  const int size = router.experts / router.groups;
+  float best[MAX_GROUPS];
+  for (int group = 0; group < router.groups; group++) {
+    float first = LEFT_OUT, second = LEFT_OUT;
+    for (int expert = group * size; expert < (group + 1) * size; expert++) {
+      const float own = value(expert);
+      if (own > first)
+        second = first, first = own;
+      else if (own > second)
+        second = own;
+    }
+    best[group] = first + second, out[group] = true;
+  }
+  for (int i = 0; i < router.groups_chosen; i++) {
+    int found = -1;
+    for (int group = 0; group < router.groups; group++)
+      if (out[group] && (found < 0 || best[group] > best[found])) found = group;
+    out[found] = false;
+  }
+}
+
 // The softmax over all experts of a row, or their sigmoids, and the largest in descending order; among equal ones, the
 // lower expert is first. Experts are distinct for any logits, even NaN. `logits` has router.stride() places and is changed.
 inline void choose(const Router& router, float* logits, Choice* out) {
@@ -32,8 +60,11 @@ inline void choose(const Router& router, float* logits, Choice* out) {
   if (router.sigmoid)
     for (int i = 0; i < router.stride(); i += PANEL) store(logits + i, sigmoid16(load(logits + i)));
   auto value = [&](int expert) { return logits[expert] + (router.selection ? router.selection[expert] : 0.0f); };
+  bool left_out[MAX_GROUPS];
+  if (router.groups > 1) leave_out_groups(router, value, left_out);
   int count = 0;
   for (int expert = 0; expert < router.experts; expert++) {
+    if (router.groups > 1 && left_out[expert / (router.experts / router.groups)]) continue;
     auto larger = [&](int place) { return value(expert) > value(out[place].expert); };
     if (count == router.chosen && !larger(count - 1)) continue;
     int place = count < router.chosen ? count++ : count - 1;

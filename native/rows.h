@@ -80,6 +80,7 @@ struct Kinds {
     (format == BF16 ? bf16 : ints) = true;
     if (format != BF16 && zero_of(format)) zeros |= (format == Q6_K ? 3 : 1) << zero_at(zero_of(format));
   }
+  void add(const Kinds& other) { ints |= other.ints, bf16 |= other.bf16, zeros |= other.zeros; }
   // Calls action(index, zero point, half) for each; `half` is the half of the group, or -1 for both.
   template <class Action>
   void each_zero(const Action& action) const {

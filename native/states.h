@@ -532,7 +532,7 @@ inline void run_states(Model& m, Model::Private& own, const Pass& pass, const Bl
   store_states(m, own, run);
   m.share(int(kept.size()), own, [&](int i) {
     const float* mixed = at.mixed + size_t(kept[i]) * c.v_size();
-    if (c.kind == MAMBA2) {
+    if (c.kind == MAMBA2 && c.norm) {
       const int size = c.v_size() / c.k_heads;
       float* normed = own.row.get<float>(c.v_size());
       for (int group = 0; group < c.v_size(); group += size)

@@ -52,6 +52,22 @@ MLA = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
+NEMOTRON = {
+    "hidden_size": 96,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 64,
+    "time_step_min": 1e-30,  # steps of any size: it is a limit in transformers' prefills alone
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 96,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 2.5,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
@@ -341,6 +357,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeLite",
         MLA | {"num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 96, "v_head_dim": 64},
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        MLA | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "qk_nope_head_dim": 64, "rope_interleave": True},
+    ),
+    "falcon_h1": (
+        "FalconH1",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 64,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+            "mlp_multipliers": [0.9, 0.8],
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.7,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.8,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"]},
+    ),
+    "nemotron_h_moe": (
+        "NemotronH",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"]},
+    ),
     "mixtral": ("Mixtral", {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0], "tie_word_embeddings": True}),
 }
@@ -348,12 +399,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # Files of a family's layers under another name.
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified": ("Gemma4Unified", FAMILIES["gemma4-12b"][1]),
-    "deepseek_v3": ("DeepseekV3", MLA | {"n_group": 1, "topk_group": 1}),
+    "kimi_k2": ("DeepseekV3", MLA | {"n_group": 1, "topk_group": 1}),
 }
 
 
-LATENT = ("deepseek_v2", "glm4_moe_lite")
-RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "lfm2", "lfm2moe", "granite4-hybrid")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+RECURRENT = (
+    *("qwen3_5", "qwen3_5moe", "qwen3_next", "lfm2", "lfm2moe", "granite4-hybrid"),
+    *("falcon_h1", "nemotron_h", "nemotron_h_moe"),
+)
 
 
 def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Path:
@@ -363,7 +417,7 @@ def write_model(family: str, directory: Path, seed: int = 0, **sizes: Any) -> Pa
     chosen = COMMON | changes | sizes
     if "vocab_size_per_layer_input" in chosen:
         chosen["vocab_size_per_layer_input"] = chosen["vocab_size"]
-    if "mamba_d_head" in chosen:
+    if "mamba_d_head" in chosen and "mamba_d_ssm" not in chosen:
         chosen["mamba_n_heads"] = 2 * chosen["hidden_size"] // chosen["mamba_d_head"]
     config = getattr(transformers, f"{name}Config")(**chosen)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)

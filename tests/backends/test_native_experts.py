@@ -200,6 +200,8 @@ class Native:
                     CHOSEN,
                     block.normalized,
                     0,
+                    1,
+                    1,
                     1.0,
                     (ctypes.c_void_p * len(mlps))(*mlps),
                     0,

@@ -69,16 +69,26 @@ def converted(family: str, room: Path, **sizes: Any) -> tuple[Path, Path]:
     """A tiny model's directory, and the GGUF file that llama.cpp's converter makes of it."""
     directory = write_model(family, room / "model", **CHANGED.get(family, {}) | sizes)
     path = directory / "config.json"
-    values = json.loads(path.read_text())
+    values, kept = json.loads(path.read_text()), dict[str, Any]()
     if family.startswith("qwen3_"):  # it takes no file without a head
         add_guesser(directory)
         values["mtp_num_hidden_layers"] = 1
-    if family == "glm4_moe_lite":
-        values["scoring_func"] = "sigmoid"  # which it knows by the size of the vocabulary
+    if family in ("deepseek_v3", "glm4_moe_lite"):
+        values["scoring_func"] = "sigmoid"  # which it knows of GLM by the size of the vocabulary
+    if family.startswith("nemotron_h"):  # as published files say it
+        kinds = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        values["hybrid_override_pattern"] = "".join(kinds[one] for one in values.pop("layers_block_type"))
+        values["num_hidden_layers"] = len(values["hybrid_override_pattern"])
+        values["rms_norm_eps"] = values["layer_norm_epsilon"]
+        if "E" not in values["hybrid_override_pattern"]:
+            for key in ("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"):  # files of these have none
+                del values[key]
+            kept = {"model_type": values.pop("model_type")}  # transformers' class would have it again
     if family.startswith("granite4"):
         values["layer_types"] = [kind.removeprefix("full_") for kind in values["layer_types"]]
     path.write_text(json.dumps(values))
     _run([sys.executable, "-m", "benchmarks.peer.llama_cpp_convert", SOURCE, directory, room / "model.gguf"])
+    path.write_text(json.dumps(values | kept))
     return directory, room / "model.gguf"
 
 

@@ -44,7 +44,12 @@ def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
 RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "granite4-hybrid")  # slow, and test_recurrent.py has more of them
 
 LATENT = "no kernel for latent entries"
-REFUSED = {"gemma4-moe": "experts with norms of their own", "deepseek_v2": LATENT, "glm4_moe_lite": LATENT}
+REFUSED = {
+    "gemma4-moe": "experts with norms of their own",
+    "falcon_h1": "attention and states beside each other",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), LATENT),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "MLPs without a gate"),
+}
 
 
 def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:

@@ -76,7 +76,7 @@ def geometry_facts(checkpoint: "Checkpoint") -> dict[str, Any]:
         "architecture": config.architecture,
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.layers[0].feed_forward.intermediate_size,
+        "intermediate_size": max(layer.feed_forward.intermediate_size for layer in config.layers),
         "experts": _experts(config),
         "heads": config.num_heads,
         "kv_heads": config.num_kv_heads,

@@ -7,18 +7,14 @@ pruning and backends read only the description and know no family by name.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
+from twostroke.models.feed_forward import Experts, GatedMLP
 from twostroke.models.latent import Latent
 from twostroke.models.recurrent import RecurrentMixer
 from twostroke.models.rope import Rope
 from twostroke.models.stable_repr import LATER, StableRepr
-
-# "swiglu_oai" is gpt-oss's: clamp(gate, max=7) * sigmoid(1.702 gate) * (clamp(up, -7, 7) + 1) (OpenAI 2025,
-# arXiv:2508.10925).
-Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 
 
 @dataclass(frozen=True)
@@ -104,57 +100,6 @@ class Attention(StableRepr):
         return ("q",) if self.source is not None else ("q", "k", "k" if self.keys_as_values else "v")
 
 
-@dataclass(frozen=True)
-class GatedMLP:
-    """down(activation(gate x) * (up x)), as in SwiGLU and GeGLU (Shazeer 2020, arXiv:2002.05202).
-
-    `bias`: whether gate, up and down have biases (Llama with `mlp_bias`).
-    """
-
-    intermediate_size: int
-    activation: Activation = "silu"
-    bias: bool = field(default=False, repr=False)
-
-
-@dataclass(frozen=True, repr=False)
-class Experts(StableRepr):
-    """A mixture of gated MLPs: a router chooses a few of them for each token (Fedus et al. 2021, arXiv:2101.03961).
-
-    The router's softmax runs over all experts in float32, or it takes the sigmoid of each. The experts with the highest
-    values are chosen; ties go to the lower id. Their outputs, weighted by these, are summed in the order of their ids.
-
-    Attributes:
-        count: number of experts in the layer.
-        chosen: number of experts that each token passes through.
-        intermediate_size: intermediate size of each expert.
-        normalized: whether the weights of the chosen experts are divided by their sum.
-        shared_size: intermediate size of an expert that every token passes too, whose output is weighted by a sigmoid
-            (Qwen2-MoE, Yang et al. 2024, arXiv:2407.10671); 0 for none.
-        shared_gated: whether it is; Granite 4 adds that output as it is.
-        sigmoid: whether the router's values are sigmoids (DeepSeek-V3, arXiv:2412.19437, LFM2).
-        selection_bias: whether each expert has a number that is added to its value for the choice alone (the same).
-        bias: whether the router and all matrices of the experts have biases (gpt-oss).
-        own_norms: whether the router, the others and the shared expert each read the residual stream after a norm of
-            their own, and both sums pass one before they are added (Gemma 4). The layer's norm is the shared expert's.
-        factors: whether each expert has a number by which its weight is multiplied at the end (Gemma 4).
-        scale: factor of the weights of the chosen experts (DeepSeek).
-    """
-
-    count: int
-    chosen: int
-    intermediate_size: int
-    activation: Activation = "silu"
-    normalized: bool = True
-    shared_size: int = field(default=0, repr=False, metadata=LATER)
-    bias: bool = field(default=False, repr=False, metadata=LATER)
-    shared_gated: bool = field(default=True, repr=False, metadata=LATER)
-    sigmoid: bool = field(default=False, repr=False, metadata=LATER)
-    selection_bias: bool = field(default=False, repr=False, metadata=LATER)
-    own_norms: bool = field(default=False, repr=False, metadata=LATER)
-    factors: bool = field(default=False, repr=False, metadata=LATER)
-    scale: float = field(default=1.0, repr=False, metadata=LATER)
-
-
 @dataclass(frozen=True, repr=False)
 class Layer(StableRepr):
     """A mixer of tokens, then feed-forward, each after an RMSNorm and added to the residual stream.
@@ -164,6 +109,8 @@ class Layer(StableRepr):
         post_norms: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
         pre_norms: whether there are the norms before them, which OLMo 2 lacks.
         scaled: whether the residual stream is multiplied by a learned number at the end (Gemma 4).
+        beside: whether the mixer reads what that of the layer before has read, after the same norm, and not what came
+            of it: both are beside each other (Falcon-H1). That layer has no feed-forward.
     """
 
     mixer: Attention | RecurrentMixer = field(metadata={"shown": "attention"})
@@ -171,6 +118,14 @@ class Layer(StableRepr):
     post_norms: bool = False
     pre_norms: bool = field(default=True, repr=False, metadata=LATER)
     scaled: bool = field(default=False, repr=False, metadata=LATER)
+    beside: bool = field(default=False, repr=False, metadata=LATER)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms before its parts."""
+        alone = not isinstance(self.feed_forward, Experts) and not self.feed_forward.intermediate_size
+        parts = {"attn_norm": not self.beside, "mlp_norm": not alone}
+        return tuple(name for name, present in parts.items() if present and self.pre_norms)
 
     @property
     def attention(self) -> Attention:
@@ -196,6 +151,7 @@ class ModelConfig(StableRepr):
         token_inputs: how many numbers each layer gets of each token, besides the residual stream; 0 for none (per-layer
             embeddings of Gemma 3n and 4). At its end a layer adds norm(projection(activation(gate x) * numbers)) to the
             stream. The numbers are those of a table, and of a projection of the token's embedding.
+        factors: of matrices, by the name of a layer's part, for a family that multiplies them on load (Falcon-H1).
         takes_hidden: whether rows begin with a projection of the token's embedding and of a hidden state of another
             model, each after a norm: a head that guesses further tokens (multi-token prediction, DeepSeek-AI 2024,
             arXiv:2412.19437, section 2.2).
@@ -215,6 +171,7 @@ class ModelConfig(StableRepr):
     logit_cap: float | None = field(default=None, repr=False, metadata=LATER)
     token_inputs: int = field(default=0, repr=False, metadata=LATER)
     takes_hidden: bool = field(default=False, repr=False, metadata=LATER)
+    factors: tuple[tuple[str, float], ...] = field(default=(), repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for index, one in self.attention_layers.items():

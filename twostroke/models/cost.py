@@ -136,12 +136,12 @@ class CostModel:
             else:
                 made = mixer.num_kv_heads * (len(set(mixer.projections)) - 1)  # K and V
                 flops += 2 * hidden * mixer.head_dim * ((2 + mixer.output_gate) * mixer.num_heads + made)
-            passed = 1
+            passed, inner = 1, 2 * hidden * (len(feed_forward.inputs) + 1)
             if isinstance(feed_forward, Experts):
                 passed = feed_forward.chosen
                 flops += 2 * hidden * feed_forward.count
-                flops += 6 * hidden * feed_forward.shared_size
-            flops += passed * 6 * hidden * feed_forward.intermediate_size
+                flops += inner * feed_forward.shared_size
+            flops += passed * inner * feed_forward.intermediate_size
             flops += 6 * hidden * self.config.token_inputs
         return flops
 

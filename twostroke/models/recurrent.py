@@ -160,8 +160,11 @@ class Mamba2(LinearAttention):
         u = d v        S <- exp(-A d) S + k u^T        out = S^T q + D v
 
     The papers' B is k, their C is q, and their x is v. Outputs times silu(z) pass a norm over all heads of v that share
-    one of k. Between snapshots there are rows as for `GatedDeltaNet`, whose u needs no correction.
+    one of k, if there is one (`normed`). Between snapshots there are rows as for `GatedDeltaNet`, whose u needs no
+    correction.
     """
+
+    normed: bool = field(default=True, repr=False)
 
     @property
     def projections(self) -> dict[str, int]:
@@ -173,7 +176,7 @@ class Mamba2(LinearAttention):
     def vectors(self) -> dict[str, tuple[int, ...]]:
         convolution = {"conv": (self.conv_size, self.conv_width), "conv_bias": (self.conv_size,)}
         heads = dict.fromkeys(("decay", "dt_bias", "skip"), (self.num_v_heads,))
-        return convolution | heads | {"state_norm": (self.v_size,)}
+        return convolution | heads | ({"state_norm": (self.v_size,)} if self.normed else {})
 
     @property
     def pair_flops(self) -> int:

@@ -1,6 +1,6 @@
 """The tensors of a model by their Twostroke names, and their shapes."""
 
-from twostroke.models.config import Attention, Experts, Layer, ModelConfig
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.recurrent import RecurrentMixer
 
 
@@ -30,11 +30,11 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
     mixer, feed_forward = layer.mixer, layer.feed_forward
     shapes: dict[str, tuple[int, ...]] = {
-        **({"attn_norm": (hidden,)} if layer.pre_norms else {}),
+        **({"attn_norm": (hidden,)} if "attn_norm" in layer.norms else {}),
         **(_state_shapes(mixer, hidden) if isinstance(mixer, RecurrentMixer) else _attention_shapes(mixer, hidden)),
-        **({"mlp_norm": (hidden,)} if layer.pre_norms else {}),
+        **({"mlp_norm": (hidden,)} if "mlp_norm" in layer.norms else {}),
     }
-    mlp = _mlp_shapes(feed_forward.intermediate_size, hidden)
+    mlp = _mlp_shapes(feed_forward, feed_forward.intermediate_size, hidden)
     if feed_forward.bias:
         mlp |= {f"{part}_bias": shape[:1] for part, shape in mlp.items()}
     if isinstance(feed_forward, Experts):
@@ -49,10 +49,10 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
         shapes[ROUTER] = (feed_forward.count, hidden)
         shapes |= {f"experts.{e}.{part}": shape for e in range(feed_forward.count) for part, shape in mlp.items()}
         if feed_forward.shared_size:
-            shared = _mlp_shapes(feed_forward.shared_size, hidden)
+            shared = _mlp_shapes(feed_forward, feed_forward.shared_size, hidden)
             shapes |= {SHARED_GATE: (hidden,)} if feed_forward.shared_gated else {}
             shapes |= {f"shared.{part}": shape for part, shape in shared.items()}
-    else:
+    elif feed_forward.intermediate_size:
         shapes |= mlp
     if layer.scaled:
         shapes["scale"] = (1,)
@@ -88,8 +88,8 @@ def _state_shapes(state: RecurrentMixer, hidden: int) -> dict[str, tuple[int, ..
     return shapes | {"state_o": (hidden, state.v_size)} | state.vectors
 
 
-def _mlp_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    return {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+def _mlp_shapes(one: GatedMLP | Experts, size: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(one.inputs, (size, hidden)) | {"down": (hidden, size)}
 
 
 def _input_shapes(size: int, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -28,9 +28,10 @@ from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSourc
 from twostroke.models.checkpoints.huggingface.directory import tensor_names
 from twostroke.models.checkpoints.huggingface.safetensors import SINGLE
 from twostroke.models.checkpoints.tokenizer import FILES, Tokenizer
-from twostroke.models.config import Activation, GatedMLP, ModelConfig
+from twostroke.models.config import GatedMLP, ModelConfig
 from twostroke.models.families import BY_NAME
 from twostroke.models.families.tensor_names import fused_rows
+from twostroke.models.feed_forward import Activation
 from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.sampling.params import SamplingParams
 

@@ -34,6 +34,9 @@ OUTER = {
     "embedding_norm": "token_embd_norm",
     "norm": "output_norm",
     "lm_head": "output",
+    "embeddings": "token_embd",
+    "norm_f": "output_norm",
+    "final_layernorm": "output_norm",
     "embed_tokens_per_layer": "per_layer_token_embd",
     "per_layer_model_projection": "per_layer_model_proj",
     "per_layer_projection_norm": "per_layer_proj_norm",
@@ -326,8 +329,8 @@ def mamba(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[
             name, tensor = f"{inner}.decay.ssm_a", -np.exp(tensor)[:, None]
         elif part == "D":
             name, tensor = f"{inner}.decay.ssm_d", tensor[:, None]
-        elif name.endswith("mamba.norm.weight"):
-            tensor = tensor.reshape(values["mamba_n_groups"], -1)
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            tensor = tensor.reshape(values.get("mamba_n_groups", values.get("n_groups")), -1)
         elif name.endswith("conv1d.weight"):
             tensor = tensor.reshape(len(tensor), -1)
         found[name.replace("dt_bias", "dt.bias")] = tensor
@@ -368,6 +371,9 @@ def deepseek2(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
     writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
     writer.add_expert_weights_scale(values["routed_scaling_factor"])
     writer.add_leading_dense_block_count(1)
+    if (values.get("n_group") or 1) > 1:
+        writer.add_expert_group_count(values["n_group"])
+        writer.add_expert_group_used_count(values["topk_group"])
 
 
 DEEPSEEK2 = {
@@ -381,6 +387,58 @@ DEEPSEEK2 = {
     "mlp.gate.e_score_correction": "exp_probs_b",
     **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+
+
+def falcon_h1(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    writer.add_ssm_conv_kernel(values["mamba_d_conv"])
+    writer.add_ssm_state_size(values["mamba_d_state"])
+    writer.add_ssm_group_count(values["mamba_n_groups"])
+    writer.add_ssm_time_step_rank(values["mamba_n_heads"])
+    writer.add_ssm_inner_size(values["mamba_d_ssm"])
+
+
+def multiplied(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Falcon-H1's matrices with their factors."""
+    found = mamba(tensors, values)
+    gate, down = values["mlp_multipliers"]
+    into, out = values["attention_in_multiplier"], values["attention_out_multiplier"]
+    factors = {"gate_proj": gate, "down_proj": down, "o_proj": out, "q_proj": into, "v_proj": into}
+    factors |= {"k_proj": into * values["key_multiplier"], "mamba.out_proj": values["ssm_out_multiplier"]}
+    factors |= {"lm_head": values["lm_head_multiplier"], "embed_tokens": values["embedding_multiplier"]}
+    groups, inner = values["mamba_n_groups"] * values["mamba_d_state"], values["mamba_d_ssm"]
+    parts = np.repeat(values["ssm_multipliers"], [inner, inner, groups, groups, values["mamba_n_heads"]])
+    for name, tensor in tensors.items():
+        if name.endswith("mamba.in_proj.weight"):
+            found[name] = tensor * (values["ssm_in_multiplier"] * parts)[:, None].astype(np.float32)
+        elif factor := next((one for part, one in factors.items() if name.endswith(f"{part}.weight")), None):
+            found[name] = tensor * np.float32(factor)
+    # Which has no ending there.
+    return {name.replace("pre_ff_layernorm.weight", "mamba.decay.ffn_norm"): one for name, one in found.items()}
+
+
+def nemotron_h(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    kinds, sizes = values["layers_block_type"], {"mlp": values["intermediate_size"], "moe": 1}
+    writer.add_head_count_kv([values["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_feed_forward_length([sizes.get(kind, 0) for kind in kinds])
+    writer.add_ssm_conv_kernel(values["conv_kernel"])
+    writer.add_ssm_state_size(values["ssm_state_size"])
+    writer.add_ssm_group_count(values["n_groups"])
+    writer.add_ssm_time_step_rank(values["mamba_num_heads"])
+    writer.add_ssm_inner_size(values["mamba_num_heads"] * values["mamba_head_dim"])
+    if "moe" in kinds:
+        writer.add_expert_count(values["n_routed_experts"])
+        writer.add_expert_used_count(values["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(values["moe_shared_expert_intermediate_size"])
+        writer.add_expert_shared_count(1)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(values["routed_scaling_factor"])
+
+
+def one_part(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Nemotron-H's."""
+    found = mamba(tensors, values)
+    return {name.replace("correction_bias", "correction.bias"): tensor for name, tensor in found.items()}
 
 
 def absorbed(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -413,6 +471,18 @@ def qkvz_split(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> 
     return tiled(found, {**values, "linear_num_key_heads": 1, "linear_key_head_dim": keys * k_dim})
 
 
+FALCON_H1 = {f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+NEMOTRON_H = {
+    "norm": "attn_norm",
+    **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "mixer.o_proj": "attn_output",
+    **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
+    **{f"mixer.experts.{{}}.{part}_proj": f"ffn_{part}_exps" for part in ("up", "down")},
+    **{f"mixer.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("up", "down")},
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.gate.e_score_correction": "exp_probs_b",
+}
+MIXER = {f"mixer.{part.removeprefix('mamba.')}": theirs for part, theirs in GRANITE4_HYBRID.items() if "mamba" in part}
 QWEN3_NEXT = {"linear_attn.in_proj_ba": "ssm_ba"}
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -497,6 +567,16 @@ CONVERTED = {
     "qwen3_5, even": Converted("qwen35", QWEN35, metadata=qwen35, sizes={"linear_num_value_heads": 2}),
     "deepseek_v2": Converted("deepseek2", SHARED | DEEPSEEK2, metadata=deepseek2),
     "glm4_moe_lite": Converted("deepseek2", SHARED | DEEPSEEK2, metadata=deepseek2),
+    "deepseek_v3": Converted("deepseek2", SHARED | DEEPSEEK2, metadata=deepseek2),
+    "falcon_h1": Converted("falcon-h1", GRANITE4_HYBRID | FALCON_H1, metadata=falcon_h1),
+    "falcon_h1, normed": Converted(
+        "falcon-h1",
+        GRANITE4_HYBRID | FALCON_H1,
+        metadata=falcon_h1,
+        sizes={"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "nemotron_h": Converted("nemotron_h", NEMOTRON_H | MIXER, metadata=nemotron_h),
+    "nemotron_h_moe": Converted("nemotron_h_moe", NEMOTRON_H | MIXER, metadata=nemotron_h),
     "lfm2": Converted("lfm2", LFM2, metadata=lfm2),
     "lfm2moe": Converted("lfm2moe", LFM2_MOE, metadata=lfm2moe),
     "qwen3_5moe": Converted("qwen35moe", QWEN35 | SHARED, metadata=qwen35moe),
@@ -541,7 +621,8 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_vocab_size(values["vocab_size"])
     writer.add_context_length(values["max_position_embeddings"])
     writer.add_embedding_length(values["hidden_size"])
-    stored, layers = load_file(directory / "model.safetensors"), values["num_hidden_layers"]
+    stored = load_file(directory / "model.safetensors")
+    layers = values.get("num_hidden_layers") or len(values["layers_block_type"])
     guesses = "mtp.fc.weight" in stored
     writer.add_block_count(layers + guesses)
     if guesses:
@@ -553,10 +634,11 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
         head_dim = values["per_layer_config"][str(values["num_hidden_layers"] - 1)]["head_dim"]
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    if made.arch not in ("gemma4", "lfm2", "lfm2moe", "granitehybrid"):  # whose layers differ in them
+    differing = ("gemma4", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+    if made.arch not in differing:  # whose layers differ in them
         writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(values.get("rms_norm_eps", values.get("norm_eps")))
-    parameters = values["rope_parameters"]
+    writer.add_layer_norm_rms_eps(values.get("rms_norm_eps", values.get("norm_eps", values.get("layer_norm_epsilon"))))
+    parameters = values.get("rope_parameters", {"rope_theta": 1e4})
     writer.add_rope_freq_base(parameters.get("full_attention", parameters)["rope_theta"])
     made.metadata(writer, values)
     stacks, joined = dict[str, dict[int, np.ndarray]](), dict[str, dict[int, np.ndarray]]()
@@ -565,13 +647,16 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
         "qwen35moe": tiled,
         "qwen3next": qkvz_split,
         "granitehybrid": mamba,
+        "falcon-h1": multiplied,
+        "nemotron_h": one_part,
+        "nemotron_h_moe": one_part,
         "gemma4": with_factors,
         "deepseek2": absorbed,
     }.get(made.arch, lambda tensors, _: unstacked(tensors))
     for name, tensor in changed(with_guesser(stored, layers), values).items():
         if made.arch in ("gemma2", "gemma3", "gemma-embedding") and "norm" in name:
             tensor = tensor + np.float32(1)
-        inner, _, kind = name.removeprefix("model.").rpartition(".")
+        inner, _, kind = name.removeprefix("model.").removeprefix("backbone.").rpartition(".")
         if not inner.startswith("layers."):
             outer = OUTER[inner]
             writer.add_tensor(f"{outer}.weight", tensor)
@@ -616,6 +701,8 @@ def test_the_same_logits(family: str, tiny_directory: Callable[[str], Path], tmp
     theirs, mine = open_huggingface(directory), open_gguf(convert(directory, tmp_path / "a.gguf", made))
     assert mine.names() == theirs.names()
     for name in mine.names() if "qwen3_5" not in family or not mine.config.state_layers[0].tiled else ():
+        if theirs.config.factors and name in ("embed", "head"):  # whose factors are the model's in directories
+            continue
         assert np.array_equal(mine.tensor(name).dequantize(), theirs.tensor(name).dequantize()), name
     mine = replace(mine, tokenizer_source=theirs.tokenizer_source)
     ids = tokens(70, VOCAB, seed=5)

@@ -118,7 +118,7 @@ class NativeLayers:
         prefix, weights = f"layers.{index}.", self._weights
         state = layer.mixer if isinstance(layer.mixer, RecurrentMixer) else None
         attention = STATE_ATTENTION if isinstance(layer.mixer, RecurrentMixer) else layer.mixer
-        norms = ["attn_norm", "mlp_norm"] if layer.pre_norms else ["", ""]
+        norms = [name if name in layer.norms else "" for name in ("attn_norm", "mlp_norm")]
         norms += [f"{part}_norm" if attention.qk_norm and part in attention.projections else "" for part in "qk"]
         vectors = [weights.vector(prefix + name) if name else None for name in norms]
         vectors.append(weights.lend(np.ones(attention.head_dim, np.float32)) if attention.value_norm else None)
@@ -148,7 +148,7 @@ class NativeLayers:
         )
         mlp = layer.feed_forward
         each = [""] if isinstance(mlp, GatedMLP) else [f"experts.{e}." for e in range(mlp.count)]
-        gate_up, down = ([f"{one}{part}" for one in each for part in parts] for parts in (("gate", "up"), ("down",)))
+        gate_up, down = ([f"{one}{part}" for one in each for part in parts] for parts in (mlp.inputs, ("down",)))
         selects = isinstance(mlp, Experts) and mlp.selection_bias
         biases = (ctypes.c_void_p * 6)(
             weights.biases(prefix, attention.projections if attention.bias else ()),
@@ -168,6 +168,8 @@ class NativeLayers:
         if attention.latent is not None:
             matrices = [first[1], None, None, *o]
         self._add_block(prefix, mlp, pointers, matrices, described)
+        if layer.beside:
+            self._library.twostroke_add_beside(self._handle)
         if state is not None:
             shape = self._state(index, state)
             self._library.twostroke_add_state(self._handle, _pointers(first), ctypes.byref(shape))
@@ -219,17 +221,17 @@ class NativeLayers:
         """The MLP or the experts of a block, whose other parts are there."""
         weights = self._weights
         inputs = ("input_gate", "input_projection") if self._config.token_inputs else ()
-        matrices += weights.handles(prefix, "gate", "up", "down") if isinstance(mlp, GatedMLP) else [None] * 3
+        matrices += self._mlp(prefix, mlp) if isinstance(mlp, GatedMLP) and mlp.intermediate_size else [None] * 3
         matrices += weights.handles(prefix, *inputs)
         if isinstance(mlp, GatedMLP):
             self._library.twostroke_add_block(self._handle, pointers, _pointers(matrices), *described)
             return
         experts: list[int | None] = []
         for e in range(mlp.count):
-            experts += weights.handles(f"{prefix}experts.{e}.", "gate", "up", "down")
+            experts += self._mlp(f"{prefix}experts.{e}.", mlp)
         gate = weights.vector(prefix + SHARED_GATE) if mlp.shared_size and mlp.shared_gated else None
         if mlp.shared_size:
-            experts += weights.handles(f"{prefix}shared.", "gate", "up", "down")
+            experts += self._mlp(f"{prefix}shared.", mlp)
         self._library.twostroke_add_experts_block(
             self._handle,
             pointers,
@@ -240,6 +242,8 @@ class NativeLayers:
             mlp.chosen,
             mlp.normalized,
             mlp.sigmoid,
+            mlp.groups,
+            mlp.groups_chosen,
             mlp.scale,
             _pointers(experts),
             bool(mlp.shared_size),
@@ -249,6 +253,11 @@ class NativeLayers:
             norms = _pointers([weights.vector(prefix + name) for name in EXPERT_NORMS])
             factors = weights.vector(prefix + FACTORS) if mlp.factors else None
             self._library.twostroke_add_expert_norms(self._handle, norms, factors)
+
+    def _mlp(self, prefix: str, mlp: GatedMLP | Experts) -> list[int | None]:
+        """The handles of gate, up and down; where there is no gate, up is both."""
+        found = self._weights.handles(prefix, *mlp.inputs, "down")
+        return [found[0], *found[-2:]]
 
 
 def _pointers(handles: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:

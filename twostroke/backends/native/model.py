@@ -16,13 +16,14 @@ from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PAGE_SIZE, PANEL, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
-from twostroke.models.config import Activation, GatedMLP, ModelConfig
+from twostroke.models.config import GatedMLP, ModelConfig
+from twostroke.models.feed_forward import Activation
 from twostroke.models.layer_groups import PageShape, StatePages, layer_groups
 from twostroke.sampling.draw import Draw, Noise
 from twostroke.sampling.statistics import RowStatistics, combine, new_summaries, sound
 from twostroke.system.scratch import ScratchMemory, address
 
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # in the order of native/decoder.h
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai", "relu2")  # in the order of native/decoder.h
 # In the order of native/attention_pages.h; the first unless another is asked for.
 KV_DTYPES = ("bfloat16", "int8", "k8v4")
 SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch

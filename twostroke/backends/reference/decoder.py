@@ -72,7 +72,8 @@ class ReferenceLayer:
         layer = config.layers[index]
         self.operations, self.index, self.eps = operations, index, config.norm_eps
         self.feed_forward, self.residual_scale = layer.feed_forward, config.residual_scale
-        self.pre_norms = (pack("attn_norm"), pack("mlp_norm")) if layer.pre_norms else (None, None)
+        self.beside, inputs = layer.beside, layer.feed_forward.inputs
+        self.pre_norms = [pack(name) if name in layer.norms else None for name in ("attn_norm", "mlp_norm")]
         if isinstance(layer.mixer, RecurrentMixer):
             vectors = {name: operations.floats(weights(f"layers.{index}.{name}")) for name in layer.mixer.vectors}
             packed, kind = StateWeights(pack(*layer.mixer.projections), vectors), STATE_LAYERS[type(layer.mixer)]
@@ -93,7 +94,7 @@ class ReferenceLayer:
             self.experts = [
                 tuple(
                     pack(*names, bias=[f"{name}_bias" for name in names] if biased else ())
-                    for names in ((f"experts.{e}.gate", f"experts.{e}.up"), (f"experts.{e}.down",))
+                    for names in ([f"experts.{e}.{part}" for part in inputs], [f"experts.{e}.down"])
                 )
                 for e in range(layer.feed_forward.count)
             ]
@@ -105,10 +106,10 @@ class ReferenceLayer:
             self.expert_norms = [pack(name) for name in EXPERT_NORMS] if layer.feed_forward.own_norms else [None] * 4
             if layer.feed_forward.shared_size:
                 gate = pack(SHARED_GATE) if layer.feed_forward.shared_gated else None
-                self.shared = gate, pack("shared.gate", "shared.up"), pack("shared.down")
-        else:
+                self.shared = gate, pack(*(f"shared.{part}" for part in inputs)), pack("shared.down")
+        elif layer.feed_forward.intermediate_size:
             biased = layer.feed_forward.bias
-            self.gate_up = pack("gate", "up", bias=("gate_bias", "up_bias") if biased else ())
+            self.gate_up = pack(*inputs, bias=[f"{part}_bias" for part in inputs] if biased else ())
             self.down = pack("down", bias=("down_bias",) if biased else ())
 
     def __call__(
@@ -119,18 +120,23 @@ class ReferenceLayer:
         batch: TensorBatch,
         queries: list[torch.Tensor],
         inputs: torch.Tensor | None,
-    ) -> torch.Tensor:
+        beside: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """[N, hidden] -> [N, hidden]. `kv`, `snapshots`: see `ReferenceDecoder.forward`. Queries are appended.
 
-        `inputs`: the layer's numbers of each row's token, [N, token_inputs], if it gets any.
+        `inputs`: the layer's numbers of each row's token, [N, token_inputs], if it gets any. `beside`: what the mixer
+        of the layer before has read. Returned with what this layer's mixer has read.
         """
         ops, h = self.operations, self._normed(x, self.pre_norms[0])
+        h = read = beside if self.beside and beside is not None else h
         if isinstance(self.mixer, StateLayer):
             mixed = self.mixer(h, kv, snapshots, batch)
         else:
             mixed = self.mixer(h, kv, batch, queries)
         made = ops.whole(ops.linear(mixed, self.o), self.o.split)
         x = self._added(x, self._normed(made, self.post_norms[0]))
+        if not self.feed_forward.intermediate_size:
+            return x, read
         h = self._dropped(self._normed(x, self.pre_norms[1]), batch)
         if isinstance(self.feed_forward, models.Experts):
             made = self._mixture(x, h, batch, self.feed_forward)
@@ -142,7 +148,7 @@ class ReferenceLayer:
             gate, projection, norm = self.inputs
             h = gated(ops.whole(ops.linear(x, gate), gate.split), inputs, self.feed_forward.activation)
             x = x + ops.norm(ops.whole(ops.linear(h, projection), projection.split), norm, self.eps)
-        return x if self.scale is None else x * self.scale
+        return x if self.scale is None else x * self.scale, read
 
     def _normed(self, x: torch.Tensor, norm: DenseWeight | None) -> torch.Tensor:
         """After a norm, if the layer has it."""
@@ -230,10 +236,10 @@ class ReferenceDecoder:
             assert batch.hidden is not None, "the model takes hidden states"
             join, projection = self.join
             x = self.operations.linear(torch.from_numpy(join(as_array(x.float()), batch.hidden)).to(x), projection)
-        seen = [x]
+        seen, read = [x], None
         inputs = self._inputs(batch.token_ids, x)
         for layer, own in zip(self.layers, inputs, strict=True):
-            x = layer(x, kv, snapshots, batch, queries, own)
+            x, read = layer(x, kv, snapshots, batch, queries, own, read)
             if batch.state_rows is not None:
                 seen.append(x)
         states = [] if batch.state_rows is None else [one[batch.state_rows].float() for one in seen]

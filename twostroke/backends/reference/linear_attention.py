@@ -206,5 +206,7 @@ class Mamba2Layer(LinearAttentionLayer):
 
     def _gated(self, out: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         groups = (out * F.silu(self._z(made))).unflatten(1, (self.shape.num_k_heads, -1))
+        if "state_norm" not in self.weights.vectors:
+            return groups.flatten(1)
         normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
         return normed.flatten(1) * self.weights.vectors["state_norm"]

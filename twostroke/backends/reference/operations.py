@@ -22,7 +22,8 @@ from twostroke.backends.ranks.sharding import ColumnSplit
 from twostroke.backends.reference.activations import capped, gated
 from twostroke.backends.reference.attention_tiles import SequenceGroup, groups_of, tile_bias
 from twostroke.backends.reference.entry_codes import entries_of, numbers_of
-from twostroke.models.config import Activation, Attention, ModelConfig
+from twostroke.models.config import Attention, ModelConfig
+from twostroke.models.feed_forward import UNGATED, Activation
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.kv_formats import kv_format
 from twostroke.models.rope import Rope, amplitudes, frequencies
@@ -131,9 +132,12 @@ class Operations:
         return F.linear(x, weight.matrix, weight.bias)
 
     def gated_linear(self, x: torch.Tensor, weight: DenseWeight, activation: Activation) -> torch.Tensor:
-        """`weight` packs (gate, up): [N, in] -> [N, intermediate] = activation(gate x) * (up x)."""
-        gate, up = self.linear(x, weight).chunk(2, dim=-1)
+        """`weight` packs (gate, up), or up alone: [N, in] -> [N, intermediate] = activation(gate x) * (up x)."""
+        made = self.linear(x, weight)
+        if activation == UNGATED:
+            return self.whole(gated(made, made, activation), weight.split)
         split = replace(weight.split, cuts=tuple(cut // 2 for cut in weight.split.cuts))
+        gate, up = made.chunk(2, dim=-1)
         return self.whole(gated(gate, up, activation), split)
 
     def rope_store(

@@ -26,6 +26,7 @@ from twostroke.backends.triton.recurrent import lacking
 from twostroke.backends.triton.sharded import ShardedTritonModel
 from twostroke.errors import OutOfPages, RankLost
 from twostroke.models.config import Experts, Layer, ModelConfig
+from twostroke.models.feed_forward import UNGATED
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.kv_formats import CODED
 from twostroke.models.layer_groups import PageShape
@@ -115,6 +116,10 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype
     """Say why the backend cannot run a model with these matrices; None if it can."""
     if config.latent:
         return "it has no kernel for latent entries (MLA)"
+    if any(layer.beside for layer in config.layers):
+        return "it has no kernel for attention and states beside each other"
+    if any(layer.feed_forward.activation == UNGATED for layer in config.layers):
+        return "it has no kernel for MLPs without a gate, or layers without an MLP"
     if any(isinstance(layer.feed_forward, Experts) and layer.feed_forward.scale != 1 for layer in config.layers):
         return "it has no kernel for factors of experts"
     for heads, (kv_heads, dim) in dict.fromkeys((one.num_heads, one.kv_shape) for one in config.attentions):

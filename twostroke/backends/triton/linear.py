@@ -27,7 +27,7 @@ from twostroke.backends.triton.tile_shapes import (
     segments,
     stages,
 )
-from twostroke.models.config import Activation
+from twostroke.models.feed_forward import Activation
 from twostroke.models.formats.tensor import RawTensor
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # as kernels count them

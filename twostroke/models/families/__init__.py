@@ -2,6 +2,7 @@
 
 from twostroke.models.families.deepseek_v2 import DeepSeekV2
 from twostroke.models.families.deepseek_v3 import DeepSeekV3, Glm4MoELite
+from twostroke.models.families.falcon_h1 import FalconH1
 from twostroke.models.families.family import Family
 from twostroke.models.families.gemma2 import Gemma2
 from twostroke.models.families.gemma3 import Gemma3, GemmaEmbedding
@@ -18,6 +19,7 @@ from twostroke.models.families.llama import Llama
 from twostroke.models.families.ministral3 import Ministral3
 from twostroke.models.families.mistral import Mistral
 from twostroke.models.families.mixtral import Mixtral
+from twostroke.models.families.nemotron_h import NemotronH, NemotronHMoE
 from twostroke.models.families.olmo2 import Olmo2
 from twostroke.models.families.olmo3 import Olmo3
 from twostroke.models.families.phi3 import Phi3
@@ -34,7 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), Qwen3_5(), SmolLM3()),
     *(Gemma2(), Gemma3(), Gemma4(), GptOss(), Granite(), GraniteHybrid(), Olmo2(), Olmo3(), Phi3(), Glm(), Glm4()),
     *(GemmaEmbedding(), Gemma4Unified(), Lfm2(), Lfm2MoE(), Qwen3_5MoE(), Qwen3Next()),
-    *(DeepSeekV2(), DeepSeekV3(), Glm4MoELite()),
+    *(DeepSeekV2(), DeepSeekV3(), Glm4MoELite(), FalconH1(), NemotronH(), NemotronHMoE()),
 )
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}

@@ -38,6 +38,10 @@ class ConfigSource(ABC):
     def rope(self, head_dim: int, kind: str | None = None) -> Rope:
         """The RoPE of one kind of layers ("full_attention", "sliding_attention"), or of all layers."""
 
+    def has(self, part: str) -> bool:
+        """Whether the first layer has a tensor for a part, where only the file's tensors tell."""
+        return False
+
     def name(self, key: str) -> str:
         """What the checkpoint calls a key of config.json."""
         return key

@@ -15,12 +15,14 @@ from twostroke.models.families.family import (
     DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
+    GGUF_GUESSER,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     MAX_HEAD_DIM,
     Family,
     Transform,
     experts_of,
+    in_groups,
     mlp_of,
     model_of,
 )
@@ -105,6 +107,8 @@ class DeepSeekV2(Family):
         **{f"experts.{part}": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")},
     }
 
+    gguf_guesser: ClassVar = GGUF_GUESSER
+
     def describe(self, source: ConfigSource) -> ModelConfig:
         if source.biases or source.get("rope_interleave") is False:
             raise source.unsupported("biases of attention, or RoPE on halves of a head")
@@ -154,14 +158,12 @@ class DeepSeekV2(Family):
     def _feed_forward(self, source: ConfigSource, dense: bool) -> GatedMLP | Experts:
         if dense:
             return mlp_of(source)
-        groups = source.get("n_group")
-        if groups not in (None, 0, 1) and source.get("topk_method") != "greedy" and groups != source.get("topk_group"):
-            raise source.unsupported(f"experts that are chosen from {groups} groups")
         sigmoid, normalized = self.sigmoid(source), bool(source.get("norm_topk_prob"))
         if normalized and not sigmoid:
             raise source.unsupported("weights of experts that are divided by their sum, without sigmoids")
         shared = source.get("n_shared_experts") or 0
         found = experts_of(source, "moe_intermediate_size", normalized)
+        found = found if source.get("topk_method") == "greedy" else in_groups(source, found, sigmoid)
         if shared:
             shared = source.integer("n_shared_experts", limit=1 << 10)
         return replace(

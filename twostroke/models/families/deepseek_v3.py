@@ -1,6 +1,6 @@
 """DeepSeek-V3, and GLM-4.7-Flash: V2's layers with sigmoids of experts, and a bias for their choice (arXiv:2412.19437).
 
-Their files end with a layer that guesses further tokens, which is not read.
+Their files end with a layer that guesses further tokens, with copies of the embeddings and of the head.
 """
 
 from typing import ClassVar
@@ -34,6 +34,12 @@ class DeepSeekV3(DeepSeekV2):
         "max_position_embeddings": 4096,
     }
     guess_layers = True
+    huggingface_guesser: ClassVar = {
+        "norm": "shared_head.norm.weight",
+        "join.projection": "eh_proj.weight",
+        "join.embed_norm": "enorm.weight",
+        "join.hidden_norm": "hnorm.weight",
+    }
 
     def sigmoid(self, source: ConfigSource) -> bool:
         return True

@@ -6,13 +6,15 @@ A family is described once for both formats. It reads a `ConfigSource` by the ke
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.feed_forward import Activation
 from twostroke.models.formats.tensor import RawTensor
 
 Transform = Callable[[RawTensor], RawTensor]
@@ -35,10 +37,12 @@ GGUF_KEYS = {
 }
 
 
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")  # that may have biases
+
+
 def with_biases(parts: dict[str, str]) -> dict[str, str]:
     """Names of a layer's tensors, and of the biases of its matrices."""
-    biased = ("q", "k", "v", "o", "gate", "up", "down")
-    return parts | {f"{part}_bias": parts[part].removesuffix("weight") + "bias" for part in biased}
+    return parts | {f"{part}_bias": parts[part].removesuffix("weight") + "bias" for part in MATRICES}
 
 
 GGUF_OUTER = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
@@ -84,6 +88,12 @@ HUGGINGFACE_PARTS = with_biases(
         "down": "mlp.down_proj.weight",
     }
 )
+GGUF_GUESSER = {
+    "norm": "nextn.shared_head_norm.weight",
+    "join.projection": "nextn.eh_proj.weight",
+    "join.embed_norm": "nextn.enorm.weight",
+    "join.hidden_norm": "nextn.hnorm.weight",
+}
 POST_NORMS_GGUF = {"attn_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight"}
 
 # The names where gate and up are one matrix.
@@ -111,6 +121,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_accurate": "gelu_tanh",
 }
 MAX_HEAD_DIM = 1 << 14
+MAX_GROUPS = 64  # of experts
 
 
 class Family(ABC):
@@ -125,7 +136,7 @@ class Family(ABC):
         gguf_keys: config.json's key -> GGUF's, in addition to `GGUF_KEYS`.
         gguf_defaults: defaults of config.json's keys for GGUF files.
         latent: whether its layers have latent entries (MLA), which GGUF's sizes of heads are those of.
-        guess_layers: whether directories may have layers behind the last, which guess further tokens and are not read.
+        guess_layers: whether the head of multi-token prediction is a layer behind the last in directories.
         partial_rope: whether a checkpoint may have a part of each head rotated.
         gguf_outer, huggingface_outer: the names of tensors outside of layers, in addition to the usual ones.
         gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
@@ -159,6 +170,10 @@ class Family(ABC):
         Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError for bad metadata.
         """
 
+    def stored_layer(self, config: ModelConfig, layer: int, part: str) -> int:
+        """The number that files have for a layer's part, where it is not the layer's."""
+        return layer
+
     def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
         """Where the rows of matrices that are one tensor in the file are in it, by the first one's Twostroke name, if
         they do not follow one another."""
@@ -174,7 +189,8 @@ def model_of(source: ConfigSource, family: Family, layers: Sequence[Layer], **sc
 
     Raises CheckpointError for more experts than the files have matrices for.
     """
-    experts = sum(3 * layer.feed_forward.count for layer in layers if isinstance(layer.feed_forward, Experts))
+    mixtures = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
+    experts = sum((len(one.inputs) + 1) * one.count for one in mixtures)
     if experts > source.num_matrices:
         raise CheckpointError(f"{source.path}: experts of {experts} matrices, and the files have {source.num_matrices}")
     scales.setdefault("norm_eps", source.number("rms_norm_eps"))
@@ -220,6 +236,19 @@ def experts_of(source: ConfigSource, size_key: str, normalized: bool) -> Experts
         raise source.wrong("num_experts_per_tok", f"at most the {count} experts")
     activation = activation_of(source, "hidden_act", "silu")
     return Experts(count, chosen, source.integer(size_key), activation, normalized)
+
+
+def in_groups(source: ConfigSource, experts: Experts, sigmoid: bool) -> Experts:
+    """Experts that are chosen from some groups. Raises UnsupportedArchitecture for groups by their best one alone."""
+    if source.get("n_group") in (None, 0, 1) or source.get("n_group") == source.get("topk_group"):
+        return experts
+    groups, chosen = source.integer("n_group", limit=MAX_GROUPS + 1), source.integer("topk_group")
+    size = experts.count // groups
+    if experts.count % groups or size < 2 or not experts.chosen <= chosen * size < experts.count:
+        raise source.wrong("topk_group", f"some of {groups} groups, with {experts.chosen} of {experts.count} experts")
+    if not sigmoid:
+        raise source.unsupported(f"experts that are chosen from {groups} groups by the best expert of each")
+    return replace(experts, groups=groups, groups_chosen=chosen)
 
 
 def activation_of(source: ConfigSource, key: str, usual: Activation) -> Activation:

@@ -6,7 +6,7 @@ Gemma Team 2026. 26B-A4B has experts beside the MLP of each layer.
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from twostroke.models.config import Activation, Attention, Experts, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     GGUF_EXPERT_KEYS,
@@ -21,6 +21,7 @@ from twostroke.models.families.family import (
 )
 from twostroke.models.families.gemma3 import PATTERN, Gemma3
 from twostroke.models.families.windows import windows_by_pattern
+from twostroke.models.feed_forward import Activation
 from twostroke.models.formats.tensor import RawTensor
 
 MLP = ("gate", "up", "down")

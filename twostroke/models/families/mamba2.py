@@ -3,12 +3,14 @@
 A file has z, v, k, q and a in one matrix, in this order, and v, k and q in the convolution. Ours have q and k first.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from twostroke.models.config import ModelConfig
-from twostroke.models.families.config_source import ConfigSource
+from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
 from twostroke.models.families.family import Transform
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.recurrent import Mamba2, RecurrentMixer
@@ -39,21 +41,33 @@ def mamba2_parts(prefix: str) -> dict[str, str]:
     return {ours: f"{prefix}.{theirs}" for ours, theirs in names.items()}
 
 
-def mamba2_of(source: ConfigSource) -> Mamba2:
-    """The layers. Raises CheckpointError if heads do not fit, UnsupportedArchitecture for steps with limits."""
-    if source.get("mamba_proj_bias") or not source.get("mamba_conv_bias"):
+def mamba2_of(
+    source: ConfigSource, names: Mapping[str, str] = MappingProxyType({}), inner: int | None = None, normed: bool = True
+) -> Mamba2:
+    """The layers; `names`: keys that have others in config.json, `inner`: the heads' numbers there, if it is stated.
+
+    Raises CheckpointError if heads do not fit, UnsupportedArchitecture for steps with limits.
+    """
+
+    def size(key: str, limit: int = MAX_COUNT) -> int:
+        return source.integer(names.get(key, key), limit=limit)
+
+    if source.get("mamba_proj_bias") or source.get(names.get("mamba_conv_bias", "mamba_conv_bias")) is False:
         raise source.unsupported("biases of Mamba's projections, or none of its convolution")
     if _limits(source.get("time_step_limit")):
         raise source.unsupported("time_step_limit")
-    heads, groups = source.integer("mamba_n_heads"), source.integer("mamba_n_groups")
+    heads, groups = size("mamba_n_heads"), size("mamba_n_groups")
     if source.format == "gguf":
-        inner = source.integer("mamba_inner_size")
-    else:
-        inner = source.integer("mamba_expand") * source.integer("hidden_size")
+        inner = size("mamba_inner_size")
+    elif inner is None:
+        inner = size("mamba_expand") * size("hidden_size")
     if heads % groups or inner % heads:
-        raise source.wrong("mamba_n_heads", f"a multiple of {groups} groups, and a divisor of {inner} numbers")
-    k_dim, width = source.integer("mamba_d_state", limit=1 << 14), source.integer("mamba_d_conv", limit=256)
-    return Mamba2(groups, heads, k_dim, inner // heads, width)
+        raise source.wrong(
+            names.get("mamba_n_heads", "mamba_n_heads"),
+            f"a multiple of {groups} groups, and a divisor of {inner} numbers",
+        )
+    k_dim, width = size("mamba_d_state", 1 << 14), size("mamba_d_conv", 256)
+    return Mamba2(groups, heads, k_dim, inner // heads, width, normed=normed)
 
 
 def _limits(given: object) -> bool:

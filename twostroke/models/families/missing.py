@@ -1,19 +1,15 @@
 """What families lack that are known and not described yet, for the line that refuses them."""
 
 MLA = "latent attention (MLA) with scales of layers and of embeddings, or beside images"
-ONE_PART = "layers of one part alone, and MLPs without a gate"
 KEY_DECAY = "a decay for each number of a key (Kimi Delta Attention)"
 BOTH_WAYS = "attention in both directions, which encoders of texts have"
-BESIDE = "attention and Mamba-2 beside each other in a layer"
 
 # `general.architecture` of GGUF files and `model_type` of config.json -> what is missing.
 MISSING = (
     dict.fromkeys(("minicpm3", "deepseek2-ocr"), MLA)
     | dict.fromkeys(("kimi-linear", "kimi_linear"), KEY_DECAY)
-    | dict.fromkeys(("nemotron_h", "nemotron_h_moe"), ONE_PART)
     | dict.fromkeys(("bert", "modern-bert", "modernbert", "nomic-bert", "nomic_bert"), BOTH_WAYS)
     | dict.fromkeys(("xlm-roberta", "roberta"), BOTH_WAYS)
-    | dict.fromkeys(("falcon-h1", "falcon_h1"), BESIDE)
 )
 
 

@@ -9,6 +9,7 @@ from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelCo
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
     DEFAULTS,
+    GGUF_GUESSER,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     Family,
@@ -78,12 +79,7 @@ class Qwen3_5(Family):  # the version is part of the name
         "join.embed_norm": "pre_fc_norm_embedding.weight",
         "join.hidden_norm": "pre_fc_norm_hidden.weight",
     }
-    gguf_guesser: ClassVar = {
-        "norm": "nextn.shared_head_norm.weight",
-        "join.projection": "nextn.eh_proj.weight",
-        "join.embed_norm": "nextn.enorm.weight",
-        "join.hidden_norm": "nextn.hnorm.weight",
-    }
+    gguf_guesser: ClassVar = GGUF_GUESSER
 
     def describe(self, source: ConfigSource) -> ModelConfig:
         attention = replace(attention_of(source, qk_norm=True), output_gate=True)

@@ -1,7 +1,7 @@
 """The names of a model's tensors in a checkpoint's files."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,12 +21,16 @@ class StoredName(NamedTuple):
 
 
 def stored_names(
-    config: ModelConfig, outer: Mapping[str, str], layers: str, parts: Mapping[str, str]
+    config: ModelConfig,
+    outer: Mapping[str, str],
+    layers: str,
+    parts: Mapping[str, str],
+    number: Callable[[ModelConfig, int, str], int] | None = None,
 ) -> dict[str, StoredName]:
     """Twostroke's name -> the file's name, for every tensor of the model.
 
     `outer` names the tensors outside the layers. The name of a layer's tensor is the prefix `layers`, with the layer's
-    number in place of {}, followed by the name in `parts`.
+    number in place of {}, or what `number` (`Family.stored_layer`) says, followed by the name in `parts`.
     """
     names: dict[str, StoredName] = {}
     for ours in tensor_shapes(config):
@@ -34,7 +38,7 @@ def stored_names(
             names[ours] = StoredName(outer[ours])
             continue
         _, layer, *rest = ours.split(".")
-        prefix = layers.format(layer)
+        prefix = layers.format(layer if number is None else number(config, int(layer), rest[0]))
         if rest[0] in ("experts", "heads"):
             kind, expert, part = rest
             theirs = parts[f"{kind}.{part}"]
@@ -46,9 +50,10 @@ def stored_names(
 
 
 def guesser_of(config: ModelConfig) -> ModelConfig:
-    """The head of multi-token prediction in files of this model: a layer with attention behind a projection."""
-    first = next(iter(config.attention_layers))
-    return replace(config, layers=(config.layers[first],), takes_hidden=True)
+    """The head of multi-token prediction in files of this model: a layer as its last one with attention, behind a
+    projection."""
+    last = max(config.attention_layers)
+    return replace(config, layers=(config.layers[last],), takes_hidden=True)
 
 
 def unread_names(config: ModelConfig, layers: str, parts: Mapping[str, str]) -> set[str]:

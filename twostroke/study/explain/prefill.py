@@ -140,9 +140,12 @@ def layer_shapes(config: ModelConfig, layer: int, rows: int, entries: int) -> tu
         shapes.append(LayerTensor("router", ("rows", "experts"), (rows, mlp.count), "norm(hidden) W_router"))
     else:
         wide, axes = (rows, mlp.intermediate_size), ("rows", "intermediate")
-    activation = {"silu": "SiLU", "gelu_tanh": "GELU", "swiglu_oai": "clamped SwiGLU"}[mlp.activation]
+    if not mlp.intermediate_size:
+        return tuple(shapes)
+    activation = {"silu": "SiLU", "gelu_tanh": "GELU", "swiglu_oai": "clamped SwiGLU"}.get(mlp.activation)
+    how = f"{activation}(norm(hidden) W_gate) x norm(hidden) W_up" if activation else "max(norm(hidden) W_up, 0)^2"
     shapes += [
-        LayerTensor("gated", axes, wide, f"{activation}(norm(hidden) W_gate) x norm(hidden) W_up"),
+        LayerTensor("gated", axes, wide, how),
         LayerTensor(
             "hidden + MLP", ("rows", "hidden"), (rows, hidden), "hidden + gated W_down: the next layer's input"
         ),

@@ -64,7 +64,7 @@ class LayerKind:
 
     Attributes:
         heads, kv_heads, head_dim: of attention; of a recurrent layer, the heads of its keys, and their size.
-        intermediate: intermediate size of the MLP, or of each expert.
+        intermediate: intermediate size of the MLP, or of each expert; 0 if there is neither.
         window: a query attends to the last `window` entries; None for all.
         gated: whether the MLP has three matrices (gate, up, down) or two (up, down).
         experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
@@ -146,19 +146,19 @@ class LayerKind:
             found.append(WeightMatrix("join", "projections", 2 * hidden, hidden))
         if self.experts > 1:
             found.append(WeightMatrix("router", "feed-forward", hidden, self.experts))
-        if self.gated:
+        if self.gated and size:
             found.append(WeightMatrix("gate", "feed-forward", hidden, size, *mixture))
         if self.inputs:
             found += [WeightMatrix(name, "feed-forward", hidden, self.inputs) for name in ("inputs", "input gate")]
             found.append(WeightMatrix("input projection", "feed-forward", self.inputs, hidden))
         if self.shared:
-            found += [WeightMatrix(f"shared {name}", "feed-forward", hidden, self.shared) for name in ("gate", "up")]
+            names = ("gate", "up") if self.gated else ("up",)
+            found += [WeightMatrix(f"shared {name}", "feed-forward", hidden, self.shared) for name in names]
             found.append(WeightMatrix("shared down", "feed-forward", self.shared, hidden))
-        return [
-            *found,
-            WeightMatrix("up", "feed-forward", hidden, size, *mixture),
-            WeightMatrix("down", "feed-forward", size, hidden, *mixture),
-        ]
+        if size:
+            found.append(WeightMatrix("up", "feed-forward", hidden, size, *mixture))
+            found.append(WeightMatrix("down", "feed-forward", size, hidden, *mixture))
+        return found
 
     @property
     def _projections(self) -> dict[str, int]:
@@ -190,6 +190,7 @@ def _kind(layer: Layer, config: ModelConfig, count: int) -> LayerKind:
     return LayerKind(
         count=count,
         intermediate=feed_forward.intermediate_size,
+        gated="gate" in feed_forward.inputs,
         experts=experts.count if experts else 1,
         chosen=experts.chosen if experts else 1,
         shared=experts.shared_size if experts else 0,

@@ -76,6 +76,9 @@ class GgufSource(ConfigSource):
         found = self._metadata.get(self.name(key))
         return self.family.gguf_defaults.get(key) if found is None else found
 
+    def has(self, part: str) -> bool:
+        return f"blk.0.{self.family.gguf_parts[part]}" in self._tensors
+
     def per_layer(self, key: str) -> Any:
         value = self.get(key)
         if not isinstance(value, list) or not value:
@@ -212,7 +215,8 @@ def parts_of(family: Family, tensors: Collection[str]) -> Mapping[str, str]:
 def tensor_names(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, StoredName]:
     """Map from Twostroke name to name in a GGUF file with these tensors, for every tensor of the model."""
     family = BY_NAME[config.architecture]
-    return stored_names(config, {**GGUF_OUTER, **family.gguf_outer}, "blk.{}.", parts_of(family, tensors))
+    outer, parts = {**GGUF_OUTER, **family.gguf_outer}, parts_of(family, tensors)
+    return stored_names(config, outer, "blk.{}.", parts, family.stored_layer)
 
 
 def guesser_names(

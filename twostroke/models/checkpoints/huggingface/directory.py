@@ -5,6 +5,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from twostroke.errors import CheckpointError, UnsupportedArchitecture
 from twostroke.models.checkpoints.checkpoint import Checkpoint, HfTokenizerSource
@@ -26,7 +29,7 @@ from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import SHARED_GATE
 
 # Gemma 3 with vision has a longer prefix. A model that was saved without its head (transformers' AutoModel) has none.
-PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+PREFIXES = ("model.", "backbone.", "model.language_model.", "language_model.model.", "language_model.", "")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 GUESSERS = ("mtp.", "model.mtp.", "language_model.mtp.")  # prefixes of the head of multi-token prediction
 # Other parts of multimodal checkpoints, and tables that follow from the config. Text generation does not need them.
@@ -40,7 +43,7 @@ def tensor_names(config: ModelConfig, prefix: str, head: str) -> dict[str, str]:
     family = BY_NAME[config.architecture]
     outer = {"embed": f"{prefix}embed_tokens.weight", "norm": f"{prefix}norm.weight", "head": head}
     outer |= {ours: prefix + theirs for ours, theirs in family.huggingface_outer.items()}
-    names = stored_names(config, outer, prefix + "layers.{}.", family.huggingface_parts)
+    names = stored_names(config, outer, prefix + "layers.{}.", family.huggingface_parts, family.stored_layer)
     return {ours: name.tensor for ours, name in names.items()}
 
 
@@ -77,12 +80,13 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
     classes = take_head(tensors, directory)
     if classes is not None:  # such a model has no other head, and none is read
         config = replace(config, tied=True)
-    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in tensors), PREFIXES[0])
+    family = BY_NAME[config.architecture]
+    embedding = family.huggingface_outer.get("embed", "embed_tokens.weight")
+    prefix = next((p for p in PREFIXES if p + embedding in tensors), PREFIXES[0])
     head = next((head for head in HEADS if head in tensors), HEADS[0])
     names = tensor_names(config, prefix, head)
     config, names = resolve_conflicts(config, names, head, tensors, directory)
     used = set(names.values()) | set(HEADS if config.tied else ())  # a tied head is the embedding
-    family = BY_NAME[config.architecture]
     used |= unread_names(config, prefix + "layers.{}.", family.huggingface_parts)
     guessing = re.compile(rf"{re.escape(prefix)}layers\.(\d{{1,6}})\..*") if family.guess_layers else None
     for theirs in tensors:
@@ -94,22 +98,58 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
             raise UnsupportedArchitecture(f"{tensors[theirs].source}: {config.architecture} has no such tensor")
     name, opened = name or directory.resolve().name, partial(_opened, directory, files, tensors, classes)
     found = _guesser_names(config, names, tensors)
-    guesser = None if found is None else partial(opened, f"{name} mtp", guesser_of(config), found)
+    guesser = None if found is None else partial(_opened_guesser, opened, f"{name} mtp", config, found, tensors)
     return opened(name, config, names, guesser)
 
 
-def _guesser_names(config: ModelConfig, names: Mapping[str, str], tensors: Collection[str]) -> Mapping[str, str] | None:
-    """The tensors of the head of multi-token prediction, if there is one of one layer without embeddings of its own."""
-    family = BY_NAME[config.architecture]
-    prefix = next((p for p in GUESSERS if f"{p}fc.weight" in tensors), None)
-    if not family.huggingface_guesser or prefix is None:
+class GuesserNames(NamedTuple):
+    """Where the head of multi-token prediction is in the files of a directory.
+
+    Attributes:
+        tensors: of Twostroke's names.
+        copies: tensors that must be copies of the model's, which are read in their place.
+    """
+
+    tensors: Mapping[str, str]
+    copies: Mapping[str, str]
+
+
+def _guesser_names(config: ModelConfig, names: Mapping[str, str], tensors: Collection[str]) -> GuesserNames | None:
+    """The head, if there is one of one layer that shares the model's embeddings."""
+    family, copies = BY_NAME[config.architecture], dict[str, str]()
+    if family.guess_layers:
+        every = names["embed"].removesuffix("embed_tokens.weight") + "layers.{}."
+        prefix = layers = every.format(config.num_layers)
+        more = every.format(config.num_layers + 1)
+        copies = {"embed_tokens.weight": names["embed"], "shared_head.head.weight": names.get("head", names["embed"])}
+        copies = {prefix + copy: theirs for copy, theirs in copies.items() if prefix + copy in tensors}
+    else:
+        prefix = next((p for p in GUESSERS if f"{p}fc.weight" in tensors), "")
+        layers, more = prefix + "layers.{}.", f"{prefix}layers.1."
+    own = {ours: prefix + theirs for ours, theirs in family.huggingface_guesser.items()}
+    if not own or own["join.projection"] not in tensors or any(one.startswith(more) for one in tensors):
         return None
-    if f"{prefix}embed_tokens.weight" in tensors or any(one.startswith(f"{prefix}layers.1.") for one in tensors):
+    if f"{prefix}embed_tokens.weight" in tensors and not copies:
         return None
-    outer = {"embed": names["embed"], "head": names.get("head", ""), "join.main_norm": names["norm"]}
-    outer |= {ours: prefix + theirs for ours, theirs in family.huggingface_guesser.items()}
-    found = stored_names(guesser_of(config), outer, prefix + "layers.{}.", family.huggingface_parts)
-    return {ours: one.tensor for ours, one in found.items()}
+    outer = {"embed": names["embed"], "head": names.get("head", ""), "join.main_norm": names["norm"]} | own
+    found = stored_names(guesser_of(config), outer, layers, family.huggingface_parts)
+    return GuesserNames({ours: one.tensor for ours, one in found.items()}, copies)
+
+
+def _opened_guesser(
+    opened: Callable[..., Checkpoint],
+    name: str,
+    config: ModelConfig,
+    found: GuesserNames,
+    tensors: Mapping[str, RawTensor],
+) -> Checkpoint:
+    """The head. Raises CheckpointError for embeddings of its own."""
+    for copy, theirs in found.copies.items():
+        if tensors[copy].format != tensors[theirs].format or not np.array_equal(
+            tensors[copy].data, tensors[theirs].data
+        ):
+            raise CheckpointError(f"{tensors[copy].source}: this is no copy of {theirs}, which a draft mtp needs")
+    return opened(name, guesser_of(config), found.tensors)
 
 
 def _opened(

@@ -16,8 +16,9 @@ def split_heads(tensors: Mapping[str, RawTensor], config: ModelConfig) -> dict[s
 
     Raises CheckpointError for a matrix of another size.
     """
-    found = dict(tensors)
-    for layer, attention in config.attention_layers.items():
+    found, layers = dict(tensors), dict(config.attention_layers)
+    layers[config.num_layers] = layers[max(layers)]  # which may guess further tokens
+    for layer, attention in layers.items():
         name = next((one for one in tensors if one.endswith(f"layers.{layer}.self_attn.kv_b_proj.weight")), None)
         if (latent := attention.latent) is None or name is None:
             continue

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -74,13 +74,10 @@ class Follower:
                 case ("head", model, rows):
                     self._models[model].follow_head(rows)
                 case (action, number, *places):
-                    self.group.send(self._act(number, action, places), 0)
+                    self.group.send(act_on_shard(self._pools[number], self.group.rank, action, places), 0)
                 case _:
                     raise AssertionError(message)
         self.links.end()
-
-    def _act(self, number: int, action: str, places: list[Any]) -> Any:
-        return act_on_shard(self._pools[number], self.group.rank, action, places)
 
     def _weights(self, _: str) -> RawTensor:
         return self.group.receive(limit=ANY_TIME)  # rank 0 may have to encode it first

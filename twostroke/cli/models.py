@@ -1,16 +1,13 @@
 """`twostroke models`: the catalog, fetching a model, and what a model is made of."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from twostroke.cli.model_facts import catalog_facts, checkpoint_facts, file_facts, origin
 from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.report import ProgressDisplay, note, print_json, size
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="List, fetch and inspect models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A catalog name, a path, or a hub id.", metavar="MODEL")]

@@ -251,17 +251,13 @@ def _untrusted(source: StreamReader, pool: PagePool, contents: EntryTable, pages
             stored = pool.memory.read(group, np.full(len(slots), pool.frame(page)), slots)
             finite = np.isfinite(pool.geometry.stored.decode(stored)).all()
         else:
-            finite = _finite(pool.memory.read_pages([pool.frame(page)])[0])
+            states = pool.memory.read_pages([pool.frame(page)])[0]
+            finite = np.isfinite(np.frombuffer(states, np.float32)).all()
         if not finite:
             raise source.corrupt("keys, values or states are not finite")
     tail = contents.tail if contents.tail is None or contents.tail.pending is not None else None
     count = len(contents.tokens)
     return replace(contents, stretches=(Stretch(count, None, NOTHING),) if count else (), tail=tail)
-
-
-def _finite(data: memoryview) -> bool:
-    """Whether all numbers of float32 are finite."""
-    return bool(np.isfinite(np.frombuffer(data, np.float32)).all())
 
 
 def _seal(digests: list[bytes], key: bytes) -> bytes:

@@ -1,8 +1,7 @@
 """The way of a call that asks for embeddings, the same for every API: one request of prefills, and no token."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from fastapi import Request as HttpRequest
@@ -17,33 +16,20 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import Prepared, check_size, choose_method, require_plain
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
+from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import MAX_PROMPTS
 
 TextOrTokens = str | list[int]
 
 
-@dataclass(frozen=True)
-class EmbeddingsCall:
-    """What a body asks for.
+class PrefillFields(Protocol):
+    """What bodies of all APIs have; `cache_salt` separates prefixes from those of other callers."""
 
-    Attributes:
-        model: what the client calls the model.
-        inputs: texts or token ids.
-        options: how the call is to be served.
-        prompt: the name of the model's text that comes before each.
-        dimensions, normalized: see `Embedder.finish`.
-        truncate: cut texts that are longer than the context.
-        salt: separates prefixes from those of other callers.
-    """
+    @property
+    def model(self) -> str | None: ...
 
-    model: str | None
-    inputs: Sequence[TextOrTokens]
-    options: CallOptions
-    prompt: str | None = None
-    dimensions: int | None = None
-    normalized: bool | None = None
-    truncate: bool = False
-    salt: bytes = b""
+    @property
+    def cache_salt(self) -> str | None: ...
 
 
 class PrefillAnswer(Answer):
@@ -86,27 +72,44 @@ class PrefillAnswer(Answer):
 
 
 async def embed(
-    http: HttpRequest, asked: EmbeddingsCall, write: Callable[[list[np.ndarray], PrefillAnswer], Any]
+    http: HttpRequest,
+    body: PrefillFields,
+    inputs: Sequence[TextOrTokens],
+    write: Callable[[list[np.ndarray], PrefillAnswer], Any],
+    options: CallOptions | None = None,
+    *,
+    prompt: str | None = None,
+    dimensions: int | None = None,
+    normalized: bool | None = None,
+    truncate: bool = False,
 ) -> Response:
-    """Compute embeddings; `write` makes the response's body of them. Raises ApiError."""
-    engine: AsyncEngine = http.app.state.engine
-    require_plain(choose_method(engine.name, asked.model, None), "embeddings are computed", "model")
-    require_texts(asked.inputs)
+    """Compute embeddings of texts or token ids; `write` makes the response's body of them. Raises ApiError.
+
+    `prompt`, `dimensions` and `normalized` are as for `LLM.embed`; `truncate` cuts texts longer than the context.
+    """
+    engine = prefilling_engine(http, body, "embeddings are computed")
+    require_texts(inputs)
     llm, embedder = engine.llm, engine.llm.embedder
 
     def make() -> tuple[Request, list[list[int]]]:
-        if not asked.truncate:
-            check_sizes(llm, asked.inputs)
-        most = llm.max_model_len if asked.truncate else None
-        inputs = [embedder.encode(llm.tokenizer, text, asked.prompt, most) for text in asked.inputs]
-        embedder.finish(np.zeros(embedder.size, np.float32), asked.dimensions)  # refused before work starts
-        return llm.embedding_request(inputs), inputs
+        if not truncate:
+            check_sizes(llm, inputs)
+        most = llm.max_model_len if truncate else None
+        encoded = [embedder.encode(llm.tokenizer, text, prompt, most) for text in inputs]
+        embedder.finish(np.zeros(embedder.size, np.float32), dimensions)  # refused before work starts
+        return llm.embedding_request(encoded), encoded
 
     def finished(answer: PrefillAnswer) -> Any:
-        made = [embedder.finish(one, asked.dimensions, asked.normalized) for one in answer.request.result]
-        return write(made, answer)
+        return write([embedder.finish(one, dimensions, normalized) for one in answer.request.result], answer)
 
-    return await prefilled(http, asked.model, asked.options, asked.salt, make, finished)
+    return await prefilled(http, body, options or CallOptions(1), make, finished)
+
+
+def prefilling_engine(http: HttpRequest, body: PrefillFields, what: str) -> AsyncEngine:
+    """The engine, once its model is the one that the body names. Raises ApiError, in which `what` is done."""
+    engine: AsyncEngine = http.app.state.engine
+    require_plain(choose_method(engine.name, body.model, None), what, "model")
+    return engine
 
 
 def require_texts(inputs: Sequence[Any]) -> None:
@@ -124,14 +127,14 @@ def check_sizes(llm: LLM, inputs: Sequence[Any]) -> None:
 
 async def prefilled(
     http: HttpRequest,
-    model: str | None,
+    body: PrefillFields,
     options: CallOptions,
-    salt: bytes,
     make: Callable[[], tuple[Request, list[list[int]]]],
     write: Callable[[PrefillAnswer], Any],
 ) -> Response:
     """Run a request of prefills; `make` makes it and its inputs, `write` the response's body. Raises ApiError."""
     engine: AsyncEngine = http.app.state.engine
+    salt = salt_bytes(body.cache_salt)
 
     def prepare() -> Prepared:
         request, inputs = make()
@@ -139,6 +142,6 @@ async def prefilled(
         return Prepared([request], inputs)
 
     def answer(_: Prepared, active_call: ActiveCall) -> Answer:
-        return PrefillAnswer(engine, model, active_call, write)
+        return PrefillAnswer(engine, body.model, active_call, write)
 
     return await generate(http, options, prepare, answer)

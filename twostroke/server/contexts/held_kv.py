@@ -52,11 +52,9 @@ def tiers_of(_: LLM, kvs: Sequence[KVCache | None]) -> list[str | None]:
 
     None for a value that is lost.
     """
-    return [None if kv is None else kv.tier if _away(kv) else POOL for kv in kvs]
-
-
-def _away(kv: KVCache) -> bool:
-    return bool(np.count_nonzero(kv.pool.frames.absent(kv.entry_table.pages)))
+    return [
+        None if kv is None else kv.tier if np.any(kv.pool.frames.absent(kv.entry_table.pages)) else POOL for kv in kvs
+    ]
 
 
 def holding(llm: LLM, ids: Sequence[int], salt: bytes) -> Program:

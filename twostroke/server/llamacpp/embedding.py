@@ -8,11 +8,10 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator
 
-from twostroke.server.embeddings import EmbeddingsCall, PrefillAnswer, embed
+from twostroke.server.embeddings import PrefillAnswer, embed
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.embeddings import PrefillBody
 from twostroke.server.openai.schemas.base_model import whole_number
-from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import prompts
 
 router = APIRouter()
@@ -35,11 +34,4 @@ async def embedding(body: LlamaCppEmbeddingBody, http: HttpRequest) -> Response:
     def write(made: list[np.ndarray], _: PrefillAnswer) -> list[dict[str, Any]]:
         return [{"index": index, "embedding": [one.tolist()]} for index, one in enumerate(made)]
 
-    asked = EmbeddingsCall(
-        body.model,
-        body.content,
-        body.call_options(),
-        normalized=body.embd_normalize == 2,
-        salt=salt_bytes(body.cache_salt),
-    )
-    return await embed(http, asked, write)
+    return await embed(http, body, body.content, write, body.call_options(), normalized=body.embd_normalize == 2)

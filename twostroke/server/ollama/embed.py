@@ -7,13 +7,12 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.active_call import CallOptions
-from twostroke.server.embeddings import EmbeddingsCall, PrefillAnswer, embed
+from twostroke.server.embeddings import PrefillAnswer, embed
 from twostroke.server.ollama.answers import nanoseconds
 from twostroke.server.ollama.schemas import OllamaOptions
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, listed, whole_number
-from twostroke.server.openai.schemas.common import CacheSalt, salt_bytes
+from twostroke.server.openai.schemas.common import CacheSalt
 
 router = APIRouter(prefix="/api")
 
@@ -56,16 +55,9 @@ async def embed_texts(body: OllamaEmbedBody, http: HttpRequest) -> Response:
             "prompt_eval_count": answer.request.prompt_tokens,
         }
 
-    asked = EmbeddingsCall(
-        body.model,
-        body.input,
-        CallOptions(1),
-        dimensions=body.dimensions,
-        normalized=True,
-        truncate=body.truncate,
-        salt=salt_bytes(body.cache_salt),
+    return await embed(
+        http, body, body.input, write, dimensions=body.dimensions, normalized=True, truncate=body.truncate
     )
-    return await embed(http, asked, write)
 
 
 @router.post("/embeddings")
@@ -76,5 +68,4 @@ async def embed_text(body: OllamaEmbeddingsBody, http: HttpRequest) -> Response:
     def write(made: list[np.ndarray], _: PrefillAnswer) -> dict[str, Any]:
         return {"embedding": made[0].tolist()}
 
-    asked = EmbeddingsCall(body.model, [body.prompt], CallOptions(1), truncate=True, salt=salt_bytes(body.cache_salt))
-    return await embed(http, asked, write)
+    return await embed(http, body, [body.prompt], write, truncate=True)

@@ -27,7 +27,8 @@ class PromptPages:
         pages: Sequence[memoryview],
     ) -> int:
         """Write the pages that are missing, in order. Returns how many leading ones are there. Raises ErrorReply."""
-        parents = [_parent(names[0])] if names[0].number else []
+        first = names[0]
+        parents = [PageName(first.parent, b"", first.number - 1, b"")] if first.number else []
         there = self.stay(connection, page_format, [*parents, *names])
         if parents and not there.pop(0):
             return 0
@@ -72,10 +73,6 @@ class PromptPages:
                 [("SET", page_format.about_key, page_format.about_value, "PX", round(1e3 * self._ttl_s))]
             )
             self._announced[page_format.scope] = now
-
-
-def _parent(name: PageName) -> PageName:
-    return PageName(name.parent, b"", name.number - 1, b"")
 
 
 def batches(count: int, page_bytes: int) -> Iterator[tuple[int, int]]:

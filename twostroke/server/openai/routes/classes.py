@@ -9,14 +9,11 @@ from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator
 
 from twostroke.engine.request import Request
-from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.embeddings import PrefillAnswer, check_sizes, prefilled, require_texts
-from twostroke.server.engine_requests import choose_method, require_plain
+from twostroke.server.embeddings import PrefillAnswer, check_sizes, prefilled, prefilling_engine, require_texts
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.embeddings import PrefillBody
 from twostroke.server.openai.schemas.base_model import Neutral
-from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import prompts
 
 router = APIRouter()
@@ -33,9 +30,8 @@ class ClassifyBody(PrefillBody):
 @router.post("/classify")
 async def classify(body: ClassifyBody, http: HttpRequest) -> Response:
     """The class of each text, and the probabilities of all."""
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
-    require_plain(choose_method(engine.name, body.model, None), "texts are classified", "model")
+    engine = prefilling_engine(http, body, "texts are classified")
     llm, classifier = engine.llm, engine.llm.classifier
     if classifier is None:
         message = f"{engine.name} has no head that classifies: ask for a choice with /v1/chat/completions instead"
@@ -55,4 +51,4 @@ async def classify(body: ClassifyBody, http: HttpRequest) -> Response:
         head = {"id": f"classify-{secrets.token_hex(16)}", "object": "list", "created": int(time.time())}
         return {**head, "model": answer.model, "data": data, "usage": answer.usage()}
 
-    return await prefilled(http, body.model, body.call_options(), salt_bytes(body.cache_salt), make, write)
+    return await prefilled(http, body, body.call_options(), make, write)

@@ -9,10 +9,10 @@ from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
 from twostroke.server.active_call import CallOptions
-from twostroke.server.embeddings import EmbeddingsCall, PrefillAnswer, embed
+from twostroke.server.embeddings import PrefillAnswer, embed
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, Neutral, whole_number
-from twostroke.server.openai.schemas.common import CacheSalt, salt_bytes
+from twostroke.server.openai.schemas.common import CacheSalt
 from twostroke.server.openai.schemas.completions import prompts
 
 router = APIRouter(prefix="/v1")
@@ -56,16 +56,10 @@ async def embeddings(body: EmbeddingsBody, http: HttpRequest) -> Response:
         ]
         return {"object": "list", "data": data, "model": answer.model, "usage": answer.usage()}
 
-    asked = EmbeddingsCall(
-        body.model,
-        body.input,
-        body.call_options(),
-        body.prompt_name,
-        body.dimensions,
-        body.normalize,
-        salt=salt_bytes(body.cache_salt),
-    )
-    return await embed(http, asked, write)
+    return await embed(
+        http, body, body.input, write, body.call_options(),
+        prompt=body.prompt_name, dimensions=body.dimensions, normalized=body.normalize,
+    )  # fmt: skip
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.api.llm import LLM
-from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import CurrentEngine
@@ -108,17 +107,14 @@ def prompt_of(llm: LLM, prompt: str | list[int], body: CompletionBody) -> Echo:
         return Echo("", infill_prompt(llm, prompt, body.suffix))
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         check_size(llm, prompt)
-    tokens = list(prompt) if not isinstance(prompt, str) else _encoded(tokenizer, prompt, body.add_special_tokens)
+    add_bos = None if body.add_special_tokens else False
+    tokens = tokenizer.encode(prompt, add_bos=add_bos) if isinstance(prompt, str) else list(prompt)
     kept = truncated(llm, tokens, body.truncate_prompt_tokens)
     if not isinstance(prompt, str) or len(kept) < len(tokens):
         check_length(llm, len(kept))  # before unknown ids are looked up
         return Echo(tokenizer.decode(kept, skip_special=False), kept)
     begins = body.add_special_tokens and tokenizer.add_bos
     return Echo(prompt, kept, int(begins))
-
-
-def _encoded(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
-    return tokenizer.encode(text, add_bos=None if special else False)
 
 
 def refuse_beside_suffix(body: CompletionBody) -> None:

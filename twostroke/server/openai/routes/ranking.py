@@ -12,14 +12,11 @@ from pydantic import BeforeValidator, Field
 from twostroke.api.reranking import broadcast
 from twostroke.engine.request import Request
 from twostroke.errors import InvalidRequest
-from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.embeddings import PrefillAnswer, check_sizes, prefilled
-from twostroke.server.engine_requests import choose_method, require_plain
+from twostroke.server.embeddings import PrefillAnswer, check_sizes, prefilled, prefilling_engine
 from twostroke.server.errors import ApiError, invalid
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.embeddings import PrefillBody
 from twostroke.server.openai.schemas.base_model import Neutral, listed, whole_number
-from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import MAX_PROMPTS
 
 router = APIRouter()
@@ -97,9 +94,8 @@ async def _rank(
     pairs_of: Callable[[], list[tuple[str, str]]],
     write: Callable[[Sequence[float], PrefillAnswer], Any],
 ) -> Response:
-    engine: AsyncEngine = http.app.state.engine
     warn_of_fields(http, body)
-    require_plain(choose_method(engine.name, body.model, None), "documents are ranked", "model")
+    engine = prefilling_engine(http, body, "documents are ranked")
     llm, reranker = engine.llm, engine.llm.reranker
     if reranker is None:
         message = f"{engine.name} ranks no documents: serve a reranker, such as Qwen3-Reranker"
@@ -117,7 +113,7 @@ async def _rank(
     def written(answer: PrefillAnswer) -> Any:
         return write(answer.request.result, answer)
 
-    return await prefilled(http, body.model, body.call_options(), salt_bytes(body.cache_salt), make, written)
+    return await prefilled(http, body, body.call_options(), make, written)
 
 
 def _end(answer: PrefillAnswer) -> dict[str, Any]:

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from tests.guesser import PlainGuesser, add_guesser
+from tests.guesser import PlainGuesser, add_guesser, write_with_layer
 from tests.methods.watching import PROMPT, needs_native, runs_of
 from tests.models.checkpoints.test_families_in_gguf import CONVERTED, convert
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.errors import InvalidRequest
+from twostroke.errors import CheckpointError, InvalidRequest
 from twostroke.methods import Plain, Speculative
 from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
@@ -25,9 +26,17 @@ Tiny = Callable[..., LLM]
 CHOSEN = Speculative("mtp", guesses=4, adaptive=False)
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5moe", "qwen3_next"])
+LAYERS = ("deepseek_v3", "glm4_moe_lite")  # whose head is a layer behind the last
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5moe", "qwen3_next", *LAYERS])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_guesser(write_model(request.param, tmp_path_factory.mktemp(request.param)))
+    room = tmp_path_factory.mktemp(request.param)
+    return (
+        write_with_layer(request.param, room)
+        if request.param in LAYERS
+        else add_guesser(write_model(request.param, room))
+    )
 
 
 def opened(directory: Path, backend: str = "native", **options: Any) -> LLM:
@@ -72,8 +81,9 @@ def heads_logits(llm: LLM, states: np.ndarray) -> np.ndarray:
 
 @needs_native
 def test_the_native_head_is_near_the_reference(directory: Path) -> None:
-    states = np.random.default_rng(3).normal(size=(len(PROMPT), 64)).astype(np.float32)
     native = opened(directory)
+    size = (len(PROMPT), native.config.hidden_size)
+    states = np.random.default_rng(3).normal(size=size).astype(np.float32)
     found = heads_logits(native, states)
     expected = heads_logits(opened(directory, "reference", weights="int8"), states)
     assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
@@ -81,9 +91,11 @@ def test_the_native_head_is_near_the_reference(directory: Path) -> None:
     no_page_is_lost(native)
 
 
-def test_the_same_head_in_a_gguf_file(tmp_path: Path) -> None:
-    directory = add_guesser(write_model("qwen3_5", tmp_path / "a"))
-    theirs, path = open_huggingface(directory), convert(directory, tmp_path / "a.gguf", CONVERTED["qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3"])
+def test_the_same_head_in_a_gguf_file(family: str, tmp_path: Path) -> None:
+    behind = family in LAYERS
+    directory = write_with_layer(family, tmp_path / "a") if behind else add_guesser(write_model(family, tmp_path / "a"))
+    theirs, path = open_huggingface(directory), convert(directory, tmp_path / "a.gguf", CONVERTED[family])
     mine = replace(open_gguf(path), tokenizer_source=theirs.tokenizer_source)
     states = np.random.default_rng(3).normal(size=(len(PROMPT), 64)).astype(np.float32)
     opened_as: dict[str, Any] = {"backend": "reference", "draft": "mtp", "kv_bytes": 16 << 20}
@@ -127,14 +139,14 @@ def test_bit_for_bit_the_plain_answer(directory: Path, sampling: dict[str, Any])
 @needs_native
 def test_preempted(directory: Path) -> None:
     prompts, llm = [PROMPT, PROMPT[:7] * 3, PROMPT * 2, PROMPT[3:]], opened(directory)
-    page_bytes = llm.pool.page_bytes
+    room = (50 if llm.config.state_layers else 20) * llm.pool.page_bytes
 
     def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
         made = llm.generate(prompts, method=CHOSEN, max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
         return [(one.outputs[0].tokens, one.facts) for one in made]
 
     alone = [answers(llm, [prompt])[0] for prompt in prompts]
-    small = opened(directory, kv_bytes=50 * page_bytes, max_step_tokens=9, prefix_index="off")
+    small = opened(directory, kv_bytes=room, max_step_tokens=9, prefix_index="off")
     assert answers(small, prompts) == alone
     assert small.engine.preemptions
     no_page_is_lost(small)
@@ -147,9 +159,22 @@ def test_a_model_without_a_head_says_so(tiny_llm: Tiny) -> None:
         tiny_llm().generate([[5, 6]], method=CHOSEN)
 
 
+@pytest.mark.parametrize("copy", ["embed_tokens", "shared_head.head"])
+def test_embeddings_of_its_own_are_told(tmp_path: Path, copy: str) -> None:
+    """They are read once: a file whose copies differ from the model's is refused where a draft is asked for."""
+    path = write_with_layer("deepseek_v3", tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"model.layers.3.{copy}.weight"][0, 0] += 1
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"is no copy of .*, which a draft mtp needs") as caught:
+        opened(tmp_path, "reference")
+    assert "\n" not in str(caught.value)
+    LLM(str(tmp_path), backend="reference", kv_bytes=16 << 20)
+
+
 def test_states_must_be_those_of_the_tokens(directory: Path) -> None:
     llm = opened(directory, "reference")
-    few, enough = (np.zeros((count, 64), np.float32) for count in (3, len(PROMPT)))
+    few, enough = (np.zeros((count, llm.config.hidden_size), np.float32) for count in (3, len(PROMPT)))
     for states, model in ((few, "mtp"), (None, "mtp"), (enough, None)):
 
         def program(states: np.ndarray | None = states, model: str | None = model) -> Program:

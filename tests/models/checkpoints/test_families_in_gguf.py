@@ -227,8 +227,10 @@ GUESSER = {
 
 
 def with_guesser(tensors: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
-    """The head of multi-token prediction as one more layer."""
+    """The head of multi-token prediction as one more layer, without copies of embeddings."""
     inner = f"model.layers.{layers}."
+    copies = (f"{inner}embed_tokens.weight", f"{inner}shared_head.head.weight")
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
     renamed = {name: inner + GUESSER.get(name, name.removeprefix("mtp.layers.0.")) for name in tensors}
     return {renamed[name] if name.startswith("mtp.") else name: tensor for name, tensor in tensors.items()}
 
@@ -377,6 +379,8 @@ def deepseek2(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
 
 
 DEEPSEEK2 = {
+    **{part: f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm")},
+    "shared_head.norm": "nextn.shared_head_norm",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",
@@ -623,7 +627,7 @@ def convert(directory: Path, path: Path, made: Converted) -> Path:
     writer.add_embedding_length(values["hidden_size"])
     stored = load_file(directory / "model.safetensors")
     layers = values.get("num_hidden_layers") or len(values["layers_block_type"])
-    guesses = "mtp.fc.weight" in stored
+    guesses = "mtp.fc.weight" in stored or f"model.layers.{layers}.eh_proj.weight" in stored
     writer.add_block_count(layers + guesses)
     if guesses:
         writer.add_uint32(f"{made.arch}.nextn_predict_layers", 1)

@@ -2,8 +2,9 @@
 
 import shlex
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,8 +46,7 @@ def group() -> None:
     """Compare techniques on the same items, with intervals, tests for pairs, and what the numbers cannot show."""
 
 
-def _eval(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Evaluation", **settings)
+_eval = partial(typer.Option, rich_help_panel="Evaluation")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Options of `twostroke plan`: what is planned, what is asked of it, and what is measured here instead."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 MAX_USERS = 10_000  # each is counted
 MAX_RATE = 1_000_000  # requests a second
 MIN_BURSTINESS = 0.01  # below it all requests come in a few bursts, and a percentile says nothing
-
-
-def _here(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="This machine", **settings)
+_here = partial(typer.Option, rich_help_panel="This machine")
 
 
 def _given(options: Any, names: tuple[str, ...]) -> list[str]:

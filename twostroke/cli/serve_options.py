@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,17 +12,14 @@ from twostroke.cli.options import ModelOptions, choice_settings, option, options
 from twostroke.cli.parsers import parse_host
 from twostroke.engine.options import LLMOptions
 from twostroke.errors import InvalidRequest
-from twostroke.fields import rules
+from twostroke.fields import Rule, rules
 from twostroke.server.listener import Place
 from twostroke.server.settings import Settings
 from twostroke.system.cores import usable_cores
 
 PANEL = "Server"
 LOG_FORMATS = ("text", "json")
-
-
-def _server(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=PANEL, **settings)
+_server = partial(typer.Option, rich_help_panel=PANEL)
 
 
 def parse_mode(text: str) -> str:
@@ -97,33 +95,31 @@ class StepOptions:
         return self.itl_ms if isinstance(self.itl_ms, float) else None
 
 
+def _spelled(name: str, rule: Rule) -> dict[str, Any]:
+    """How an option of `Settings` is spelled: without the unit of seconds, and a switch in both of its forms."""
+    flag = name.removesuffix("_s").replace("_", "-")
+    return {"names": (f"--{flag}/--no-{flag}" if rule.kind is bool else f"--{flag}",)}
+
+
+_CHANGES: dict[str, dict[str, Any]] = {
+    "model_name": {"names": ("--served-name",), "show_default": "its name"},
+    "api_key": {"envvar": "TWOSTROKE_API_KEY"},
+    "max_body_bytes": {"names": ("--max-body",)},
+    "timeout_s": {"show_default": "no limit"},
+    "cors": {"metavar": "ORIGIN"},
+    "allowed_hosts": {"names": ("--allowed-host",), "metavar": "HOST"},
+    "api_key_file": {"metavar": "FILE"},
+    "receipts": {"metavar": "DIR"},
+}
+
+
 @dataclass(frozen=True)
 class SettingsOptions(
     options_of(
         Settings,
         PANEL,
         leave_out=("max_choices",),
-        changes={
-            "model_name": {"names": ("--served-name",), "show_default": "its name"},
-            "api_key": {"envvar": "TWOSTROKE_API_KEY"},
-            "max_body_bytes": {"names": ("--max-body",)},
-            "timeout_s": {"names": ("--timeout",), "show_default": "no limit"},
-            "cors": {"metavar": "ORIGIN"},
-            "allowed_hosts": {"names": ("--allowed-host",), "metavar": "HOST"},
-            "api_key_file": {"metavar": "FILE"},
-            "receipts": {"metavar": "DIR"},
-            "vllm_metrics": {"names": ("--vllm-metrics/--no-vllm-metrics",)},
-            "strict_fields": {"names": ("--strict-fields/--no-strict-fields",)},
-            "drain_delay_s": {"names": ("--drain-delay",)},
-            "step_timeout_s": {"names": ("--step-timeout",)},
-            "watchdog_timeout_s": {"names": ("--watchdog-timeout",)},
-            "spare_engine": {"names": ("--spare-engine/--no-spare-engine",)},
-            "grace_s": {"names": ("--grace",)},
-            "header_timeout_s": {"names": ("--header-timeout",)},
-            "body_timeout_s": {"names": ("--body-timeout",)},
-            "write_timeout_s": {"names": ("--write-timeout",)},
-            "keep_alive_s": {"names": ("--keep-alive",)},
-        },
+        changes={name: _spelled(name, rule) | _CHANGES.get(name, {}) for name, rule in rules(Settings).items()},
     )
 ):
     """How the server behaves, apart from the model."""

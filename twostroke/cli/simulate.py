@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,14 +26,8 @@ HERE = "here"
 MAX_WORKERS = 10_000  # each takes 0.6 MB
 ROUTERS = ("round-robin", "least-loaded", "kv-aware")
 Number = float | None
-
-
-def _engine(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Engine", **settings)
-
-
-def _fleet(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Workers", **settings)
+_engine = partial(typer.Option, rich_help_panel="Engine")
+_fleet = partial(typer.Option, rich_help_panel="Workers")
 
 
 def _declared(name: str) -> Any:

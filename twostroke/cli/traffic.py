@@ -3,6 +3,7 @@
 import re
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,10 +40,7 @@ def parse_range(text: str) -> Any:
 
 above_zero = checked(Rule(float, above=0, most=LARGE, optional=True))
 zero_or_more = checked(Rule(float, least=0, most=LARGE, optional=True))
-
-
-def load_option(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Load", **settings)
+load_option = partial(typer.Option, rich_help_panel="Load")
 
 
 Burstiness = Annotated[
@@ -51,8 +49,7 @@ Burstiness = Annotated[
 ]
 
 
-def _workload(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Workload", **settings)
+_workload = partial(typer.Option, rich_help_panel="Workload")
 
 
 Tokens = Any

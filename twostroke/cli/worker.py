@@ -1,6 +1,7 @@
 """`twostroke worker`: a worker of NVIDIA Dynamo."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -14,9 +15,7 @@ from twostroke.engine.options import LLMOptions
 from twostroke.fields import rules
 from twostroke.system.extras import requires_extra
 
-
-def _worker(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Worker", **settings)
+_worker = partial(typer.Option, rich_help_panel="Worker")
 
 
 @spread

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.shuffled import shuffled
 from tests.models.test_against_transformers import all_logits
+from tests.tiny import LATENT
 from twostroke.api.llm import LLM
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.study.evaluate.wikipedia import PROSE, plain
@@ -19,7 +20,7 @@ IDS = [5, 9, 200, 17, 33, 5, 80, 81, 3, 44] * 4
 def test_a_shuffled_model_gives_the_same_logits(
     family: str, tiny_llm: Callable[..., LLM], tiny_directory: Callable[[str], Path]
 ) -> None:
-    if family in ("gemma4-moe", "deepseek_v2", "glm4_moe_lite"):
+    if family in ("gemma4-moe", *LATENT):
         pytest.skip("the benchmark knows no channels of latents, nor of norms beside experts")
     checkpoint = open_checkpoint(str(tiny_directory(family)))
     other = shuffled(checkpoint)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backends.ranks.scenario import UNEVEN, differences, finite, record
-from tests.tiny import write_model
+from tests.tiny import LATENT, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
@@ -40,8 +40,8 @@ def seen_with(path: Path, tp: int, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("tp", [3, 4])
 def test_every_family(family: str, tp: int, written: Callable[[str], Path]) -> None:
     path = written(family)
-    if family in ("deepseek_v2", "glm4_moe_lite"):
-        with pytest.raises(InvalidRequest, match="latent"):
+    if family in (*LATENT, "falcon_h1"):
+        with pytest.raises(InvalidRequest, match=r"latent|beside each other"):
             open_native(path, tp)
         return
     alone = seen_with(path, 1)

@@ -212,6 +212,16 @@ def interval_chart(axis: Axis, groups: Sequence[tuple[str, Sequence[Interval]]],
     return _svg(width, height, parts)
 
 
+def as_file(svg: str) -> str:
+    """A chart that needs no page around it."""
+    own = (
+        ":root { color-scheme: light dark; --ink: light-dark(#1c1c20, #e8e8ec); --soft: light-dark(#66666c, #a0a0a6); "
+    )
+    own += "--line: light-dark(#dcdce0, #3a3a40); }"
+    begin, rest = svg.split(">", 1)
+    return f'{begin} xmlns="http://www.w3.org/2000/svg">\n<style>{own}\n{STYLE}</style>{rest}\n'
+
+
 def vertical(name: str, value: float, series: Sequence[Series], colour: int) -> Series:
     """A dashed vertical line over all points."""
     heights = [point[1] for one in series for point in one.points]

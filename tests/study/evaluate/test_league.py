@@ -1,6 +1,7 @@
 """The league: methods at several budgets, what they do for a server, and the page that orders them."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -10,11 +11,15 @@ from tests.study.evaluate.test_evaluation import TinyLLM, evaluation
 from twostroke.api.llm import LLM
 from twostroke.cli.eval import ContenderOptions
 from twostroke.errors import InvalidRequest
+from twostroke.study.charts import as_file
 from twostroke.study.evaluate.contenders import Contender, at_budgets, contender
 from twostroke.study.evaluate.measures.serving import MOST, TOKENS
+from twostroke.study.evaluate.plots import by_bytes
 from twostroke.study.evaluate.report import Figure, ReportTable, league, page, report
 from twostroke.study.evaluate.summary import summarize
 from twostroke.study.evaluate.tasks import NameIndex, Ruler
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def names(contenders: list[Contender]) -> list[str]:
@@ -78,3 +83,10 @@ def test_where_heads_cannot_be_gathered_only_times_alone_are_known(tiny_llm: Tin
     record = run.run()[0].measures["serving"]["plain"]
     assert record["itl_1_s"] > 0
     assert (record["itl_16_s"], record["full_rate"]) == (None, None)
+
+
+def test_lines_of_a_plot_are_techniques_with_their_options() -> None:
+    asked = ("plain", "tova:ratio=0.5", "tova:ratio=0.1", "tova:budgets=ada,ratio=0.5")
+    svg = as_file(by_bytes("right", dict.fromkeys(asked, (1.0, 0.5)), share=True))
+    texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert texts[:3] == ["plain", "tova", "tova:budgets=ada"]

@@ -1,5 +1,6 @@
 """The plots of a report: a colour for each method, the same in every plot."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from twostroke.study.charts import Axis, Interval, Series, interval_chart, line_chart
@@ -7,6 +8,7 @@ from twostroke.study.evaluate.statistics import Estimate
 
 WIDTH = 760
 COLOURS = 8
+_BUDGET = re.compile(r"(?<=[:,])(ratio|budget|window)=[^,]+,?")
 
 
 def intervals(groups: Sequence[tuple[str, Mapping[str, Estimate]]], methods: Sequence[str], share: bool = False) -> str:
@@ -36,7 +38,7 @@ def by_bytes(title: str, points: Mapping[str, tuple[float, float]], share: bool)
     """A line for each technique, over the part of the baseline's KV that its settings keep."""
     families: dict[str, list[tuple[float, float]]] = {}
     for name, point in points.items():
-        families.setdefault(name.partition(":")[0], []).append(point)
+        families.setdefault(_BUDGET.sub("", name).rstrip(":,"), []).append(point)
     series = [Series(name, sorted(ones), index % COLOURS) for index, (name, ones) in enumerate(families.items())]
     x = Axis("KV kept, as a share of the baseline's", "{:g}".format, logarithmic=False)
     y = Axis(title, "{:.0%}".format if share else "{:g}".format, logarithmic=not share, top=1.0 if share else None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostroke.study.charts import STYLE
+from twostroke.study.charts import STYLE, as_file
 from twostroke.study.evaluate.measure import Metric
 from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.plots import by_bytes, curves, intervals
@@ -97,7 +97,7 @@ def report(summary: Summary, command: str, machine: dict[str, Any]) -> list[Bloc
             "bootstrap. No correction is made for the number of comparisons."
         ),
     ]
-    if "serving" in summary.metrics:
+    if "serving" in summary.metrics or len(summary.methods) > MANY:
         blocks += [Heading(2, "league"), *league(summary)]
     blocks += [Heading(2, "at a glance"), headlines(summary)]
     for name, metrics in summary.metrics.items():
@@ -239,10 +239,12 @@ def _percent(metric: Metric) -> str:
 
 
 def write(directory: Path, facts: dict[str, Any], blocks: Sequence[Block]) -> None:
-    """summary.json, report.md and report.html."""
+    """summary.json, report.md, report.html, and plot.svg: the page's first plot, of the league if there is one."""
     (directory / "summary.json").write_text(strict_json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (directory / "report.md").write_text(markdown(blocks), encoding="utf-8")
     (directory / "report.html").write_text(page(blocks), encoding="utf-8")
+    if figure := next((block for block in blocks if isinstance(block, Figure)), None):
+        (directory / "plot.svg").write_text(as_file(figure.svg), encoding="utf-8")
 
 
 def markdown(blocks: Sequence[Block]) -> str:

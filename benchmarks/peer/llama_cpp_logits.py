@@ -28,7 +28,9 @@ def main(path: Path) -> None:
         if api.llama_model_quantize(job["model"].encode(), target.encode(), options):
             raise RuntimeError("llama.cpp does not quantize this model")
         job["model"] = target
-    model = api.llama_model_load_from_file(job["model"].encode(), api.llama_model_default_params())
+    read = api.llama_model_default_params()
+    read.use_extra_bufts = "quantize" not in job  # its AMX form of Q8_0 cannot multiply heads apart (MLA)
+    model = api.llama_model_load_from_file(job["model"].encode(), read)
     vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
     params = api.llama_context_default_params()
     params.n_ctx = job.get("context", max(map(len, job["texts"])) + 64)

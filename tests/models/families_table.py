@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.models import llama_cpp
 from tests.models.checkpoints.test_families_in_gguf import CONVERTED
-from tests.models.test_against_llama_cpp import differences
+from tests.models.test_against_llama_cpp import differences, quantized_differences
 from tests.models.test_against_transformers import (
     LONG,
     LONG_SIZES,
@@ -30,7 +30,10 @@ from twostroke.backends.triton.backend import unsupported
 from twostroke.models.checkpoints.huggingface.directory import open_huggingface
 from twostroke.models.config import Experts, ModelConfig
 
-HEADER = "| tiny model | transformers | GGUF | sizes | 1 to 600 tokens | 3,000 tokens | to llama.cpp | backends |"
+HEADER = (
+    "| tiny model | transformers | GGUF | sizes | 1 to 600 tokens | 3,000 tokens | to llama.cpp | its five types "
+    "| backends |"
+)
 
 
 def row_of(family: str, config: ModelConfig, found: Stated) -> str:
@@ -41,7 +44,7 @@ def row_of(family: str, config: ModelConfig, found: Stated) -> str:
     cells = (f"`{family}`", FAMILIES[family][0], ", ".join(archs) or "not tried", sizes_of(config))
     short, long = found.transformers
     peer = ", ".join(f"{one:.0e}" for one in found.llama_cpp)
-    return f"| {' | '.join(cells)} | {short:.0e} | {long:.0e} | {peer} | {backends} |"
+    return f"| {' | '.join(cells)} | {short:.0e} | {long:.0e} | {peer} | {found.quantized:.0e} | {backends} |"
 
 
 def sizes_of(config: ModelConfig) -> str:
@@ -77,9 +80,10 @@ def measured_row(family: str, room: Path) -> str:
     if llama_cpp.missing() is None:
         *few, many = differences(family, room / f"{family}-llama.cpp")
         peer = Differences(rounded_up(max(few)), rounded_up(max(*few, many)))
+        quantized = rounded_up(max(quantized_differences(family, room / f"{family}-quantized").values()))
     else:
-        peer = stated(PAGE.read_text())[family].llama_cpp
-    return row_of(family, open_huggingface(short).config, Stated(found, peer))
+        _, peer, quantized = stated(PAGE.read_text())[family]
+    return row_of(family, open_huggingface(short).config, Stated(found, peer, quantized))
 
 
 def main() -> None:

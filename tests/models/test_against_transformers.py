@@ -35,18 +35,21 @@ class Differences(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """Those of a family, to transformers and to llama.cpp."""
+    """Those of a family, to transformers and to llama.cpp, and to its quantized files as a part of logits."""
 
     transformers: Differences
     llama_cpp: Differences
+    quantized: float
 
 
 def stated(page: str) -> dict[str, Stated]:
     """Those of each family in the page's table."""
     lines = [line for line in page.splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    numbers = {row[0].strip("`"): [float(number) for cell in row[4:7] for number in cell.split(", ")] for row in rows}
-    return {name: Stated(Differences(*found[:2]), Differences(*found[2:])) for name, found in numbers.items()}
+    numbers = {row[0].strip("`"): [float(number) for cell in row[4:8] for number in cell.split(", ")] for row in rows}
+    return {
+        name: Stated(Differences(*found[:2]), Differences(*found[2:4]), found[4]) for name, found in numbers.items()
+    }
 
 
 def all_logits(llm: LLM, ids: list[int]) -> np.ndarray:

@@ -152,6 +152,8 @@ class NemotronH(Family):
         given = source.get("hybrid_override_pattern") or source.get("layers_block_type")
         if not isinstance(given, str | list) or not all(isinstance(kind, str) and kind in KINDS for kind in given):
             raise source.unsupported(f"layers_block_type other than {', '.join(KINDS)}")
+        if len(given) > source.num_matrices:  # a layer has one at least
+            raise source.bad("layers_block_type", f"at most {source.num_matrices}, as the files have", len(given))
         return [KINDS[kind] for kind in given]
 
     def _feed_forward(self, source: ConfigSource, kind: str, index: int) -> GatedMLP | Experts:

@@ -11,7 +11,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from twostroke.backends.triton.attention import attention_options
-from twostroke.backends.triton.kernels import attention, linear_attention, packed, pointwise, recurrent, token_inputs
+from twostroke.backends.triton.kernels import (
+    attention,
+    experts,
+    linear_attention,
+    packed,
+    pointwise,
+    recurrent,
+    token_inputs,
+)
 from twostroke.backends.triton.packed import PACKED_FORMATS
 from twostroke.backends.triton.pass_plan import keys_of, tall_of
 
@@ -56,6 +64,24 @@ PARTS = {"PARTS": 2, "BIAS": True, "HEADS": 8, "BLOCK": 128}
 ROWS = {"HIDDEN": 2560, "PARTS": 2, "BLOCK": 4096, "POST": True, "COPIED": True, "GROWN": True} | dict.fromkeys(
     ("BIAS", "NORM", "DROPOUT", "SCALED"), False
 )
+MIXTURE_TYPES = {
+    **dict.fromkeys(("logits_ptr", "bias_ptr", "factors_ptr", "weights_ptr", "parts_ptr", "gate_ptr"), "*fp32"),
+    **dict.fromkeys(("norm_ptr", "out_norm_ptr", "out_ptr"), "*fp32"),
+    "ids_ptr": "*i32",
+    "h_ptr": "*bf16",
+    "part_stride": "i32",
+    "eps": "fp32",
+}
+MIXTURE = {
+    "EXPERTS": 128,
+    "CHOSEN": 8,
+    "NORMALIZED": True,
+    "SIGMOID": False,
+    "BIASED": False,
+    "FACTORS": True,
+    "BLOCK": 128,
+}
+SHARED = {"HIDDEN": 2816, "PARTS": 2, "GATED": False, "NORMED": True, "BLOCK": 4096}
 INPUTS = {"LAYERS": 30, "SIZE": 256, "PARTS": 2, "BLOCK": 256}
 
 
@@ -116,6 +142,8 @@ def families() -> dict[str, dict[str, int]]:
         "no entries": compiled(pointwise.rope_store_kernel, types, normed | {"HKV": 0}, num_warps=2),
         "squares": compiled(pointwise.head_squares_kernel, types, plain | PARTS, num_warps=2),
         "scaled stream": compiled(pointwise.norm_kernel, types | rows | {"x_ptr": "*fp32"}, ROWS, num_warps=16),
+        "factors": compiled(experts.choose_kernel, MIXTURE_TYPES, MIXTURE, num_warps=1),
+        "sums with norms": compiled(experts.shared_expert_kernel, MIXTURE_TYPES, SHARED, num_warps=16),
         "cap": compiled(pointwise.cap_kernel, {"x_ptr": "*fp32", "count": "i32", "cap": "fp32"}, {"BLOCK": 1024}),
         "inputs": compiled(token_inputs.token_inputs_kernel, inputs, INPUTS, num_warps=1),
         "gate": compiled(token_inputs.input_gate_kernel, types | {"inputs_ptr": "*fp32"}, INPUTS | {"ACTIVATION": 1}),

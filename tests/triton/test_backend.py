@@ -45,7 +45,6 @@ RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "granite4-hybrid")  # slow, 
 
 LATENT = "no kernel for latent entries"
 REFUSED = {
-    "gemma4-moe": "experts with norms of their own",
     "falcon_h1": "attention and states beside each other",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), LATENT),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "MLPs without a gate"),

@@ -34,5 +34,5 @@ def test_layers_with_a_state_compile(found: dict[str, dict[str, dict[str, int]]]
 
 
 def test_what_few_families_have_compiles(found: dict[str, dict[str, dict[str, int]]]) -> None:
-    """Caps, norms over all heads, heads of two sizes, numbers of tokens."""
-    assert len(found["families"]) == 9
+    """Caps, norms over all heads, heads of two sizes, numbers of tokens, experts with factors and norms."""
+    assert len(found["families"]) == 11

@@ -120,8 +120,8 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype
         return "it has no kernel for attention and states beside each other"
     if any(layer.feed_forward.activation == UNGATED for layer in config.layers):
         return "it has no kernel for MLPs without a gate, or layers without an MLP"
-    if any(isinstance(layer.feed_forward, Experts) and layer.feed_forward.scale != 1 for layer in config.layers):
-        return "it has no kernel for factors of experts"
+    if any(isinstance(layer.feed_forward, Experts) and layer.feed_forward.groups > 1 for layer in config.layers):
+        return "it has no kernel for groups of experts"
     for heads, (kv_heads, dim) in dict.fromkeys((one.num_heads, one.kv_shape) for one in config.attentions):
         if dim > WIDEST_HEAD or dim % 2:
             return f"it wants heads of an even width, at most {WIDEST_HEAD}, not {dim}"
@@ -135,8 +135,6 @@ def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype
         return f"it has no kernel for {part}"
     if config.takes_hidden:
         return "it has no kernel for hidden states of another model"
-    if any(isinstance(layer.feed_forward, Experts) and layer.feed_forward.own_norms for layer in config.layers):
-        return "it has no kernel for experts with norms of their own"
     if config.both_ways:
         return "it has no kernel for attention in both directions"
     for name, tensor in matrices.items():

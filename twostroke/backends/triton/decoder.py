@@ -99,9 +99,16 @@ class TritonDecoder(AttentionPass):
             dropout = None if extras.dropout is None else extras.dropout[i]
             self._norm(rows, to, parts, layer.post_norms[0], layer.pre_norms[1], dropout, layer.o_bias, copied=True)
             if isinstance(layer.feed_forward, models.Experts):
-                parts = self.mix(layer.mixture, rows, to)
                 if layer.shared is not None:
-                    layer.shared(to.h, to.gated, to.shared, to.parts, rows)
+                    layer.shared.multiply(to.h, to.gated, to.shared, rows)
+                routed = to.h
+                if layer.expert_norms:
+                    routed, (router_norm, norm, *_) = to.routed, layer.expert_norms
+                    self._norm(rows, to, 0, None, router_norm, dropout, out=routed)
+                    self._norm(rows, to, 0, None, norm, dropout)
+                parts = self.mix(layer.mixture, routed, rows, to)
+                if layer.shared is not None:
+                    layer.shared.add(to.h, to.shared, to.parts, rows)
             else:
                 gated = _columns(to.gated, layer.gated.rows)
                 layer.gated(to.h, gated, rows)
@@ -156,9 +163,9 @@ class TritonDecoder(AttentionPass):
         linear(x, to.parts, rows)
         return linear.parts(rows)
 
-    def mix(self, mixture: Mixture, rows: int, to: PassBuffers) -> int:
-        """A mixture of experts, as parts, whose number is returned."""
-        mixture(to.h, to.parts, rows)
+    def mix(self, mixture: Mixture, routed: torch.Tensor, rows: int, to: PassBuffers) -> int:
+        """A mixture of experts, as parts, whose number is returned. `routed`: what the router reads."""
+        mixture(to.h, to.parts, rows, routed)
         return 1
 
     def embed(self, rows: int, to: PassBuffers) -> None:
@@ -181,14 +188,18 @@ class TritonDecoder(AttentionPass):
     def _norm(
         self, rows: int, to: PassBuffers, parts: int, post: torch.Tensor | None, weight: torch.Tensor | None,
         dropout: torch.Tensor | None = None, bias: torch.Tensor | None = None, copied: bool = False, scale: float = 1.0,
+        out: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """x = scale * (x + the parts of a product and its bias); h = norm(x) if there is a weight, or x if `copied`."""
+        """x = scale * (x + the parts of a product and its bias); h = norm(x) if there is a weight, or x if `copied`.
+
+        `out`: what is written in place of h.
+        """
         hidden, factor = self.config.hidden_size, self.config.residual_scale
         pointwise.norm_kernel[(rows,)](
-            to.x, to.parts, bias, post, weight, dropout, to.h, FEW_TOKENS * hidden, self.config.norm_eps, factor,
-            scale, hidden, parts, *(one is not None for one in (bias, post, weight, dropout)), factor != 1,
-            copied and weight is None, scale != 1, power_of_two(hidden),
-            num_warps=norm_warps(hidden), enable_fp_fusion=False,
+            to.x, to.parts, bias, post, weight, dropout, to.h if out is None else out, FEW_TOKENS * hidden,
+            self.config.norm_eps, factor, scale, hidden, parts,
+            *(one is not None for one in (bias, post, weight, dropout)), factor != 1, copied and weight is None,
+            scale != 1, power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
         )  # fmt: skip
 
     def launch_head(self, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor, rows: int) -> None:

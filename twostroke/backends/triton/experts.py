@@ -1,6 +1,6 @@
 """Layers with a mixture of experts: their weights on the device, and the launches of their kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from twostroke.backends.triton.pass_plan import power_of_two
 from twostroke.backends.triton.tile_shapes import FEW_TOKENS, TileShape, packed_stages
 from twostroke.models.config import Experts
 from twostroke.models.formats.tensor import RawTensor
-from twostroke.models.tensor_shapes import SELECTION_BIAS
+from twostroke.models.tensor_shapes import FACTORS, SELECTION_BIAS
 
 # For so many pairs of an expert, on average. Features are first in a product, so all of these add in the same order.
 TILES = {
@@ -109,9 +109,14 @@ class Mixture:
         self.experts, self.hidden, self.rooms, self.whole = experts, router.shape[1], rooms, whole
         self.router = torch.from_numpy(router.dequantize()).to(rooms.device, torch.float32)
 
-        self.selection: torch.Tensor | None = None
-        if experts.selection_bias:
-            self.selection = torch.from_numpy(weights(prefix + SELECTION_BIAS).dequantize()).to(rooms.device)
+        def numbers(name: str, there: bool) -> torch.Tensor | None:
+            return torch.from_numpy(weights(prefix + name).dequantize()).to(rooms.device) if there else None
+
+        self.selection = numbers(SELECTION_BIAS, experts.selection_bias)
+        self.factors = numbers(FACTORS, experts.factors)
+        if experts.scale != 1:
+            ones = torch.ones(experts.count, device=rooms.device) if self.factors is None else self.factors
+            self.factors = ones * experts.scale
 
         def stack(*names: str) -> tuple[torch.Tensor | RepackedMatrix, int]:
             every = [f"{prefix}experts.{e}.{name}" for e in range(experts.count) for name in names]
@@ -129,15 +134,16 @@ class Mixture:
         (self.gate_up, self.width), (self.down, self.features) = stack("gate", "up"), stack("down")
         self.room = rooms.of(experts, self.width, self.features)
 
-    def __call__(self, h: torch.Tensor, out: torch.Tensor, tokens: int) -> None:
+    def __call__(self, h: torch.Tensor, out: torch.Tensor, tokens: int, routed: torch.Tensor | None = None) -> None:
         """The first `tokens` rows of h [padded, hidden] bfloat16, into out, float32, as [tokens, features].
 
+        `routed`: what the router reads, as h; None for h.
         It only launches kernels, whose grids depend on `tokens` alone: it can be captured in a graph.
         """
-        out = out.view(-1)
+        out, routed = out.view(-1), h if routed is None else routed
         for first in range(0, tokens, self.rooms.tokens):
             count = min(self.rooms.tokens, tokens - first)
-            self._route(h[first:], count)
+            self._route(routed[first:], count)
             self._multiply(h[first:], count)
             self._sum(out[first * self.features :], count)
 
@@ -150,8 +156,9 @@ class Mixture:
             height, wide, deep, num_warps=4,
         )  # fmt: skip
         kernels.choose_kernel[(tokens,)](
-            room.logits, self.selection, room.ids, room.weights, experts.count, experts.chosen, experts.normalized,
-            experts.sigmoid, experts.selection_bias, power_of_two(experts.count), num_warps=1,
+            room.logits, self.selection, self.factors, room.ids, room.weights, experts.count, experts.chosen,
+            experts.normalized, experts.sigmoid, experts.selection_bias, self.factors is not None,
+            power_of_two(experts.count), num_warps=1,
         )  # fmt: skip
 
     def _multiply(self, h: torch.Tensor, tokens: int) -> None:
@@ -232,20 +239,24 @@ def _stacked(raws: list[RawTensor], device: str) -> torch.Tensor | RepackedMatri
 class SharedExpert:
     """A gated MLP whose output, times the sigmoid of a product if it has a gate, is added to that of a mixture."""
 
-    def __init__(self, gated: GatedLinear, down: Linear, gate: torch.Tensor | None) -> None:
-        """`gate`: [hidden] float32."""
-        self.gated, self.down, self.gate = gated, down, gate
+    def __init__(
+        self, gated: GatedLinear, down: Linear, gate: torch.Tensor | None, norms: Sequence[torch.Tensor], eps: float
+    ) -> None:
+        """`gate`: [hidden] float32. `norms`: of its output and of the mixture's, if they have some of their own."""
+        self.gated, self.down, self.gate, self.norms, self.eps = gated, down, gate, norms, eps
 
-    def __call__(self, h: torch.Tensor, gated: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, rows: int) -> None:
-        """Add to out, float32 [rows, hidden], what it makes of h [padded rows, hidden].
-
-        `gated`, `parts`: room for what lies between.
-        """
-        hidden = self.down.features
+    def multiply(self, h: torch.Tensor, gated: torch.Tensor, parts: torch.Tensor, rows: int) -> None:
+        """Compute the output's parts of h [padded rows, hidden]; `gated`: room for what lies between."""
         between = gated.view(-1)[: len(gated) * self.gated.rows].view(len(gated), self.gated.rows)
         self.gated(h, between, rows)
         self.down(between, parts, rows)
+
+    def add(self, h: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        """Add the parts to the mixture's output, float32 [rows, hidden]."""
+        hidden = self.down.features
+        own, mixture = self.norms or (None, None)
         kernels.shared_expert_kernel[(rows,)](
-            parts, FEW_TOKENS * hidden, h, self.gate, out, hidden, self.down.parts(rows), self.gate is not None,
-            power_of_two(hidden), num_warps=8 if hidden <= 1024 else 16, enable_fp_fusion=False,
+            parts, FEW_TOKENS * hidden, h, self.gate, own, mixture, self.eps, out, hidden, self.down.parts(rows),
+            self.gate is not None, own is not None, power_of_two(hidden), num_warps=8 if hidden <= 1024 else 16,
+            enable_fp_fusion=False,
         )  # fmt: skip

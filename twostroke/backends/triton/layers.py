@@ -14,7 +14,7 @@ from twostroke.backends.triton.recurrent import RecurrentLayer
 from twostroke.backends.triton.token_inputs import LayerInputs
 from twostroke.models import config as models
 from twostroke.models.recurrent import RecurrentMixer
-from twostroke.models.tensor_shapes import SHARED_GATE
+from twostroke.models.tensor_shapes import EXPERT_NORMS, SHARED_GATE
 
 GATED_ROWS, GATED_COLUMNS = 16, 256  # that a program multiplies by the output gate
 
@@ -137,13 +137,16 @@ class TritonLayer:
             self.o = Linear([matrix("o")], scratch, of=hidden)
             self.o_bias = model.whole_bias(vector("o_bias")) if layer.mixer.output_bias else None
         self.post_norms = (vector("attn_post_norm"), vector("mlp_post_norm")) if layer.post_norms else (None, None)
+        self.expert_norms: list[torch.Tensor] = []
         if isinstance(layer.feed_forward, models.Experts):
+            self.expert_norms = [vector(name) for name in EXPERT_NORMS] if layer.feed_forward.own_norms else []
             self.mixture = Mixture(layer.feed_forward, prefix, weights, model.rooms, model.whole_gated)
             if layer.feed_forward.shared_size:
                 activation = ACTIVATIONS.index(layer.feed_forward.activation)
                 gated = GatedLinear(matrix("shared.gate"), matrix("shared.up"), activation, scratch)
                 gate = vector(SHARED_GATE) if layer.feed_forward.shared_gated else None
-                self.shared = SharedExpert(gated, Linear([matrix("shared.down")], scratch, of=hidden), gate)
+                down = Linear([matrix("shared.down")], scratch, of=hidden)
+                self.shared = SharedExpert(gated, down, gate, self.expert_norms[2:], config.norm_eps)
         else:
             activation, biased = ACTIVATIONS.index(layer.feed_forward.activation), layer.feed_forward.bias
             bias = torch.cat([vector("gate_bias"), vector("up_bias")]) if biased else None

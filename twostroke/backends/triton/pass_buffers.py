@@ -71,6 +71,7 @@ class PassBuffers:
 
         self.x = room(tall, config.hidden_size, dtype=torch.float32)
         self.h = room(tall, config.hidden_size)
+        self.routed = room(tall if any(one.expert_norms for one in layers) else 0, config.hidden_size)
         self.parts = room(_parts(linears, config.hidden_size, tall), dtype=torch.float32)
         self.shared = room(len(self.parts) if any(one.shared is not None for one in layers) else 1, dtype=torch.float32)
         width = max(one.num_heads * one.head_dim for one in own)

@@ -87,8 +87,8 @@ class ShardedDecoder(TritonDecoder):
             total = total + part
         return self._join(total, to)
 
-    def mix(self, mixture: Mixture, rows: int, to: PassBuffers) -> int:
-        mixture(to.h, to.parts, rows)
+    def mix(self, mixture: Mixture, routed: torch.Tensor, rows: int, to: PassBuffers) -> int:
+        mixture(to.h, to.parts, rows, routed)
         return self._join(to.parts[: rows * mixture.features].view(rows, mixture.features), to)
 
     def _join(self, made: torch.Tensor, to: PassBuffers) -> int:

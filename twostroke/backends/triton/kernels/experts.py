@@ -9,7 +9,7 @@ are one chain along K, as in `linear.py`, and a token's pairs are added in the o
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.launch import kernel, kernel_for_any
-from twostroke.backends.triton.kernels.numbers import activate, dot, narrow, sigmoid
+from twostroke.backends.triton.kernels.numbers import activate, dot, narrow, rms, sigmoid
 from twostroke.backends.triton.kernels.tiles import input_tile, sum_of_parts, weight_tile
 
 EMPTY: tl.constexpr = tl.constexpr(2**31 - 1)  # no expert
@@ -46,13 +46,14 @@ def router_kernel(
 
 @kernel
 def choose_kernel(
-    logits_ptr, bias_ptr, ids_ptr, weights_ptr,
+    logits_ptr, bias_ptr, factors_ptr, ids_ptr, weights_ptr,
     EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr,
-    BIASED: tl.constexpr, BLOCK: tl.constexpr,
+    BIASED: tl.constexpr, FACTORS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The most probable experts of a row, ties to the lower id, by ascending id: ids and weights [rows, CHOSEN].
 
     With SIGMOID probabilities are those of each expert alone. If BIASED, a number is added to each for the choice.
+    With FACTORS weights are multiplied by that of their expert at the end.
     A row with NaN gets some experts too, and weights of NaN. Grid: rows.
     """
     row = tl.program_id(0)
@@ -76,6 +77,8 @@ def choose_kernel(
     weights = chances
     if NORMALIZED:
         weights = chances / tl.sum(tl.where(taken, chances, 0.0), 0)
+    if FACTORS:
+        weights *= tl.load(factors_ptr + experts, mask=exists, other=0.0)
     place = row * CHOSEN + tl.cumsum(taken.to(tl.int32), 0) - 1
     tl.store(ids_ptr + place, experts, mask=taken)
     tl.store(weights_ptr + place, weights, mask=taken)
@@ -202,12 +205,12 @@ def weighted_sum_kernel(
 
 @kernel
 def shared_expert_kernel(
-    parts_ptr, part_stride, h_ptr, gate_ptr, out_ptr,
-    HIDDEN: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    parts_ptr, part_stride, h_ptr, gate_ptr, norm_ptr, out_norm_ptr, eps, out_ptr,
+    HIDDEN: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [rows, HIDDEN] float32 += the parts of a product, times the sigmoid of a row's product with `gate`, if GATED.
 
-    h is [rows, HIDDEN] bfloat16. Grid: rows.
+    h is [rows, HIDDEN] bfloat16. If NORMED, either passes a norm of its own before they are added. Grid: rows.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -217,4 +220,8 @@ def shared_expert_kernel(
     if GATED:
         h = tl.load(h_ptr + at, mask=inside, other=0.0).to(tl.float32)
         made = made * sigmoid(tl.sum(h * tl.load(gate_ptr + columns, mask=inside, other=0.0), 0))
-    tl.store(out_ptr + at, tl.load(out_ptr + at, mask=inside, other=0.0) + made, mask=inside)
+    out = tl.load(out_ptr + at, mask=inside, other=0.0)
+    if NORMED:
+        made = made * rms(tl.sum(made * made, 0), HIDDEN, eps) * tl.load(norm_ptr + columns, mask=inside, other=0.0)
+        out = out * rms(tl.sum(out * out, 0), HIDDEN, eps) * tl.load(out_norm_ptr + columns, mask=inside, other=0.0)
+    tl.store(out_ptr + at, out + made, mask=inside)

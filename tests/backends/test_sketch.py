@@ -43,6 +43,7 @@ def head_of(kernels: native.NativeBackend, raw: RawTensor) -> native_pass.Native
         token_inputs=0,
         takes_hidden=False,
         layers=(),
+        num_layers=0,
         score_cap=None,
         logit_cap=None,
     )

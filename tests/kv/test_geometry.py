@@ -1,14 +1,18 @@
 """The properties that must agree before two values are joined."""
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.kv.values import GEOMETRY, geometry
+from twostroke.api.llm import LLM
 from twostroke.errors import GeometryMismatch
 from twostroke.kv.geometry import Geometry
+from twostroke.kv.geometry_header import geometry_fields, geometry_of
 from twostroke.models.rope import Rope
 
 OTHERS: dict[str, Any] = {
@@ -52,3 +56,9 @@ def test_equal_geometries_meet() -> None:
     same = replace(GEOMETRY)
     GEOMETRY.require(same, "no")
     assert same.fingerprint == GEOMETRY.fingerprint
+
+
+def test_a_header_says_the_geometry_of_every_family(family: str, tiny_llm: Callable[..., LLM]) -> None:
+    """Of files and of the wire: what is written is read as it was."""
+    own = tiny_llm(family).pool.geometry
+    assert geometry_of(json.loads(json.dumps(geometry_fields(own)))) == own

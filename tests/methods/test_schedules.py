@@ -79,6 +79,7 @@ def models(native_directory: Path) -> Models:
 @pytest.fixture(scope="module")
 def alone(models: Models) -> Callable[[Asked], Answer]:
     """The answer to a prompt alone, unchunked and cold."""
+    measure_heads(models("off", 256, 2))
 
     @functools.cache
     def answer(asked: Asked) -> Answer:
@@ -86,6 +87,12 @@ def alone(models: Models) -> Callable[[Asked], Answer]:
         return answers(llm, requests(llm, [asked]), SchedulerConfig(max_step_tokens=4096))[0]
 
     return answer
+
+
+def measure_heads(llm: LLM) -> None:
+    """What DuoAttention measures in a model's first request, by strokes of its own, which other requests lack."""
+    request = llm.request(PROMPT, SamplingParams(max_tokens=1), method("duo-attention", sinks=2, recent=5))
+    answers(llm, [request], SchedulerConfig())
 
 
 def requests(llm: LLM, asked: list[Asked]) -> list[Request]:

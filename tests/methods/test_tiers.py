@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kv.tiers.memory_store import MemoryStore
-from tests.methods.test_schedules import TECHNIQUES, prompt
+from tests.methods.test_schedules import TECHNIQUES, measure_heads, prompt
 from tests.methods.watching import needs_native
 from tests.thinning import examples
 from tests.watching import Answer, answers
@@ -64,6 +64,7 @@ def models(native_directory: Path) -> Iterator[Callable[[int | None], LLM]]:
 @pytest.fixture(scope="module")
 def alone(models: Callable[[int | None], LLM]) -> Callable[[Asked], Answer]:
     """The answer to a prompt alone, in one chunk and without tiers."""
+    measure_heads(models(None))
 
     @functools.cache
     def answer(asked: Asked) -> Answer:

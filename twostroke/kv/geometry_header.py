@@ -10,7 +10,7 @@ from twostroke.kv.header_fields import MAX_INTEGER, integer_of, integers_of, nam
 from twostroke.models.kv_formats import KV_FORMATS
 from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
-from twostroke.models.rope import Rope
+from twostroke.models.rope import STILL, Rope
 
 MAX_GROUPS = 1000
 
@@ -19,6 +19,7 @@ ENTRY_KINDS = ("kv", "rows", "inputs")
 USUAL = {"kind": "kv", "one_part": False}  # of most groups, left out of headers
 
 
+STATES_OF_BEFORE = {"by_head": False, "normed": True}  # what older files do not say
 STATE_KINDS = {one.__name__: one for one in (GatedDeltaNet, Mamba2, ShortConvolution)}
 
 
@@ -79,8 +80,9 @@ def _state(value: Any) -> RecurrentMixer:
     require(isinstance(kind, str) and kind in STATE_KINDS, f"a state is none of {', '.join(STATE_KINDS)}")
     made = STATE_KINDS[kind]
     names = [field.name for field in dataclasses.fields(made) if field.init]
-    fields = object_of({"by_head": False} | value if "by_head" in names else value, "a state", "kind", *names)
-    switches = {name: fields[name] for name in ("tiled", "by_head") if name in fields}
+    of_before = {name: usual for name, usual in STATES_OF_BEFORE.items() if name in names}
+    fields = object_of(of_before | value, "a state", "kind", *names)
+    switches = {name: fields[name] for name in ("tiled", *STATES_OF_BEFORE) if name in fields}
     for name, one in switches.items():
         require(isinstance(one, bool), f"{name} is not true or false")
     sizes = {name: integer_of(one, name, 1) for name, one in fields.items() if name != "kind" and name not in switches}
@@ -123,7 +125,7 @@ def rope_from_fields(value: Any) -> Rope:
     fields = object_of(value, "a rope", "base", "factors", "amplitude", "rotated")
     factors = fields["factors"]
     numbers = [fields["base"], fields["amplitude"], *(factors if isinstance(factors, list) else [])]
-    right = all(type(one) in (int, float) and abs(one) <= 1e30 and math.isfinite(one) for one in numbers)
+    right = all(type(one) in (int, float) and abs(one) <= STILL and math.isfinite(one) for one in numbers)
     require(right and (factors is None or isinstance(factors, list)), "a rope is not made of numbers")
     rotated = None if fields["rotated"] is None else integer_of(fields["rotated"], "a rope's rotated")
     return Rope(fields["base"], None if factors is None else tuple(factors), fields["amplitude"], rotated)

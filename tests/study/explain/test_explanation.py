@@ -51,13 +51,13 @@ class Recorder:
         self.passes: list[dict[str, list[torch.Tensor]]] = []
         call, turned, gated = ReferenceLayer.__call__, Operations.turned, Operations.gated_linear
 
-        def layer(of: ReferenceLayer, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        def layer(of: ReferenceLayer, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
             if of.index == 0:
                 self.passes.append({"inputs": [], "outputs": [], "q": [], "k": [], "v": [], "gated": []})
-            made = call(of, x, *rest)
+            made, read = call(of, x, *rest)
             self.passes[-1]["inputs"].append(x.clone())
             self.passes[-1]["outputs"].append(made.clone())
-            return made
+            return made, read
 
         def heads(of: Operations, *rest: Any) -> Any:
             made = turned(of, *rest)

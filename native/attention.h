@@ -88,68 +88,38 @@ class SplitMask {
     return top_size(most);
   }
 
-  // Caps the scores of rows' keys, which `score(row, page)` gives, adds their bias, masks them, and stores them in
-  // `place(row)`. Their maxima go to `out`.
-  template <class Score, class Place>
-  void find_tops(const Query* rows, int count, float cap, const Score& score, const Place& place, const Partial* out) const {
-    for (int first = 0; first < count; first += LANES) {
-      F highest[LANES];
-      uint32_t some = 0;  // rows that see any slot
-      const int last = std::min(LANES, count - first);
-      for (int r = 0; r < last; r++) {
-        highest[r] = set1(UNSEEN);
-        uint32_t any = 0;
-        float* row = place(first + r);
-        for_pages(rows[first + r], [&](size_t i, uint32_t seen) {
-          F s = score(first + r, i);
-          if (cap > 0) s = cap16(s, cap);
-          if (pages_.bias.values) s = add(s, load(bias_ + PAGE_SIZE * i));
-          if (seen != ALL_SLOTS) s = select(seen, s, set1(UNSEEN));
-          store(row + PAGE_SIZE * i, s);
-          highest[r] = max(highest[r], s);
-          any |= seen;
-        });
-        some |= uint32_t(any != 0) << r;
-      }
-      alignas(64) float found[LANES];
-      store(found, select(some, in_lanes(highest, last, [](F* all) { return tops(all); }), zero()));
-      for (int r = 0; r < last; r++) *out[first + r].top = found[r];
-    }
+  // Caps the scores of a row's keys, which `score(page)` gives, adds their bias, masks them, and stores them in `row`.
+  // Their maximum goes to `out`.
+  template <class Score>
+  void find_top(const Query& query, float cap, const Score& score, float* row, const Partial& out) const {
+    F highest = set1(UNSEEN);
+    uint32_t any = 0;
+    for_pages(query, [&](size_t i, uint32_t seen) {
+      F s = score(i);
+      if (cap > 0) s = cap16(s, cap);
+      if (pages_.bias.values) s = add(s, load(bias_ + PAGE_SIZE * i));
+      if (seen != ALL_SLOTS) s = select(seen, s, set1(UNSEEN));
+      store(row + PAGE_SIZE * i, s);
+      highest = max(highest, s);
+      any |= seen;
+    });
+    *out.top = any ? top(highest) : 0;
   }
-  // Calls put(row, page, powers of 2 of a row's scores, those of the next page) for every second page; behind the last one
-  // they are 0. Of scores, in `place(row)`, `find_tops` has found the maxima. Sums go to `out`: 0 if all keys are masked.
-  template <class Place, class Put>
-  void make_weights(int count, const Place& place, const Partial* out, const Put& put) const {
-    for (int first = 0; first < count; first += LANES) {
-      F totals[LANES];
-      const int last = std::min(LANES, count - first);
-      for (int r = 0; r < last; r++) {
-        F total = zero();
-        const F top = set1(*out[first + r].top);
-        const float* row = place(first + r);
-        auto weights = [&](size_t i) { return power16(sub(load(row + PAGE_SIZE * i), top)); };
-        const size_t reach = reach_;
-        for (size_t i = 0; i < reach; i += 2) {
-          const F a = weights(i), b = i + 1 < reach ? weights(i + 1) : zero();
-          put(first + r, i, a, b);
-          total = add(add(total, a), b);
-        }
-        totals[r] = total;
-      }
-      alignas(64) float found[LANES];
-      store(found, in_lanes(totals, last, [](F* all) { return sums(all); }));
-      for (int r = 0; r < last; r++) *out[first + r].total = found[r];
+  // Calls put(page, powers of 2 of a row's scores), of which `find_top` has found the maximum. Their sum goes to `out`.
+  template <class Put>
+  void make_weights(const float* row, const Partial& out, const Put& put) const {
+    F total = zero();
+    const F top = set1(*out.top);
+    const size_t reach = reach_;
+    for (size_t i = 0; i < reach; i++) {
+      const F weight = power16(sub(load(row + PAGE_SIZE * i), top));
+      put(i, weight);
+      total = add(total, weight);
     }
+    *out.total = sum(total);  // 0 if all keys are masked
   }
 
  private:
-  static constexpr int LANES = 16;
-  // What `all` makes of the first `count` vectors, in as many lanes.
-  template <class All>
-  static F in_lanes(F* vectors, int count, const All& all) {
-    for (int i = count; i < LANES; i++) vectors[i] = zero();
-    return all(vectors);
-  }
   static constexpr uint32_t ALL_SLOTS = (1 << PAGE_SIZE) - 1;
   // The number of leading pages of which a row sees all slots, as far as that is known without a look at them.
   int full(const Query& query) const { return whole_ ? std::clamp((query.order + 1 - before_) / PAGE_SIZE, 0, reach_) : 0; }
@@ -198,10 +168,15 @@ inline void attend_split(const Layer& layer, const Reads& pages, const Reads& ne
   for (int first = 0; first < count; first += ROWS_AT_ONCE) {
     const int some = std::min(ROWS_AT_ONCE, count - first), reach = mask.reach(rows[first + some - 1]);
     products.score(queries + first * layer.dim, some, at.keys, reach, weights, at.ahead(0, first == 0));
-    auto row = [&](int r) { return weights + r * KEYS; };
-    mask.find_tops(rows + first, some, cap, [&](int r, size_t i) { return load(row(r) + PAGE_SIZE * i); }, row, out + first);
-    mask.make_weights(some, row, out + first,
-                      [&](int r, size_t i, F a, F b) { store_narrow(shares + r * KEYS + PAGE_SIZE * i, a, b); });
+    for (int r = 0; r < some; r++) {  // all of one before the other: rows are independent, and a row's steps are not
+      float* row = weights + r * KEYS;
+      mask.find_top(rows[first + r], cap, [&](size_t i) { return load(row + PAGE_SIZE * i); }, row, out[first + r]);
+    }
+    for (int r = 0; r < some; r++) {
+      Half* share = shares + r * KEYS;
+      mask.make_weights(weights + r * KEYS, out[first + r],
+                        [&](size_t i, F weight) { store_narrow(share + PAGE_SIZE * i, weight); });
+    }
     products.sum(shares, some, at.values, reach, out + first, at.ahead(1, first == 0));
   }
 }

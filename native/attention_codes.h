@@ -40,18 +40,19 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
   const int dim = layer.dim;
   const SplitPages at(layer, pages);
   SplitMask mask(pages, before, window);
-  alignas(64) float k_scales[KEYS], v_scales[KEYS] = {}, steps[CODE_ROWS_AT_ONCE];
-  const Counts shares = Counts::at(scratch.shares.get<uint8_t>(Counts::bytes(CODE_ROWS_AT_ONCE, KEYS)), KEYS);
-  const WordSums scores = WordSums::in(scratch.scores, CODE_ROWS_AT_ONCE, KEYS),
-                 sums = WordSums::in(scratch.sums, CODE_ROWS_AT_ONCE, dim);
+  alignas(64) float k_scales[KEYS], v_scales[KEYS], steps[ROWS_AT_ONCE];
+  float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
+  const Words shares = Words::at(scratch.shares.get<uint8_t>(Words::bytes(ROWS_AT_ONCE, KEYS)), KEYS);
+  const WordSums scores = WordSums::in(scratch.scores, ROWS_AT_ONCE, KEYS),
+                 sums = WordSums::in(scratch.sums, ROWS_AT_ONCE, dim);
   const CodeProducts products(dim, count, layer.halves());
   uint8_t* columns = products.gathers ? scratch.columns.get<uint8_t>(size_t(SPLIT) * PAGE_SIZE * dim) : nullptr;
   const F step_of_values = set1(layer.halves() ? 1.0f / 16 : 1);  // halves of bytes are 16 times their codes
-  Fetching fetching(layer, next, pages.count * (1 + dim / 32) + std::min(count, CODE_ROWS_AT_ONCE));
+  Fetching fetching(layer, next, pages.count * (1 + dim / 32) + std::min(count, ROWS_AT_ONCE));
   int known = 0;      // pages whose scales are copied
   float largest = 0;  // of these pages' scales of values
-  for (int first = 0; first < count; first += CODE_ROWS_AT_ONCE) {
-    const int some = std::min(CODE_ROWS_AT_ONCE, count - first), reach = mask.reach(rows[first + some - 1]);
+  for (int first = 0; first < count; first += ROWS_AT_ONCE) {
+    const int some = std::min(ROWS_AT_ONCE, count - first), reach = mask.reach(rows[first + some - 1]);
     products.score(queries.words.from(first), some, at.keys, reach, scores, fetching);
     for (int i = known; i < reach; i++) {
       std::copy_n(layer.scales(0, at.keys[i]), PAGE_SIZE, k_scales + PAGE_SIZE * i);
@@ -60,24 +61,22 @@ inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& ne
     if (columns) products.gather(at.values, known, reach, columns);
     if (reach > known) largest = ::largest(v_scales, PAGE_SIZE * reach);
     known = std::max(known, reach);
-    F gains[CODE_ROWS_AT_ONCE];
+    for (int r = 0; r < some; r++) {
+      fetching.ask(1);
+      const F step = set1(queries.steps[first + r]);
+      mask.find_top(rows[first + r], cap, [&](size_t i) {
+        return mul(mul(scores.at(r, PAGE_SIZE * i), step), load(k_scales + PAGE_SIZE * i));
+      }, weights + r * KEYS, out[first + r]);
+    }
     for (int r = 0; r < some; r++) {
       const float highest = mask.sees_all(rows[first + r]) ? largest : mask.largest_seen(rows[first + r], v_scales);
-      gains[r] = set1(highest == 0 ? 0 : MAX_WORD / highest), steps[r] = highest / MAX_WORD;
+      const F gain = set1(highest == 0 ? 0 : MAX_WORD / highest);
+      mask.make_weights(weights + r * KEYS, out[first + r], [&](size_t i, F weight) {
+        shares.put(r, PAGE_SIZE * i, to_int(mul(weight, mul(load(v_scales + PAGE_SIZE * i), gain))));
+      });
+      for (int i = reach; i < SPLIT && products.pads; i++) shares.put(r, PAGE_SIZE * i, int_zero());
+      steps[r] = highest / MAX_WORD;
     }
-    auto row = [&](int r) { return scores.instead(r); };
-    mask.find_tops(rows + first, some, cap, [&](int r, size_t i) {
-      return mul(mul(scores.at(r, PAGE_SIZE * i), set1(queries.steps[first + r])), load(k_scales + PAGE_SIZE * i));
-    }, row, out + first);
-    fetching.ask(some);
-    mask.make_weights(some, row, out + first, [&](int r, size_t i, F a, F b) {
-      auto share = [&](F weight, size_t page) {
-        return to_int(mul(weight, mul(load(v_scales + PAGE_SIZE * page), gains[r])));
-      };
-      shares.put(r, PAGE_SIZE * i, share(a, i), share(b, i + 1));
-    });
-    for (int i = reach + reach % 2; i < SPLIT && products.pads; i += 2)
-      for (int r = 0; r < some; r++) shares.put(r, PAGE_SIZE * i, int_zero(), int_zero());
     products.sum(shares, some, at.values, columns, reach, sums, fetching);
     for (int r = 0; r < some; r++)
       for (int d = 0; d < dim; d += 16) store(out[first + r].out + d, mul(sums.at(r, d), set1(steps[r])));

@@ -6,27 +6,20 @@
 #include "attention_pages.h"
 #include "tiles.h"
 
-constexpr int CODE_ROWS_AT_ONCE = TILE;  // their digits fill two tiles, and their scores half of the L1 cache
-
-// Rows of integers of 16 bits, each as a row of digits of 8 bits and a row of higher ones: [rows, 2, width].
-struct Digits {
-  uint8_t* digits;
+// Rows of integers of 16 bits, 256 times a row of high digits plus a row of low ones: [rows, 2, width].
+struct Words {
+  int8_t* digits;
   int width;
 
   static size_t bytes(size_t rows, int width) { return 2 * rows * width; }
-  uint8_t* low(int row, size_t at) const { return digits + size_t(2 * row) * width + at; }
-  uint8_t* high(int row, size_t at) const { return low(row, at) + width; }
-};
-
-// Integers of either sign, of signed digits.
-struct Words : Digits {
-  static Words at(uint8_t* memory, int width) { return {memory, width}; }
+  static Words at(uint8_t* memory, int width) { return {(int8_t*)memory, width}; }
   void put(int row, size_t at, I words) const {
+    int8_t* low = digits + size_t(2 * row) * width + at;
     const __m256i both = bytes_0_and_1(add(words, int_set1(128)));
-    _mm_storeu_si128((__m128i*)low(row, at), _mm_xor_si128(_mm256_castsi256_si128(both), _mm_set1_epi8(-128)));
-    _mm_storeu_si128((__m128i*)high(row, at), _mm256_extracti128_si256(both, 1));
+    _mm_storeu_si128((__m128i*)low, _mm_xor_si128(_mm256_castsi256_si128(both), _mm_set1_epi8(-128)));
+    _mm_storeu_si128((__m128i*)(low + width), _mm256_extracti128_si256(both, 1));
   }
-  Words from(int row) const { return {low(row, 0), width}; }
+  Words from(int row) const { return {digits + size_t(2 * row) * width, width}; }
 
  private:
   // The lowest byte of each lane, then the one above it.
@@ -40,24 +33,7 @@ struct Words : Digits {
   }
 };
 
-// Integers of 0 or more, of unsigned digits.
-struct Counts : Digits {
-  static Counts at(uint8_t* memory, int width) { return {memory, width}; }
-  void put(int row, size_t at, I a, I b) const {
-    alignas(64) static constexpr auto PLACES = [] {
-      std::array<uint8_t, 64> places{};
-      // Packed words are those of a and b in turn, four at a time.
-      for (int i = 0; i < 32; i++)
-        places[i] = uint8_t(16 * (i % 16 / 4) + 8 * (i / 16) + 2 * (i % 4)), places[i + 32] = places[i] + 1;
-      return places;
-    }();
-    const I both = _mm512_permutexvar_epi8(load_bytes(PLACES.data()), _mm512_packus_epi32(a, b));
-    _mm256_storeu_si256((__m256i*)low(row, at), _mm512_castsi512_si256(both));
-    _mm256_storeu_si256((__m256i*)high(row, at), _mm512_extracti64x4_epi64(both, 1));
-  }
-};
-
-// Sums of products with them: [rows, 2, width].
+// Their sums of products: [rows, 2, width].
 struct WordSums {
   int32_t* sums;
   int width;
@@ -67,8 +43,6 @@ struct WordSums {
     const auto low = (const uint8_t*)(sums + size_t(2 * row) * width + at);
     return to_float(add(left<8>(load_bytes(low + width * sizeof(int32_t))), load_bytes(low)));
   }
-  // Where numbers may take the place of a row's sums, once those are read.
-  float* instead(int row) const { return (float*)(sums + size_t(2 * row) * width); }
 };
 
 struct CodeProducts {
@@ -85,7 +59,7 @@ struct CodeProducts {
              Fetching& fetching) const {
     const int step = k_bytes();
     in_tiles(2 * rows, [&](int row, bool two) {
-      const uint8_t* q = queries.digits + size_t(row) * dim;
+      const int8_t* q = queries.digits + size_t(row) * dim;
       for (int i = 0; i < count; i += 2) {
         const int second = std::min(i + 1, count - 1);  // with an odd count the last page is scored twice
         fetching.ask(2);
@@ -128,29 +102,29 @@ struct CodeProducts {
   }
 
   // sums [rows, dim] of values with shares [rows, KEYS], which are 0 behind the pages. `columns`: gathered, if so.
-  void sum(const Counts& shares, int rows, const uint8_t* const* values, const uint8_t* columns, int count,
+  void sum(const Words& shares, int rows, const uint8_t* const* values, const uint8_t* columns, int count,
            const WordSums& sums, Fetching& fetching) const {
     const int pages = gathers ? FOUR_PAGES : 1;
     const long stride = gathers ? long(LINE) : 4L * dim, next = gathers ? SPLIT * 4 * LINE : LINE,
                width = dim * sizeof(int32_t);
     in_tiles(2 * rows, [&](int row, bool two) {
-      const uint8_t* share = shares.digits + size_t(row) * KEYS;
+      const int8_t* share = shares.digits + size_t(row) * KEYS;
       for (int d = 0; d < dim; d += 32) {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
         for (int i = 0; i < count; i += pages) {
           fetching.ask(1);
           const uint8_t* v = gathers ? columns + size_t(d / 16 * SPLIT + i) * 4 * LINE : values[i] + 4 * d;
           if (two && squares()) {
-            tile_load<4>(share + PAGE_SIZE * i, KEYS), tile_load<6>(v), tile_dot_counts<0, 4, 6>();
-            tile_load<7>(v + next), tile_dot_counts<1, 4, 7>();
-            tile_load<5>(share + TILE * KEYS + PAGE_SIZE * i, KEYS), tile_dot_counts<2, 5, 6>(), tile_dot_counts<3, 5, 7>();
+            tile_load<4>(share + PAGE_SIZE * i, KEYS), tile_load<6>(v), tile_dot_bytes<0, 4, 6>();
+            tile_load<7>(v + next), tile_dot_bytes<1, 4, 7>();
+            tile_load<5>(share + TILE * KEYS + PAGE_SIZE * i, KEYS), tile_dot_bytes<2, 5, 6>(), tile_dot_bytes<3, 5, 7>();
             continue;
           }
-          tile_load<5>(share + PAGE_SIZE * i, KEYS), tile_load<7>(v, stride), tile_dot_counts<0, 5, 7>();
-          tile_load<7>(v + next, stride), tile_dot_counts<1, 5, 7>();
+          tile_load<5>(share + PAGE_SIZE * i, KEYS), tile_load<7>(v, stride), tile_dot_bytes<0, 5, 7>();
+          tile_load<7>(v + next, stride), tile_dot_bytes<1, 5, 7>();
           if (!two) continue;
-          tile_load<5>(share + TILE * KEYS + PAGE_SIZE * i, KEYS), tile_dot_counts<3, 5, 7>();
-          tile_load<7>(v, stride), tile_dot_counts<2, 5, 7>();
+          tile_load<5>(share + TILE * KEYS + PAGE_SIZE * i, KEYS), tile_dot_bytes<3, 5, 7>();
+          tile_load<7>(v, stride), tile_dot_bytes<2, 5, 7>();
         }
         int32_t* place = sums.sums + size_t(row) * dim + d;
         tile_store<0>(place, width), tile_store<1>(place + 16, width);

@@ -13,12 +13,8 @@ struct Words {
   static size_t bytes(size_t rows, int width) { return sizeof(int16_t) * rows * width; }
   static Words at(uint8_t* memory, int width) { return {(int16_t*)memory, width}; }
   void put(int row, int at, I some) const { store_words(words + size_t(row) * width + at, some); }
-  void put(int row, int at, I a, I b) const { put(row, at, a), put(row, at + 16, b); }
   Words from(int row) const { return {words + size_t(row) * width, width}; }
 };
-using Counts = Words;
-
-constexpr int CODE_ROWS_AT_ONCE = ROWS_AT_ONCE;
 
 // Their sums of products: [rows, width].
 struct WordSums {
@@ -27,8 +23,6 @@ struct WordSums {
 
   static WordSums in(Buffer& memory, size_t rows, int width) { return {memory.get<int32_t>(rows * width), width}; }
   F at(int row, size_t at) const { return to_float(load_bytes((const uint8_t*)(sums + size_t(row) * width + at))); }
-  // Where numbers may take the place of a row's sums, once those are read.
-  float* instead(int row) const { return (float*)(sums + size_t(row) * width); }
 };
 
 constexpr int CODE_ROWS = TILE_SUMS / 2;  // rows that share one pass over codes

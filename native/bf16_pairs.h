@@ -11,7 +11,6 @@ inline F dot2(F acc, I weights, const uint16_t* x) {
 using Half = uint16_t;  // operands of attention
 using Pairs = I;        // 16 pairs
 inline void store_narrow(Half* p, F v) { store_bf16(p, v); }
-inline void store_narrow(Half* p, F a, F b) { store_bytes((uint8_t*)p, (I)_mm512_cvtne2ps_pbh(b, a)); }
 inline F load_narrow(const Half* p) { return load_bf16(p); }
 inline Pairs load_pairs(const uint16_t* bf16) { return load_bytes((const uint8_t*)bf16); }
 // Each lane: its pair times the same pair.
@@ -27,7 +26,6 @@ struct Pairs {
   F first, second;
 };
 inline void store_narrow(Half* p, F v) { store(p, v); }
-inline void store_narrow(Half* p, F a, F b) { store(p, a), store(p + 16, b); }
 inline F load_narrow(const Half* p) { return load(p); }
 inline Pairs load_pairs(const uint16_t* bf16) {
   const I pairs = load_bytes((const uint8_t*)bf16);

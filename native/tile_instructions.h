@@ -47,8 +47,3 @@ template <int SUMS, int ROWS, int COLUMNS>
 inline void tile_dot_bytes() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
 }
-// The same of unsigned bytes with signed ones.
-template <int SUMS, int ROWS, int COLUMNS>
-inline void tile_dot_counts() {
-  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
-}

@@ -110,9 +110,9 @@ inline void tile_dot() {
   _mm_setcsr(before);
 }
 
-// Of fours of bytes, of which those of columns are signed.
-template <class Row, int SUMS, int ROWS, int COLUMNS>
-inline void dot_fours() {
+// Of fours of signed bytes.
+template <int SUMS, int ROWS, int COLUMNS>
+inline void tile_dot_bytes() {
   Tile &sums = configured<SUMS>(), &rows = configured<ROWS>(), &columns = configured<COLUMNS>();
   const int fours = fours_of(SUMS, ROWS, COLUMNS);
   for (int m = 0; m < tile_unit.rows(SUMS); m++)
@@ -120,15 +120,7 @@ inline void dot_fours() {
       int32_t sum;
       std::memcpy(&sum, sums.bytes[m] + 4 * n, 4);
       for (int k = 0; k < 4 * fours; k++)
-        sum += int32_t((Row)rows.bytes[m][k]) * int32_t((int8_t)columns.bytes[k / 4][4 * n + k % 4]);
+        sum += int32_t((int8_t)rows.bytes[m][k]) * int32_t((int8_t)columns.bytes[k / 4][4 * n + k % 4]);
       std::memcpy(sums.bytes[m] + 4 * n, &sum, 4);
     }
-}
-template <int SUMS, int ROWS, int COLUMNS>
-inline void tile_dot_bytes() {
-  dot_fours<int8_t, SUMS, ROWS, COLUMNS>();
-}
-template <int SUMS, int ROWS, int COLUMNS>
-inline void tile_dot_counts() {
-  dot_fours<uint8_t, SUMS, ROWS, COLUMNS>();
 }

@@ -38,36 +38,37 @@ from twostroke.models.checkpoints.fetch import fetch
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.explain import explanation
 
-# The longest files by CPU time, about half of it. With `--no-loadscope-reorder` they begin first, so that at the end no
+# The longest files, almost half of the time. With `--no-loadscope-reorder` they begin first, so that at the end no
 # worker waits long for another; pytest-xdist would begin with the files that have the most tests.
 LONGEST = [
-    "tests/triton/test_backend.py",
-    "tests/engine/test_tiers_prefix.py",
     "tests/engine/test_engine.py",
-    "tests/triton/test_ranks.py",
-    "tests/backends/ranks/test_distributed_ranks.py",
+    "tests/triton/test_backend.py",
     "tests/cli/test_serve.py",
-    "tests/page/test_chat.py",
+    "tests/models/test_families_on_native.py",
     "tests/chaos/test_chaos.py",
-    "tests/engine/test_long_answers.py",
-    "tests/test_threads.py",
-    "tests/models/test_real_models.py",
-    "tests/kv/tiers/test_remote_engine.py",
+    "tests/triton/test_recurrent.py",
+    "tests/backends/ranks/test_reference.py",
+    "tests/methods/test_guesser.py",
+    "tests/backends/ranks/test_native.py",
+    "tests/engine/test_queries.py",
+    "tests/triton/test_kv_bits.py",
+    "tests/page/test_chat.py",
+    "tests/backends/ranks/test_distributed_ranks.py",
+    "tests/kv/tiers/test_snapshots.py",
     "tests/backends/test_native.py",
-    "tests/backends/test_team.py",
-    "tests/backends/test_sketch.py",
+    "tests/engine/test_taken_over.py",
     "tests/api/test_process_exit.py",
-    "tests/cli/test_plan_load.py",
-    "tests/engine/test_tiers_soak.py",
-    "tests/backends/test_native_experts.py",
+    "tests/engine/test_other_positions.py",
+    "tests/engine/test_kv_bits.py",
+    "tests/engine/test_states.py",
+    "tests/models/test_against_transformers.py",
+    "tests/engine/test_long_answers.py",
+    "tests/server/test_models.py",
     "tests/study/plan/test_local_engine.py",
-    "tests/engine/test_tiers_faults.py",
-    "tests/models/test_experts.py",
-    "tests/benchmarks/test_benchmarks.py",
+    "tests/methods/test_tiers.py",
     "tests/kv/tiers/test_disk_kills.py",
-    "tests/cli/test_bench_serve.py",
-    "tests/cli/test_chat.py",
-    "tests/cli/test_app.py",
+    "tests/engine/test_nan.py",
+    "tests/triton/test_ranks.py",
 ]
 PASSED = pytest.StashKey[bool]()
 MODULES = itertools.count(1)

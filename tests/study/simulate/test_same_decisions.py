@@ -19,8 +19,9 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.model_spec import spec_of_config
-from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead
+from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
+from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import MeasuredCosts
 from twostroke.study.simulate.worker import SimulatedWorker

@@ -8,9 +8,10 @@ from typing import Any
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import SequenceRows
 from twostroke.study.roofline.named_models import find_model
-from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead
+from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.figures import SimulationFigures
 from twostroke.study.simulate.fleet import Fleet, KvLink
+from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import StepCost

@@ -1,4 +1,4 @@
-"""The layers of a native model, which kernels are told one by one, their weights, and the turns of RoPE."""
+"""The layers of a native model, which kernels are told one by one, and the weights that they read."""
 
 import ctypes
 from collections.abc import Sequence
@@ -6,54 +6,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from twostroke.backends.native.library import NativeAttention, NativeLatent, NativeState, ThreadTeam
+from twostroke.backends.native.rope_tables import RopeTables
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PackedMatrix
-from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig, QueryGrowth
+from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.latent import Latent
 from twostroke.models.layer_groups import StatePages, entry_places
 from twostroke.models.recurrent import STATE_VECTORS, GatedDeltaNet, Mamba2, RecurrentMixer, ShortConvolution
-from twostroke.models.rope import NO_ROPE, Rope, amplitudes, frequencies
+from twostroke.models.rope import NO_ROPE
 from twostroke.models.tensor_shapes import EXPERT_NORMS, FACTORS, ROUTER, SELECTION_BIAS, SHARED_GATE
 from twostroke.system.scratch import address
-
-
-class RopeTables:
-    """The tables of a model's layers, which grow with the positions that its passes have.
-
-    Attributes:
-        turned: each RoPE with its head_dim, and how queries grow with their positions, once.
-        half_dim: angles of a row, those of the largest heads.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.turned = list(dict.fromkeys(one for attention in config.attentions for one in _turned(attention)))
-        self.half_dim = max((one.head_dim for one in config.attentions), default=0) // 2
-        self._tables = np.empty((0, 0)), np.empty((0, 0))
-
-    def numbers(self, attention: Attention) -> list[int]:
-        """Which of the tables turn a layer's keys, and its queries."""
-        return [self.turned.index(one) for one in _turned(attention)]
-
-    def of_positions(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """cos and sin of at least `count` positions, by amplitude and growth: [turned, positions, half_dim] each."""
-        if self._tables[0].shape[1] < count:
-            positions = np.arange(max(1024, 1 << (count - 1).bit_length()), dtype=np.float32)[:, None]
-            angles = np.zeros((len(self.turned), len(positions), self.half_dim), np.float32)
-            for angle, (rope, dim, _) in zip(angles, self.turned, strict=True):
-                angle[:, : dim // 2] = positions * frequencies(rope, dim)
-            turns = tuple(of(angles, dtype=np.float64).astype(np.float32) for of in (np.cos, np.sin))
-            for i, (rope, dim, growth) in enumerate(self.turned):
-                size = amplitudes(rope, dim) if growth is None else amplitudes(rope, dim) * growth.factors(positions)
-                for turn in turns:
-                    turn[i, :, : dim // 2] *= size
-            self._tables = turns[0], turns[1]
-        return self._tables
-
-
-def _turned(attention: Attention) -> list[tuple[Rope, int, QueryGrowth | None]]:
-    """How keys and queries are turned."""
-    return [(attention.rope, attention.head_dim, growth) for growth in (None, attention.growth)]
-
 
 STATES: tuple[type[RecurrentMixer], ...] = (GatedDeltaNet, ShortConvolution, Mamba2)  # in the order of native/decoder.h
 STATE_ATTENTION = Attention(1, 1, 32, 1.0, NO_ROPE)  # what a block with a state has in its place

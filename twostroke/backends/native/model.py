@@ -10,8 +10,9 @@ import numpy as np
 from twostroke.backends.hidden_inputs import HiddenInputs, HiddenJoin
 from twostroke.backends.interface import PAGE, ForwardOutput, LazyLogits, RaggedBatch, StateStep
 from twostroke.backends.lazy_logits import HiddenRows, KnownTokens, resolved, sample_rows
-from twostroke.backends.native.layers import LentWeights, NativeLayers, RopeTables
+from twostroke.backends.native.layers import LentWeights, NativeLayers
 from twostroke.backends.native.library import NativeBatch, NativeConfig, ThreadTeam, array_strides
+from twostroke.backends.native.rope_tables import RopeTables
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
 from twostroke.backends.native.weights import PAGE_SIZE, PANEL, PackedMatrix, floats

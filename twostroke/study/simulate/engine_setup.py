@@ -1,15 +1,8 @@
-"""Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting.
+"""Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting."""
 
-Between users and an engine lies a server's HTTP, which takes time on the way in and on the way out.
-"""
-
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
-
-import numpy as np
 
 from twostroke.engine.engine import Engine
 from twostroke.engine.forecast import Forecast
@@ -29,40 +22,10 @@ from twostroke.study.roofline.layer_kind import LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, SpeculatedDecode, Technique
 from twostroke.study.simulate.clock import VirtualClock
+from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.null_objects import NullPool, NullTokenizer
 from twostroke.study.simulate.simulated_model import HIDDEN, PassObserver, SimulatedBackend, SimulatedModel
 from twostroke.study.simulate.step_costs import HostInclusiveSeconds, StepCostModel
-
-
-@dataclass(frozen=True)
-class HttpOverhead:
-    """The way of a request to the engine, and of its tokens to its user.
-
-    Attributes:
-        request_s: seconds until the engine has a request, and back from its first token.
-        prompt_s: the same for each token of its prompt, also for those that the prefix index has.
-        late_s: by how much tokens came late on their way to users, one after the other as measured; empty for not.
-    """
-
-    request_s: float = 0.0
-    prompt_s: float = 0.0
-    late_s: Sequence[float] = ()
-
-    def request_delay(self, prompt: int) -> float:
-        """Seconds from the arrival of a request with so many prompt tokens until the engine has it."""
-        return self.request_s + prompt * self.prompt_s
-
-    def delivery_times(self, number: int, made: Sequence[float]) -> list[float]:
-        """When the user of call `number` has each of its tokens, from when they were made.
-
-        They are late as a row of measured tokens was, from a place on that the number draws. None overtakes another.
-        """
-        if not self.late_s:
-            return list(made)
-        start = random.Random(number).randrange(len(self.late_s))
-        late = [self.late_s[(start + i) % len(self.late_s)] for i in range(len(made))]
-        return np.maximum.accumulate(np.array(made) + late).tolist()
-
 
 ROLE = "main"
 MAX_PAGES = 1 << 26  # each takes some dozens of bytes here

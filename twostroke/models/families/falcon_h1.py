@@ -19,27 +19,19 @@ from twostroke.models.families.family import (
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     MATRICES,
-    Family,
     Transform,
     attention_of,
     mlp_of,
     model_of,
 )
-from twostroke.models.families.mamba2 import (
-    MAMBA2_GGUF,
-    MAMBA2_GGUF_KEYS,
-    mamba2_of,
-    mamba2_parts,
-    mamba2_rows,
-    mamba2_transforms,
-)
+from twostroke.models.families.mamba2 import MAMBA2_GGUF, MAMBA2_GGUF_KEYS, Mamba2Family, mamba2_of, mamba2_parts
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import tensor_shapes
 
 KEPT: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
-class FalconH1(Family):
+class FalconH1(Mamba2Family):
     name = "falcon_h1"
     gguf = "falcon-h1"
     model_types = ("falcon_h1",)
@@ -112,13 +104,10 @@ class FalconH1(Family):
     def stored_layer(self, config: ModelConfig, layer: int, part: str) -> int:
         return layer // 2
 
-    def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
-        return mamba2_rows(config)
-
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
         factors, names = dict(config.factors), (name.split(".") for name in tensor_shapes(config))
         found = {".".join(name): _times(factors[name[-1]]) for name in names if name[-1] in factors}
-        return found | mamba2_transforms(config, format)
+        return found | super().transforms(config, format)
 
 
 def _times(factor: float) -> Transform:

@@ -6,8 +6,6 @@ GGUF files of models without Mamba layers say `granite`.
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
@@ -15,27 +13,19 @@ from twostroke.models.families.family import (
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
-    Transform,
     activation_of,
     attention_of,
     experts_of,
 )
 from twostroke.models.families.granite import Granite
 from twostroke.models.families.hybrid_layers import FULL, hybrid_kinds, kv_heads
-from twostroke.models.families.mamba2 import (
-    MAMBA2_GGUF,
-    MAMBA2_GGUF_KEYS,
-    mamba2_of,
-    mamba2_parts,
-    mamba2_rows,
-    mamba2_transforms,
-)
+from twostroke.models.families.mamba2 import MAMBA2_GGUF, MAMBA2_GGUF_KEYS, Mamba2Family, mamba2_of, mamba2_parts
 from twostroke.models.rope import NO_ROPE
 
 SHARED = dict.fromkeys(("gate", "up", "shared.gate", "shared.up"), "shared_mlp.input_linear.weight")
 
 
-class GraniteHybrid(Granite):
+class GraniteHybrid(Mamba2Family, Granite):
     name, gguf = "granitemoehybrid", "granitehybrid"
     model_types = ("granitemoehybrid",)
     transformers = "GraniteMoeHybridForCausalLM"
@@ -93,9 +83,3 @@ class GraniteHybrid(Granite):
             return GatedMLP(source.integer(size), activation_of(source, "hidden_act", "silu"))
         experts = experts_of(source, "intermediate_size", normalized=True)
         return replace(experts, shared_size=source.integer("shared_intermediate_size"), shared_gated=False)
-
-    def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
-        return mamba2_rows(config)
-
-    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
-        return super().transforms(config, format) | mamba2_transforms(config, format)

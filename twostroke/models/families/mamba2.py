@@ -11,7 +11,7 @@ import numpy as np
 
 from twostroke.models.config import ModelConfig
 from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
-from twostroke.models.families.family import Transform
+from twostroke.models.families.family import Family, Transform
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.recurrent import Mamba2, RecurrentMixer
 
@@ -75,24 +75,26 @@ def _limits(given: object) -> bool:
     return isinstance(given, list) and (given[:1] != [0.0] or given[1:] not in ([{"__float__": "Infinity"}], [np.inf]))
 
 
-def mamba2_rows(config: ModelConfig) -> dict[str, np.ndarray]:
-    """Where the rows of our matrices are in a file's one matrix (`Family.row_orders`)."""
-    found = dict[str, np.ndarray]()
-    for i, state in config.state_layers.items():
-        z, conv = np.arange(state.v_size), state.v_size + _conv_order(state)
-        step = state.v_size + state.conv_size + np.arange(state.num_v_heads)
-        found[f"layers.{i}.state_q"] = np.concatenate([conv, z, step])
-    return found
+class Mamba2Family(Family):
+    """A family with such layers: where the numbers of its files are."""
 
+    def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
+        """Where the rows of our matrices are in a file's one matrix."""
+        found = super().row_orders(config, format)
+        for i, state in config.state_layers.items():
+            z, conv = np.arange(state.v_size), state.v_size + _conv_order(state)
+            step = state.v_size + state.conv_size + np.arange(state.num_v_heads)
+            found[f"layers.{i}.state_q"] = np.concatenate([conv, z, step])
+        return found
 
-def mamba2_transforms(config: ModelConfig, format: str) -> dict[str, Transform]:
-    """Conversions of what products do not multiply; directories have the logarithm of decays, GGUF files -decay."""
-    found = dict[str, Transform]()
-    for i, state in config.state_layers.items():
-        order = partial(RawTensor.permute_rows, order=_conv_order(state))
-        found |= dict.fromkeys((f"layers.{i}.conv", f"layers.{i}.conv_bias"), order)
-        found[f"layers.{i}.decay"] = partial(_decay, negated=format == "gguf")
-    return found
+    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
+        """Conversions of what products do not multiply; directories have the logarithm of decays, GGUF files -decay."""
+        found = super().transforms(config, format)
+        for i, state in config.state_layers.items():
+            order = partial(RawTensor.permute_rows, order=_conv_order(state))
+            found |= dict.fromkeys((f"layers.{i}.conv", f"layers.{i}.conv_bias"), order)
+            found[f"layers.{i}.decay"] = partial(_decay, negated=format == "gguf")
+        return found
 
 
 def _conv_order(state: RecurrentMixer) -> np.ndarray:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
 from twostroke.models.families.family import (
@@ -20,21 +18,12 @@ from twostroke.models.families.family import (
     HUGGINGFACE_PARTS,
     MATRICES,
     MAX_HEAD_DIM,
-    Family,
-    Transform,
     experts_of,
     in_groups,
     model_of,
 )
 from twostroke.models.families.hybrid_layers import kv_heads
-from twostroke.models.families.mamba2 import (
-    MAMBA2_GGUF,
-    MAMBA2_GGUF_KEYS,
-    mamba2_of,
-    mamba2_parts,
-    mamba2_rows,
-    mamba2_transforms,
-)
+from twostroke.models.families.mamba2 import MAMBA2_GGUF, MAMBA2_GGUF_KEYS, Mamba2Family, mamba2_of, mamba2_parts
 from twostroke.models.feed_forward import UNGATED
 from twostroke.models.rope import NO_ROPE
 from twostroke.models.tensor_shapes import ROUTER, SELECTION_BIAS
@@ -54,7 +43,7 @@ NAMES = {
 NAMES_OF_EXPERTS = {f"experts.{part}": f"mixer.experts.{{}}.{part}_proj.weight" for part in ("up", "down")}
 
 
-class NemotronH(Family):
+class NemotronH(Mamba2Family):
     name = gguf = "nemotron_h"
     model_types: ClassVar[tuple[str, ...]] = ("nemotron_h",)
     transformers = "NemotronHForCausalLM"
@@ -180,12 +169,6 @@ class NemotronH(Family):
     def stored_layer(self, config: ModelConfig, layer: int, part: str) -> int:
         before = sum(1 + bool(one.feed_forward.intermediate_size) for one in config.layers[:layer])
         return before + (part in FEED_FORWARD)
-
-    def row_orders(self, config: ModelConfig, format: str) -> dict[str, np.ndarray]:
-        return mamba2_rows(config)
-
-    def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
-        return mamba2_transforms(config, format)
 
 
 class NemotronHMoE(NemotronH):

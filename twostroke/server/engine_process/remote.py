@@ -26,7 +26,8 @@ from twostroke.server.served_engine import OnStep, Publish
 from twostroke.system.futures import settle
 
 log = logging.getLogger(__name__)
-MAX_DEATHS, BACKOFF_S = 5, 0.5  # deaths in a row, without a step; seconds after two, twice as long with each
+MAX_DEATHS = 5  # in a row, without a step between them
+BACKOFF_S = 0.5  # seconds before a process that follows two deaths in a row; twice as long with each
 
 
 class RemoteEngine:
@@ -76,8 +77,11 @@ class RemoteEngine:
         """Whether another engine can go on with its requests: for a subclass, as is what is below."""
         return False
 
-    def went(self, away: bool) -> None:
-        """The process has ended, and its KV with it; or the next one (False) has its requests."""
+    def came(self) -> None:
+        """The process has its requests."""
+
+    def went(self) -> None:
+        """The process has ended, and its KV with it."""
 
     def pages_changed(self, changes: list[Change]) -> None:
         """Its prefix index has got or lost pages."""
@@ -244,7 +248,8 @@ class RemoteEngine:
     def _answer(self, reply: AskReply) -> None:
         with self._lock:
             result = self._asks.pop(reply)
-        settle(result or Future(), reply.result, reply.error)
+        if result is not None:
+            settle(result, reply.result, reply.error)
 
     def _leave(self, link: ProcessLink, failed: Exception | None) -> None:
         """The process is gone, or ends now: note what that means for its requests."""
@@ -255,7 +260,7 @@ class RemoteEngine:
             link.outbox.put(None)
             told = self._stopped.is_set() or bool(self._rest)
             asks = [] if self._rest else self._asks.clear()  # those of a rest wait for its end
-        self.went(True)
+        self.went()
         accused = link.process.note.read()
         how = link.process.end(STOP_S if told else END_S)
         refuse_all(asks, EngineRestarting("the engine's process has died and is started again: try again"))
@@ -295,6 +300,6 @@ class RemoteEngine:
                 link.outbox.put(message)
             if self._stopped.is_set():
                 link.outbox.put(Stop())
-        self.went(False)
+        self.came()
         log.log(level, "the engine is there again (process %d); %d requests go on", link.process.pid, len(going_on))
         return link

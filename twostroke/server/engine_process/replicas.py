@@ -195,8 +195,11 @@ class Replica(RemoteEngine):
     def replaceable(self) -> bool:
         return any(one is not self and one.alive and not one.restarting for one in self._whole.parts)
 
-    def went(self, away: bool) -> None:
-        (self._whole.went if away else self._whole.came)(self)
+    def came(self) -> None:
+        self._whole.came(self)
+
+    def went(self) -> None:
+        self._whole.went(self)
 
     def not_taken(self, left: list[InFlight]) -> list[InFlight]:
         return self._whole.not_taken(left)

@@ -94,7 +94,7 @@ def test_logits_are_near(family: str, tiny_llm: Callable[..., LLM]) -> None:
     # Random weights make the most of rounding: trained ones lose far less (benchmarks/quality.py).
     assert distances[0] < 0.05
     assert distances[1] < 0.1
-    assert max(distances[:2]) < distances[2] < 0.75
+    assert max(distances[:2]) < distances[2] < (0.75 if family == "deepseek_v3" else 0.7)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -19,6 +19,7 @@ from twostroke.study.evaluate.tasks import (
     ArcChallenge,
     ArcEasy,
     Cloze,
+    LongBench,
     LongForm,
     MiddleMatch,
     NameIndex,
@@ -147,7 +148,7 @@ def _add_command(kind: type[Task]) -> None:
         evaluate(kind(**vars(parameters)), contenders, eval_options, model_options, as_json)
 
 
-for _task in (NameIndex, MiddleMatch, Cloze, Ruler, ArcChallenge, ArcEasy, LongForm, Perplexity):
+for _task in (NameIndex, MiddleMatch, Cloze, Ruler, LongBench, ArcChallenge, ArcEasy, LongForm, Perplexity):
     _add_command(_task)
 
 

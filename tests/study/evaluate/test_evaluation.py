@@ -77,6 +77,15 @@ def test_a_stopped_run_continues(tiny_llm: TinyLLM, tmp_path: Path) -> None:
     assert evaluation(llm, limit=2).run(tmp_path / "parts") == parts[:2]
 
 
+def test_a_run_out_of_time_ends_with_the_items_it_has_and_continues(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    llm = tiny_llm()
+    for done in (2, 4, 5):  # a batch more each time
+        run = evaluation(llm, minutes=0)
+        lines = run.run(tmp_path)
+        assert len(lines) == summarize(run, lines).n == done
+    assert untimed(lines) == approximately(untimed(evaluation(llm).run()))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

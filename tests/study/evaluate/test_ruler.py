@@ -10,7 +10,7 @@ import pytest
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.study.evaluate.task import Item
-from twostroke.study.evaluate.tasks import Ruler, ruler
+from twostroke.study.evaluate.tasks import LongBench, Ruler, facts, longbench, ruler
 
 LENGTH = 3000  # tokens of the tiny model, a few letters each
 WORDS = [a + b + c for a in ("bel", "cor", "dan", "fil", "gra") for b in "aeiou" for c in ("ka", "mi", "nu", "so")]
@@ -18,13 +18,21 @@ WORDS = [a + b + c for a in ("bel", "cor", "dan", "fil", "gra") for b in "aeiou"
 
 @pytest.fixture
 def tokenizer(tiny_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Beside an encyclopedia of made-up words, which is not fetched."""
+    """Beside an encyclopedia of made-up words, which is not fetched; two articles in turn name a year together."""
     article = " ".join(f"There the {one} and the {other} were often seen." for one, other in zip(WORDS, WORDS[5:]))  # noqa: B905
     monkeypatch.setattr(ruler, "articles", lambda: iter([article] * 6))
-    for made in (ruler.sentences, ruler.words):
+    subjects = ("Belka", "Cormi", "Dannu", "Filso", "Grake", "Hormi")
+    entries = [
+        (subject, [f"In {1700 + (n + i // 2) % 200}, the {WORDS[n % 75]} and the {subject} of {WORDS[n % 99]} were "
+                   f"first seen in {WORDS[n * 7 % 100]} beside it." for n in range(60)])
+        for i, subject in enumerate(subjects)
+    ]  # fmt: skip
+    monkeypatch.setattr(facts, "titled", lambda: iter(entries))
+    kept = (ruler.sentences, ruler.words, facts.passages, facts.facts, longbench.frequencies)
+    for made in kept:
         made.cache_clear()
     yield tiny_llm().tokenizer
-    for made in (ruler.sentences, ruler.words):
+    for made in kept:
         made.cache_clear()
 
 
@@ -43,6 +51,7 @@ def test_the_answer_is_there_and_the_prompt_as_long_as_asked_for(kind: str, toke
         assert 0.85 * LENGTH < len(tokenizer.encode(str(item.prompt))) <= LENGTH + 8
         assert task.correct(item, f"They are {' and '.join(answers).upper()}.")
         assert not task.correct(item, f"They are {' and '.join(answers[1:])}.")
+        assert not task.correct(item, "")
         assert not task.correct(item, " ".join(f"{one}x" for one in answers))
     assert task.items(tokenizer, 3, seed=1) == items[:3]
     assert task.items(tokenizer, 3, seed=2) != items[:3]
@@ -85,11 +94,54 @@ def test_the_most_frequent_words_are_the_answer(tokenizer: Any) -> None:
             assert counts[most - 1][1] > counts[most][1]
 
 
+def test_a_fact_is_told_once_and_its_year_leads_to_one_other_document(tokenizer: Any) -> None:
+    for item in Ruler("qa-1", LENGTH).items(tokenizer, 6, seed=1):
+        context, question, (year,) = parts(item)
+        title, said = re.findall(r'On (\w+), the text above says: "(.*)"', question)[0]
+        found = [one for one in context.split("\n\n") if said in one]
+        assert len(found) == 1
+        assert found[0].startswith(f"Document: {title}\nIn {year}, ")
+        assert year not in question
+    for item in Ruler("qa-2", LENGTH).items(tokenizer, 6, seed=1):
+        context, question, (subject,) = parts(item)
+        title, said = re.findall(r'The document on (\w+) says of a certain year: "(.*)"', question)[0]
+        documents = context.split("\n\n")
+        (told,) = (one for one in documents if said in one)
+        year = re.findall(r"In (\d+),", told)[0]
+        named = {one for one in documents if year in one}
+        assert sorted(one.split("\n")[0] for one in named) == sorted(f"Document: {one}" for one in (title, subject))
+
+
+@pytest.mark.parametrize("kind", longbench.KINDS)
+def test_questions_over_long_texts(kind: str, tokenizer: Any) -> None:
+    task = LongBench(kind, LENGTH)
+    items = task.items(tokenizer, 5, seed=1)
+    assert task.items(tokenizer, 2, seed=1) == items[:2]
+    for item in items:
+        context, question, (answer,) = parts(item)
+        assert 0.85 * LENGTH < len(tokenizer.encode(str(item.prompt))) <= LENGTH + 8
+        assert task.correct(item, f"It is {answer}.")
+        assert not task.correct(item, f"9{answer}, or {answer}" if answer.isdigit() else f"{answer}s")
+        listed = dict(re.findall(r"Paragraph (\d+): (.*)", context))
+        match kind:
+            case "document":
+                assert len([one for one in context.split("\n") if re.search(rf"In {answer}, ", one)]) >= 1
+            case "retrieval":
+                keys = question.partition(": ")[2].partition("?")[0].split(", ")
+                found = [at for at, one in listed.items() if {*keys} <= {*re.findall(r"[a-z]+", one)}]
+                assert found == [answer]
+            case "count":
+                assert len(set(listed.values())) == int(answer) <= len(listed)
+            case _:
+                assert answer in question.rpartition("one of ")[2]
+                assert question.splitlines()[0] not in context
+
+
 def test_all_kinds_come_in_turn(tokenizer: Any) -> None:
-    items = Ruler(length=1000).items(tokenizer, 22, seed=1)
+    items = Ruler(length=1000).items(tokenizer, 26, seed=1)
     kinds = [re.sub(r"^ruler-|-\d+$", "", item.id) for item in items]
     assert kinds == [*ruler.KINDS, *ruler.KINDS]
-    assert len({item.id for item in items}) == 22
+    assert len({item.id for item in items}) == 26
 
 
 def test_bad_parameters_are_one_line() -> None:

@@ -1,9 +1,11 @@
 """Running an evaluation batch by batch. Each finished item is a line of JSON, and a later run continues there."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from twostroke.api.llm import LLM
@@ -106,7 +108,7 @@ class Evaluation:
     def run(
         self, directory: Path | None = None, progress: Callable[[int], None] = lambda done: None
     ) -> list[ItemRecords]:
-        """Every item's records, in order.
+        """The records of every item in order; with `minutes`, of those that are done by then, at least a batch's.
 
         Args:
             directory: where items are written as they are done, and read from if they are there; None keeps nothing.
@@ -120,14 +122,17 @@ class Evaluation:
         progress(len(self.cases) - len(todo))
         if todo and self.options.timings:  # the first pass also reads the weights into memory
             self.comparison.llm.generate([todo[0].prompt], max_tokens=2)
+        end = monotonic() + 60 * (math.inf if self.options.minutes is None else self.options.minutes)
         for start in range(0, len(todo), self.options.batch):
+            if start and monotonic() > end:
+                break
             lines = self._measure(todo[start : start + self.options.batch])
             known |= {line.item: line for line in lines}
             if directory is not None:
                 with (directory / ITEMS).open("a", encoding="utf-8") as stream:
                     stream.writelines(line.dump() for line in lines)
             progress(len(self.cases) - len(todo) + start + len(lines))
-        return [known[case.item.id] for case in self.cases]
+        return [known[case.item.id] for case in self.cases if case.item.id in known]
 
     def _params(self, item: Item) -> SamplingParams:
         return SamplingParams(

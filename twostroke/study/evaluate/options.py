@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
-from twostroke.fields import Checked, Rule, declare, flag, integer, like, text
+from twostroke.fields import Checked, Rule, declare, flag, integer, like, number, text
 from twostroke.sampling.params import SamplingParams
 
 NAMES = ("answers", "likelihood", "divergence", "judge", "serving")  # of the measures, in the order they are taken
@@ -27,6 +27,7 @@ class EvaluationOptions(Checked):
     ignore_eos: bool = like(SamplingParams, "ignore_eos", help="End tokens do not end an answer: all are equally long.")
     positions: int = integer(64, least=1, help="Tokens of the baseline's answer over which divergence is measured.")
     batch: int = integer(8, least=1, help="Items that run side by side.")
+    minutes: float | None = number(None, least=0, help="Begin no more items after so many; the same command goes on.")
     timings: bool = flag(
         True,
         help="Measure TTFT and ITL: every method computes its own prefills. Without, methods share them through the "

@@ -20,7 +20,7 @@ SOURCE = CatalogEntry(
     packages=("gensim==4.4.0",),
     member=r"test_data/enwiki-latest-pages-articles1.*\.bz2$",
 )
-TEXT = "{http://www.mediawiki.org/xml/export-0.10/}text"
+TITLE, TEXT = (f"{{http://www.mediawiki.org/xml/export-0.10/}}{one}" for one in ("title", "text"))
 
 # Patterns of wikitext and their replacements, applied in this order. Nested markup is removed from the inside out.
 MARKUP = (
@@ -36,13 +36,20 @@ MARKUP = (
 PROSE = re.compile(r"(?m)^[A-Z][^{}\[\]|<>=*#\n]{200,}$")  # a paragraph, not a heading, a list or leftover markup
 
 
-def articles() -> Iterator[str]:
-    """The prose of each article that has any, with a blank line between paragraphs."""
+def titled() -> Iterator[tuple[str, list[str]]]:
+    """The title and the paragraphs of prose of each article that has any."""
+    title = ""
     with bz2.open(fetch(SOURCE)) as stream:
         for _, element in ElementTree.iterparse(stream):
+            title = element.text or "" if element.tag == TITLE else title
             if element.tag == TEXT and (paragraphs := PROSE.findall(plain(element.text or ""))):
-                yield "\n\n".join(paragraph.strip() for paragraph in paragraphs)
+                yield title, [paragraph.strip() for paragraph in paragraphs]
             element.clear()
+
+
+def articles() -> Iterator[str]:
+    """The prose of each article that has any, with a blank line between paragraphs."""
+    return ("\n\n".join(paragraphs) for _, paragraphs in titled())
 
 
 def plain(text: str) -> str:

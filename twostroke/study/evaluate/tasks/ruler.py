@@ -1,8 +1,8 @@
 """Retrieval at length, after Hsieh et al. 2024, "RULER: What's the Real Context Size of Your Long-Context Language
-Models?" (arXiv:2404.06654), section 3 and appendix B: eleven of its thirteen kinds, generated.
+Models?" (arXiv:2404.06654), section 3 and appendix B: its thirteen kinds, generated.
 
-Its two kinds with questions of SQuAD and HotpotQA are left out (`cloze` asks for words of passages). Filler is English
-Wikipedia where the paper has essays, and words are common ones of it. Sentences are our own.
+In its two kinds with questions of SQuAD and HotpotQA, questions over Wikipedia are made by rule (`facts.py`). Filler is
+English Wikipedia where the paper has essays, and words are common ones of it. Sentences are our own.
 """
 
 import random
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.fields import integer, text
 from twostroke.study.evaluate.task import Item, Task, random_stream
+from twostroke.study.evaluate.tasks.facts import one_hop, two_hops
 from twostroke.study.evaluate.wikipedia import SOURCE, articles
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Kind = Callable[[random.Random], Parts]
 
 @dataclass(frozen=True)
 class Ruler(Task):
-    """Needles, several keys, values and queries, variables, common and frequent words, in prompts of `length` tokens.
+    """Needles, several keys, values and queries, variables, common and frequent words, questions over documents.
 
     An answer is right if it has all that was asked for, where the paper counts the share.
     """
@@ -45,7 +46,7 @@ class Ruler(Task):
 
     kind: str = text("all", choices=("all", *(
         "niah-single-1", "niah-single-2", "niah-single-3", "niah-multikey-1", "niah-multikey-2", "niah-multikey-3",
-        "niah-multivalue", "niah-multiquery", "variables", "common-words", "frequent-words",
+        "niah-multivalue", "niah-multiquery", "variables", "common-words", "frequent-words", "qa-1", "qa-2",
     )), help="One kind, or all in turn.")  # fmt: skip
     length: int = integer(2000, least=200, most=1_000_000, help="Tokens of a prompt, without the chat template.")
 
@@ -62,28 +63,29 @@ class Ruler(Task):
         if kind in LISTS:
             context, question, answers = LISTS[kind](rng, lambda text: len(tokenizer.encode(text)) <= self.length)
         else:
-            needles, filler, question, answers = NEEDLES[kind](rng)
+            needles, filler, question, answers = (NEEDLES | QUESTIONS)[kind](rng)
             room = self.length - len(tokenizer.encode(" ".join([*needles, question])))
-            context = hidden(rng, needles, fill(tokenizer, filler, room))
+            joint = "\n\n" if kind in QUESTIONS else " "
+            context = hidden(rng, needles, fill(tokenizer, filler, room, joint), joint)
         return Item(f"{self.name}-{kind}-{index}", f"{context}\n\n{question}", (", ".join(answers),))
 
 
-def fill(tokenizer: "Tokenizer", filler: Sequence[str], room: int) -> list[str]:
+def fill(tokenizer: "Tokenizer", filler: Sequence[str], room: int, joint: str = " ") -> list[str]:
     """As many sentences as have `room` tokens, from the first on; from the first again if they are too few."""
     kept: list[str] = []
     while room > 0:
         sentence = filler[len(kept) % len(filler)]
-        room -= len(tokenizer.encode(f" {sentence}", add_bos=False))
+        room -= len(tokenizer.encode(joint + sentence, add_bos=False))
         kept.append(sentence)
     return kept[:-1]
 
 
-def hidden(rng: random.Random, needles: Sequence[str], filler: list[str]) -> str:
+def hidden(rng: random.Random, needles: Sequence[str], filler: list[str], joint: str = " ") -> str:
     """The filler with the needles in order, at places drawn evenly."""
     places = sorted(rng.randint(0, len(filler)) for _ in needles)
     for needle, place in reversed(list(zip(needles, places, strict=True))):
         filler.insert(place, needle)
-    return " ".join(filler)
+    return joint.join(filler)
 
 
 @cache
@@ -216,4 +218,5 @@ NEEDLES: dict[str, Kind] = {
     "variables": variables,
 }
 LISTS = {"common-words": common_words, "frequent-words": frequent_words}
-KINDS = (*NEEDLES, *LISTS)
+QUESTIONS: dict[str, Kind] = {"qa-1": one_hop, "qa-2": two_hops}
+KINDS = (*NEEDLES, *LISTS, *QUESTIONS)

@@ -13,7 +13,7 @@ from functools import cache
 
 from twostroke.study.evaluate.wikipedia import titled
 
-LONGEST = 900  # letters of a paragraph
+MAX_LETTERS = 900  # letters of a paragraph
 _YEAR = r"(?P<year>1\d{3}|20[01]\d)"
 _FACTS = tuple(
     re.compile(rf"(?:^|(?<=[.!?] )){pattern}\.(?=\s|$)")
@@ -56,7 +56,7 @@ def passages() -> list[Passage]:
         Passage(re.sub(r" \(.*\)$", "", title), text)
         for title, every in titled()
         for text in every
-        if len(text) <= LONGEST
+        if len(text) <= MAX_LETTERS
     ]
 
 

@@ -80,6 +80,9 @@ bench-quality: $(VENV)/installed-dev  ## quality of number formats: perplexity a
 bench-kv-bits: $(VENV)/installed-dev  ## K and V in fewer bits: distance to bfloat16 and time of a step, by length; half an hour
 	$(BIN)/python -m benchmarks.kv_bits
 
+bench-league: $(VENV)/installed-dev  ## KV techniques: right answers, KL, bytes and times, for MINUTES; goes on where it was (LEAGUE: options)
+	$(BIN)/python -m benchmarks.league --minutes $(MINUTES) $(LEAGUE)
+
 bench-hybrid: $(VENV)/installed-dev  ## recurrent layers: time of their states beside the plain recurrence, and a long conversation; 10 minutes
 	$(BIN)/python -m benchmarks.hybrid
 

@@ -1,0 +1,175 @@
+"""The page of the league: a table and a plot for each cell, and which published claims hold in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results_file import save
+
+MIN_ITEMS = 10  # with fewer, no claim is judged
+# What is claimed to be better than what, each by the first words of its name in a run, and by whom.
+CLAIMS = (
+    ("What the end attends to beats the newest entries (SnapKV, Li et al. 2024)", "snapkv-by-head", "streaming"),
+    ("Choice by head beats choice per sequence (papers of H2O and SnapKV)", "snapkv-by-head", "snapkv"),
+    ("Whole chunks beat single entries (ChunkKV, Liu et al. 2025)", "chunkkv", "snapkv-by-head"),
+    ("The output matrix improves the choice (CriticalKV, Feng et al. 2025)", "critical-kv", "snapkv-by-head"),
+    ("Budgets by head improve KVzip (Ada-KV, Feng et al. 2024)", "kvzip:budgets=ada", "kvzip"),
+    ("Budgets by head improve CriticalKV (Ada-KV)", "critical-kv:budgets=ada", "critical-kv"),
+    ("Expected Attention beats SnapKV (Devoto et al. 2025)", "expected-attention", "snapkv-by-head"),
+    ("Expected Attention beats TOVA (Devoto et al. 2025)", "expected-attention", "tova"),
+    ("Heavy hitters beat the newest entries (H2O, Zhang et al. 2023)", "heavy-hitters", "streaming"),
+    ("Merging improves H2O (D2O, Wan et al. 2024)", "d2o", "heavy-hitters"),
+    ("Choice for any question beats that of the prompt's end (KVzip, Kim et al. 2025)", "kvzip", "snapkv-by-head"),
+    ("Similar keys may go, rather than old ones (KeyDiff, Park et al. 2025)", "keydiff", "streaming"),
+    ("Norms of keys are enough (Devoto et al. 2024)", "key-norms", "streaming"),
+    ("Fitted entries beat chosen ones (Zweiger et al. 2026)", "attention-matching", "snapkv-by-head"),
+    ("Few heads retrieve (DuoAttention, Xiao et al. 2024)", "duo-attention", "streaming"),
+)  # fmt: skip
+BUDGETS = ("ratio=", "budget=", "window=")
+COLUMNS = {
+    "right": ("answers", "correct"), "KL": ("divergence", "kl_rest"), "same": ("divergence", "exact"),
+    "kept": ("answers", "kept_ratio"), "bytes": ("answers", "kept_bytes"), "TTFT": ("serving", "ttft_alone_s"),
+    "ITL 1": ("serving", "itl_1_s"), "ITL 16": ("serving", "itl_16_s"), "answers": ("serving", "answers_at_once"),
+    "rate": ("serving", "full_rate"),
+}  # fmt: skip
+HEADER = (
+    "technique", "right (95%)", "points to plain's, p", "KL, nats (95%)", "same", "KV kept", "MiB", "TTFT, s",
+    "ITL of 1, ms", "ITL of 16, ms", "answers in the pool", "tokens/s, full pool",
+)  # fmt: skip
+INTRODUCTION = """# The league: right answers, bytes and times
+
+Made by `python -m benchmarks.league` of the cells that were run; [the league](../league.md) says what it means.
+
+Right: all that was asked for is in the answer; in brackets 95%, Wilson. Points: the share of right answers less that \
+of everything kept, with McNemar's exact p on the same items. KL: from the second token of the full cache's own answer \
+on, the bootstrap over items. Same: answers in which each token of the full cache's stays the likeliest. KV kept and \
+MiB are of the pages that the first decode starts from. Times are of one item, with nothing else running (times of \
+choosing included in TTFT), and decodes of 32 tokens of copies of its value, 16 at once and as many as the pool has \
+room for.
+
+**What this cannot see.** Questions over documents are [made by rule](../evaluation.md#which-tasks-are-there); small \
+models fail at several kinds whatever is kept, and then right answers cannot tell techniques apart: KL can, but not \
+whether the answer is worse. One order of items, greedy answers, one machine. No correction is made for the number of \
+comparisons. Claims are of models of 7B and more; what small ones show refutes nothing there.
+"""
+
+
+def estimate(summaries: dict[str, Any], column: str, method: str) -> dict[str, Any]:
+    """The estimate of a method, {} if there is none."""
+    measure, key = COLUMNS[column]
+    for summary in summaries.values():
+        found = summary["measures"].get(measure, {}).get(key, {}).get("methods", {}).get(method)
+        if found and found["n"]:
+            return found
+    return {}
+
+
+def difference(
+    summary: dict[str, Any], column: str, first: str, second: str
+) -> tuple[float, float, float, float | None]:
+    """(first - second, low, high, McNemar's p) on the same items. Raises KeyError if both were not measured."""
+    measure, key = COLUMNS[column]
+    for pair in summary["measures"][measure][key]["pairs"]:
+        one = pair["difference"]
+        if one["n"] and (pair["first"], pair["second"]) == (second, first):
+            return one["value"], one["low"], one["high"], pair["p"]
+        if one["n"] and (pair["first"], pair["second"]) == (first, second):
+            return -one["value"], -one["high"], -one["low"], pair["p"]
+    raise KeyError(first)
+
+
+def rows(summaries: dict[str, Any]) -> list[list[str]]:
+    """A row for each technique: the most right answers first, then the least KL."""
+    quality = summaries["quality"]
+
+    def rank(method: str) -> tuple[float, float]:
+        right, kl = (estimate(summaries, one, method).get("value") for one in ("right", "KL"))
+        return -(right or 0.0), kl if kl is not None else 9e9
+
+    made: list[list[str]] = []
+    for method in sorted((one["name"] for one in quality["settings"]["methods"]), key=rank):
+
+        def shown(column: str, scale: float, form: str, bounds: bool = False, name: str = method) -> str:
+            one = estimate(summaries, column, name)
+            if not one:
+                return ""
+            low, value, high = (format(one[key] * scale, form) for key in ("low", "value", "high"))
+            return f"{value} [{low}, {high}]" if bounds else value
+
+        points = ""
+        if method != quality["settings"]["baseline"]:
+            value, _, _, p = difference(quality, "right", method, quality["settings"]["baseline"])
+            points = f"{100 * value:+.0f}, {p:.2g}"
+        made.append(
+            [
+                f"`{method}`", shown("right", 100, ".0f", True), points, shown("KL", 1, ".2f", True),
+                shown("same", 100, ".0f"), shown("kept", 1, ".2f"), shown("bytes", 2**-20, ".1f"),
+                shown("TTFT", 1, ".2f"), shown("ITL 1", 1e3, ".1f"), shown("ITL 16", 1e3, ".1f"),
+                shown("answers", 1, ".0f"), shown("rate", 1, ".0f"),
+            ]
+        )  # fmt: skip
+    return made
+
+
+def base(method: str) -> str:
+    """The name without its budget: "critical-kv:budgets=ada,ratio=0.25" is "critical-kv:budgets=ada"."""
+    name, _, parameters = method.partition(":")
+    others = [one for one in parameters.split(",") if one and not one.startswith(BUDGETS)]
+    return f"{name}:{','.join(others)}" if others else name
+
+
+def judged(quality: dict[str, Any], better: str, worse: str) -> list[str]:
+    """Of each budget in turn, whether the first is better than the second here. Empty if one of them was not run."""
+    names = [one["name"] for one in quality["settings"]["methods"]]
+    firsts, seconds = ([name for name in names if base(name) == one] for one in (better, worse))
+    if len(firsts) == 1 or len(seconds) == 1:  # one of them has no budget
+        firsts, seconds = firsts * max(1, len(seconds)), seconds * max(1, len(firsts))
+    made: list[str] = []
+    for first, second in zip(firsts, seconds, strict=False):
+        kl, low, high, _ = difference(quality, "KL", first, second)
+        right, _, _, p = difference(quality, "right", first, second)
+        verdict = "**holds**" if high < 0 else "**contradicted**" if low > 0 else "within chance"
+        if p is not None and p < 0.05:
+            verdict += f"; right answers {'agree' if (right > 0) == (kl < 0) else 'say the opposite'}"
+        verdict = "too few items" if quality["n"] < MIN_ITEMS else verdict
+        made.append(f"{verdict}: KL {kl:+.2f} [{low:+.2f}, {high:+.2f}], {100 * right:+.0f} points (p {p:.2g})")
+    return list(dict.fromkeys(made))
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["--:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
+
+
+def write(directory: Path, page: Path) -> Path:
+    """Write the page of all cells with a summary of their quality, their plots in ../images, and their numbers."""
+    parts, verdicts = [INTRODUCTION], list[str]()
+    for cell in sorted(path.parent.parent for path in directory.glob("*/quality/summary.json")):
+        files = {one: cell / one / "summary.json" for one in ("quality", "serving")}
+        summaries = {one: json.loads(path.read_text()) for one, path in files.items() if path.exists()}
+        quality = summaries["quality"]
+        machine, settings = quality["machine"], quality["settings"]
+        task, model, made = settings["task"], settings["model"], rows(summaries)
+        length = f"{task['parameters']['length']:,}"
+        about = (
+            f"`{task['name']}`, all kinds in turn, items: {quality['n']}, seed {settings['seed']}; "
+            f"greedy, at most {settings['max_tokens']} tokens; {machine['cpu']}, {machine['cores']} cores, "
+            f"{quality['date'][:10]}."
+        )
+        parts += [f"## {model}: {task['name']}, {length} tokens", about, table(HEADER, made)]
+        if (plot := cell / "quality" / "plot.svg").exists():
+            image = page.parent.parent / "images" / f"league-{cell.name}.svg"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(plot, image)
+            parts.append(f"![Right answers over the KV that is kept](../images/{image.name})")
+        lines = [(claim, "; ".join(found)) for claim, *pair in CLAIMS if (found := judged(quality, *pair))]
+        verdicts += [f"### {model}: {task['name']}, {length} tokens", table(("claim", "here"), lines)] if lines else []
+        save("league", {"rows": ", ".join(HEADER)}, cell.name, {"n": quality["n"], "rows": made, "claims": lines})
+    closing = ["## Which published claims hold?", "KL and points: of the first technique less the second."]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(part.strip() for part in [*parts, *(closing if verdicts else []), *verdicts]) + "\n")
+    return page

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import os
 import pickle
 import resource
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from twostroke.server.grammar import Grammars
 from twostroke.server.http.call_log import CallLog
 from twostroke.server.http.surrogates import refuse_lone_surrogates
 from twostroke.server.served_engine import ServedEngine
+from twostroke.system.priority import yield_cpu
 
 T = TypeVar("T")
 NICENESS = 10  # running streams come first
@@ -93,7 +93,7 @@ class DryEngine(AsyncEngine):
 
 def main(file: int) -> None:
     """Answer calls that come by a connection until it is closed."""
-    os.nice(NICENESS)
+    yield_cpu(NICENESS)
     with contextlib.suppress(EOFError, OSError), Connection(file) as pipe:  # the server has ended
         app = _app(pickle.loads(pipe.recv_bytes()))
         status = Path("/proc/self/status").read_text()

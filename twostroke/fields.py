@@ -27,35 +27,27 @@ class Rule:
     """The rule of one parameter: its type, its range, and a sentence of help.
 
     Attributes:
-        kind: int, float, bool, str, tuple (several values), dict, or object (anything, subject to `test`).
-        help: one sentence for people.
         least, most: bounds that a number may have; of a text, bounds of its length.
         above, below: bounds that a number may not have.
-        choices: the texts there are to choose from.
-        optional: None is allowed.
         keys, each: rules of a dict's keys, and of its values or a tuple's items.
-        test: a condition besides; it is called with a value of the right kind.
-        words: completes "NAME must be ..."; None derives it from the other attributes.
         unit: "bytes" for sizes and "directory" for paths, which are also written as texts ("2GiB", "~/kv").
-        unset: what None stands for, in words.
-        or_object: Python code may pass an object in place of the text, such as a Path.
     """
 
-    kind: type
-    help: str = ""
+    kind: type  # int, float, bool, str, tuple (several values), dict, or object (anything, subject to `test`)
+    help: str = ""  # one sentence for people
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
-    optional: bool = False
+    choices: tuple[str, ...] = ()  # the texts there are to choose from
+    optional: bool = False  # None is allowed
     keys: "Rule | None" = None
     each: "Rule | None" = None
-    test: Callable[[Any], bool] | None = None
-    words: str | None = None
+    test: Callable[[Any], bool] | None = None  # a condition besides; it is called with a value of the right kind
+    words: str | None = None  # completes "NAME must be ..."; None derives it from the other attributes
     unit: Literal["", "bytes", "directory"] = ""
-    unset: str = ""
-    or_object: bool = False
+    unset: str = ""  # what None stands for, in words
+    or_object: bool = False  # Python code may pass an object in place of the text, such as a Path
 
     def accepts(self, value: Any) -> bool:
         """Whether a value keeps the rule. Numbers of numpy are numbers; True and False are not."""

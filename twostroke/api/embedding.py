@@ -35,15 +35,10 @@ class BatchRoom(NamedTuple):
 
 @dataclass(frozen=True)
 class Embedder:
-    """One model's embeddings.
+    """One model's embeddings."""
 
-    Attributes:
-        pooling: which hidden states count.
-        norm: weights of the last norm, [hidden] float32; eps: what it adds to the mean square.
-    """
-
-    pooling: Pooling
-    norm: np.ndarray
+    pooling: Pooling  # which hidden states count
+    norm: np.ndarray  # weights of the last norm, [hidden] float32; eps: what it adds to the mean square
     eps: float
 
     @classmethod

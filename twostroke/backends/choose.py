@@ -220,20 +220,13 @@ def _create_reference(wanted: BackendRequest) -> Backend | str:
 
 @dataclass(frozen=True)
 class BackendCandidate:
-    """A backend that can be chosen.
-
-    Attributes:
-        kind: the kind of device for which "auto" tries it; "" for any.
-        dtypes: values of `dtype` with which "auto" tries it.
-        create: makes the backend, or says why it cannot be used.
-        follower: the module whose `follow` runs in the other ranks that `torchrun` has started.
-    """
+    """A backend that can be chosen."""
 
     name: str
-    kind: str
-    dtypes: tuple[str, ...]
-    create: Callable[[BackendRequest], Backend | str]
-    follower: str
+    kind: str  # the kind of device for which "auto" tries it; "" for any
+    dtypes: tuple[str, ...]  # values of `dtype` with which "auto" tries it
+    create: Callable[[BackendRequest], Backend | str]  # makes the backend, or says why it cannot be used
+    follower: str  # the module whose `follow` runs in the other ranks that `torchrun` has started
 
     def fits(self, wanted: BackendRequest) -> bool:
         """Whether it was asked for by name, or "auto" tries it."""

@@ -13,15 +13,10 @@ ONE_PROCESS = "it computes heads of multi-token prediction in one process: leave
 
 @dataclass(frozen=True)
 class HiddenInputs:
-    """What a model that takes hidden states (`ModelConfig.takes_hidden`) gets beside its rows' tokens.
+    """What a model that takes hidden states (`ModelConfig.takes_hidden`) gets beside its rows' tokens."""
 
-    Attributes:
-        rows: [N, hidden] float32, behind a model's last layer and before its last norm.
-        own: [N] bool, whether that model is this one, and not the one that it guesses for.
-    """
-
-    rows: np.ndarray
-    own: np.ndarray
+    rows: np.ndarray  # [N, hidden] float32, behind a model's last layer and before its last norm
+    own: np.ndarray  # [N] bool, whether that model is this one, and not the one that it guesses for
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,11 @@ START, STOP, POSITION, PAGE = range(4)  # first and past-the-last slot; position
 
 @dataclass(frozen=True)
 class StateStep:
-    """What a sequence's rows read and write of states (`models.recurrent`).
+    """What a sequence's rows read and write of states (`models.recurrent`)."""
 
-    Attributes:
-        rows: number of entries before the step's that came since the snapshot.
-        source: [M] int32, the snapshot's frames (`models.layer_groups.StatePages`); none for zeros.
-        targets: snapshots to write: the number of the step's rows before each, rising, and its frames.
-    """
-
-    rows: int
-    source: np.ndarray
+    rows: int  # number of entries before the step's that came since the snapshot
+    source: np.ndarray  # [M] int32, the snapshot's frames (`models.layer_groups.StatePages`); none for zeros
+    # snapshots to write: the number of the step's rows before each, rising, and its frames
     targets: Sequence[tuple[int, np.ndarray]]
 
 
@@ -81,42 +76,33 @@ class RaggedBatch(Generic[Array]):
     """The rows of one step.
 
     Sequence s has rows [row_starts[s], row_starts[s + 1]); they are the last entries of its table.
-
-    Attributes:
-        token_ids: [N] int64; -1 - i stands for the i-th token of `drawn`.
-        positions: [N] int64, positions for RoPE.
-        pages: [groups, N] int64, the pages in which each row's entries are written; slots: [N] int64. A page is -1 in a
-            group that keeps nothing of the row, since a snapshot of states comes behind it.
-        row_starts: S + 1 ints.
-        tables: S int32 arrays [P_s, 3 + groups] of spans (START, STOP, POSITION, PAGE...), including this step's rows.
-            Pages are frames of the memory that `forward` is given. A windowed group may have given a span's page back,
-            since no row sees its entries; another of its pages stands there.
-        wanted: [W] int64, ascending: rows whose hidden states are returned; for the others only K and V are written.
-        query_rows: [R] int64, distinct rows whose queries are returned; None for none.
-        state_rows: [T] int64, distinct rows whose hidden states before and after every layer are returned; or None.
-        dropout: [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`).
-        biases: for each sequence what is added to scores of its first entries, [layers, KV heads, n] float32, or None
-            for 0; -inf hides an entry; empty if no sequence has any. Then all layers are one group.
-        drawn: tokens of the previous step, which the host may not know yet.
-        states: for a model with states, what each sequence reads and writes of them.
-        hidden: for a model that takes hidden states, those of the rows.
-        scratch: holds what a backend derives once per step (RoPE tables, masks).
     """
 
-    token_ids: Array
-    positions: Array
+    token_ids: Array  # [N] int64; -1 - i stands for the i-th token of `drawn`
+    positions: Array  # [N] int64, positions for RoPE
+    # [groups, N] int64, the pages in which each row's entries are written; slots: [N] int64. A page is -1 in a group
+    # that keeps nothing of the row, since a snapshot of states comes behind it.
     pages: Array
     slots: Array
-    row_starts: list[int]
+    row_starts: list[int]  # S + 1 ints
+    # S int32 arrays [P_s, 3 + groups] of spans (START, STOP, POSITION, PAGE...), including this step's rows. Pages are
+    # frames of the memory that `forward` is given. A windowed group may have given a span's page back, since no row
+    # sees its entries; another of its pages stands there.
     tables: list[np.ndarray]
+    # [W] int64, ascending: rows whose hidden states are returned; for the others only K and V are written
     wanted: Array
-    query_rows: Array | None = None
+    query_rows: Array | None = None  # [R] int64, distinct rows whose queries are returned; None for none
+    # [T] int64, distinct rows whose hidden states before and after every layer are returned; or None
     state_rows: Array | None = None
+    # [layers, N, hidden] float32, factors for the normalized inputs of MLPs (`models.dropout`)
     dropout: Array | None = None
+    # for each sequence what is added to scores of its first entries, [layers, KV heads, n] float32, or None for 0; -inf
+    # hides an entry; empty if no sequence has any. Then all layers are one group.
     biases: Sequence[np.ndarray | None] = ()
-    drawn: "DrawnTokens | None" = None
-    states: Sequence[StateStep] = ()
-    hidden: HiddenInputs | None = None
+    drawn: "DrawnTokens | None" = None  # tokens of the previous step, which the host may not know yet
+    states: Sequence[StateStep] = ()  # for a model with states, what each sequence reads and writes of them
+    hidden: HiddenInputs | None = None  # for a model that takes hidden states, those of the rows
+    # holds what a backend derives once per step (RoPE tables, masks)
     scratch: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -172,17 +158,13 @@ class DrawnTokens(Protocol):
 
 
 class ForwardOutput(NamedTuple):
-    """The result of a forward pass.
+    """The result of a forward pass."""
 
-    Attributes:
-        logits: logits of the W wanted rows.
-        queries: queries of `query_rows`, [layers, R, Hq, D] float32, after RoPE and times the attention scale; or None.
-        states: hidden states of `state_rows`, [layers + 1, T, hidden] float32: the embedding, then what each layer has
-            made of it (the residual stream, before the last norm); or None.
-    """
-
-    logits: LazyLogits
+    logits: LazyLogits  # logits of the W wanted rows
+    # queries of `query_rows`, [layers, R, Hq, D] float32, after RoPE and times the attention scale; or None
     queries: np.ndarray | None
+    # hidden states of `state_rows`, [layers + 1, T, hidden] float32: the embedding, then what each layer has made of it
+    # (the residual stream, before the last norm); or None
     states: np.ndarray | None = None
 
 

@@ -27,26 +27,21 @@ LAYOUTS: tuple[Layout, ...] = ("plain", "pairs")
 
 
 class PageMemory(Protocol):
-    """Pages of K and V on one device. A *frame* is the place of one page.
+    """Pages of K and V on one device. A *frame* is the place of one page."""
 
-    Attributes:
-        storages: for each group, all frames as kernels see them, if they hold pages of the group: an array
-            [depth, parts, frames, Hkv, page_size, width]. In memory the frame comes first. K and V are two parts of
-            width D, or one of records (`models.kv_formats.KVFormat`); other entries are one.
-        state_storage: all frames as snapshots of states: an array [frames, page_bytes // 4] of float32; of no columns
-            if pages are no whole number of them.
-        layout: order of a page's elements. "plain": [depth, parts, Hkv, page_size, width]. "pairs", for instructions
-            that multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is
-            [depth, Hkv, page_size / 2, D, 2] (the values of two slots are adjacent). Codes are in fours in the same
-            way, for each head those of K, their scales, [page_size], those of V, and their scales. Other entries stay
-            plain.
-        page_bytes: bytes of a page.
-    """
-
+    # for each group, all frames as kernels see them, if they hold pages of the group: an array [depth, parts, frames,
+    # Hkv, page_size, width]. In memory the frame comes first. K and V are two parts of width D, or one of records
+    # (`models.kv_formats.KVFormat`); other entries are one.
     storages: Sequence[Any]
+    # all frames as snapshots of states: an array [frames, page_bytes // 4] of float32; of no columns if pages are no
+    # whole number of them
     state_storage: Any
+    # order of a page's elements. "plain": [depth, parts, Hkv, page_size, width]. "pairs", for instructions that
+    # multiply pairs: K is [depth, Hkv, D / 2, page_size, 2] (two columns of each key are adjacent), and V is [depth,
+    # Hkv, page_size / 2, D, 2] (the values of two slots are adjacent). Codes are in fours in the same way, for each
+    # head those of K, their scales, [page_size], those of V, and their scales. Other entries stay plain.
     layout: Layout
-    page_bytes: int
+    page_bytes: int  # bytes of a page
 
     def read_pages(self, frames: Sequence[int]) -> list[memoryview]:
         """The bytes of pages. Read-only. In host memory they are views and change with it."""

@@ -22,11 +22,7 @@ class RankMessenger(Protocol):
 
 
 class PageShards:
-    """The pages of a pool, whole and as a rank has them, with its heads alone.
-
-    Attributes:
-        heads: the KV heads of each rank.
-    """
+    """The pages of a pool, whole and as a rank has them, with its heads alone."""
 
     def __init__(self, num_pages: int, shape: PageShape, size: int, layout: Layout = "plain") -> None:
         """`size` ranks share the heads. Raises InvalidRequest: groups of layers differ in their heads."""
@@ -34,6 +30,7 @@ class PageShards:
             raise InvalidRequest("ranks without common memory need the same KV heads in all layers: use backend=native")
         self.num_pages, self.shape = num_pages, shape
         self.layout: Layout = layout
+        # the KV heads of each rank
         self.heads = [Shard(rank, size).of(shape.groups[0].num_kv_heads) for rank in range(size)]
 
     def of(self, rank: int) -> PageShape:

@@ -66,22 +66,14 @@ def plan(
 
 @dataclass(frozen=True)
 class _Made:
-    """A plan, and what belongs to it.
+    """A plan, and what belongs to it."""
 
-    Attributes:
-        name: of the model, as it was asked for.
-        checkpoint: its files; None if it is known by its sizes alone.
-        limits: what advice may change.
-        load: simulates the load; None if none is asked for.
-        stored: what to call its weights for this engine.
-    """
-
-    name: str
-    checkpoint: "Checkpoint | None"
+    name: str  # of the model, as it was asked for
+    checkpoint: "Checkpoint | None"  # its files; None if it is known by its sizes alone
     advice: "Advice"
-    limits: "ChangeLimits"
-    load: "LoadSimulator | None"
-    stored: str
+    limits: "ChangeLimits"  # what advice may change
+    load: "LoadSimulator | None"  # simulates the load; None if none is asked for
+    stored: str  # what to call its weights for this engine
     configuration: ConfigurationOptions
     asked: WorkloadOptions
 

@@ -63,19 +63,14 @@ GUIDED = {  # what each of them must be
 
 @dataclass(frozen=True)
 class RequestAnnotation:
-    """What a client says in the annotation.
+    """What a client says in the annotation."""
 
-    Attributes:
-        method: a technique: its name, or an object with its name and parameters.
-        guided_decoding: as in Dynamo's requests: one of json (a schema), regex, choice, grammar. Given here, it leaves
-            migration on, which Dynamo turns off for requests with its own field.
-        logit_bias: as OpenAI's.
-        n: number of choices. As with a grammar, Dynamo turns migration off for requests that state it in its own field.
-    """
-
-    method: str | Mapping[str, Any] = "plain"
+    method: str | Mapping[str, Any] = "plain"  # a technique: its name, or an object with its name and parameters
+    # as in Dynamo's requests: one of json (a schema), regex, choice, grammar. Given here, it leaves migration on, which
+    # Dynamo turns off for requests with its own field.
     guided_decoding: Mapping[str, Any] = field(default_factory=dict)
-    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # as OpenAI's
+    # number of choices. As with a grammar, Dynamo turns migration off for requests that state it in its own field.
     n: int | None = None
 
     def __post_init__(self) -> None:
@@ -102,22 +97,15 @@ class RequestAnnotation:
 
 @dataclass(frozen=True)
 class DynamoRequest:
-    """A request of Dynamo's front end.
+    """A request of Dynamo's front end."""
 
-    Attributes:
-        prompt: its token ids.
-        given: the tokens that another worker has made and delivered, of all choices in turn (`interleaving.py`).
-        params: how tokens are chosen, and when the answer ends, counted from its first token.
-        method: the technique.
-        priority: lower is sooner.
-        identity: that of the models which have made what is given (`migration.py`); None where nothing is.
-    """
-
-    prompt: Sequence[int]
+    prompt: Sequence[int]  # its token ids
+    # the tokens that another worker has made and delivered, of all choices in turn (`interleaving.py`)
     given: Sequence[int]
-    params: SamplingParams
-    method: Method
-    priority: int = 0
+    params: SamplingParams  # how tokens are chosen, and when the answer ends, counted from its first token
+    method: Method  # the technique
+    priority: int = 0  # lower is sooner
+    # that of the models which have made what is given (`migration.py`); None where nothing is
     identity: str | None = None
 
     def request(self, llm: LLM) -> Request:

@@ -35,16 +35,13 @@ class EventSocket:
     """A `KVEventPublisher`. Events wait until Dynamo listens.
 
     If too many wait, since Dynamo hangs, they are dropped, and routers are told to forget what this worker has.
-
-    Attributes:
-        endpoint: where Dynamo reads.
     """
 
     def __init__(self) -> None:
         _sweep()
         self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
         self._lock = _locked(Path(self._folder.name))  # as long as this process lives
-        self.endpoint = f"ipc://{self._folder.name}/events"
+        self.endpoint = f"ipc://{self._folder.name}/events"  # where Dynamo reads
         self._events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._closed = threading.Event()
         self._context: Any = zmq.Context()

@@ -16,14 +16,10 @@ from twostroke.sampling.params import SamplingParams
 
 
 class ChoiceInterleaver:
-    """Whose turn it is.
-
-    Attributes:
-        left: the choices that have not ended; the first is the next to send a token.
-    """
+    """Whose turn it is."""
 
     def __init__(self, choices: int) -> None:
-        self.left = deque(range(choices))
+        self.left = deque(range(choices))  # the choices that have not ended; the first is the next to send a token
         self._waiting = [deque[Token]() for _ in range(choices)]
 
     def push(self, token: Token) -> Iterator[Token]:

@@ -41,15 +41,13 @@ class MigrationState:
     """What a worker that takes over an answer has to know.
 
     Attributes:
-        length: of its prompt, in tokens.
         max_tokens, min_tokens: limits of each choice, counted from its first token.
-        identity: 8 hex digits for the models that have made the answer (`model_card.identity`).
     """
 
-    length: int
+    length: int  # of its prompt, in tokens
     max_tokens: int | None = None
     min_tokens: int = 0
-    identity: str = UNKNOWN
+    identity: str = UNKNOWN  # 8 hex digits for the models that have made the answer (`model_card.identity`)
 
     def pointer(self, prompt: Sequence[int]) -> dict[str, str]:
         """The pointer that is sent with the tokens of an answer to this prompt."""

@@ -32,17 +32,12 @@ class WorkerRefused(TwostrokeError):
 
 
 class Registration:
-    """What a worker registers, and what it sees of the others. All methods belong to the worker's event loop.
-
-    Attributes:
-        data: what is registered.
-        num_mismatched: workers of this name with another card that were seen.
-    """
+    """What a worker registers, and what it sees of the others. All methods belong to the worker's event loop."""
 
     def __init__(self, endpoint: str, discovery: str, name: str, card: str) -> None:
         """`endpoint`: "namespace.component.endpoint". `card`: equal for workers that may stand for each other."""
-        self.data = {NAME: name, CARD: f"{name} {card}"}
-        self.num_mismatched = 0
+        self.data = {NAME: name, CARD: f"{name} {card}"}  # what is registered
+        self.num_mismatched = 0  # workers of this name with another card that were seen
         self._endpoint, self._discovery, self._leaving = endpoint, discovery, False
         self._client: Any = None
         self._watching: asyncio.Task[None] | None = None

@@ -131,11 +131,7 @@ class DiskEvents:
 
 
 class RouterEvents:
-    """From now on, until `close`.
-
-    Attributes:
-        endpoint: where Dynamo reads it.
-    """
+    """From now on, until `close`."""
 
     def __init__(self, llm: LLM) -> None:
         """The model needs a prefix index."""
@@ -145,7 +141,7 @@ class RouterEvents:
         model = llm.model
         assert model.index is not None
         self._feed = EventSocket()
-        self.endpoint = self._feed.endpoint
+        self.endpoint = self._feed.endpoint  # where Dynamo reads it
         self._following: list[IndexEvents | DiskEvents] = [IndexEvents(model.index, self._feed)]
         if model.backing_stores is not None and isinstance(store := model.backing_stores.tiers.disk, DiskStore):
             on_disk = DiskEvents(store.watch(model.backing_stores.namespace), self._feed)

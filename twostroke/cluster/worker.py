@@ -49,33 +49,20 @@ MODES = {
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker is found.
+    """Where a worker is found."""
 
-    Attributes:
-        namespace: workers and front ends of one namespace find each other.
-        discovery: how they do: "file", "etcd", ...
-        events: what carries KV events: "zmq", "nats"; None: the router gets none.
-        host: where it listens for workers that fetch its values.
-        served_name: what clients call the model; None for its own name.
-        cards: where model cards are written; None for this user's data.
-    """
-
-    namespace: str = "twostroke"
-    discovery: str = "file"
-    events: str | None = None
-    host: str = LOOPBACK
-    served_name: str | None = None
-    cards: Path | None = None
+    namespace: str = "twostroke"  # workers and front ends of one namespace find each other
+    discovery: str = "file"  # how they do: "file", "etcd", ..
+    events: str | None = None  # what carries KV events: "zmq", "nats"; None: the router gets none
+    host: str = LOOPBACK  # where it listens for workers that fetch its values
+    served_name: str | None = None  # what clients call the model; None for its own name
+    cards: Path | None = None  # where model cards are written; None for this user's data
 
 
 class DynamoWorker(LLMEngine):
     """An engine of Dynamo's (`dynamo.common.backend`). All methods belong to its event loop.
 
     Who opened the model closes it, once the worker has ended.
-
-    Attributes:
-        failed: whether it has ended of itself, so that it is to be started again.
-        refused: why it may not join the workers that are there; None: it may.
     """
 
     def __init__(
@@ -93,8 +80,8 @@ class DynamoWorker(LLMEngine):
         self._registration = Registration(endpoint, address.discovery, self.name, card)
         self._num_mismatched = 0  # answers that were begun by a model of another identity
         WorkerMetrics(self._prefilling, self._answering, self._mismatches, self._metrics.registry)
-        self.failed = False
-        self.refused: WorkerRefused | None = None
+        self.failed = False  # whether it has ended of itself, so that it is to be started again
+        self.refused: WorkerRefused | None = None  # why it may not join the workers that are there; None: it may
         self._thread = EngineThread(llm.engine, publish, self._stepped)
         self._snapshots: Any = None
         self._router_events: RouterEvents | None = None

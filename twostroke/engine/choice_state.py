@@ -35,12 +35,7 @@ TRANSITIONS = {
 
 @dataclass
 class Shortage:
-    """Pages that a choice did not find, and for which it may wait since others hold them. A token made ends it.
+    """Pages that a choice did not find, and for which it may wait since others hold them. A token made ends it."""
 
-    Attributes:
-        until: when the choice no longer waits.
-        retry_at: when a parked choice looks for them next.
-    """
-
-    until: float
-    retry_at: float = 0.0
+    until: float  # when the choice no longer waits
+    retry_at: float = 0.0  # when a parked choice looks for them next

@@ -255,18 +255,14 @@ class DecodeLane(Lane[Decode]):
 
 
 class DecodeRecord:
-    """The tokens that one decode stroke sampled, to be entered again after a preemption.
-
-    Attributes:
-        start: number of tokens that the choice had when a stroke with emit=False began; None for other strokes.
-        finish_reason: that of the output when the stroke was complete.
-    """
+    """The tokens that one decode stroke sampled, to be entered again after a preemption."""
 
     def __init__(self) -> None:
         self.sampled: list[Sampled] = []
         self.complete = False
+        # number of tokens that the choice had when a stroke with emit=False began; None for other strokes
         self.start: int | None = None
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None  # that of the output when the stroke was complete
 
 
 def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> tuple[Model, LazyLogits] | None:

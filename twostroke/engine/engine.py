@@ -50,9 +50,7 @@ class Engine:
 
     Attributes:
         models: by role, the name that programs use; one model may have several roles.
-        tiers: where pages may be besides the pools.
         on_arrival: called by an I/O thread when pages have come that a request waits for.
-        report: the tokens that the last step computed.
         observer: told of each step; None while nobody watches. Any thread may set it.
         before_step: told what a step computes before it does, in the thread that steps; None: nobody is.
         lock: held for every change of the engine's state.
@@ -78,7 +76,7 @@ class Engine:
         self.before_step: Callable[[Sequence[Chunk]], None] | None = None
         self._closed = False
         self._clock, self.forecast = clock, forecast
-        self.tiers = tiers or Tiers()
+        self.tiers = tiers or Tiers()  # where pages may be besides the pools
         arrival = weakref.WeakMethod(self._arrival)  # no cycle: a dropped engine is gone at once
 
         def wake() -> None:
@@ -104,7 +102,7 @@ class Engine:
         self.requests = RequestManager(self._queues, self.programs, self.placement, self.loads, idle, clock)
         if self.tiers.stores:
             measure_stores(self._calibrate(), self.config.max_step_tokens)
-        self.report = StepReport()
+        self.report = StepReport()  # the tokens that the last step computed
         call_at_exit(self._end_with_process)
 
     @property

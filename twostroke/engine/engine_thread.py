@@ -25,21 +25,13 @@ STALLED_S = 0.05  # pause after a step in which no request could advance, so tha
 
 @dataclass(frozen=True)
 class Update:
-    """What a step did for a request.
+    """What a step did for a request."""
 
-    Attributes:
-        request: which one.
-        owner: what was given with it to `submit`; the publisher knows what to do with it.
-        tokens: those that are new.
-        done: nothing more will come.
-        error: why it failed, on the last update.
-    """
-
-    request: Request
-    owner: Any
-    tokens: tuple[Token, ...]
-    done: bool
-    error: Exception | None = None
+    request: Request  # which one
+    owner: Any  # what was given with it to `submit`; the publisher knows what to do with it
+    tokens: tuple[Token, ...]  # those that are new
+    done: bool  # nothing more will come
+    error: Exception | None = None  # why it failed, on the last update
 
 
 def _look() -> None:

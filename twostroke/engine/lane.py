@@ -34,10 +34,7 @@ class Lane(ABC, Generic[StrokeKind]):
         num_computed: number of its entries that are computed, and whose tokens are known.
         queries, states: collect the query vectors and hidden states that the stroke returns.
         result: the stroke's result once it is done; kv: the KV cache in it.
-        cached: tokens that it found and need not enter, by tier.
         parting: where its prompt parts from others, if the state there is to be known (`PrefixIndex.parting`).
-        num_indexed: number of pages that its prefix index has been given of it.
-        dropout: the dropout that its rows are computed with, or None.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class Lane(ABC, Generic[StrokeKind]):
         if most >= model.vocab_size or min(todo, default=0) < 0:
             raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
         self.slot, self.model, self.stroke = slot, model, stroke
-        self.dropout = dropout
+        self.dropout = dropout  # the dropout that its rows are computed with, or None
         self.todo, self._again, self.parting = todo, again, parting
         model.pool.recomputed_tokens += max(0, again - len(base))
         self.missing = missing or missing_in_pool(model, base)
@@ -69,8 +66,8 @@ class Lane(ABC, Generic[StrokeKind]):
         self.queries = LastQueries(stroke.queries or 0, model.config)
         self.states = LastRows(stroke.states or 0)
         self.started = False
-        self.num_indexed = 0
-        self.cached: Counter[str] = Counter()
+        self.num_indexed = 0  # number of pages that its prefix index has been given of it
+        self.cached: Counter[str] = Counter()  # tokens that it found and need not enter, by tier
         self.kv: KVCache | None = None
         self.result: KVCache | Prefilled | Decoded | None = None
 

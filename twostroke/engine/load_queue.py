@@ -27,18 +27,14 @@ RETURN_S = 5.0  # seconds in which the thread of an abandoned load is expected b
 
 
 class LoadQueue:
-    """All loads that have not ended. Methods are called under the engine's lock.
-
-    Attributes:
-        busy: whether there is any. It is read at every step, so it is stored, not computed.
-    """
+    """All loads that have not ended. Methods are called under the engine's lock."""
 
     def __init__(self, tiers: Tiers, wake: Callable[[], None], clock: Clock = SYSTEM) -> None:
         """`wake` is called by I/O threads when a load is over."""
         self._tiers, self._wake, self._clock = tiers, wake, clock
         self._loads: list[PageLoad] = []
         self._abandoned: list[PageLoad] = []  # a thread still runs each
-        self.busy = False
+        self.busy = False  # whether there is any. It is read at every step, so it is stored, not computed.
 
     def add(self, choice: Choice, lane: Lane) -> None:
         """Let a lane wait for what it misses, together with others that miss the same."""

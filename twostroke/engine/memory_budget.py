@@ -21,17 +21,11 @@ MIB = 1 << 20
 
 @dataclass
 class MemoryBudget:
-    """What a process may take when it is opened, and what it has been promised to.
+    """What a process may take when it is opened, and what it has been promised to."""
 
-    Attributes:
-        limit_bytes: what it may still allocate.
-        hard: whether the limit is that of a control group, at which the system ends the process.
-        parts: bytes by what they are for.
-    """
-
-    limit_bytes: int
-    hard: bool
-    parts: dict[str, int] = field(default_factory=dict)
+    limit_bytes: int  # what it may still allocate
+    hard: bool  # whether the limit is that of a control group, at which the system ends the process
+    parts: dict[str, int] = field(default_factory=dict)  # bytes by what they are for
 
     @classmethod
     def now(cls) -> "MemoryBudget":

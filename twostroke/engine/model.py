@@ -16,28 +16,18 @@ from twostroke.models.cost import CostModel
 
 @dataclass(frozen=True, eq=False)  # hashed by object identity
 class Model:
-    """One set of weights under one backend.
+    """One set of weights under one backend."""
 
-    Attributes:
-        name: its checkpoint's name, for messages; programs use its role in the engine.
-        id: its identity, which covers everything that its entries' bits depend on. Entries are canonical for an id.
-        pool: holds its KV; models of one geometry may share a pool.
-        index: its prefix index, or None.
-        backing_stores: the stores below the index, or None.
-        cost: computes the work of its steps.
-        weights: the checkpoint's tensors as they are stored, for techniques that read them.
-    """
-
-    name: str
-    id: str
+    name: str  # its checkpoint's name, for messages; programs use its role in the engine
+    id: str  # its identity, which covers everything that its entries' bits depend on. Entries are canonical for an id.
     backend: Backend
     compiled: CompiledModel
     tokenizer: Tokenizer
-    pool: PagePool
-    index: PrefixIndex | None
-    cost: CostModel
-    backing_stores: BackingStores | None = None
-    weights: Weights | None = None
+    pool: PagePool  # holds its KV; models of one geometry may share a pool
+    index: PrefixIndex | None  # its prefix index, or None
+    cost: CostModel  # computes the work of its steps
+    backing_stores: BackingStores | None = None  # the stores below the index, or None
+    weights: Weights | None = None  # the checkpoint's tensors as they are stored, for techniques that read them
 
     @property
     def config(self) -> ModelConfig:

@@ -48,23 +48,16 @@ INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": Has
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Opens the models of one engine, on one backend.
+    """Opens the models of one engine, on one backend."""
 
-    Attributes:
-        backend: computes them.
-        budget: what the process may take; every model that is opened adds its part.
-        index: the kind of their prefix indexes, a key of `INDEXES`.
-        tiers: where their pages may be besides the pools.
-        progress: called with ("encoding weights", bytes done, total bytes) while weights are encoded.
-        share: the part of weights and pools that the ranks of this host hold.
-    """
-
-    backend: Backend
-    index: str
-    tiers: Tiers = field(default_factory=Tiers)
+    backend: Backend  # computes them
+    index: str  # the kind of their prefix indexes, a key of `INDEXES`
+    tiers: Tiers = field(default_factory=Tiers)  # where their pages may be besides the pools
+    # what the process may take; every model that is opened adds its part
     budget: MemoryBudget = field(default_factory=MemoryBudget.now)
+    # called with ("encoding weights", bytes done, total bytes) while weights are encoded
     progress: Progress | None = None
-    share: float = 1.0
+    share: float = 1.0  # the part of weights and pools that the ranks of this host hold
 
     @cached_property
     def _host(self) -> HostBudget:

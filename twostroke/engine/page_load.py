@@ -44,41 +44,25 @@ Computing = Callable[[int, int], float]  # predicted seconds to compute tokens: 
 
 @dataclass(eq=False)
 class PageLoad:
-    """Pages of one prompt, or of one value, on their way into the pool.
+    """Pages of one prompt, or of one value, on their way into the pool."""
 
-    Attributes:
-        model: the model whose pages they are.
-        tiers: where they come from.
-        known: what is loaded first: a value in any tier.
-        tokens: the prompt in whole pages as far as it may be looked for in stores; empty for a value.
-        computing: predicts how long computing takes; None: there are no stores.
-        wake: called when the load is over.
-        clock: the source of time.
-        waiting: the lanes that wait for it, with their choices.
-        absent: whether `known` is not in the pool.
-        sources: the tiers of the pages after the `known` of its lanes that have come.
-        error: why `known` could not be loaded.
-        until: when the rest of the prompt is computed instead.
-        running: a thread works on it; done: it has ended.
-        calling: the tier whose store it is calling.
-    """
-
-    model: Model
-    tiers: Tiers
-    known: KVCache
-    tokens: np.ndarray
-    computing: Computing | None
-    wake: Callable[[], None]
-    clock: Clock = SYSTEM
-    waiting: list[tuple[Choice, Lane]] = field(default_factory=list)
-    absent: bool = False
+    model: Model  # the model whose pages they are
+    tiers: Tiers  # where they come from
+    known: KVCache  # what is loaded first: a value in any tier
+    tokens: np.ndarray  # the prompt in whole pages as far as it may be looked for in stores; empty for a value
+    computing: Computing | None  # predicts how long computing takes; None: there are no stores
+    wake: Callable[[], None]  # called when the load is over
+    clock: Clock = SYSTEM  # the source of time
+    waiting: list[tuple[Choice, Lane]] = field(default_factory=list)  # the lanes that wait for it, with their choices
+    absent: bool = False  # whether `known` is not in the pool
+    # the tiers of the pages after the `known` of its lanes that have come
     sources: list[str] = field(default_factory=list)
-    error: TwostrokeError | None = None
+    error: TwostrokeError | None = None  # why `known` could not be loaded
     began: float = 0.0
-    until: float = math.inf
-    running: bool = False
+    until: float = math.inf  # when the rest of the prompt is computed instead
+    running: bool = False  # a thread works on it; done: it has ended
     done: bool = False
-    calling: str | None = None
+    calling: str | None = None  # the tier whose store it is calling
     _since: float = 0.0  # when the time to ask began
     _pages: np.ndarray = field(init=False)  # of the blocks that have come, and of a snapshot's parts, [n, groups]
     _num_blocks: int = 0  # of those that are read before a snapshot

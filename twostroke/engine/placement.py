@@ -40,12 +40,7 @@ MARGIN = 64  # free pages that a program's next strokes may take besides four ti
 
 
 class Placement:
-    """Allocates slots for the tokens of a step.
-
-    Attributes:
-        preemptions: number of times that a choice was preempted.
-        shortages: which choices wait for pages that others hold.
-    """
+    """Allocates slots for the tokens of a step."""
 
     def __init__(
         self,
@@ -56,10 +51,10 @@ class Placement:
     ) -> None:
         """`index_computed`: see `ProgramRunner`."""
         self._budget, self._queues, self._index_computed, self._clock = budget, queues, index_computed, clock
-        self.shortages = Shortages(budget, queues, clock)
+        self.shortages = Shortages(budget, queues, clock)  # which choices wait for pages that others hold
         self._prefill_blocked = False  # whether a prefill of the last step waited for room
         self._without_placeholders = False  # whether the next step enters no token that is not known
-        self.preemptions = 0
+        self.preemptions = 0  # number of times that a choice was preempted
 
     # Admission --------------------------------------------------------------------------------------------------
 

@@ -7,20 +7,14 @@ from twostroke.engine.request import Choice
 
 
 class Queues:
-    """First come, first served: a preempted choice returns to its place in the order.
-
-    Attributes:
-        waiting: not started, or preempted, or parked.
-        running: what steps work on.
-        arriving: all of whose strokes wait for pages from other tiers, or for a place among the running.
-        active: the running and the arriving, merged.
-    """
+    """First come, first served: a preempted choice returns to its place in the order."""
 
     def __init__(self) -> None:
-        self.waiting: list[Choice] = []
-        self.running: list[Choice] = []
+        self.waiting: list[Choice] = []  # not started, or preempted, or parked
+        self.running: list[Choice] = []  # what steps work on
+        # all of whose strokes wait for pages from other tiers, or for a place among the running
         self.arriving: list[Choice] = []
-        self.active: list[Choice] = []
+        self.active: list[Choice] = []  # the running and the arriving, merged
 
     def move(self, choice: Choice, state: ChoiceState) -> None:
         """Change the state of a choice, by the table of transitions, and with it the queue that it is in."""

@@ -219,14 +219,12 @@ class Request:
     Attributes:
         make_program: starts a choice's program; called again after a preemption.
         prompt: token ids that its first prefill begins with, as far as who made it knows them.
-        events: tokens in the order in which they were made, for the caller to take.
         name: what its caller calls it; "" without a name.
         priority: lower is served sooner; the default is 0. Set it before the request is submitted.
         cache_salt: the prefix index shares its entries with requests of the same salt alone; b"" is everybody's. Set it
             before the request is submitted.
         first_choice: of another request's choices, the one whose random numbers the first choice has. Set it before the
             request is submitted.
-        error: the error that made the request fail, or None.
         result: the return value of the first choice's program.
         prefilled_tokens: total tokens of its prefills; a repeated prompt counts each time.
         cached_by_tier: number of these that were found, by where: "pool", "host", "disk", "remote".
@@ -245,8 +243,8 @@ class Request:
         self.priority, self.name, self.cache_salt = 0, "", b""
         self.first_choice = 0
         self.timings = Timings()
-        self.events: deque[Token] = deque()
-        self.error: Exception | None = None
+        self.events: deque[Token] = deque()  # tokens in the order in which they were made, for the caller to take
+        self.error: Exception | None = None  # the error that made the request fail, or None
         self.cancelled = False
         self.prompt_scores: tuple[TokenScore | None, ...] | None = None
         self.prefilled_tokens = self.kv_bytes = 0

@@ -19,15 +19,10 @@ W = TypeVar("W", bound=Numbered)
 
 
 class RoutedCall(NamedTuple):
-    """A call, as a router sees it.
+    """A call, as a router sees it."""
 
-    Attributes:
-        pages: of KV that it will take, which is its load.
-        names: of the whole pages of its prompt (`kv_events.page_names`).
-    """
-
-    pages: int
-    names: Iterable[bytes]
+    pages: int  # of KV that it will take, which is its load
+    names: Iterable[bytes]  # of the whole pages of its prompt (`kv_events.page_names`)
 
 
 class Router(Protocol[W]):

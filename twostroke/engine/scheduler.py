@@ -25,19 +25,15 @@ Plan = list[tuple[Choice, Lane, int]]  # lanes of choices, and how many of its t
 
 @dataclass(frozen=True)
 class SchedulerConfig(Checked):
-    """Limits of a step, checked on construction (InvalidRequest names the field).
+    """Limits of a step, checked on construction (InvalidRequest names the field)."""
 
-    Attributes:
-        max_step_tokens: token budget of a step, decode rows and prefill chunks together.
-        max_running: maximum number of choices that run at once.
-        itl_ms: objective in milliseconds for the time of a step in which anything decodes; None for no objective.
-        in_flight: whether a step's tokens are read after the next step was launched (`engine/step_in_flight.py`); None
-            if that gains something on the backend.
-    """
-
+    # token budget of a step, decode rows and prefill chunks together
     max_step_tokens: int = like(LLMOptions, "max_step_tokens")
-    max_running: int = like(LLMOptions, "max_running")
+    max_running: int = like(LLMOptions, "max_running")  # maximum number of choices that run at once
+    # objective in milliseconds for the time of a step in which anything decodes; None for no objective
     itl_ms: float | None = like(LLMOptions, "itl_ms")
+    # whether a step's tokens are read after the next step was launched (`engine/step_in_flight.py`); None if that gains
+    # something on the backend
     in_flight: bool | None = declare(None, Rule(bool, optional=True))
 
 

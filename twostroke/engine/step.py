@@ -30,17 +30,11 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """A step whose tokens have their slots.
+    """A step whose tokens have their slots."""
 
-    Attributes:
-        chunks: what it computes.
-        predicted: its predicted duration in seconds; None without a forecast.
-        began: when it began, in seconds of the engine's clock.
-    """
-
-    chunks: Sequence[Chunk]
-    predicted: float | None
-    began: float
+    chunks: Sequence[Chunk]  # what it computes
+    predicted: float | None  # its predicted duration in seconds; None without a forecast
+    began: float  # when it began, in seconds of the engine's clock
 
 
 @dataclass(frozen=True)

@@ -41,16 +41,12 @@ class PendingDraws:
 
 
 class StepInFlight:
-    """The step whose tokens are not read yet, if there is one.
-
-    Attributes:
-        step: the step that was sampled last; None if its tokens are read.
-    """
+    """The step whose tokens are not read yet, if there is one."""
 
     def __init__(self, placement: Placement, clock: Clock = SYSTEM) -> None:
         self._placement, self._clock = placement, clock
         self._pending: dict[Model, PendingDraws] = {}
-        self.step: ScheduledStep | None = None
+        self.step: ScheduledStep | None = None  # the step that was sampled last; None if its tokens are read
         self._launched_at = self._collected_at = 0.0  # when a step was sampled, and its tokens read, last
 
     def clear(self) -> None:

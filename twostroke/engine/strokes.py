@@ -106,18 +106,15 @@ class Guess:
     """Ask what comes next in the choice's text, and how many guesses of it pay now. The result is `Guesses`.
 
     Attributes:
-        tokens: those of the text that no earlier `Guess` had; at first the prompt and what was decoded.
         source: role of the model that will guess, if they pay. None: the guesses are what followed the last few tokens
             before, in this text or in others of the same cache salt that programs have told in this way.
-        most: the most guesses.
-        judged: whether fewer are told where fewer pay.
         guessed, stood: how many of the last guesses were entered, and how many of them were right.
     """
 
-    tokens: Sequence[int]
+    tokens: Sequence[int]  # those of the text that no earlier `Guess` had; at first the prompt and what was decoded
     source: str | None = None
-    most: int = 32
-    judged: bool = True
+    most: int = 32  # the most guesses
+    judged: bool = True  # whether fewer are told where fewer pay
     guessed: int = 0
     stood: int = 0
 
@@ -127,13 +124,11 @@ class Guesses:
     """What is thought of the next tokens.
 
     Attributes:
-        tokens: the guesses, for `Decode.guesses`; empty where a model is to make them.
-        count: how many pay; 0: decode without, and then ask again.
         max_tokens, until: when to ask again, for the fields of `Decode`.
     """
 
-    tokens: Sequence[int]
-    count: int
+    tokens: Sequence[int]  # the guesses, for `Decode.guesses`; empty where a model is to make them
+    count: int  # how many pay; 0: decode without, and then ask again
     max_tokens: int | None = None
     until: Callable[[Sequence[Sampled]], bool] | None = None
 
@@ -157,12 +152,10 @@ class Await:
 
     No step waits for it, and a choice that does nothing else does not count as running. The future's error is raised in
     the program.
-
-    Attributes:
-        start: returns the future; it must not wait. The future is cancelled if the choice ends or is preempted first,
-            and `start` is called again when a preempted choice starts again.
     """
 
+    # returns the future; it must not wait. The future is cancelled if the choice ends or is preempted first, and
+    # `start` is called again when a preempted choice starts again.
     start: Callable[[], Future[Any]]
 
 
@@ -172,14 +165,10 @@ class ReadWeights:
 
     They are what the checkpoint has, also where the backend computes with fewer bits. They are read in the thread that
     steps, so ask for a layer's at a time.
-
-    Attributes:
-        names: Twostroke names (`models.tensor_shapes`), as "layers.3.o".
-        model: role of the model; None is the engine's default.
     """
 
-    names: Sequence[str]
-    model: str | None = None
+    names: Sequence[str]  # Twostroke names (`models.tensor_shapes`), as "layers.3.o"
+    model: str | None = None  # role of the model; None is the engine's default
 
 
 @dataclass(frozen=True)

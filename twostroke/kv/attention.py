@@ -18,20 +18,14 @@ from twostroke.kv.cache import KVCache
 
 @dataclass(frozen=True)
 class Queries:
-    """Query vectors of the last n entries of a value.
+    """Query vectors of the last n entries of a value."""
 
-    Attributes:
-        rows: [layers, n, Hq, D] float32 of the layers with attention, after RoPE and multiplied by the attention scale;
-            zeros follow the numbers of smaller heads.
-        windows: each of these layers' sliding window in positions, or None.
-        cap: the bound of scores, if the model has one (`ModelConfig.score_cap`).
-        sources: the layer whose keys each layer reads; empty if each reads its own.
-    """
-
+    # [layers, n, Hq, D] float32 of the layers with attention, after RoPE and multiplied by the attention scale; zeros
+    # follow the numbers of smaller heads
     rows: np.ndarray
-    windows: tuple[int | None, ...]
-    cap: float | None = None
-    sources: Sequence[int] = ()
+    windows: tuple[int | None, ...]  # each of these layers' sliding window in positions, or None
+    cap: float | None = None  # the bound of scores, if the model has one (`ModelConfig.score_cap`)
+    sources: Sequence[int] = ()  # the layer whose keys each layer reads; empty if each reads its own
 
     def __len__(self) -> int:
         return self.rows.shape[1]

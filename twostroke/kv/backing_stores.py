@@ -43,24 +43,20 @@ MAX_ONCE = 4096  # prompts
 
 
 class BackingStores:
-    """The stores of one model. `find` and `read` are called from I/O threads.
-
-    Attributes:
-        namespace: what its pages have in common.
-        group: number of pages that are read or written at once.
-        write_back: what waits to be written.
-        computing: predicted seconds to compute (context, count) tokens; the engine sets it once it has measured.
-    """
+    """The stores of one model. `find` and `read` are called from I/O threads."""
 
     def __init__(self, tiers: Tiers, index: PrefixIndex, name: str) -> None:
         self.tiers, self.index, self.pool = tiers, index, (pool := index.pool)
+        # predicted seconds to compute (context, count) tokens; the engine sets it once it has measured
         self.computing: Callable[[int, int], float] = lambda context, count: 0.0
         geometry, layout = pool.geometry.fingerprint, pool.memory.layout
+        # what its pages have in common
         self.namespace = Namespace(name, index.model, geometry, layout, pool.page_size, pool.block_bytes)
+        # number of pages that are read or written at once
         self.group = max(1, min(GROUP_BYTES // pool.block_bytes, pool.num_pages // pool.num_groups // 8))
         self._columns = np.array([group for group, _ in pool.geometry.kv_groups])
         self._parts = -(-pool.snapshot_pages // len(self._columns))  # of a snapshot
-        self.write_back = WriteBack(index)
+        self.write_back = WriteBack(index)  # what waits to be written
         self._once: deque[np.ndarray] = deque(maxlen=MAX_ONCE)  # tokens of prompts and answers with pages used once
         self._admissions = {store.tier: Admission(TOUCHES[store.tier]) for store in tiers.stores}
         self._snapshots = {store.tier: Admission(SNAPSHOT_TOUCHES) for store in tiers.stores}

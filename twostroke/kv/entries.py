@@ -15,18 +15,13 @@ from twostroke.kv.provenance import Stretch, canonical_length, cut
 
 @dataclass(frozen=True)
 class Tail:
-    """The start of the next stroke: the logits after the last entry, or one token that is not entered yet.
+    """The start of the next stroke: the logits after the last entry, or one token that is not entered yet."""
 
-    Attributes:
-        model: identity of the model that computed the logits or sampled the token.
-        row: the logits after the last entry, one row, computed when read. It holds a hidden state, a few KB instead of
-            0.6 MB of logits at a vocabulary of 152,000.
-        pending: the last sampled token, if it is not entered yet.
-    """
-
-    model: str
+    model: str  # identity of the model that computed the logits or sampled the token
+    # the logits after the last entry, one row, computed when read. It holds a hidden state, a few KB instead of 0.6 MB
+    # of logits at a vocabulary of 152,000.
     row: LazyLogits | None = None
-    pending: int | None = None
+    pending: int | None = None  # the last sampled token, if it is not entered yet
 
     @property
     def logits(self) -> np.ndarray | None:
@@ -41,15 +36,10 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class StateSnapshot:
-    """The states of all recurrent layers behind some entries of a value.
+    """The states of all recurrent layers behind some entries of a value."""
 
-    Attributes:
-        at: number of these entries.
-        pages: [M] int32 (`models.layer_groups.StatePages`); none for zeros, the states before the first token.
-    """
-
-    at: int
-    pages: np.ndarray
+    at: int  # number of these entries
+    pages: np.ndarray  # [M] int32 (`models.layer_groups.StatePages`); none for zeros, the states before the first token
 
 
 ZEROS = StateSnapshot(0, np.zeros(0, np.int32))
@@ -62,27 +52,20 @@ def snapshot_before(snapshots: Iterable[StateSnapshot], length: int) -> StateSna
 
 @dataclass(frozen=True)
 class EntryTable:
-    """A sequence of entries in the pages of a pool or of a file. It holds no references to them.
+    """A sequence of entries in the pages of a pool or of a file. It holds no references to them."""
 
-    Attributes:
-        table: [P, 3 + groups] int32 spans: START, STOP, POSITION, and a page id for each group of layers (`kv.spans`).
-        tokens: [n] int32, the token of each entry.
-        stretches: provenance of the entries.
-        next_position: the position of the next entry.
-        tail: the start of the next stroke, if it is known.
-        snapshots: known states of recurrent layers, by rising number of entries; none for a model without such layers.
-        head_positions: [n, layers with K and V, KV heads] int32, the position of each head's entry, where heads hold
-            different ones (`kv.entries_by_head`); None: all hold the same.
-        bias: [n, layers with K and V, KV heads] float32, what is added to the scores of each head's entry; None: 0.
-    """
-
+    # [P, 3 + groups] int32 spans: START, STOP, POSITION, and a page id for each group of layers (`kv.spans`)
     table: np.ndarray
-    tokens: np.ndarray
-    stretches: tuple[Stretch, ...]
-    next_position: int
-    tail: Tail | None = None
+    tokens: np.ndarray  # [n] int32, the token of each entry
+    stretches: tuple[Stretch, ...]  # provenance of the entries
+    next_position: int  # the position of the next entry
+    tail: Tail | None = None  # the start of the next stroke, if it is known
+    # known states of recurrent layers, by rising number of entries; none for a model without such layers
     snapshots: tuple[StateSnapshot, ...] = ()
+    # [n, layers with K and V, KV heads] int32, the position of each head's entry, where heads hold different ones
+    # (`kv.entries_by_head`); None: all hold the same
     head_positions: np.ndarray | None = None
+    # [n, layers with K and V, KV heads] float32, what is added to the scores of each head's entry; None: 0
     bias: np.ndarray | None = None
 
     @classmethod

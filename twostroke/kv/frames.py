@@ -9,16 +9,11 @@ from twostroke.kv.pages import NOWHERE
 
 
 class Frames:
-    """Which frames are free, which are reserved, and where each page is. The pool's lock guards every change.
-
-    Attributes:
-        of_page: [ids] int32, the frame of each page, or NOWHERE.
-        reserved: frames that wait for the contents of pages on their way into the pool.
-    """
+    """Which frames are free, which are reserved, and where each page is. The pool's lock guards every change."""
 
     def __init__(self, num_frames: int, max_ids: int) -> None:
-        self.of_page = np.zeros(max_ids, np.int32)
-        self.reserved: set[int] = set()
+        self.of_page = np.zeros(max_ids, np.int32)  # [ids] int32, the frame of each page, or NOWHERE
+        self.reserved: set[int] = set()  # frames that wait for the contents of pages on their way into the pool
         self.free = [*_countdown(num_frames)]
 
     @property

@@ -12,15 +12,11 @@ MAX_PAUSE_S = 1.0  # and after this at the latest: what it found alive may be ga
 
 
 class GarbageCollection:
-    """Collections on behalf of one pool: at most a twentieth of the time of a pool that stays full.
-
-    Attributes:
-        running: whether one is under way.
-    """
+    """Collections on behalf of one pool: at most a twentieth of the time of a pool that stays full."""
 
     def __init__(self) -> None:
         self._next = 0.0  # when the next one may run
-        self.running = False
+        self.running = False  # whether one is under way
 
     @property
     def due(self) -> bool:

@@ -23,20 +23,13 @@ from twostroke.models.stable_repr import LATER, StableRepr
 
 @dataclass(frozen=True, repr=False)
 class Geometry(StableRepr):
-    """The shape and meaning of an entry. It does not include the weights: models of one geometry may share values.
+    """The shape and meaning of an entry. It does not include the weights: models of one geometry may share values."""
 
-    Attributes:
-        groups: the layers whose entries share pages.
-        ropes: the RoPE of each layer with attention.
-        kv_dtype: how K and V are stored, one of `models.kv_formats.KV_FORMATS`.
-        tokenizer: the tokenizer's fingerprint.
-        states: (layer, its state) of each layer that has one.
-    """
-
-    groups: tuple[LayerGroup, ...]
-    ropes: tuple[Rope, ...]
-    kv_dtype: str
-    tokenizer: str
+    groups: tuple[LayerGroup, ...]  # the layers whose entries share pages
+    ropes: tuple[Rope, ...]  # the RoPE of each layer with attention
+    kv_dtype: str  # how K and V are stored, one of `models.kv_formats.KV_FORMATS`
+    tokenizer: str  # the tokenizer's fingerprint
+    # (layer, its state) of each layer that has one
     states: tuple[tuple[int, RecurrentMixer], ...] = field(default=(), repr=False, metadata=LATER)
 
     @classmethod

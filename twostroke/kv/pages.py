@@ -11,20 +11,15 @@ UNUSED = -1  # claimed slots of a page without references
 
 
 class ReferenceCounts:
-    """References to pages by tier, and the claimed slots of each page. The pool's lock guards every change.
-
-    Attributes:
-        in_pool: [ids] int64, the references that ask for each page in the pool.
-        claimed: [ids] int64, the number of leading slots of each page that are taken for writing.
-        num_ids: number of ids used so far.
-    """
+    """References to pages by tier, and the claimed slots of each page. The pool's lock guards every change."""
 
     def __init__(self, max_ids: int) -> None:
         self._counts = np.zeros((len(TIERS), max_ids), np.int64)  # parts of it that are not touched take no memory
         self._of_tier = dict(zip(TIERS, self._counts, strict=True))
-        self.in_pool = self._of_tier[POOL]
+        self.in_pool = self._of_tier[POOL]  # [ids] int64, the references that ask for each page in the pool
+        # [ids] int64, the number of leading slots of each page that are taken for writing
         self.claimed = np.zeros(max_ids, np.int64)
-        self.num_ids = 0
+        self.num_ids = 0  # number of ids used so far
         self._free_ids: list[int] = []
 
     @property

@@ -54,15 +54,12 @@ class PagePool:
         frames: which page is in which frame.
         copies: the pages outside of the pool.
         pins: the holders whose pages stay in their frames.
-        stores: the stores of the tiers "disk" and "remote", if there are any.
-        private: what the pool keeps in them, by tier, that nobody else may read.
         lock: held for every change of a count or a place, and across several changes that must agree.
         release, drop, settle, drop_unneeded_copies: remove references (`kv.releases`).
         reclaim: called with the number of missing frames; may release some (prefix eviction).
         num_quarantined: number of pages that nobody wants, and that are free as soon as nothing can be written to them.
         recomputed_tokens: tokens of values that were cut back to where windowed layers lacked entries, and that were
             computed again.
-        max_entries: the most entries that a single value can have.
         wipes: whether writers zero fresh pages, since a model has written NaN: kernels multiply slots of a page that
             a sequence does not use by 0, and 0 times NaN is NaN.
         snapshot_pages: number of pages of a snapshot of all states; 0 for a model without any.
@@ -93,11 +90,11 @@ class PagePool:
         )
         self.drop_unneeded_copies = releases.drop_unneeded_copies
         self.group_of = np.zeros(max_ids, np.int16)
-        self.stores: dict[str, Store] = {}
-        self.private: dict[str, PrivatePages] = {}
+        self.stores: dict[str, Store] = {}  # the stores of the tiers "disk" and "remote", if there are any
+        self.private: dict[str, PrivatePages] = {}  # what the pool keeps in them, by tier, that nobody else may read
         self.reclaim: Callable[[int], None] | None = None
         self.num_quarantined = self.recomputed_tokens = 0
-        self.max_entries = geometry.max_entries(num_pages, page_size)
+        self.max_entries = geometry.max_entries(num_pages, page_size)  # the most entries that a single value can have
         self._for_kv = np.array([*(group.kind == "kv" for group in geometry.groups), False])
         self._other = np.zeros(num_pages, bool)  # frames that have held other numbers than K and V
         self._garbage = GarbageCollection()

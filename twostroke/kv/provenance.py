@@ -13,16 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stretch:
-    """`count` consecutive entries of one origin.
-
-    Attributes:
-        model: id of the model that computed them canonically; None if they are not canonical.
-        before: [n] int32, the tokens before the stretch, from position 0; empty if it is not canonical.
-    """
+    """`count` consecutive entries of one origin."""
 
     count: int
-    model: str | None
-    before: np.ndarray
+    model: str | None  # id of the model that computed them canonically; None if they are not canonical
+    before: np.ndarray  # [n] int32, the tokens before the stretch, from position 0; empty if it is not canonical
 
 
 NOTHING = np.zeros(0, np.int32)

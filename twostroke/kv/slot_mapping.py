@@ -12,16 +12,12 @@ from twostroke.kv.spans import NO_PAGE
 
 @dataclass(frozen=True)
 class SlotMapping:
-    """The positions, frames and slots where K and V of newly entered tokens belong.
+    """The positions, frames and slots where K and V of newly entered tokens belong."""
 
-    Attributes:
-        rows: [2 + groups, n] int64: positions, slots, and frames of the pool's memory, one for each group of layers; -1
-            where a group keeps nothing.
-        states: what the tokens read and write of states, if the model has any.
-    """
-
+    # [2 + groups, n] int64: positions, slots, and frames of the pool's memory, one for each group of layers; -1 where a
+    # group keeps nothing
     rows: np.ndarray
-    states: StateStep | None = None
+    states: StateStep | None = None  # what the tokens read and write of states, if the model has any
 
     @classmethod
     def of(

@@ -13,16 +13,12 @@ from twostroke.kv.block_pages import BlockPages
 
 
 class SnapshotPrices:
-    """What indexed pages are worth. The pool's lock guards it.
-
-    Attributes:
-        credits: by the first page of each kind of a block.
-    """
+    """What indexed pages are worth. The pool's lock guards it."""
 
     def __init__(self, blocks: BlockPages, snapshot_pages: int) -> None:
         """`snapshot_pages`: pages of a snapshot; 0 of a model without: then nothing has a price."""
         self._blocks, self._snapshot_pages = blocks, snapshot_pages
-        self.credits: dict[int, float] = {}
+        self.credits: dict[int, float] = {}  # by the first page of each kind of a block
         self._floor = 0.0  # credit of the last page that left
 
     def use(self, blocks: list[int]) -> None:

@@ -128,15 +128,10 @@ def states_behind(pool: PagePool, contents: EntryTable) -> "dict[int, LayerState
 
 @dataclass(frozen=True)
 class LayerState:
-    """A layer's part of a snapshot, float32.
+    """A layer's part of a snapshot, float32."""
 
-    Attributes:
-        state: [heads of v, k_dim, v_dim].
-        inputs: [conv_width - 1, conv_size], those of the convolution that later tokens see.
-    """
-
-    state: np.ndarray
-    inputs: np.ndarray
+    state: np.ndarray  # [heads of v, k_dim, v_dim]
+    inputs: np.ndarray  # [conv_width - 1, conv_size], those of the convolution that later tokens see
 
     @classmethod
     def of(cls, shape: RecurrentMixer, numbers: np.ndarray) -> "LayerState":

@@ -35,20 +35,14 @@ from twostroke.kv.spans import NO_PAGE
 
 @dataclass(frozen=True)
 class StreamHeader:
-    """Describes the pages that follow and the value in them.
-
-    Attributes:
-        contents: the value; its table numbers the file's pages, and its tail has no logits.
-        num_pages: number of pages that follow.
-        num_logits: number of logits in the tail, 0 for none.
-    """
+    """Describes the pages that follow and the value in them."""
 
     geometry: Geometry
     page_size: int
     layout: Layout
-    num_pages: int
-    contents: EntryTable
-    num_logits: int
+    num_pages: int  # number of pages that follow
+    contents: EntryTable  # the value; its table numbers the file's pages, and its tail has no logits
+    num_logits: int  # number of logits in the tail, 0 for none
 
 
 def encode(header: StreamHeader) -> bytes:

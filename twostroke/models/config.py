@@ -38,12 +38,7 @@ class Attention(StableRepr):
     """Grouped-query attention with rotary positions.
 
     Attributes:
-        scale: factor of query-key products.
-        rope: `NO_ROPE` if queries and keys are not rotated (SmolLM3, some layers).
-        window: a query at position p attends to keys at positions > p - window; None for all keys.
-        bias: whether q, k and v have biases (Qwen2).
         output_bias: whether the output projection has a bias (Llama and others with `attention_bias`).
-        qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3).
         whole_norm: whether that norm is over all heads of q together, and of k (OLMo 2).
         source: the layer whose K and V this one reads, of the same window and shape; None: it has its own.
         growth: how queries grow with their position; None: they do not.
@@ -60,11 +55,11 @@ class Attention(StableRepr):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
-    rope: Rope
-    window: int | None = None
-    bias: bool = False
-    qk_norm: bool = False
+    scale: float  # factor of query-key products
+    rope: Rope  # `NO_ROPE` if queries and keys are not rotated (SmolLM3, some layers)
+    window: int | None = None  # a query at position p attends to keys at positions > p - window; None for all keys
+    bias: bool = False  # whether q, k and v have biases (Qwen2)
+    qk_norm: bool = False  # RMSNorm over each head of q and k before RoPE (Qwen3, Gemma 3)
     output_bias: bool = field(default=False, repr=False)  # identities contain the repr of older versions
     source: int | None = field(default=None, repr=False, metadata=LATER)
     whole_norm: bool = field(default=False, repr=False, metadata=LATER)
@@ -102,22 +97,18 @@ class Attention(StableRepr):
 
 @dataclass(frozen=True, repr=False)
 class Layer(StableRepr):
-    """A mixer of tokens, then feed-forward, each after an RMSNorm and added to the residual stream.
+    """A mixer of tokens, then feed-forward, each after an RMSNorm and added to the residual stream."""
 
-    Attributes:
-        mixer: attention, or what has a state in its place.
-        post_norms: whether the outputs of both also pass an RMSNorm before they are added (Gemma 3).
-        pre_norms: whether there are the norms before them, which OLMo 2 lacks.
-        scaled: whether the residual stream is multiplied by a learned number at the end (Gemma 4).
-        beside: whether the mixer reads what that of the layer before has read, after the same norm, and not what came
-            of it: both are beside each other (Falcon-H1). That layer has no feed-forward.
-    """
-
+    # attention, or what has a state in its place
     mixer: Attention | RecurrentMixer = field(metadata={"shown": "attention"})
     feed_forward: GatedMLP | Experts
-    post_norms: bool = False
+    post_norms: bool = False  # whether the outputs of both also pass an RMSNorm before they are added (Gemma 3)
+    # whether there are the norms before them, which OLMo 2 lacks
     pre_norms: bool = field(default=True, repr=False, metadata=LATER)
+    # whether the residual stream is multiplied by a learned number at the end (Gemma 4)
     scaled: bool = field(default=False, repr=False, metadata=LATER)
+    # whether the mixer reads what that of the layer before has read, after the same norm, and not what came of it: both
+    # are beside each other (Falcon-H1). That layer has no feed-forward.
     beside: bool = field(default=False, repr=False, metadata=LATER)
 
     @property
@@ -137,40 +128,31 @@ class Layer(StableRepr):
 
 @dataclass(frozen=True, repr=False)
 class ModelConfig(StableRepr):
-    """One model. Raises ValueError if a layer reads the K and V of one that has none of the same window and shape.
+    """One model. Raises ValueError if a layer reads the K and V of one that has none of the same window and shape."""
 
-    Attributes:
-        architecture: the family's name.
-        tied: whether the head is the embedding matrix.
-        embedding_scale: factor of embeddings (Gemma: the square root of hidden_size).
-        residual_scale: factor of what attention and feed-forward add to the residual stream (Granite, after Yang et al.
-            2022, arXiv:2203.03466).
-        logit_scale: factor of logits (Granite).
-        score_cap: bound c of query-key products s, which become c tanh(s / c) (Gemma 2); None for none.
-        logit_cap: the same for logits.
-        token_inputs: how many numbers each layer gets of each token, besides the residual stream; 0 for none (per-layer
-            embeddings of Gemma 3n and 4). At its end a layer adds norm(projection(activation(gate x) * numbers)) to the
-            stream. The numbers are those of a table, and of a projection of the token's embedding.
-        factors: of matrices, by the name of a layer's part, for a family that multiplies them on load (Falcon-H1).
-        takes_hidden: whether rows begin with a projection of the token's embedding and of a hidden state of another
-            model, each after a norm: a head that guesses further tokens (multi-token prediction, DeepSeek-AI 2024,
-            arXiv:2412.19437, section 2.2).
-    """
-
-    architecture: str
+    architecture: str  # the family's name
     vocab_size: int
     hidden_size: int
     max_position: int
     norm_eps: float
     layers: tuple[Layer, ...]
-    tied: bool = False
-    embedding_scale: float = 1.0
+    tied: bool = False  # whether the head is the embedding matrix
+    embedding_scale: float = 1.0  # factor of embeddings (Gemma: the square root of hidden_size)
+    # factor of what attention and feed-forward add to the residual stream (Granite, after Yang et al. 2022,
+    # arXiv:2203.03466).
     residual_scale: float = field(default=1.0, repr=False, metadata=LATER)
-    logit_scale: float = field(default=1.0, repr=False, metadata=LATER)
+    logit_scale: float = field(default=1.0, repr=False, metadata=LATER)  # factor of logits (Granite)
+    # bound c of query-key products s, which become c tanh(s / c) (Gemma 2); None for none
     score_cap: float | None = field(default=None, repr=False, metadata=LATER)
-    logit_cap: float | None = field(default=None, repr=False, metadata=LATER)
+    logit_cap: float | None = field(default=None, repr=False, metadata=LATER)  # the same for logits
+    # how many numbers each layer gets of each token, besides the residual stream; 0 for none (per-layer embeddings of
+    # Gemma 3n and 4). At its end a layer adds norm(projection(activation(gate x) * numbers)) to the stream. The numbers
+    # are those of a table, and of a projection of the token's embedding.
     token_inputs: int = field(default=0, repr=False, metadata=LATER)
+    # whether rows begin with a projection of the token's embedding and of a hidden state of another model, each after a
+    # norm: a head that guesses further tokens (multi-token prediction, DeepSeek-AI 2024, arXiv:2412.19437, section 2.2)
     takes_hidden: bool = field(default=False, repr=False, metadata=LATER)
+    # of matrices, by the name of a layer's part, for a family that multiplies them on load (Falcon-H1)
     factors: tuple[tuple[str, float], ...] = field(default=(), repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:

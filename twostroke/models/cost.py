@@ -85,16 +85,11 @@ class WorkAmounts(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """Computes the work of one model's steps.
-
-    Attributes:
-        matrix_bytes: bytes of each weight matrix, by Twostroke name, in the backend's form.
-        entry_bytes: bytes of K and V of one entry, all layers.
-    """
+    """Computes the work of one model's steps."""
 
     config: ModelConfig
-    matrix_bytes: Mapping[str, int]
-    entry_bytes: int
+    matrix_bytes: Mapping[str, int]  # bytes of each weight matrix, by Twostroke name, in the backend's form
+    entry_bytes: int  # bytes of K and V of one entry, all layers
 
     @cached_property
     def dense_bytes(self) -> int:

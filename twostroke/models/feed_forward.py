@@ -35,39 +35,33 @@ class Experts(StableRepr):
 
     The router's softmax runs over all experts in float32, or it takes the sigmoid of each. The experts with the highest
     values are chosen; ties go to the lower id. Their outputs, weighted by these, are summed in the order of their ids.
-
-    Attributes:
-        count: number of experts in the layer.
-        chosen: number of experts that each token passes through.
-        intermediate_size: intermediate size of each expert.
-        normalized: whether the weights of the chosen experts are divided by their sum.
-        shared_size: intermediate size of an expert that every token passes too, whose output is weighted by a sigmoid
-            (Qwen2-MoE, Yang et al. 2024, arXiv:2407.10671); 0 for none.
-        shared_gated: whether it is; Granite 4 adds that output as it is.
-        sigmoid: whether the router's values are sigmoids (DeepSeek-V3, arXiv:2412.19437, LFM2).
-        selection_bias: whether each expert has a number that is added to its value for the choice alone (the same).
-        bias: whether the router and all matrices of the experts have biases (gpt-oss).
-        own_norms: whether the router, the others and the shared expert each read the residual stream after a norm of
-            their own, and both sums pass one before they are added (Gemma 4). The layer's norm is the shared expert's.
-        factors: whether each expert has a number by which its weight is multiplied at the end (Gemma 4).
-        scale: factor of the weights of the chosen experts (DeepSeek).
-        groups: groups of neighbours, of which a token's experts are in `groups_chosen`: those with the largest sums of
-            their two highest values, `selection_bias` included (DeepSeek-V3).
     """
 
-    count: int
-    chosen: int
-    intermediate_size: int
+    count: int  # number of experts in the layer
+    chosen: int  # number of experts that each token passes through
+    intermediate_size: int  # intermediate size of each expert
     activation: Activation = "silu"
-    normalized: bool = True
+    normalized: bool = True  # whether the weights of the chosen experts are divided by their sum
+    # intermediate size of an expert that every token passes too, whose output is weighted by a sigmoid (Qwen2-MoE, Yang
+    # et al. 2024, arXiv:2407.10671); 0 for none.
     shared_size: int = field(default=0, repr=False, metadata=LATER)
+    # whether the router and all matrices of the experts have biases (gpt-oss)
     bias: bool = field(default=False, repr=False, metadata=LATER)
+    # whether it is; Granite 4 adds that output as it is
     shared_gated: bool = field(default=True, repr=False, metadata=LATER)
+    # whether the router's values are sigmoids (DeepSeek-V3, arXiv:2412.19437, LFM2)
     sigmoid: bool = field(default=False, repr=False, metadata=LATER)
+    # whether each expert has a number that is added to its value for the choice alone (the same)
     selection_bias: bool = field(default=False, repr=False, metadata=LATER)
+    # whether the router, the others and the shared expert each read the residual stream after a norm of their own, and
+    # both sums pass one before they are added (Gemma 4). The layer's norm is the shared expert's.
     own_norms: bool = field(default=False, repr=False, metadata=LATER)
+    # whether each expert has a number by which its weight is multiplied at the end (Gemma 4)
     factors: bool = field(default=False, repr=False, metadata=LATER)
+    # factor of the weights of the chosen experts (DeepSeek)
     scale: float = field(default=1.0, repr=False, metadata=LATER)
+    # groups of neighbours, of which a token's experts are in `groups_chosen`: those with the largest sums of their two
+    # highest values, `selection_bias` included (DeepSeek-V3)
     groups: int = field(default=1, repr=False, metadata=LATER)
     groups_chosen: int = field(default=1, repr=False, metadata=LATER)
 

@@ -22,12 +22,9 @@ class Codes:
     """Integers of some bits with a scale, float32, for the numbers of one entry and head.
 
     Of 4 bits, a byte has the code of a column of the first half, and above it that of the second half.
-
-    Attributes:
-        bits: 8 or 4. As many codes are below 0 as above.
     """
 
-    bits: int
+    bits: int  # 8 or 4. As many codes are below 0 as above.
 
     @property
     def max_code(self) -> int:
@@ -64,18 +61,12 @@ class KVFormat:
     """How K and V of one entry and head are stored.
 
     Numbers are two parts of an entry, K and V. Codes are one part, a record: codes and scale of K, then of V.
-
-    Attributes:
-        name: "float32", "bfloat16", "float16", "int8", or "k8v4": K of 8 bits and V of 4.
-        dtype: numpy dtype of what is stored: numbers, or bytes of records.
-        other: numpy dtype of entries that are neither K nor V.
-        codes: of K and of V; None if they are numbers.
     """
 
-    name: str
-    dtype: np.dtype
-    other: np.dtype
-    codes: tuple[Codes, Codes] | None = None
+    name: str  # "float32", "bfloat16", "float16", "int8", or "k8v4": K of 8 bits and V of 4
+    dtype: np.dtype  # numpy dtype of what is stored: numbers, or bytes of records
+    other: np.dtype  # numpy dtype of entries that are neither K nor V
+    codes: tuple[Codes, Codes] | None = None  # of K and of V; None if they are numbers
 
     @property
     def identity(self) -> str:

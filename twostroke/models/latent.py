@@ -13,19 +13,13 @@ class Latent:
 
     An entry is laid out as every head here is, pair i of RoPE being (i, i + size / 2): the first half of the rotated
     part, the first half of the latent, and then the two second halves.
-
-    Attributes:
-        rank: numbers of a latent.
-        rotated: numbers of the rotated part, in an entry and in each head of a query.
-        plain: numbers of a head of a query that are not rotated, which `k_up` takes.
-        value: numbers of a head that `v_up` makes.
-        query_rank: numbers of the vector, with a norm, that queries are made of; None: of the layer's input.
     """
 
-    rank: int
-    rotated: int
-    plain: int
-    value: int
+    rank: int  # numbers of a latent
+    rotated: int  # numbers of the rotated part, in an entry and in each head of a query
+    plain: int  # numbers of a head of a query that are not rotated, which `k_up` takes
+    value: int  # numbers of a head that `v_up` makes
+    # numbers of the vector, with a norm, that queries are made of; None: of the layer's input
     query_rank: int | None = None
 
     @property

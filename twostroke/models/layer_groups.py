@@ -41,20 +41,17 @@ class LayerGroup(StableRepr):
     """Layers that have their entries in the same pages.
 
     Attributes:
-        layers: their indices in the model, rising.
-        window: a query at position p attends to keys at positions > p - window; None for all keys.
         num_kv_heads, head_dim: the shape of K and of V of an entry in a layer; 1 and its size for one that is neither.
-        depth: the number of layers for which a page has room; at least that of `layers`.
         kind: "kv" for K and V. Layers with a state have entries of two kinds: "rows", which say how tokens since the
             last snapshot change it, and "inputs" of the convolution (`models.recurrent`).
         one_part: whether K is V too, and stored once (`models.latent`).
     """
 
-    layers: tuple[int, ...]
-    window: int | None
+    layers: tuple[int, ...]  # their indices in the model, rising
+    window: int | None  # a query at position p attends to keys at positions > p - window; None for all keys
     num_kv_heads: int
     head_dim: int
-    depth: int
+    depth: int  # the number of layers for which a page has room; at least that of `layers`
     kind: EntryKind = field(default="kv", repr=False, metadata=LATER)
     one_part: bool = field(default=False, repr=False, metadata=LATER)
 
@@ -158,14 +155,10 @@ class StatePages:
 
     The numbers of a layer, its state [heads of v, k_dim, v_dim] and the last inputs of its convolution [conv_width - 1,
     conv_size], are cut into rows of `snapshot_row`, as many in a page as fit. Each layer begins with a page of its own.
-
-    Attributes:
-        layers: the layers with a state, by index.
-        page_bytes: bytes of a page.
     """
 
-    layers: Mapping[int, RecurrentMixer]
-    page_bytes: int
+    layers: Mapping[int, RecurrentMixer]  # the layers with a state, by index
+    page_bytes: int  # bytes of a page
 
     def rows_in_page(self, layer: int) -> int:
         """Number of rows of a layer's state in a page."""

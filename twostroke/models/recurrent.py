@@ -15,16 +15,13 @@ class RecurrentMixer(ABC):
     """What all kinds of states have in common. Their records of sizes are dataclasses.
 
     Attributes:
-        conv_width: inputs that a causal convolution sees, the token's own included.
-        chunk: positions between two snapshots of the state.
-        num_k_heads: heads of q and k; num_v_heads: heads of v, of which as many share a head of k.
         k_dim, v_dim: their sizes.
         tiled: which heads of v share a head of k: every `num_k_heads`-th one (llama.cpp's files), not neighbours.
     """
 
-    conv_width: int
-    chunk: int
-    num_k_heads: int
+    conv_width: int  # inputs that a causal convolution sees, the token's own included
+    chunk: int  # positions between two snapshots of the state
+    num_k_heads: int  # heads of q and k; num_v_heads: heads of v, of which as many share a head of k
     num_v_heads: int
     k_dim: int
     v_dim: int
@@ -89,12 +86,7 @@ class RecurrentMixer(ABC):
 
 @dataclass(frozen=True)
 class LinearAttention(RecurrentMixer):
-    """A state that is a matrix a head, and the row of each token.
-
-    Attributes:
-        by_head: whether a row has beside each head of k what the heads of v that share it have written, as kernels read
-            it. Values of older versions, whose rows have all of k first, are refused as of another geometry.
-    """
+    """A state that is a matrix a head, and the row of each token."""
 
     num_k_heads: int
     num_v_heads: int
@@ -102,6 +94,8 @@ class LinearAttention(RecurrentMixer):
     v_dim: int
     conv_width: int
     chunk: int = 64
+    # whether a row has beside each head of k what the heads of v that share it have written, as kernels read it. Values
+    # of older versions, whose rows have all of k first, are refused as of another geometry.
     by_head: bool = True
 
     @cached_property
@@ -198,12 +192,9 @@ class ShortConvolution(RecurrentMixer):
         out_t = c_t sum_i w_i b_{t-i} x_{t-i}
 
     A state is what the convolution still sees of b x: a channel is a head of v, and there are no keys.
-
-    Attributes:
-        num_v_heads: number of channels.
     """
 
-    num_v_heads: int
+    num_v_heads: int  # number of channels
     conv_width: int
     chunk: int = 64
     num_k_heads: int = field(default=1, init=False, repr=False)

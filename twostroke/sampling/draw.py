@@ -23,15 +23,10 @@ COLDEST = 1e-7  # lower temperatures above 0 act like this one: logits of 1e30 d
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of one row of logits.
+    """The noise of one row of logits."""
 
-    Attributes:
-        gain: factor of the logits, 1 / temperature; 1 without noise.
-        key: 64-bit key; None for no noise, which gives the most likely token.
-    """
-
-    gain: float = 1.0
-    key: int | None = None
+    gain: float = 1.0  # factor of the logits, 1 / temperature; 1 without noise
+    key: int | None = None  # 64-bit key; None for no noise, which gives the most likely token
 
     @classmethod
     def of(cls, temperature: float, seed: bytes, index: int) -> "Noise":
@@ -63,25 +58,18 @@ class Draw:
     """Everything that the draw from one row depends on, besides its logits.
 
     Attributes:
-        params: the request's sampling parameters.
-        noise: the row's Gumbel noise.
-        index: index of the token in the choice.
         prompt, output: token ids so far, for penalties.
-        banned: ids that must not be sampled before min_tokens (ending tokens).
-        allowed: bool [n] mask of the allowed ids; ids >= n are not allowed. None allows all.
-        stats: whether `Sampled` carries log-probability, entropy and top probability.
-        keep_logits: whether `Sampled` carries the row's logits.
     """
 
-    params: SamplingParams
-    noise: Noise
-    index: int
+    params: SamplingParams  # the request's sampling parameters
+    noise: Noise  # the row's Gumbel noise
+    index: int  # index of the token in the choice
     prompt: np.ndarray
     output: Sequence[int]
-    banned: Sequence[int] = ()
-    allowed: np.ndarray | None = None
-    stats: bool = False
-    keep_logits: bool = False
+    banned: Sequence[int] = ()  # ids that must not be sampled before min_tokens (ending tokens)
+    allowed: np.ndarray | None = None  # bool [n] mask of the allowed ids; ids >= n are not allowed. None allows all.
+    stats: bool = False  # whether `Sampled` carries log-probability, entropy and top probability
+    keep_logits: bool = False  # whether `Sampled` carries the row's logits
 
     @property
     def simple(self) -> bool:
@@ -96,20 +84,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampled token. Log-probabilities are the model's, in nats, before temperature and penalties.
+    """A sampled token. Log-probabilities are the model's, in nats, before temperature and penalties."""
 
-    Attributes:
-        id: the token's id; NO_TOKEN (`sampling.statistics`) if the model computed NaN or infinity.
-        logprob: log-probability of the token; None unless `logprobs` or `stats` was requested.
-        entropy: entropy of the model's distribution, in bits; None without `stats`.
-        top_probability: probability of its most likely token; None without `stats`.
-        top: the most likely ids with their log-probabilities; None without `logprobs`.
-        logits: a copy of the row, [vocab] float32; None without `keep_logits`.
-    """
-
-    id: int
-    logprob: float | None = None
-    entropy: float | None = None
-    top_probability: float | None = None
+    id: int  # the token's id; NO_TOKEN (`sampling.statistics`) if the model computed NaN or infinity
+    logprob: float | None = None  # log-probability of the token; None unless `logprobs` or `stats` was requested
+    entropy: float | None = None  # entropy of the model's distribution, in bits; None without `stats`
+    top_probability: float | None = None  # probability of its most likely token; None without `stats`
+    # the most likely ids with their log-probabilities; None without `logprobs`
     top: tuple[tuple[int, float], ...] | None = None
-    logits: np.ndarray | None = None
+    logits: np.ndarray | None = None  # a copy of the row, [vocab] float32; None without `keep_logits`

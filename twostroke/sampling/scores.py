@@ -12,19 +12,12 @@ from twostroke.sampling.statistics import MIN_LOGIT, RowStatistics, Statistics
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A given token under the model's distribution, before temperature and penalties.
+    """A given token under the model's distribution, before temperature and penalties."""
 
-    Attributes:
-        id: the token.
-        logprob: its log-probability, in nats; nan if the logits are not finite numbers.
-        rank: its place among all tokens, 1 for the most likely one; of equal logits, the lower id comes first.
-        top: the most likely ids with their log-probabilities, in descending order.
-    """
-
-    id: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...] = ()
+    id: int  # the token
+    logprob: float  # its log-probability, in nats; nan if the logits are not finite numbers
+    rank: int  # its place among all tokens, 1 for the most likely one; of equal logits, the lower id comes first
+    top: tuple[tuple[int, float], ...] = ()  # the most likely ids with their log-probabilities, in descending order
 
     @property
     def greedy(self) -> bool:

@@ -16,19 +16,12 @@ NO_TOKEN = -1  # instead of the id drawn from a row whose logits are NaN or infi
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Statistics of R rows. A row's values do not depend on the other rows; they are nan if a logit is not finite.
+    """Statistics of R rows. A row's values do not depend on the other rows; they are nan if a logit is not finite."""
 
-    Attributes:
-        best: the most likely id, the lowest in a tie.
-        top: its logit.
-        logsumexp: the normalizer: a log-probability, in nats, is logit - logsumexp.
-        entropy: entropy of the distribution, in nats.
-    """
-
-    best: list[int]
-    top: list[float]
-    logsumexp: list[float]
-    entropy: list[float]
+    best: list[int]  # the most likely id, the lowest in a tie
+    top: list[float]  # its logit
+    logsumexp: list[float]  # the normalizer: a log-probability, in nats, is logit - logsumexp
+    entropy: list[float]  # entropy of the distribution, in nats
 
     def of(self, rows: Sequence[int]) -> "RowStatistics":
         """The statistics of some rows."""

@@ -14,37 +14,25 @@ from twostroke.server.tenants.tenant import current_tenant
 
 @dataclass(frozen=True)
 class CallOptions:
-    """How a call is to be served, whatever API it came by.
+    """How a call is to be served, whatever API it came by."""
 
-    Attributes:
-        choices: places in the queue: prompts x choices of each.
-        stream: the answer is sent as it is made.
-        priority: lower is sooner.
-        timeout_s: seconds until the deadline; None for the server's own.
-    """
-
-    choices: int
-    stream: bool = False
-    priority: int = 0
-    timeout_s: float | None = None
+    choices: int  # places in the queue: prompts x choices of each
+    stream: bool = False  # the answer is sent as it is made
+    priority: int = 0  # lower is sooner
+    timeout_s: float | None = None  # seconds until the deadline; None for the server's own
 
 
 class ActiveCall:
     """One HTTP call: its place in the queue, its requests (one per prompt), and what the engine reports of them.
 
     Every method belongs to the event loop's thread.
-
-    Attributes:
-        requests: the engine's, once it has started.
-        trace: what the spans of its requests belong to.
-        abort_reason: why it was ended from outside, if it was.
     """
 
     def __init__(self, choices: int, on_close: Callable[["ActiveCall"], None]) -> None:
         self.choices = choices
-        self.requests: list[Request] = []
-        self.trace = CallTrace()
-        self.abort_reason: ApiError | None = None
+        self.requests: list[Request] = []  # the engine's, once it has started
+        self.trace = CallTrace()  # what the spans of its requests belong to
+        self.abort_reason: ApiError | None = None  # why it was ended from outside, if it was
         self._on_close = on_close
         self._engine: ServedEngine | None = None
         self._reports: asyncio.Queue[Update | ApiError] = asyncio.Queue()

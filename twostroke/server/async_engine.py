@@ -38,21 +38,18 @@ class AsyncEngine:
     grammars) runs in a small pool of threads, by `run_in_thread`.
 
     Attributes:
-        name: what clients call the model.
-        created: when serving began, in seconds since 1970.
         reasoning: how the model writes thoughts before its answers; None if it does not set them apart.
         body_validator: validates long bodies in another process.
         leaving: new work is still taken, but should be sent elsewhere: the server drains soon.
         draining: no new work is taken.
-        output_tokens: how many were made so far.
         max_running: most choices that run at once, of all replicas.
     """
 
     def __init__(self, served: ServedEngine, settings: Settings, metrics: Metrics) -> None:
         llm = served.llm
         self.llm, self.settings, self.metrics = llm, settings, metrics
-        self.name = settings.model_name or llm.name
-        self.created = int(time.time())
+        self.name = settings.model_name or llm.name  # what clients call the model
+        self.created = int(time.time())  # when serving began, in seconds since 1970
         self.max_running = len(served.parts) * llm.engine.config.max_running
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.reasoning = Reasoning.of(llm.tokenizer, llm.config.vocab_size, settings.reasoning_parser)
@@ -60,7 +57,7 @@ class AsyncEngine:
             lambda: WorkerState.of(llm, settings, self.name, self.created, self.max_running)
         )
         self.leaving = self.draining = False
-        self.output_tokens = 0
+        self.output_tokens = 0  # how many were made so far
         self._tracer = Tracer(self.name)
         self._active_calls: set[ActiveCall] = set()
         self._choices_in_flight = 0  # choices in flight

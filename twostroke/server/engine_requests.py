@@ -27,21 +27,13 @@ _NONE = re.compile(r"""['"]none['"]""")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A body, ready for the engine.
+    """A body, ready for the engine."""
 
-    Attributes:
-        requests: one for each prompt.
-        prompts: their token ids.
-        warnings: what will not be done as the body asks, a sentence each.
-        left_out: what the prompt is without.
-        receipt: whether the answers get receipts.
-    """
-
-    requests: list[Request]
-    prompts: Sequence[Sequence[int]]
-    warnings: list[str] = field(default_factory=list)
-    left_out: LeftOut = field(default_factory=LeftOut)
-    receipt: bool = False
+    requests: list[Request]  # one for each prompt
+    prompts: Sequence[Sequence[int]]  # their token ids
+    warnings: list[str] = field(default_factory=list)  # what will not be done as the body asks, a sentence each
+    left_out: LeftOut = field(default_factory=LeftOut)  # what the prompt is without
+    receipt: bool = False  # whether the answers get receipts
 
 
 def choose_method(

@@ -11,18 +11,12 @@ from twostroke.server.unix_socket import listen_unix, remove_unix
 
 @dataclass(frozen=True)
 class Listener:
-    """Sockets that listen.
-
-    Attributes:
-        url: of the server, without a path; for people alone if it is that of a unix socket.
-        host: at which it listens; None for a unix socket, which no browser reaches.
-        path: the unix socket's.
-    """
+    """Sockets that listen."""
 
     sockets: list[socket.socket]
-    url: str
-    host: str | None
-    path: str | None
+    url: str  # of the server, without a path; for people alone if it is that of a unix socket
+    host: str | None  # at which it listens; None for a unix socket, which no browser reaches
+    path: str | None  # the unix socket's
     tls: ssl.SSLContext | None
 
     def close(self) -> None:

@@ -35,38 +35,26 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """A line, or points alone.
-
-    Attributes:
-        colour: number of the colour, from 0.
-        dashed: for limits and peaks, which are not predictions.
-        dots: a label for each point; such points have no line.
-        band: (low, high) around each point, drawn as an area; such points have no circles.
-    """
+    """A line, or points alone."""
 
     name: str
     points: Sequence[Point]
-    colour: int
-    dashed: bool = False
-    dots: Sequence[str] = ()
-    band: Sequence[Point] = ()
+    colour: int  # number of the colour, from 0
+    dashed: bool = False  # for limits and peaks, which are not predictions
+    dots: Sequence[str] = ()  # a label for each point; such points have no line
+    band: Sequence[Point] = ()  # (low, high) around each point, drawn as an area; such points have no circles
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: logarithmic from the least to the largest value, or linear from 0 or below.
-
-    Attributes:
-        show: formats a value.
-        top: the value at the upper end of a linear axis; None for a little more than the largest.
-        max_decades: a logarithmic axis of whole decades, at most so many; lower values lie at its lower end. None: it
-            ends at its values.
-    """
+    """What an axis shows: logarithmic from the least to the largest value, or linear from 0 or below."""
 
     title: str
-    show: Callable[[float], str]
+    show: Callable[[float], str]  # formats a value
     logarithmic: bool = True
-    top: float | None = None
+    top: float | None = None  # the value at the upper end of a linear axis; None for a little more than the largest
+    # a logarithmic axis of whole decades, at most so many; lower values lie at its lower end. None: it ends at its
+    # values.
     max_decades: int | None = None
 
     def ends(self, values: Sequence[float]) -> Point:

@@ -44,15 +44,12 @@ class Distillation:
     """The result of a distillation.
 
     Attributes:
-        tokens: number of tokens that the student read, including repeated ones.
-        seconds: duration of all steps.
-        losses: per step, mean KL(teacher || student) of the next token in nats, over the step's tokens.
         before, after: the same on the held-out windows, before the first step and after the last.
     """
 
-    tokens: int
-    seconds: float
-    losses: list[float]
+    tokens: int  # number of tokens that the student read, including repeated ones
+    seconds: float  # duration of all steps
+    losses: list[float]  # per step, mean KL(teacher || student) of the next token in nats, over the step's tokens
     before: float
     after: float
 

@@ -16,13 +16,11 @@ class DeferredInterrupts:
 
     Another Ctrl-C, `PATIENCE_S` or more after the first, does not wait, so that code without end can be stopped.
     Outside the main thread, which alone gets signals, and where SIGINT has no handler in Python, this does nothing.
-
-    Attributes:
-        final: whether another Ctrl-C waits too. A block sets it where only short code is left that must not be cut.
-            In a block within another one it has no effect.
     """
 
     def __init__(self) -> None:
+        # whether another Ctrl-C waits too. A block sets it where only short code is left that must not be cut. In a
+        # block within another one it has no effect.
         self.final = False
         self._before: Any = None  # the handler to put back
         self._noted: float | None = None  # when the signal came

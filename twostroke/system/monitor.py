@@ -15,13 +15,10 @@ class Monitor:
     stays held for ever. `with` on a plain lock is safe up to CPython 3.13, which looks for signals after calls, at the
     start of a function and at the end of a loop's body, so never between the lock and the block. CPython 3.14 may look
     there (python/cpython#148874), so the lock is taken with Ctrl-C postponed.
-
-    Attributes:
-        lock: guards what is waited for: `with Postponed(), monitor.lock:`.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # guards what is waited for: `with Postponed(), monitor.lock:`
         self._gates: list[threading.Lock] = []  # one for each thread that waits, held until there is news
 
     def notify_all(self) -> None:

@@ -21,17 +21,11 @@ OLD_MAGICS = (b"twostroke-session-1\n",)
 
 @dataclass(frozen=True)
 class SavedConversation:
-    """The saved text of a conversation.
+    """The saved text of a conversation."""
 
-    Attributes:
-        model: the name of the model that answered.
-        messages: [{"role": ..., "content": ...}, ...].
-        rendered: the text that the KV cache holds.
-    """
-
-    model: str
-    messages: list[dict[str, str]]
-    rendered: str
+    model: str  # the name of the model that answered
+    messages: list[dict[str, str]]  # [{"role": ..., "content": ...}, ...]
+    rendered: str  # the text that the KV cache holds
 
 
 def save(path: Path, saved: SavedConversation, kv: KVCache) -> None:

@@ -18,20 +18,16 @@ Extension = Callable[[str], tuple[KVCache, list[int]]]  # what is to be extended
 
 @dataclass(frozen=True)
 class Overflow(Checked):
-    """The rule that keeps a conversation within the context.
+    """The rule that keeps a conversation within the context."""
 
-    Attributes:
-        when_full: "refuse": the turn raises ContextLengthExceeded. "drop": the oldest turns go, whole, and what is left
-            is computed anew behind the system message. "window": KV entries stay, those of the system message, the
-            first `sinks` and the last ones (`window`); where positions end, as "drop".
-        sinks: see "window".
-        passage_budget: how many tokens the passages of a message may take together (`fitting.cut_passages`).
-    """
-
+    # "refuse": the turn raises ContextLengthExceeded. "drop": the oldest turns go, whole, and what is left is computed
+    # anew behind the system message. "window": KV entries stay, those of the system message, the first `sinks` and the
+    # last ones (`window`); where positions end, as "drop".
     when_full: str = text(
         "refuse", choices=("refuse", "drop", "window"), help="A turn without room: refuse it, drop turns, or keep KV."
     )
-    sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")
+    sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")  # see "window"
+    # how many tokens the passages of a message may take together (`fitting.cut_passages`)
     passage_budget: int | None = integer(None, least=0, help="Most tokens that the passages of a message may take.")
 
 

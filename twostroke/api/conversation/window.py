@@ -59,14 +59,12 @@ class ContextRoom:
 
     Attributes:
         pages, page_size: number of pages of the pool, and of entries of a page.
-        positions: number of positions of the model.
-        reply: number of tokens that are kept for the reply.
     """
 
     pages: int
     page_size: int
-    positions: int
-    reply: int
+    positions: int  # number of positions of the model
+    reply: int  # number of tokens that are kept for the reply
 
     @classmethod
     def of(cls, llm: LLM, max_tokens: int | None) -> "ContextRoom":
@@ -88,21 +86,13 @@ class ContextRoom:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """The strokes and cuts that bring the KV of a chat into a window, turn by turn.
+    """The strokes and cuts that bring the KV of a chat into a window, turn by turn."""
 
-    Attributes:
-        messages: the messages that are left where positions had ended.
-        parts: tokens, entered one part after the other.
-        cuts: the entries that stay before each part but the first.
-        extent: the extent of the whole prompt, at the end.
-        whole: number of tokens of all messages, with those that were dropped.
-    """
-
-    messages: Messages
-    parts: tuple[Sequence[int], ...]
-    cuts: tuple[Extent, ...]
-    extent: Extent
-    whole: int
+    messages: Messages  # the messages that are left where positions had ended
+    parts: tuple[Sequence[int], ...]  # tokens, entered one part after the other
+    cuts: tuple[Extent, ...]  # the entries that stay before each part but the first
+    extent: Extent  # the extent of the whole prompt, at the end
+    whole: int  # number of tokens of all messages, with those that were dropped
 
     def request(self, llm: LLM, params: SamplingParams) -> Request:
         """The request that answers the chat. Raises InvalidRequest."""

@@ -13,21 +13,17 @@ from twostroke.sampling.constraint import Constraint, ConstraintFactory
 
 
 class ReasoningTokens:
-    """A form's marks as tokens of a vocabulary, and the masks that follow from them. Safe to share between threads.
-
-    Attributes:
-        openers: how the beginning of a thought may be written.
-        shown: special tokens that marks are made of.
-        everything: the mask that allows all ids.
-    """
+    """A form's marks as tokens of a vocabulary, and the masks that follow from them. Safe to share between threads."""
 
     def __init__(self, form: ReasoningForm, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.form, self._tokenizer = form, tokenizer
         marks = form.opener + form.closer + form.after + form.lead
+        # special tokens that marks are made of
         self.shown = frozenset(id for id in tokenizer.special_ids if tokenizer.token_text(id) in marks)
         opener = form.opener.rstrip()
+        # how the beginning of a thought may be written
         self.openers = [self.encode(opener), self.encode(f"{opener}\n")]
-        self.everything = np.ones(vocab_size, bool)
+        self.everything = np.ones(vocab_size, bool)  # the mask that allows all ids
         self.everything.setflags(write=False)
 
     def encode(self, text: str) -> list[int]:
@@ -78,21 +74,13 @@ class ReasoningTokens:
 
 @dataclass(frozen=True)
 class ReasoningConstraintFactory:
-    """Makes a `ReasoningConstraint` for each choice.
+    """Makes a `ReasoningConstraint` for each choice."""
 
-    Attributes:
-        tokens: the marks.
-        phase: where the prompt ends.
-        answer: makes the constraint of the answer, if it has one.
-        budget: the most tokens of a thought, None for any number.
-        lead: whether the answer's own markup must come before what `answer` constrains.
-    """
-
-    tokens: ReasoningTokens
-    phase: Phase
-    answer: ConstraintFactory | None
-    budget: int | None
-    lead: bool
+    tokens: ReasoningTokens  # the marks
+    phase: Phase  # where the prompt ends
+    answer: ConstraintFactory | None  # makes the constraint of the answer, if it has one
+    budget: int | None  # the most tokens of a thought, None for any number
+    lead: bool  # whether the answer's own markup must come before what `answer` constrains
 
     def __call__(self) -> Constraint:
         return ReasoningConstraint(self)

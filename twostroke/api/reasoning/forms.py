@@ -8,23 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReasoningForm:
-    """The marks of a thought before an answer.
+    """The marks of a thought before an answer."""
 
-    Attributes:
-        opener: what a thought begins with. A template may have it at the end of the prompt.
-        closer: what it ends with.
-        before: what models write before the closer, where a thought is closed for them.
-        after: what models write between the closer and the answer.
-        lead: what an answer without a thought begins with. The answer is then a message of its own, in harmony.
-        around: marks around the answer behind a thought, if the model writes any.
-    """
-
-    opener: str
-    closer: str
-    before: str = ""
-    after: str = ""
-    lead: str = ""
-    around: tuple[str, str] | None = None
+    opener: str  # what a thought begins with. A template may have it at the end of the prompt.
+    closer: str  # what it ends with
+    before: str = ""  # what models write before the closer, where a thought is closed for them
+    after: str = ""  # what models write between the closer and the answer
+    lead: str = ""  # what an answer without a thought begins with. The answer is then a message of its own, in harmony.
+    around: tuple[str, str] | None = None  # marks around the answer behind a thought, if the model writes any
 
     @property
     def messages(self) -> bool:

@@ -21,17 +21,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class ReasoningSpan:
-    """A stretch of a text.
+    """A stretch of a text."""
 
-    Attributes:
-        written: its text as the model wrote it.
-        text: what is shown of it; nothing of marks and of white space around a thought.
-        plain: whether it is of the answer. Stop strings apply there alone.
-    """
-
-    written: str
-    text: str = ""
-    plain: bool = False
+    written: str  # its text as the model wrote it
+    text: str = ""  # what is shown of it; nothing of marks and of white space around a thought
+    plain: bool = False  # whether it is of the answer. Stop strings apply there alone.
 
 
 class ReasoningReader(ABC):

@@ -16,17 +16,11 @@ TAIL = 32  # tokens at a prompt's end, among which a mark is looked for
 
 @dataclass(frozen=True)
 class ReasoningReaderFactory:
-    """Makes a reader for each choice.
+    """Makes a reader for each choice."""
 
-    Attributes:
-        tokens: the marks.
-        phase: where the prompt ends.
-        answer: makes the reader of the answer behind the thought, if it has one.
-    """
-
-    tokens: ReasoningTokens
-    phase: Phase
-    answer: AnswerReaderFactory | None = None
+    tokens: ReasoningTokens  # the marks
+    phase: Phase  # where the prompt ends
+    answer: AnswerReaderFactory | None = None  # makes the reader of the answer behind the thought, if it has one
 
     @property
     def shown(self) -> frozenset[int]:

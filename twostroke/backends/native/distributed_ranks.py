@@ -56,16 +56,13 @@ class GroupChannel:
 
 
 class DistributedRank:
-    """One rank: its memory of passes, and the callbacks by which native code reaches the other ranks.
-
-    Attributes:
-        handle: of native/ranks.h.
-    """
+    """One rank: its memory of passes, and the callbacks by which native code reaches the other ranks."""
 
     def __init__(self, group: RankGroup, variant: str) -> None:
         self.group, self.library = group, load(variant)
         self._memory = SharedMemory(2 * PASS_BYTES)  # and as much for the copy of the meeting before
         memory = address(self._memory.data)
+        # of native/ranks.h
         self.handle: int = self.library.twostroke_ranks(
             memory, PASS_BYTES, group.rank, group.size, processes.RANK_TIMEOUT_S, None, 0
         )
@@ -103,21 +100,19 @@ class DistributedRanks:
     """All ranks without common memory, as rank 0 sees them. The counterpart of `SharedMemoryRanks`.
 
     Attributes:
-        handle: of native/ranks.h.
         team: rank 0's threads.
-        peers: lines to the others, by rank - 1.
     """
 
     def __init__(self, variant: str, threads: int, size: int) -> None:
         """Meet the ranks that `torchrun` has started. Raises InvalidRequest, RankLost."""
         self.group = RankGroup.of_torchrun(processes.RANK_TIMEOUT_S, size)
         self.turn, self.size = self.group.turn, size
-        self.peers = [GroupChannel(self.group, rank) for rank in range(1, size)]
+        self.peers = [GroupChannel(self.group, rank) for rank in range(1, size)]  # lines to the others, by rank - 1
         self.send_all("native", variant, library.digest(variant), threads)
         weakref.finalize(self, _end, self.group)
         self.receive_all()
         self.team, self._link = ThreadTeam(variant, threads), DistributedRank(self.group, variant)
-        self.handle = self._link.handle
+        self.handle = self._link.handle  # of native/ranks.h
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
 
     @property

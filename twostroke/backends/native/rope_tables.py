@@ -7,15 +7,12 @@ from twostroke.models.rope import Rope, amplitudes, frequencies
 
 
 class RopeTables:
-    """The tables of a model's layers, which grow with the positions that its passes have.
-
-    Attributes:
-        turned: each RoPE with its head_dim, and how queries grow with their positions, once.
-        half_dim: angles of a row, those of the largest heads.
-    """
+    """The tables of a model's layers, which grow with the positions that its passes have."""
 
     def __init__(self, config: ModelConfig) -> None:
+        # each RoPE with its head_dim, and how queries grow with their positions, once
         self.turned = list(dict.fromkeys(one for attention in config.attentions for one in _turned(attention)))
+        # angles of a row, those of the largest heads
         self.half_dim = max((one.head_dim for one in config.attentions), default=0) // 2
         self._tables = np.empty((0, 0)), np.empty((0, 0))
 

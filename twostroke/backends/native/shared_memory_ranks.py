@@ -52,21 +52,17 @@ class NativeRankSetup:
 
 
 class SharedMemoryRanks:
-    """All ranks of one host, as rank 0 sees them: the other processes, and the memory that they share.
-
-    Attributes:
-        handle: of native/ranks.h.
-        team: rank 0's threads.
-    """
+    """All ranks of one host, as rank 0 sees them: the other processes, and the memory that they share."""
 
     def __init__(self, variant: str, threads: int, size: int) -> None:
         """Start `size` - 1 processes of `threads` threads each. Raises InvalidRequest, RankLost."""
         self.library, patience_s = load(variant), processes.RANK_TIMEOUT_S
         self._segment = SharedMemory(PASS_BYTES)
         cores = processes.cores_of(size)
-        self.team = _pinned_team(variant, threads, cores[0])
+        self.team = _pinned_team(variant, threads, cores[0])  # rank 0's threads
         own = (ctypes.c_int32 * len(cores[0]))(*cores[0])
         memory = address(self._segment.data)
+        # of native/ranks.h
         self.handle: int = self.library.twostroke_ranks(
             memory, PASS_BYTES, 0, size, patience_s, ctypes.byref(own), len(own)
         )

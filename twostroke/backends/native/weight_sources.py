@@ -14,15 +14,10 @@ from twostroke.models.config import ModelConfig
 
 
 class WeightSource(Protocol):
-    """The weights of one process. All ranks ask for the same in the same order.
+    """The weights of one process. All ranks ask for the same in the same order."""
 
-    Attributes:
-        share: which part it has.
-        handle: the native ranks that its model joins; None for a single process.
-    """
-
-    share: Shard
-    handle: int | None
+    share: Shard  # which part it has
+    handle: int | None  # the native ranks that its model joins; None for a single process
 
     def matrix(self, name: str) -> MatrixShard:
         """A matrix of the model, or this rank's rows of it."""

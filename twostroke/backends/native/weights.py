@@ -36,17 +36,15 @@ class MatrixShard:
     """Some rows of a stored matrix, read in pieces.
 
     Attributes:
-        shape: of the whole matrix.
         first, count: its first row, and the number of rows.
-        pieces: their bytes, [some rows, row_bytes] each; all but the last are whole panels.
     """
 
     format: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole matrix
     source: str
     first: int
     count: int
-    pieces: Iterator[np.ndarray]
+    pieces: Iterator[np.ndarray]  # their bytes, [some rows, row_bytes] each; all but the last are whole panels
     raw: RawTensor | None = None
 
     @classmethod

@@ -65,12 +65,7 @@ class PipeChannel:
 
 
 class Followers:
-    """All ranks but rank 0.
-
-    Attributes:
-        peers: to each, by rank - 1.
-        size: number of ranks, with rank 0.
-    """
+    """All ranks but rank 0."""
 
     def __init__(self, module: str, facts: Sequence[object], fds: Sequence[int], lost: Callable[[int], object]) -> None:
         """Start one process for each of `facts`, which are its first message.
@@ -80,8 +75,8 @@ class Followers:
             fds: file descriptors that they inherit, by the same numbers.
             lost: called with the rank of one that ends before `end`, in another thread.
         """
-        self.size = len(facts) + 1
-        self.peers: list[PipeChannel] = []
+        self.size = len(facts) + 1  # number of ranks, with rank 0
+        self.peers: list[PipeChannel] = []  # to each, by rank - 1
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
         self._closing = threading.Event()

@@ -37,23 +37,19 @@ class RankGroup:
 
     Attributes:
         rank, size: this rank's number, and how many there are.
-        store: where they have met.
         patience: how long a rank may let others wait for it.
-        on_loss: called once when a rank is lost.
-        turn: held by rank 0 for one message with all that belongs to it.
-        failure: why nothing can be computed any more.
     """
 
     def __init__(self, store: Any, rank: int, size: int, patience_s: float) -> None:
         """Meet the other ranks at a store. Raises RankLost if they do not come."""
         self.rank, self.size, self.patience = rank, size, timedelta(seconds=patience_s)
-        self.store = store
-        self.turn = threading.RLock()
-        self.failure: RankLost | None = None
+        self.store = store  # where they have met
+        self.turn = threading.RLock()  # held by rank 0 for one message with all that belongs to it
+        self.failure: RankLost | None = None  # why nothing can be computed any more
         self._losing = threading.Lock()
         self._closing = threading.Event()
         self._heartbeats: list[threading.Thread] = []
-        self.on_loss: Callable[[], object] | None = None
+        self.on_loss: Callable[[], object] | None = None  # called once when a rank is lost
         try:
             self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=MEETING_S))
         except RuntimeError as error:

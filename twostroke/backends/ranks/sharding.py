@@ -55,14 +55,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class ColumnSplit:
-    """The columns of an activation that each rank computes: rank r those from cuts[r] to cuts[r + 1].
-
-    Attributes:
-        rank: this process's; in a single process it has all columns.
-    """
+    """The columns of an activation that each rank computes: rank r those from cuts[r] to cuts[r + 1]."""
 
     cuts: tuple[int, ...]
-    rank: int = 0
+    rank: int = 0  # this process's; in a single process it has all columns
 
     @property
     def start(self) -> int:

@@ -37,21 +37,16 @@ class ExpertBuffers:
     """Intermediate results of a mixture, for MAX_TOKENS_AT_ONCE tokens. They never move: captured graphs point to them.
 
     Attributes:
-        logits: [tokens, experts] float32, of the router.
         ids, weights: [tokens, chosen] int32 and float32, by ascending id.
-        order: [pairs] int32, pairs in the order of their experts.
-        blocks: [blocks, 3] int32.
-        gated: [pairs, width] bfloat16, in the order of experts.
-        made: [pairs, features] float32, by the pairs' numbers.
     """
 
-    logits: torch.Tensor
+    logits: torch.Tensor  # [tokens, experts] float32, of the router
     ids: torch.Tensor
     weights: torch.Tensor
-    order: torch.Tensor
-    blocks: torch.Tensor
-    gated: torch.Tensor
-    made: torch.Tensor
+    order: torch.Tensor  # [pairs] int32, pairs in the order of their experts
+    blocks: torch.Tensor  # [blocks, 3] int32
+    gated: torch.Tensor  # [pairs, width] bfloat16, in the order of experts
+    made: torch.Tensor  # [pairs, features] float32, by the pairs' numbers
 
 
 class ExpertBufferPool:

@@ -20,15 +20,11 @@ GATED_ROWS, GATED_COLUMNS = 16, 256  # that a program multiplies by the output g
 
 
 class LayerWeights:
-    """Where the weights of a model are placed. A single process has all columns of all products.
-
-    Attributes:
-        own: the description with those heads that are computed here.
-    """
+    """Where the weights of a model are placed. A single process has all columns of all products."""
 
     def __init__(self, config: models.ModelConfig, device: str, own: models.ModelConfig | None) -> None:
         self.config, self.device, self.scratch = config, device, UnpackBuffer(device)
-        self.own = config if own is None else own
+        self.own = config if own is None else own  # the description with those heads that are computed here
         self.rooms = ExpertBufferPool(device)
 
     def vector(self, values: np.ndarray) -> torch.Tensor:
@@ -57,11 +53,7 @@ class LayerWeights:
 
 
 class AttentionWeights:
-    """The weights of a layer's attention.
-
-    Attributes:
-        own: `attention` with those heads that are computed here.
-    """
+    """The weights of a layer's attention."""
 
     def __init__(self, model: LayerWeights, index: int, prefix: str, weights: Weights) -> None:
         def vector(name: str) -> torch.Tensor:
@@ -75,7 +67,7 @@ class AttentionWeights:
             return model.of_own_heads(values.view(heads, -1)).reshape(-1) if attention.whole_norm else values
 
         self.attention = attention = model.config.layers[index].attention
-        self.own = model.own.layers[index].attention
+        self.own = model.own.layers[index].attention  # `attention` with those heads that are computed here
         made = tuple(dict.fromkeys(attention.projections))
         queries, entries = attention.num_heads * attention.head_dim, attention.kv_values // 2
         self.qkv = linear(*made, of=queries + (len(made) - 1) * entries)

@@ -26,18 +26,15 @@ class PackedFormat:
     """The coding of a format's weights.
 
     Attributes:
-        bits: of a code; 8 is signed.
         kind: 0, a float16 scale for 32 columns; 1, integer scales and minima for 32 columns, times float16 for 256; 2,
             signed integer scales for 16 columns, times float16 for 256.
-        zero: what is subtracted from a code.
-        minima: whether something is subtracted from the product of scale and code.
         block, block_bytes: columns and bytes of a stored block.
     """
 
-    bits: int
+    bits: int  # of a code; 8 is signed
     kind: int
-    zero: int
-    minima: bool
+    zero: int  # what is subtracted from a code
+    minima: bool  # whether something is subtracted from the product of scale and code
     block: int
     block_bytes: int
 
@@ -66,21 +63,16 @@ PACKED_FORMATS = {
 
 @dataclass(frozen=True, eq=False)
 class RepackedMatrix:
-    """A matrix [rows, columns], its rows padded to whole tiles, its columns to whole units.
-
-    Attributes:
-        low: [tiles of rows, units, planes, 64, group] uint8, two planes for 8 bits, else one of low nibbles.
-        high: [tiles of rows, blocks, planes, 64, group] uint8, the higher bits of 5 or 6.
-        words: [tiles of rows, words, 1 or 2, 64] int32, the scales of 64 columns; kind 0 has minima in a second one.
-        mains: [tiles of rows, blocks, 64] int32, two float16 (d and dmin) for a block of 256 columns; empty for kind 0.
-    """
+    """A matrix [rows, columns], its rows padded to whole tiles, its columns to whole units."""
 
     form: PackedFormat
     rows: int
     columns: int
-    low: torch.Tensor
-    high: torch.Tensor
+    low: torch.Tensor  # [tiles of rows, units, planes, 64, group] uint8, two planes for 8 bits, else one of low nibbles
+    high: torch.Tensor  # [tiles of rows, blocks, planes, 64, group] uint8, the higher bits of 5 or 6
+    # [tiles of rows, words, 1 or 2, 64] int32, the scales of 64 columns; kind 0 has minima in a second one
     words: torch.Tensor
+    # [tiles of rows, blocks, 64] int32, two float16 (d and dmin) for a block of 256 columns; empty for kind 0
     mains: torch.Tensor
 
     @property

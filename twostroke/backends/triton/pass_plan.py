@@ -35,23 +35,14 @@ class HeadShape(NamedTuple):
 
 @dataclass(frozen=True)
 class PassShape:
-    """Sizes of a pass. A graph is captured for a shape, and serves every batch that fits into it.
+    """Sizes of a pass. A graph is captured for a shape, and serves every batch that fits into it."""
 
-    Attributes:
-        rows: of the batch.
-        groups: groups of layers whose entries share pages.
-        spans: rows of all span tables.
-        tall: rows of a tile of queries, for each `HeadShape`, as the others.
-        items: work items of attention.
-        joined: rows whose parts are added by a second kernel.
-    """
-
-    rows: int
-    groups: int
-    spans: int
-    tall: tuple[int, ...]
-    items: tuple[int, ...]
-    joined: tuple[int, ...]
+    rows: int  # of the batch
+    groups: int  # groups of layers whose entries share pages
+    spans: int  # rows of all span tables
+    tall: tuple[int, ...]  # rows of a tile of queries, for each `HeadShape`, as the others
+    items: tuple[int, ...]  # work items of attention
+    joined: tuple[int, ...]  # rows whose parts are added by a second kernel
 
     @property
     def sizes(self) -> list[int]:

@@ -22,19 +22,15 @@ class StatePass:
         storages, snapshots: of `PageMemory`.
         rows: [N, 4] int32: rows of the sequence in this pass before it, entries between the snapshot and the pass, the
             row's entry among all entries, frames of the snapshot.
-        items: [chunks, ITEM_FIELDS] int32.
-        sequences: [S, 3] int32: first chunk, chunks, frames of the snapshot.
-        targets: [T, 2] int32: the last row before a snapshot that is written, and its frames.
-        frames: int32.
     """
 
     storages: Sequence[Any]
     snapshots: torch.Tensor
     rows: torch.Tensor
-    items: torch.Tensor
-    sequences: torch.Tensor
-    targets: torch.Tensor
-    frames: torch.Tensor
+    items: torch.Tensor  # [chunks, ITEM_FIELDS] int32
+    sequences: torch.Tensor  # [S, 3] int32: first chunk, chunks, frames of the snapshot
+    targets: torch.Tensor  # [T, 2] int32: the last row before a snapshot that is written, and its frames
+    frames: torch.Tensor  # int32
 
 
 def plan_states(

@@ -47,19 +47,15 @@ class IdentityMismatch(WireError):
 
 
 class Channel:
-    """Messages in both directions, for one thread. Any other may only end it: `shut`.
-
-    Attributes:
-        peer: the other side's address, for messages.
-        machine: the machine's name (`Runtime`) if the other side has the same address, so that nothing leaves it.
-    """
+    """Messages in both directions, for one thread. Any other may only end it: `shut`."""
 
     def __init__(self, connection: socket.socket, keys: secrets.ChannelKeys, runtime: Runtime = SYSTEM) -> None:
         self._socket, self._keys, self._runtime = connection, keys, runtime
         self._sent = self._received = 0
         self._seconds = 0.0
         host, port = connection.getpeername()[:2]
-        self.peer = f"{host}:{port}"
+        self.peer = f"{host}:{port}"  # the other side's address, for messages
+        # the machine's name (`Runtime`) if the other side has the same address, so that nothing leaves it
         self.machine = runtime.machine if connection.getsockname()[0] == host else None
 
     @classmethod

@@ -19,15 +19,11 @@ State = Literal["held", "released", "expired", "cancelled"]
 
 
 class Lease:
-    """Counts those who have received a value, and the time.
-
-    Attributes:
-        ttl_s: seconds that it lasts from its last renewal.
-    """
+    """Counts those who have received a value, and the time."""
 
     def __init__(self, receivers: int = 1, ttl_s: float = TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
         """`receivers`: how many are to receive the value."""
-        self.ttl_s = ttl_s
+        self.ttl_s = ttl_s  # seconds that it lasts from its last renewal
         self._clock, self._left, self._lock = clock, receivers, threading.Lock()
         self._state: State = "held"
         self._until = clock() + ttl_s

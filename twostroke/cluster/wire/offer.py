@@ -38,9 +38,7 @@ class ValueOffer:
 
     Attributes:
         handle: names it to a receiver; valid before anything is computed.
-        lease: begins when the value is complete; None before.
         expected: number of pages that the value will have, if that is known, so that a receiver can reserve them.
-        bytes_sent: bytes of K and V that went out, to all receivers.
     """
 
     def __init__(
@@ -53,8 +51,8 @@ class ValueOffer:
     ) -> None:
         """Use `Sender.offer`."""
         self.handle, self.expected = handle, expected
-        self.lease: Lease | None = None
-        self.bytes_sent = 0
+        self.lease: Lease | None = None  # begins when the value is complete; None before
+        self.bytes_sent = 0  # bytes of K and V that went out, to all receivers
         self._receivers, self._ttl_s, self._clock = receivers, ttl_s, runtime.now
         self._changed = runtime.condition()
         self._promised: list[int] = []

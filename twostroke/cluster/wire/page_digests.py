@@ -21,15 +21,12 @@ class DigestThreads:
     """Who makes digests: other threads where there are cores for them, else the thread that moves the bytes.
 
     On two cores, sender and receiver take one each, and a piece is digested while it is in the core's cache.
-
-    Attributes:
-        ahead: number of pieces that are worth beginning before they are needed.
     """
 
     def __init__(self, name: str, cores: int | None = None) -> None:
         count = min(MAX_THREADS, (usable_cores() if cores is None else cores) - 2)
         self._executor = ThreadPoolExecutor(count, name) if count > 0 else None
-        self.ahead = max(0, count)
+        self.ahead = max(0, count)  # number of pieces that are worth beginning before they are needed
 
     def submit(self, job: Callable[..., T], *given: Any) -> Future[T]:
         if self._executor is not None:

@@ -9,14 +9,10 @@ from twostroke.kv.pool import PagePool
 
 
 class PageReservation:
-    """Reserves pages, which nobody else sees until a value is made of them.
-
-    Attributes:
-        pages: the reserved pages, by their numbers in the transfer.
-    """
+    """Reserves pages, which nobody else sees until a value is made of them."""
 
     def __init__(self, pool: PagePool) -> None:
-        self.pages: list[int] = []
+        self.pages: list[int] = []  # the reserved pages, by their numbers in the transfer
         self._pool = pool
         pool.pins.add(self)
 

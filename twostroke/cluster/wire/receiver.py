@@ -28,27 +28,16 @@ LIMIT_S = 120.0  # seconds for a value, the rest of its prefill included
 
 @dataclass(frozen=True)
 class ReceivedValue:
-    """A value that has come.
+    """A value that has come."""
 
-    Attributes:
-        kv: the value, in the receiver's pool.
-        queries: of its last entries, if the sender gave them.
-        state: what the sender sent along.
-        identity: of the model that computed it (`Model.id`).
-        canonical: whether that is the receiver's model too, so that its entries may enter the prefix index.
-        bytes_received: bytes of K and V that came.
-        seconds: from the call of `receive` on.
-        moving_s: seconds of these in which something moved, and the sender did not wait for its prefill.
-    """
-
-    kv: KVCache
-    queries: Queries
-    state: Any
-    identity: str
-    canonical: bool
-    bytes_received: int
-    seconds: float
-    moving_s: float
+    kv: KVCache  # the value, in the receiver's pool
+    queries: Queries  # of its last entries, if the sender gave them
+    state: Any  # what the sender sent along
+    identity: str  # of the model that computed it (`Model.id`)
+    canonical: bool  # whether that is the receiver's model too, so that its entries may enter the prefix index
+    bytes_received: int  # bytes of K and V that came
+    seconds: float  # from the call of `receive` on
+    moving_s: float  # seconds of these in which something moved, and the sender did not wait for its prefill
 
 
 class IncomingValue(Future[ReceivedValue]):

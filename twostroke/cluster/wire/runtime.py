@@ -44,14 +44,10 @@ class ThreadLike(Protocol):
 
 
 class Runtime(Protocol):
-    """Connections and listeners are sockets, or behave like them.
+    """Connections and listeners are sockets, or behave like them."""
 
-    Attributes:
-        cores: for which threads are started that make digests (`page_digests`); None: those of the machine.
-        machine: a random name that all processes of the machine find, until it is started again; None if there is none.
-    """
-
-    cores: int | None
+    cores: int | None  # for which threads are started that make digests (`page_digests`); None: those of the machine
+    # a random name that all processes of the machine find, until it is started again; None if there is none
     machine: str | None
 
     def now(self) -> float:

@@ -30,13 +30,9 @@ class PageReader(Protocol):
 
 
 class Transport(Protocol):
-    """Moves whole pages. One object serves a pool, for sending and receiving.
+    """Moves whole pages. One object serves a pool, for sending and receiving."""
 
-    Attributes:
-        name: "tcp" or "nixl". Memory is read if both sides have the same one that can.
-    """
-
-    name: str
+    name: str  # "tcp" or "nixl". Memory is read if both sides have the same one that can.
 
     def memory(self) -> dict[str, Any] | None:
         """What a receiver needs to read from this pool's memory, for JSON. None: pages go over the channel."""

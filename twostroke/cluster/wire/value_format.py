@@ -44,27 +44,16 @@ class PartialPage:
 
 @dataclass(frozen=True)
 class CompleteValue:
-    """A value that is complete, as it is sent.
+    """A value that is complete, as it is sent."""
 
-    Attributes:
-        kv: the value.
-        header: the text of its header, over pages 0 to n - 1.
-        order: the number of each of these pages in the transfer.
-        whole: the pages that go as they are, by number, beginning with those that were promised before.
-        parts: those that go as entries.
-        logits: [vocab] float32, or [0].
-        state: what the caller sends along, for JSON.
-        queries: those of its last entries, for techniques that choose by attention.
-    """
-
-    kv: KVCache
-    header: str
-    order: list[int]
-    whole: list[int]
-    parts: list[PartialPage]
-    logits: np.ndarray
-    state: Any
-    queries: Queries
+    kv: KVCache  # the value
+    header: str  # the text of its header, over pages 0 to n - 1
+    order: list[int]  # the number of each of these pages in the transfer
+    whole: list[int]  # the pages that go as they are, by number, beginning with those that were promised before
+    parts: list[PartialPage]  # those that go as entries
+    logits: np.ndarray  # [vocab] float32, or [0]
+    state: Any  # what the caller sends along, for JSON
+    queries: Queries  # those of its last entries, for techniques that choose by attention
 
     @classmethod
     def of(

@@ -21,17 +21,13 @@ class Namespace:
     """What pages have in common that may stand for each other.
 
     Attributes:
-        model: its checkpoint's name, for people only.
-        identity: `Model.id`, which covers everything that an entry's bits depend on besides the tokens before it.
-        geometry: fingerprint of the KV geometry.
-        layout: order of a page's elements (`backends.memory`).
         page_size, page_bytes: entries and bytes of a page.
     """
 
-    model: str
-    identity: str
-    geometry: str
-    layout: str
+    model: str  # its checkpoint's name, for people only
+    identity: str  # `Model.id`, which covers everything that an entry's bits depend on besides the tokens before it
+    geometry: str  # fingerprint of the KV geometry
+    layout: str  # order of a page's elements (`backends.memory`)
     page_size: int
     page_bytes: int
 
@@ -44,19 +40,12 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class PageName:
-    """A page of a prompt, or a part of a snapshot of states behind one.
+    """A page of a prompt, or a part of a snapshot of states behind one."""
 
-    Attributes:
-        key: digest of `parent` and `tokens`, 32 bytes.
-        parent: key of the page before it; the first page's is the namespace's digest, padded with zeros.
-        number: which page of its prompt it is, from 0.
-        tokens: its tokens, int32, little endian; of a snapshot, which part of it this is.
-    """
-
-    key: bytes
-    parent: bytes
-    number: int
-    tokens: bytes
+    key: bytes  # digest of `parent` and `tokens`, 32 bytes
+    parent: bytes  # key of the page before it; the first page's is the namespace's digest, padded with zeros
+    number: int  # which page of its prompt it is, from 0
+    tokens: bytes  # its tokens, int32, little endian; of a snapshot, which part of it this is
 
     @property
     def right(self) -> bool:

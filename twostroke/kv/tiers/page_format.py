@@ -26,19 +26,14 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True)
 class PageFormat:
-    """Headers and seals of one namespace, for one user.
-
-    Attributes:
-        scope: stands for the namespace under the user's key, so two users of one store never meet.
-        others: formats under the user's other keys: pages are found under them, and none is written.
-        compressed: whether pages are written compressed; they are read in either form.
-    """
+    """Headers and seals of one namespace, for one user."""
 
     namespace: Namespace
     user_key: bytes
-    scope: str
+    scope: str  # stands for the namespace under the user's key, so two users of one store never meet
+    # formats under the user's other keys: pages are found under them, and none is written
     others: "tuple[Self, ...]" = ()
-    compressed: bool = False
+    compressed: bool = False  # whether pages are written compressed; they are read in either form
 
     @classmethod
     def of(cls, namespace: Namespace, user_keys: Sequence[bytes], compressed: bool = False) -> Self:

@@ -17,15 +17,13 @@ class Store(Protocol):
     """Pages by key, each with a digest under the user's key that is checked at its destination.
 
     Attributes:
-        tier: "disk" or "remote"; where: the directory or the URL (without a password), for messages.
-        counters: what went in and out, and what went wrong.
         used_bytes, most_bytes: what it takes and may take, for operators; None if it does not know. Never waits.
         answering: False while it is not asked, since it failed before (the circuit is open).
     """
 
-    tier: str
+    tier: str  # "disk" or "remote"; where: the directory or the URL (without a password), for messages
     where: str
-    counters: TierCounters
+    counters: TierCounters  # what went in and out, and what went wrong
 
     @property
     def used_bytes(self) -> int | None: ...
@@ -85,21 +83,12 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """The pages of one model in a store that this user has written.
+    """The pages of one model in a store that this user has written."""
 
-    Attributes:
-        model: its checkpoint's name.
-        pages: pages of prompts; private: pages of values that some process holds.
-        bytes: what all of these take in the store.
-        damaged: pages that were not what they said, and were deleted; only a check finds them.
-        unchecked: pages that a check could not judge: they are under another key, or cannot be read.
-        left: pages that were to be deleted, and could not be.
-    """
-
-    model: str
-    pages: int
+    model: str  # its checkpoint's name
+    pages: int  # pages of prompts; private: pages of values that some process holds
     private: int
-    bytes: int
-    damaged: int = 0
-    unchecked: int = 0
-    left: int = 0
+    bytes: int  # what all of these take in the store
+    damaged: int = 0  # pages that were not what they said, and were deleted; only a check finds them
+    unchecked: int = 0  # pages that a check could not judge: they are under another key, or cannot be read
+    left: int = 0  # pages that were to be deleted, and could not be

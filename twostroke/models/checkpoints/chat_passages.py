@@ -12,13 +12,9 @@ PASSAGE = f"{MARK}passage{END}"  # in a message's content, where a passage is to
 
 
 class PassageTokens(ChatTokens):
-    """The ids of a conversation with passages.
+    """The ids of a conversation with passages."""
 
-    Attributes:
-        passages: the indices of each passage that has a token, in order.
-    """
-
-    passages: Sequence[range] = ()
+    passages: Sequence[range] = ()  # the indices of each passage that has a token, in order
 
 
 def encode_chat(

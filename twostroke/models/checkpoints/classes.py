@@ -22,17 +22,12 @@ WEIGHT, BIAS = "score.weight", "score.bias"
 
 @dataclass(frozen=True)
 class ClassHead:
-    """A matrix behind the last token's hidden state.
+    """A matrix behind the last token's hidden state."""
 
-    Attributes:
-        weight: [classes, hidden] float32; bias: [classes] float32, or None.
-        labels: the classes' names.
-        activation: what makes scores of logits, by `problem_type`; without one softmax, or sigmoid of a single class.
-    """
-
-    weight: np.ndarray
+    weight: np.ndarray  # [classes, hidden] float32; bias: [classes] float32, or None
     bias: np.ndarray | None
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # the classes' names
+    # what makes scores of logits, by `problem_type`; without one softmax, or sigmoid of a single class
     activation: Activation
 
 

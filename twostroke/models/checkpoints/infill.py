@@ -37,19 +37,16 @@ class InfillTokens:
 
     Attributes:
         prefix, suffix: come before the two texts.
-        middle: comes last; None in a family that puts the suffix first and ends with the prefix.
         repository, file: come before the names of a repository and of its files; None in a model without.
-        ends: ids that end an answer, besides those that end others.
-        unguarded: texts of those that the tokenizer would find in ordinary text.
     """
 
     prefix: int
     suffix: int
-    middle: int | None
+    middle: int | None  # comes last; None in a family that puts the suffix first and ends with the prefix
     repository: int | None
     file: int | None
-    ends: frozenset[int]
-    unguarded: tuple[str, ...]
+    ends: frozenset[int]  # ids that end an answer, besides those that end others
+    unguarded: tuple[str, ...]  # texts of those that the tokenizer would find in ordinary text
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, stated: Mapping[str, int]) -> "InfillTokens | None":

@@ -38,26 +38,18 @@ class Dense(NamedTuple):
 
 @dataclass(frozen=True)
 class Pooling:
-    """A model's pooling.
+    """A model's pooling."""
 
-    Attributes:
-        mode: which tokens' hidden states, after the last norm, are averaged: the last one, all, or the first.
-        normalized: whether an embedding is divided by its length.
-        prompts: texts that come before the user's, by their names ("query", "document").
-        default_prompt: the name of the one that is taken if none is named.
-        stated: whether the model's files say so, as those of embedding models do.
-        ranks: whether a GGUF file is of a model that ranks documents.
-        dense: what the pooled vector passes before it is normalized (EmbeddingGemma).
-        refusal: why no embedding can be computed as the files ask, or None.
-    """
-
+    # which tokens' hidden states, after the last norm, are averaged: the last one, all, or the first
     mode: Mode = "last"
-    normalized: bool = True
+    normalized: bool = True  # whether an embedding is divided by its length
+    # texts that come before the user's, by their names ("query", "document")
     prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-    stated: bool = False
-    refusal: str | None = None
-    ranks: bool = False
+    default_prompt: str | None = None  # the name of the one that is taken if none is named
+    stated: bool = False  # whether the model's files say so, as those of embedding models do
+    refusal: str | None = None  # why no embedding can be computed as the files ask, or None
+    ranks: bool = False  # whether a GGUF file is of a model that ranks documents
+    # what the pooled vector passes before it is normalized (EmbeddingGemma)
     dense: tuple[Dense, ...] = field(default=(), compare=False, repr=False)
 
 

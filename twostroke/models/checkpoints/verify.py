@@ -29,19 +29,12 @@ SUMS = ("SHA256SUMS", "SHA256SUMS.txt", "sha256sums.txt")
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        tensors: number of tensors whose values were looked at.
-        problems: one line for each damaged tensor or file.
-        compared: (file, where its digest is known from) of files whose digests agree.
-        unknown: files of which no digest is known.
-    """
-
-    tensors: int
-    problems: tuple[str, ...]
-    compared: tuple[tuple[Path, str], ...]
-    unknown: tuple[Path, ...]
+    tensors: int  # number of tensors whose values were looked at
+    problems: tuple[str, ...]  # one line for each damaged tensor or file
+    compared: tuple[tuple[Path, str], ...]  # (file, where its digest is known from) of files whose digests agree
+    unknown: tuple[Path, ...]  # files of which no digest is known
 
     @property
     def text(self) -> str:

@@ -12,23 +12,18 @@ MAX_COUNT = 1 << 31  # no count in a real checkpoint comes near; a damaged one m
 
 
 class ConfigSource(ABC):
-    """A checkpoint's metadata. Bad values raise CheckpointError, which names the file and the key.
-
-    Attributes:
-        biases: a layer's matrices that have biases, if the family lets a checkpoint choose: of q, k, v, o and MLPs.
-        num_matrices: matrices in the checkpoint's tensors, or more. No model has more: a damaged count must not be
-            believed.
-        without_values: layers that have no matrix of v, where only the file's tensors tell.
-    """
+    """A checkpoint's metadata. Bad values raise CheckpointError, which names the file and the key."""
 
     format: ClassVar[Literal["gguf", "huggingface"]]
     path: Path
     vocab_size: int
     tied: bool
     num_layers: int
+    # a layer's matrices that have biases, if the family lets a checkpoint choose: of q, k, v, o and MLPs
     biases: frozenset[str]
+    # matrices in the checkpoint's tensors, or more. No model has more: a damaged count must not be believed.
     num_matrices: int
-    without_values: frozenset[int] = frozenset()
+    without_values: frozenset[int] = frozenset()  # layers that have no matrix of v, where only the file's tensors tell
 
     @abstractmethod
     def get(self, key: str) -> Any:

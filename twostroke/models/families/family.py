@@ -128,16 +128,8 @@ class Family(ABC):
     """A family of decoders: its keys and their defaults, the names of its tensors, and its layers.
 
     Attributes:
-        name: its name in Twostroke and in messages.
-        gguf: its `general.architecture`; None if its GGUF files use another family's name.
-        model_types: its values of `model_type` in config.json.
-        transformers: its class in transformers, for config.json files that are written.
-        defaults: defaults of config.json's keys, as in transformers' configuration class.
-        gguf_keys: config.json's key -> GGUF's, in addition to `GGUF_KEYS`.
-        gguf_defaults: defaults of config.json's keys for GGUF files.
         latent: whether its layers have latent entries (MLA), which GGUF's sizes of heads are those of.
         guess_layers: whether the head of multi-token prediction is a layer behind the last in directories.
-        partial_rope: whether a checkpoint may have a part of each head rotated.
         gguf_outer, huggingface_outer: the names of tensors outside of layers, in addition to the usual ones.
         gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
             expert's number; an expert's name without it is one 3-D tensor of all experts. Matrices of one name follow
@@ -146,16 +138,16 @@ class Family(ABC):
             the layer's number or "mtp."; empty if the family's files have none.
     """
 
-    name: ClassVar[str]
-    gguf: ClassVar[str | None]
-    model_types: ClassVar[tuple[str, ...]]
-    transformers: ClassVar[str]
-    defaults: ClassVar[Mapping[str, Any]]
-    gguf_keys: ClassVar[Mapping[str, str]] = {}
-    gguf_defaults: ClassVar[Mapping[str, Any]] = {}
+    name: ClassVar[str]  # its name in Twostroke and in messages
+    gguf: ClassVar[str | None]  # its `general.architecture`; None if its GGUF files use another family's name
+    model_types: ClassVar[tuple[str, ...]]  # its values of `model_type` in config.json
+    transformers: ClassVar[str]  # its class in transformers, for config.json files that are written
+    defaults: ClassVar[Mapping[str, Any]]  # defaults of config.json's keys, as in transformers' configuration class
+    gguf_keys: ClassVar[Mapping[str, str]] = {}  # config.json's key -> GGUF's, in addition to `GGUF_KEYS`
+    gguf_defaults: ClassVar[Mapping[str, Any]] = {}  # defaults of config.json's keys for GGUF files
     latent: ClassVar[bool] = False
     guess_layers: ClassVar[bool] = False
-    partial_rope: ClassVar[bool] = False
+    partial_rope: ClassVar[bool] = False  # whether a checkpoint may have a part of each head rotated
     gguf_outer: ClassVar[Mapping[str, str]] = {}
     huggingface_outer: ClassVar[Mapping[str, str]] = {}
     gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS

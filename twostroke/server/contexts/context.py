@@ -26,26 +26,20 @@ class Context:
     """A beginning of prompts under a name.
 
     Attributes:
-        body: what the client sent.
-        tokens: number of its tokens as a prompt.
         held: the whole pages of them, in the host; None for one of before a restart that was not asked for since.
-        body_bytes: size of the body as JSON.
         created, expires: in seconds since 1970; one that is pinned expires at infinity.
-        parent: the name of the context that it goes on from, if it does.
-        answer: the tokens of the answer at its end, if it was made of one.
-        owner: the space of the tenant that made it (`Tenant.space`); only calls of the same space find it.
     """
 
     name: str
-    body: ContextBody
-    tokens: int
+    body: ContextBody  # what the client sent
+    tokens: int  # number of its tokens as a prompt
     held: HeldKV | None
-    body_bytes: int
+    body_bytes: int  # size of the body as JSON
     created: float
     expires: float
-    parent: str | None = None
-    answer: tuple[int, ...] = ()
-    owner: str = ""
+    parent: str | None = None  # the name of the context that it goes on from, if it does
+    answer: tuple[int, ...] = ()  # the tokens of the answer at its end, if it was made of one
+    owner: str = ""  # the space of the tenant that made it (`Tenant.space`); only calls of the same space find it
 
     @property
     def kv(self) -> HeldKV | None:

@@ -17,19 +17,12 @@ from twostroke.kv.pages import HOST, POOL
 
 @dataclass(frozen=True, eq=False)
 class HeldKV:
-    """The whole pages of a context.
+    """The whole pages of a context."""
 
-    Attributes:
-        kv: the value, or what stands for it where the engine is in another process.
-        tokens: of its entries.
-        nbytes: what it takes; other contexts may share its pages.
-        pages: the ids of its pages, each of `page_bytes`.
-    """
-
-    kv: Any
-    tokens: list[int]
-    nbytes: int
-    pages: tuple[int, ...]
+    kv: Any  # the value, or what stands for it where the engine is in another process
+    tokens: list[int]  # of its entries
+    nbytes: int  # what it takes; other contexts may share its pages
+    pages: tuple[int, ...]  # the ids of its pages, each of `page_bytes`
     page_bytes: int
 
     @classmethod

@@ -41,17 +41,11 @@ MAX_TRIED = 300  # parts of a schema, to find the one that the library refuses
 
 @dataclass(frozen=True)
 class EnforcedSchema:
-    """A schema for the grammar library.
+    """A schema for the grammar library."""
 
-    Attributes:
-        schema: it has only keywords that the library follows.
-        warnings: what of the client's schema is not enforced.
-        open_objects: whether some object may have properties without a name, so that keys could repeat.
-    """
-
-    schema: dict[str, Any]
-    warnings: tuple[str, ...]
-    open_objects: bool
+    schema: dict[str, Any]  # it has only keywords that the library follows
+    warnings: tuple[str, ...]  # what of the client's schema is not enforced
+    open_objects: bool  # whether some object may have properties without a name, so that keys could repeat
 
 
 def enforced_schema(schema: Mapping[str, Any], strict: bool, *, objects: bool = False) -> EnforcedSchema:

@@ -11,23 +11,14 @@ from twostroke.server.engine_process.launch import Launch
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One model.
+    """One model."""
 
-    Attributes:
-        name: what clients call it.
-        launch: starts its engine's process.
-        path: its file or directory.
-        file_bytes: what its files take.
-        config: what it is made of.
-        kv_bytes: what its pool takes; None if that is chosen when it is opened.
-    """
-
-    name: str
-    launch: Launch
-    path: Path
-    file_bytes: int
-    config: ModelConfig
-    kv_bytes: int | None = None
+    name: str  # what clients call it
+    launch: Launch  # starts its engine's process
+    path: Path  # its file or directory
+    file_bytes: int  # what its files take
+    config: ModelConfig  # what it is made of
+    kv_bytes: int | None = None  # what its pool takes; None if that is chosen when it is opened
 
     @classmethod
     def of(

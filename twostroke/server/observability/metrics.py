@@ -190,10 +190,6 @@ class _Families(Collector):
 class Metrics:
     """Every metric of one server, in its own registry.
 
-    Attributes:
-        exported: the registry of what is shown.
-        families: what `engine_families` has read where the engine is; None where that is here.
-
     A series that counts exists from the start, as 0: an alert on its increase sees the first event.
     """
 
@@ -201,10 +197,11 @@ class Metrics:
         """With `vllm_name`, what clients call the model, there are vLLM's names beside ours."""
         disable_created_metrics()  # they double the series, and nobody reads them
         self.registry = own = CollectorRegistry()
+        # what `engine_families` has read where the engine is; None where that is here
         self.families: Sequence[Metric] | None = None
         own.register(_Families(lambda: engine_families(llm) if self.families is None else self.families))
         ProcessCollector(registry=own)
-        self.exported = own
+        self.exported = own  # the registry of what is shown
         if vllm_name is not None:
             self.exported = CollectorRegistry()
             self.exported.register(own)

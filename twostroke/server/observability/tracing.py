@@ -42,16 +42,13 @@ class CallTrace:
     Attributes:
         context: the parent, as an OpenTelemetry context.
         inside: whether the parent is a span of this process.
-        request_id: the call's x-request-id.
-        operation: "chat" or "text_completion".
-        response_id: the id of the answer.
     """
 
     def __init__(self) -> None:
         self.context, self.inside = _parent.get()
-        self.request_id = request_id.get()
-        self.operation = "text_completion"
-        self.response_id: str | None = None
+        self.request_id = request_id.get()  # the call's x-request-id
+        self.operation = "text_completion"  # "chat" or "text_completion"
+        self.response_id: str | None = None  # the id of the answer
 
 
 class Tracer:

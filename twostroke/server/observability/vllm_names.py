@@ -16,19 +16,13 @@ from twostroke.kv.pool import PagePool
 
 @dataclass(frozen=True)
 class VllmName:
-    """A family under vLLM's name.
+    """A family under vLLM's name."""
 
-    Attributes:
-        vllm: the name without `vllm:`.
-        ours: the name of the family that it repeats, without `twostroke_`.
-        where: labels of ours that a sample must have; vLLM has a family of its own for them.
-        renamed: what vLLM calls a label of ours.
-    """
-
-    vllm: str
-    ours: str
+    vllm: str  # the name without `vllm:`
+    ours: str  # the name of the family that it repeats, without `twostroke_`
+    # labels of ours that a sample must have; vLLM has a family of its own for them
     where: Mapping[str, str] = field(default_factory=dict[str, str])
-    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])  # what vLLM calls a label of ours
 
 
 NAMES = (

@@ -43,13 +43,9 @@ _TRACKING = re.compile(r"\A(?:x-anthropic-[\w-]+:[^\n]*(?:\n+|\Z))+")
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChat(Prepared):
-    """A conversation, ready for the engine.
+    """A conversation, ready for the engine."""
 
-    Attributes:
-        body: what is answered: with the model's defaults, and without what was left out.
-    """
-
-    body: ChatBody
+    body: ChatBody  # what is answered: with the model's defaults, and without what was left out
 
 
 def prepare_chat(

@@ -13,19 +13,12 @@ from twostroke.server.tenants.tenant import current_tenant
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response, and every item that led to it.
+    """A response, and every item that led to it."""
 
-    Attributes:
-        response: the whole response.
-        items: those of earlier responses and of its own input, in order.
-        owner: the space of the tenant that made it; only calls of the same space find it.
-        size: bytes of all of it as JSON. Items of an earlier response that is kept too are counted again.
-    """
-
-    response: dict[str, Any]
-    items: Sequence[dict[str, Any]]
-    size: int
-    owner: str = ""
+    response: dict[str, Any]  # the whole response
+    items: Sequence[dict[str, Any]]  # those of earlier responses and of its own input, in order
+    size: int  # bytes of all of it as JSON. Items of an earlier response that is kept too are counted again.
+    owner: str = ""  # the space of the tenant that made it; only calls of the same space find it
 
     @property
     def history(self) -> list[dict[str, Any]]:

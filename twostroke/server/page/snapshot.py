@@ -22,44 +22,27 @@ INDEXED = 1 << 14  # added to the code of a page that is in use and in a prefix 
 
 @dataclass(frozen=True)
 class LanePages:
-    """A stroke in flight and the pages of its entries.
-
-    Attributes:
-        owner: index of its choice among the snapshot's owners.
-        model: the role of its model.
-        decodes: whether it is a decode.
-        entries: number of entries so far.
-        todo: number of tokens that are known and not entered yet.
-        arriving: whether it waits for pages from another tier.
-        table: [P, 3 + groups] int32 spans, with page ids.
-    """
+    """A stroke in flight and the pages of its entries."""
 
     pool: PagePool
-    owner: int
-    model: str
-    decodes: bool
-    entries: int
-    todo: int
-    arriving: bool
-    table: np.ndarray
+    owner: int  # index of its choice among the snapshot's owners
+    model: str  # the role of its model
+    decodes: bool  # whether it is a decode
+    entries: int  # number of entries so far
+    todo: int  # number of tokens that are known and not entered yet
+    arriving: bool  # whether it waits for pages from another tier
+    table: np.ndarray  # [P, 3 + groups] int32 spans, with page ids
 
 
 @dataclass(frozen=True)
 class PoolSnapshot:
-    """A pool's pages.
-
-    Attributes:
-        roles: of the models that use it.
-        frames: [ids] int32: the frame of each page id, NOWHERE for one that is not in the pool.
-        indexed: page ids that prefix indexes hold.
-        arriving: frames that are kept for pages on their way.
-    """
+    """A pool's pages."""
 
     pool: PagePool
-    roles: tuple[str, ...]
-    frames: np.ndarray
-    indexed: np.ndarray
-    arriving: list[int]
+    roles: tuple[str, ...]  # of the models that use it
+    frames: np.ndarray  # [ids] int32: the frame of each page id, NOWHERE for one that is not in the pool
+    indexed: np.ndarray  # page ids that prefix indexes hold
+    arriving: list[int]  # frames that are kept for pages on their way
 
     def cells(self, lanes: Iterable[LanePages]) -> np.ndarray:
         """[num_pages] uint16: what each frame holds."""
@@ -85,18 +68,15 @@ class PoolSnapshot:
 
 @dataclass(frozen=True)
 class EngineSnapshot:
-    """The pages of an engine between two steps.
+    """The pages of an engine between two steps."""
 
-    Attributes:
-        owners: the choices that have started: (the request's name or "", its number, index of the choice).
-        waiting: the names of those that wait to start or to start again, in their order, and their states.
-        tiers: of each tier below the pool: its name, the bytes in it, and the most it may hold; None if not known.
-    """
-
+    # the choices that have started: (the request's name or "", its number, index of the choice)
     owners: tuple[tuple[str, int, int], ...]
+    # the names of those that wait to start or to start again, in their order, and their states
     waiting: tuple[tuple[str, str], ...]
     lanes: tuple[LanePages, ...]
     pools: tuple[PoolSnapshot, ...]
+    # of each tier below the pool: its name, the bytes in it, and the most it may hold; None if not known
     tiers: tuple[tuple[str, int | None, int | None], ...]
 
 

@@ -25,10 +25,7 @@ class StepRecord(NamedTuple):
     """A step, with the state after it.
 
     Attributes:
-        number: how many steps came before, since watching began.
-        at_us: when it began; took_us: its duration. Microseconds; the first since watching began.
         prefill, decode: tokens computed in chunks and in decoding lanes, as in `StepReport`.
-        lanes: strokes that it computed for.
         running, waiting, arriving: choices in each state.
         used, cached, free: pages of the main model's pool: held by requests or values alone, held by prefix indexes,
             free.
@@ -38,12 +35,12 @@ class StepRecord(NamedTuple):
             choices, by the definitions of `engine/timings.py`.
     """
 
-    number: int
-    at_us: int
+    number: int  # how many steps came before, since watching began
+    at_us: int  # when it began; took_us: its duration. Microseconds; the first since watching began.
     took_us: int
     prefill: int
     decode: int
-    lanes: int
+    lanes: int  # strokes that it computed for
     running: int
     waiting: int
     arriving: int

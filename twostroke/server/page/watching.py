@@ -16,17 +16,11 @@ MAX_SPANS = 4096  # page spans that one message lists, of all lanes together
 
 
 class Seen(NamedTuple):
-    """What is new.
+    """What is new."""
 
-    Attributes:
-        steps: records since the last time.
-        pages: a newer snapshot, as JSON, if there is one.
-        counts: numbers that `/metrics` has too, read as it reads them.
-    """
-
-    steps: list[StepRecord]
-    pages: bytes | None
-    counts: dict[str, int]
+    steps: list[StepRecord]  # records since the last time
+    pages: bytes | None  # a newer snapshot, as JSON, if there is one
+    counts: dict[str, int]  # numbers that `/metrics` has too, read as it reads them
 
 
 def watch(llm: LLM) -> Seen:

@@ -35,23 +35,17 @@ class Limits(Checked):
     """What the calls of a key may use; without a limit everything. Checked on construction (InvalidRequest).
 
     Attributes:
-        requests_per_minute: calls (POST); at most as many at once.
-        tokens_per_minute: tokens of prompts and of answers.
-        max_parallel_requests: calls (POST) in flight.
-        priority: the soonest that a call may have: lower is sooner.
         models, methods: those that may be used; None for all.
-        private: its prefixes, contexts and stored responses are its own.
-        admin: it may watch the engine, empty the prefix cache, and change models (`--manage-models`).
     """
 
-    requests_per_minute: int | None = integer(None, least=1)
-    tokens_per_minute: int | None = integer(None, least=1)
-    max_parallel_requests: int | None = integer(None, least=1)
-    priority: int = integer(-100, least=-100, most=100)
+    requests_per_minute: int | None = integer(None, least=1)  # calls (POST); at most as many at once
+    tokens_per_minute: int | None = integer(None, least=1)  # tokens of prompts and of answers
+    max_parallel_requests: int | None = integer(None, least=1)  # calls (POST) in flight
+    priority: int = integer(-100, least=-100, most=100)  # the soonest that a call may have: lower is sooner
     models: tuple[str, ...] | None = declare(None, _NAMES)
     methods: tuple[str, ...] | None = declare(None, _NAMES)
-    private: bool = flag(False)
-    admin: bool = flag(False)
+    private: bool = flag(False)  # its prefixes, contexts and stored responses are its own
+    admin: bool = flag(False)  # it may watch the engine, empty the prefix cache, and change models (`--manage-models`)
 
 
 UNLIMITED = Limits(admin=True)

@@ -37,15 +37,12 @@ class RateLimited(ApiError):
 
 
 class Tenant:
-    """One name. Calls without a key, and with keys without a name, are those of tenants with the name "".
-
-    Attributes:
-        refused: calls by reason. tokens_used: tokens by kind. calls, in_flight: calls that were let in.
-    """
+    """One name. Calls without a key, and with keys without a name, are those of tenants with the name ""."""
 
     def __init__(self, name: str = "", limits: Limits = UNLIMITED, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.limits = name, limits
         self.calls = self.in_flight = 0
+        # calls by reason. tokens_used: tokens by kind. calls, in_flight: calls that were let in.
         self.refused: Counter[str] = Counter()
         self.tokens_used: Counter[str] = Counter()
         self._clock = clock

@@ -11,18 +11,14 @@ from twostroke.server.tools.pieces import Piece, PlainText, ThoughtText
 
 
 class ChoiceParser:
-    """Reads the tokens of one choice. Every API that has conversations writes its answers from these pieces.
-
-    Attributes:
-        reasoning_tokens: tokens of the thought so far, its marks included.
-    """
+    """Reads the tokens of one choice. Every API that has conversations writes its answers from these pieces."""
 
     def __init__(self, request: Request) -> None:
         """`request`: the choice's, which says how thoughts and calls in the text are read."""
         reader = request.params.reader
         self._reader = None if reader is None else reader()
         self._tools = self._reader.answer if isinstance(self._reader, ReasoningReader) else self._reader
-        self.reasoning_tokens = 0
+        self.reasoning_tokens = 0  # tokens of the thought so far, its marks included
         self._undecided = 0  # tokens that belong to the thought if one begins
 
     def read(self, token: Token) -> list[Piece]:

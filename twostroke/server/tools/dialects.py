@@ -38,15 +38,11 @@ ANY: tuple[CallFormat, ...] = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """The call formats of a model family.
+    """The call formats of a model family."""
 
-    Attributes:
-        signs: texts of which one is in the family's chat template, or is a special token of its vocabulary.
-        formats: how it writes calls.
-    """
-
+    # texts of which one is in the family's chat template, or is a special token of its vocabulary
     signs: tuple[str, ...]
-    formats: tuple[CallFormat, ...]
+    formats: tuple[CallFormat, ...]  # how it writes calls
 
 
 DIALECTS: dict[str, Dialect] = {

@@ -30,36 +30,23 @@ _LANGUAGE = re.compile(r"\w*")
 
 @dataclass(frozen=True)
 class CallHead:
-    """A call up to its arguments.
+    """A call up to its arguments."""
 
-    Attributes:
-        name: of the function.
-        start: where its arguments begin, or what follows them if they are `known`.
-        open: the brackets that are open there, such as "[{".
-        known: the arguments, where they came before the name, are a text, or are none.
-    """
-
-    name: str
-    start: int
-    open: str
-    known: str | None = None
+    name: str  # of the function
+    start: int  # where its arguments begin, or what follows them if they are `known`
+    open: str  # the brackets that are open there, such as "[{"
+    known: str | None = None  # the arguments, where they came before the name, are a text, or are none
 
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """`opener`, perhaps a word or some marks, objects, and `closers`.
+    """`opener`, perhaps a word or some marks, objects, and `closers`."""
 
-    Attributes:
-        opener: how it begins; "{" and "[" are those of the JSON itself.
-        marks: what else may come before the JSON. A fence, as opener or mark, may be followed by a language.
-        closers: what may come after it.
-        loose: see `CallFormat`; such an object must have arguments.
-    """
-
-    opener: str
+    opener: str  # how it begins; "{" and "[" are those of the JSON itself
+    # what else may come before the JSON. A fence, as opener or mark, may be followed by a language.
     marks: tuple[str, ...] = ()
-    closers: tuple[str, ...] = ()
-    loose: bool = False
+    closers: tuple[str, ...] = ()  # what may come after it
+    loose: bool = False  # see `CallFormat`; such an object must have arguments
 
     def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
         head = yield from source.when_certain(lambda text: self._first(text, offered))
@@ -258,17 +245,11 @@ def _value(text: str, at: int) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class NamedJson:
-    """`opener`, a head that names the function, an object, and `closers`.
+    """`opener`, a head that names the function, an object, and `closers`."""
 
-    Attributes:
-        opener: how it begins.
-        head: a pattern of all that comes before the object; its group is the name.
-        closers: what may come after the object, in any order.
-    """
-
-    opener: str
-    head: str
-    closers: tuple[str, ...] = ()
+    opener: str  # how it begins
+    head: str  # a pattern of all that comes before the object; its group is the name
+    closers: tuple[str, ...] = ()  # what may come after the object, in any order
     loose: bool = False
 
     def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:

@@ -19,17 +19,11 @@ _ID_LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class TextSpan:
-    """A stretch of the answer as the model wrote it.
+    """A stretch of the answer as the model wrote it."""
 
-    Attributes:
-        written: its text.
-        plain: whether it is outside of calls.
-        pieces: what an API shows of it.
-    """
-
-    written: str
-    plain: bool
-    pieces: tuple[Piece, ...] = ()
+    written: str  # its text
+    plain: bool  # whether it is outside of calls
+    pieces: tuple[Piece, ...] = ()  # what an API shows of it
 
 
 class ToolParser:
@@ -185,21 +179,13 @@ class ToolParser:
 
 @dataclass(frozen=True)
 class ToolParserFactory:
-    """How the answers to one request are read: makes a parser for each choice.
+    """How the answers to one request are read: makes a parser for each choice."""
 
-    Attributes:
-        offered: the functions that may be called, by name.
-        formats: how the model writes calls.
-        max_calls: calls beyond this number are left out; None for all.
-        only_calls: the answer must call, so other text in it is left out.
-        shown: special tokens that are written in calls.
-    """
-
-    offered: Offered
-    formats: tuple[CallFormat, ...] = ANY
-    max_calls: int | None = None
-    only_calls: bool = False
-    shown: frozenset[int] = frozenset()
+    offered: Offered  # the functions that may be called, by name
+    formats: tuple[CallFormat, ...] = ANY  # how the model writes calls
+    max_calls: int | None = None  # calls beyond this number are left out; None for all
+    only_calls: bool = False  # the answer must call, so other text in it is left out
+    shown: frozenset[int] = frozenset()  # special tokens that are written in calls
 
     @property
     def tagged(self) -> bool:

@@ -25,17 +25,11 @@ _NAME = re.compile(r"\s*([A-Za-z_][\w.-]*)?\s*(\(?)")
 
 @dataclass(frozen=True)
 class Pythonic:
-    """`opener`, calls in a list or one in each line, and `closers`.
+    """`opener`, calls in a list or one in each line, and `closers`."""
 
-    Attributes:
-        opener: how it begins; "[" is that of the list itself.
-        inside: a pattern of what else may come before the calls.
-        closers: what comes after them. Without any, the calls are one list.
-    """
-
-    opener: str
-    inside: str = ""
-    closers: tuple[str, ...] = ()
+    opener: str  # how it begins; "[" is that of the list itself
+    inside: str = ""  # a pattern of what else may come before the calls
+    closers: tuple[str, ...] = ()  # what comes after them. Without any, the calls are one list.
     loose: bool = False
 
     def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:

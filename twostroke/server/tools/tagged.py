@@ -20,21 +20,13 @@ from twostroke.server.tools.text_buffer import (
 
 @dataclass(frozen=True)
 class Tagged:
-    """`opener`, a head that names the function, parameters, and `end`.
+    """`opener`, a head that names the function, parameters, and `end`."""
 
-    Attributes:
-        opener: how it begins.
-        head: a pattern of all that comes before the first parameter; its group is the name.
-        parameter: a pattern whose groups are a parameter's name and its text.
-        end: what ends the call.
-        closers: what may come after the end.
-    """
-
-    opener: str
-    head: str
-    parameter: str
-    end: str
-    closers: tuple[str, ...] = ()
+    opener: str  # how it begins
+    head: str  # a pattern of all that comes before the first parameter; its group is the name
+    parameter: str  # a pattern whose groups are a parameter's name and its text
+    end: str  # what ends the call
+    closers: tuple[str, ...] = ()  # what may come after the end
     loose: bool = False
 
     def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:

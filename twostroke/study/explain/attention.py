@@ -19,19 +19,13 @@ from twostroke.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """The attention weights of one entry's query.
+    """The attention weights of one entry's query."""
 
-    Attributes:
-        tokens: the ids of the entries that it may attend to; the last one is its own.
-        positions: their positions.
-        layers: the layers with attention, by their indices in the model; recurrent layers attend to nothing.
-        weights: [layers, Hq, n] float32, each head's sum to 1; 0 for an entry outside of a sliding window.
-    """
-
-    tokens: list[int]
-    positions: list[int]
+    tokens: list[int]  # the ids of the entries that it may attend to; the last one is its own
+    positions: list[int]  # their positions
+    # the layers with attention, by their indices in the model; recurrent layers attend to nothing
     layers: tuple[int, ...]
-    weights: np.ndarray
+    weights: np.ndarray  # [layers, Hq, n] float32, each head's sum to 1; 0 for an entry outside of a sliding window
 
     @classmethod
     def of(cls, kv: KVCache, queries: Queries) -> "TokenAttention":

@@ -19,31 +19,21 @@ ALL_LAYERS = 256  # tokens of a prompt up to which every layer has a map
 
 @dataclass(frozen=True)
 class AttentionHeatMap:
-    """The weights with which each row attends to each column.
+    """The weights with which each row attends to each column."""
 
-    Attributes:
-        layer: its index.
-        head: its index; None for the mean over heads.
-        weights: row i has i + 1 cells. A cell is the sum over its columns' entries, mean over its rows: each row's sum
-            is 1.
-    """
-
-    layer: int
-    head: int | None
+    layer: int  # its index
+    head: int | None  # its index; None for the mean over heads
+    # row i has i + 1 cells. A cell is the sum over its columns' entries, mean over its rows: each row's sum is 1.
     weights: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
 class AttentionArithmetic:
-    """The numbers behind one layer's map, kept for short prompts.
+    """The numbers behind one layer's map, kept for short prompts."""
 
-    Attributes:
-        queries: [n, Hq, D] float32, after RoPE and times the scale; keys: [n, Hkv, D] float32, after RoPE.
-        scores: for each head and row, the products of its query with the keys that it sees; -inf outside of a window.
-    """
-
-    queries: np.ndarray
+    queries: np.ndarray  # [n, Hq, D] float32, after RoPE and times the scale; keys: [n, Hkv, D] float32, after RoPE
     keys: np.ndarray
+    # for each head and row, the products of its query with the keys that it sees; -inf outside of a window
     scores: tuple[tuple[np.ndarray, ...], ...]
 
 
@@ -53,22 +43,17 @@ class PromptAttention:
 
     Attributes:
         layer, head: those that were asked for, shown first; head None is the mean over heads.
-        scale: what scores are multiplied by.
-        window: of this layer, in positions; None if a row sees everything before it.
-        starts: index of the first entry of each cell, the same for rows and columns.
         layers: the mean over heads of each layer with attention; of a long prompt, of `layer` alone.
-        heads: every head of `layer`.
-        arithmetic: of `layer`; None if the prompt has more tokens than a map has cells.
     """
 
     layer: int
     head: int | None
-    scale: float
-    window: int | None
-    starts: tuple[int, ...]
+    scale: float  # what scores are multiplied by
+    window: int | None  # of this layer, in positions; None if a row sees everything before it
+    starts: tuple[int, ...]  # index of the first entry of each cell, the same for rows and columns
     layers: tuple[AttentionHeatMap, ...]
-    heads: tuple[AttentionHeatMap, ...]
-    arithmetic: AttentionArithmetic | None
+    heads: tuple[AttentionHeatMap, ...]  # every head of `layer`
+    arithmetic: AttentionArithmetic | None  # of `layer`; None if the prompt has more tokens than a map has cells
 
     @property
     def shown(self) -> AttentionHeatMap:

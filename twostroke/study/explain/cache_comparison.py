@@ -15,17 +15,11 @@ from twostroke.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """One run of the request, with or without the cache.
+    """One run of the request, with or without the cache."""
 
-    Attributes:
-        tokens: what came out.
-        computed: tokens whose K and V were computed, those of a token twice if it was computed twice.
-        seconds: of each token: from the arrival to the first, then the gaps.
-    """
-
-    tokens: tuple[int, ...]
-    computed: int
-    seconds: tuple[float, ...]
+    tokens: tuple[int, ...]  # what came out
+    computed: int  # tokens whose K and V were computed, those of a token twice if it was computed twice
+    seconds: tuple[float, ...]  # of each token: from the arrival to the first, then the gaps
 
 
 @dataclass(frozen=True)
@@ -37,8 +31,6 @@ class CacheComparison:
         naive_formula, cached_formula: g p + g (g - 1) / 2 and p + g - 1, for p and g tokens.
         ratio: of what was computed; usual_ratio: of the usual estimates, g p + g^2 / 2 and p + g, which also count the
             last token, though no step enters it.
-        same_tokens: whether both ways made the same tokens.
-        largest_difference: between the two ways' K and V, over all entries; 0 if all bits are the same.
     """
 
     prompt: int
@@ -49,8 +41,8 @@ class CacheComparison:
     cached_formula: int
     ratio: float
     usual_ratio: float
-    same_tokens: bool
-    largest_difference: float
+    same_tokens: bool  # whether both ways made the same tokens
+    largest_difference: float  # between the two ways' K and V, over all entries; 0 if all bits are the same
 
 
 @dataclass(frozen=True)

@@ -41,46 +41,30 @@ class GuessedToken:
 
 @dataclass(frozen=True)
 class CacheStroke:
-    """One stroke of a technique.
+    """One stroke of a technique."""
 
-    Attributes:
-        stroke: "prefill" or "decode"; model: the role of the model that computed it.
-        given: the entries that it started from.
-        dropped: entries of the value decoded from before, or prefilled, that a decode is no longer given.
-        made: the entries that it added.
-        next_position: where its next token goes.
-        tokens: those that it entered (a prefill) or sampled (a decode).
-        guesses: those of a decode.
-    """
-
-    stroke: str
+    stroke: str  # "prefill" or "decode"; model: the role of the model that computed it
     model: str
-    given: tuple[EntryRange, ...]
+    given: tuple[EntryRange, ...]  # the entries that it started from
+    # entries of the value decoded from before, or prefilled, that a decode is no longer given
     dropped: tuple[EntryRange, ...]
-    made: tuple[EntryRange, ...]
-    next_position: int
-    tokens: tuple[ShownToken, ...]
-    guesses: tuple[GuessedToken, ...]
+    made: tuple[EntryRange, ...]  # the entries that it added
+    next_position: int  # where its next token goes
+    tokens: tuple[ShownToken, ...]  # those that it entered (a prefill) or sampled (a decode)
+    guesses: tuple[GuessedToken, ...]  # those of a decode
 
 
 @dataclass(frozen=True)
 class CacheMap:
-    """A technique's strokes on a prompt.
-
-    Attributes:
-        parameters: of the technique.
-        facts: what it counted.
-        entries: of the last value; plain_entries: what the plain request would hold after as many tokens.
-        text: its answer.
-    """
+    """A technique's strokes on a prompt."""
 
     method: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Any]  # of the technique
     strokes: tuple[CacheStroke, ...]
-    facts: dict[str, Any]
-    entries: int
+    facts: dict[str, Any]  # what it counted
+    entries: int  # of the last value; plain_entries: what the plain request would hold after as many tokens
     plain_entries: int
-    text: str
+    text: str  # its answer
 
 
 def cache_map(llm: LLM, prompt: Prompt, params: SamplingParams, method: Method) -> CacheMap:

@@ -35,25 +35,19 @@ class DecodeStep:
     """One step of a decode.
 
     Attributes:
-        token_in: the token that the step enters, with the index of its entry.
         before, after: the cache.
         attends: the entries that its row attends to most, mean over layers with attention and heads: (index, weight).
-        candidates: what could come next.
-        token_out: what was sampled, and its probability.
-        lens: how it formed, layer by layer.
-        work: what the step reads and computes.
-        seconds: the gap before this token in the request that was timed; None if that ended sooner.
     """
 
-    token_in: ShownToken
+    token_in: ShownToken  # the token that the step enters, with the index of its entry
     before: CacheSize
     after: CacheSize
     attends: tuple[tuple[int, float], ...]
-    candidates: tuple[Candidate, ...]
-    token_out: Candidate
-    lens: tuple[LensLayer, ...]
-    work: StepWork
-    seconds: float | None
+    candidates: tuple[Candidate, ...]  # what could come next
+    token_out: Candidate  # what was sampled, and its probability
+    lens: tuple[LensLayer, ...]  # how it formed, layer by layer
+    work: StepWork  # what the step reads and computes
+    seconds: float | None  # the gap before this token in the request that was timed; None if that ended sooner
 
 
 @dataclass(frozen=True)

@@ -52,56 +52,37 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The whole explanation of a prompt.
-
-    Attributes:
-        prompt: the text as it was given; tokens: what the model was given, chat template and all.
-        turn: index of the first token of the user's own words, and of the first one behind them; None without a chat.
-        lens: how the first token formed, layer by layer.
-        decode: the steps after the first token.
-        text: the answer.
-        finish_reason: why it ended.
-        timed_alike: whether the request that was timed made the same tokens.
-        both_ways: the first tokens of the answer with and without the cache; None if not asked for, or if the pool has
-            no room for both values.
-        method: what a technique does to the cache; None for the plain request.
-    """
+    """The whole explanation of a prompt."""
 
     model: ModelFacts
-    prompt: str
+    prompt: str  # the text as it was given; tokens: what the model was given, chat template and all
     tokens: tuple[ShownToken, ...]
+    # index of the first token of the user's own words, and of the first one behind them; None without a chat
     turn: tuple[int, int] | None
     embedding: Embedding
     prefill: PrefillExplanation
     attention: PromptAttention
-    lens: tuple[LensLayer, ...]
-    decode: tuple[DecodeStep, ...]
-    text: str
-    finish_reason: str | None
-    timed_alike: bool
+    lens: tuple[LensLayer, ...]  # how the first token formed, layer by layer
+    decode: tuple[DecodeStep, ...]  # the steps after the first token
+    text: str  # the answer
+    finish_reason: str | None  # why it ended
+    timed_alike: bool  # whether the request that was timed made the same tokens
+    # the first tokens of the answer with and without the cache; None if not asked for, or if the pool has no room for
+    # both values
     both_ways: CacheComparison | None
-    method: CacheMap | None
+    method: CacheMap | None  # what a technique does to the cache; None for the plain request
 
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """What an explanation shows.
+    """What an explanation shows."""
 
-    Attributes:
-        layer: whose attention and shapes; None is the middle one of those with attention.
-        head: None is the mean over heads.
-        naive: tokens that are also made without the cache; 0 for none.
-        method: a technique whose caches are shown.
-        predictor: what steps take; None times some first.
-        cache_salt: of the requests that it makes (`Request.cache_salt`).
-    """
-
-    layer: int | None = None
-    head: int | None = None
-    naive: int = 8
-    method: Method | None = None
-    predictor: StepPredictor | None = None
-    cache_salt: bytes = b""
+    layer: int | None = None  # whose attention and shapes; None is the middle one of those with attention
+    head: int | None = None  # None is the mean over heads
+    naive: int = 8  # tokens that are also made without the cache; 0 for none
+    method: Method | None = None  # a technique whose caches are shown
+    predictor: StepPredictor | None = None  # what steps take; None times some first
+    cache_salt: bytes = b""  # of the requests that it makes (`Request.cache_salt`)
 
 
 class GivenAnswer:

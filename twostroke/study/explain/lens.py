@@ -19,13 +19,11 @@ class LensLayer:
     """The prediction of the head from one layer's hidden state.
 
     Attributes:
-        layer: 0 is the embedding, i is after i layers.
-        candidates: the likeliest tokens.
         probability, rank: those of the token that was sampled in the end; rank 1 is the likeliest.
     """
 
-    layer: int
-    candidates: tuple[Candidate, ...]
+    layer: int  # 0 is the embedding, i is after i layers
+    candidates: tuple[Candidate, ...]  # the likeliest tokens
     probability: float
     rank: int
 

@@ -17,17 +17,14 @@ class LayerTensor:
     """One tensor on its way through a layer.
 
     Attributes:
-        name: "Q", "scores", ...
         axes, dims: what each dimension counts, and its size.
-        made: how it is made.
-        stored: whether it stays, in the KV cache.
     """
 
-    name: str
+    name: str  # "Q", "scores", ..
     axes: tuple[str, ...]
     dims: tuple[int, ...]
-    made: str
-    stored: bool = False
+    made: str  # how it is made
+    stored: bool = False  # whether it stays, in the KV cache
 
 
 @dataclass(frozen=True)
@@ -49,45 +46,34 @@ class StoredStates:
     """What recurrent layers keep in place of K and V.
 
     Attributes:
-        layers: their number.
         heads, k_dim, v_dim: of a layer's state, float32; inputs: of its convolution, numbers that later tokens see.
-        chunk: positions between two snapshots of the states.
-        snapshots: those that are kept; snapshot_bytes: of one, all layers.
-        rows: tokens since the last snapshot that is needed; row_bytes: of the rows of one, all layers.
-        bytes: of all this, and of the last inputs of convolutions.
     """
 
-    layers: int
+    layers: int  # their number
     heads: int
     k_dim: int
     v_dim: int
     inputs: int
-    chunk: int
-    snapshots: int
+    chunk: int  # positions between two snapshots of the states
+    snapshots: int  # those that are kept; snapshot_bytes: of one, all layers
     snapshot_bytes: int
-    rows: int
+    rows: int  # tokens since the last snapshot that is needed; row_bytes: of the rows of one, all layers
     row_bytes: int
-    bytes: int
+    bytes: int  # of all this, and of the last inputs of convolutions
 
 
 @dataclass(frozen=True)
 class StoredKV:
-    """The KV cache after a prefill.
-
-    Attributes:
-        entry_bytes: K and V of one token in all layers: the sum over `kinds`.
-        bytes: of the entries that are kept, and of states.
-        states: of recurrent layers; None if the model has none.
-    """
+    """The KV cache after a prefill."""
 
     entries: int
     kinds: tuple[StoredLayers, ...]
     dtype: str
-    entry_bytes: int
-    bytes: int
+    entry_bytes: int  # K and V of one token in all layers: the sum over `kinds`
+    bytes: int  # of the entries that are kept, and of states
     page_size: int
     pages: int
-    states: StoredStates | None
+    states: StoredStates | None  # of recurrent layers; None if the model has none
 
 
 @dataclass(frozen=True)
@@ -95,25 +81,19 @@ class PrefillExplanation:
     """Stroke one of the prompt.
 
     Attributes:
-        layer: index of the layer whose shapes are given.
-        shapes: of that layer, for all rows of the prompt together.
-        pairs: pairs of a query and a key that this layer attends, of n x n: no row sees a later entry.
-        steps: how many steps the engine took for it.
-        seconds: TTFT of the request that was timed: from its arrival to its first token.
         attends: the entries that the last row attends to most, mean over layers and heads: (index, weight).
-        candidates: the first token's.
         token, probability: the first token, and its probability.
     """
 
-    layer: int
-    shapes: tuple[LayerTensor, ...]
-    pairs: int
+    layer: int  # index of the layer whose shapes are given
+    shapes: tuple[LayerTensor, ...]  # of that layer, for all rows of the prompt together
+    pairs: int  # pairs of a query and a key that this layer attends, of n x n: no row sees a later entry
     stored: StoredKV
     work: StepWork
-    steps: int
-    seconds: float
+    steps: int  # how many steps the engine took for it
+    seconds: float  # TTFT of the request that was timed: from its arrival to its first token
     attends: tuple[tuple[int, float], ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # the first token's
     token: Candidate
 
 

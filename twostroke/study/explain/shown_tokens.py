@@ -43,15 +43,10 @@ FIRST_VALUES = 6
 
 @dataclass(frozen=True)
 class Embedding:
-    """The rows of a prompt's tokens.
+    """The rows of a prompt's tokens."""
 
-    Attributes:
-        shape: tokens, hidden size.
-        values: the first values of each token's row, [n, FIRST_VALUES] float32.
-    """
-
-    shape: tuple[int, int]
-    values: np.ndarray
+    shape: tuple[int, int]  # tokens, hidden size
+    values: np.ndarray  # the first values of each token's row, [n, FIRST_VALUES] float32
 
 
 class EmbeddingCollector:

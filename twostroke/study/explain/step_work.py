@@ -15,26 +15,22 @@ class StepWork:
     """The work of one or several steps.
 
     Attributes:
-        weight_bytes: matrices, read once a step for all rows.
-        kv_bytes: K and V of the entries that rows attend to.
         linear_flops, attention_flops, head_flops: a multiplication and an addition are two.
         flops, bytes: their sums.
-        intensity: FLOPs per byte.
         predicted_s: seconds of each kind of work in the order above, at prices fitted to timed steps of this model on
             this machine (`engine/calibration.py`). Products that reading hides take none.
-        bound: the kind that takes most of them: READING or COMPUTING.
     """
 
-    weight_bytes: float
-    kv_bytes: float
+    weight_bytes: float  # matrices, read once a step for all rows
+    kv_bytes: float  # K and V of the entries that rows attend to
     linear_flops: float
     attention_flops: float
     head_flops: float
     flops: float
     bytes: float
-    intensity: float
+    intensity: float  # FLOPs per byte
     predicted_s: tuple[float, ...]
-    bound: str
+    bound: str  # the kind that takes most of them: READING or COMPUTING
 
 
 def step_work(model: Model, predictor: StepPredictor, steps: Iterable[Sequence[SequenceRows]]) -> StepWork:

@@ -64,39 +64,28 @@ class LayerKind:
 
     Attributes:
         heads, kv_heads, head_dim: of attention; of a recurrent layer, the heads of its keys, and their size.
-        intermediate: intermediate size of the MLP, or of each expert; 0 if there is neither.
-        window: a query attends to the last `window` entries; None for all.
-        gated: whether the MLP has three matrices (gate, up, down) or two (up, down).
         experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
-        shared: intermediate size of an MLP that every token passes beside its experts; 0 for none.
-        key_is_value: keys and values are the same vectors, stored once.
-        entry_matrices: of K and V: 1 if the matrix of K makes V too, 0 if another layer's entries are read.
-        output_gate: whether a further matrix gates what is attended to.
-        state: of a recurrent layer, in place of attention.
-        latent: of MLA; it has one KV head, whose size is that of an entry, and `key_is_value`.
-        inputs: numbers that it gets of each token (per-layer embeddings).
         joined: whether its inputs are a projection of an embedding and a hidden state (multi-token prediction).
-        other: parameters of one layer outside of its matrices: norms, biases, attention sinks.
     """
 
     count: int
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
-    window: int | None = None
-    gated: bool = True
+    intermediate: int  # intermediate size of the MLP, or of each expert; 0 if there is neither
+    window: int | None = None  # a query attends to the last `window` entries; None for all
+    gated: bool = True  # whether the MLP has three matrices (gate, up, down) or two (up, down)
     experts: int = 1
     chosen: int = 1
-    shared: int = 0
-    key_is_value: bool = False
-    entry_matrices: int = 2
-    output_gate: bool = False
-    state: RecurrentMixer | None = None
-    latent: LatentSizes | None = None
-    inputs: int = 0
+    shared: int = 0  # intermediate size of an MLP that every token passes beside its experts; 0 for none
+    key_is_value: bool = False  # keys and values are the same vectors, stored once
+    entry_matrices: int = 2  # of K and V: 1 if the matrix of K makes V too, 0 if another layer's entries are read
+    output_gate: bool = False  # whether a further matrix gates what is attended to
+    state: RecurrentMixer | None = None  # of a recurrent layer, in place of attention
+    latent: LatentSizes | None = None  # of MLA; it has one KV head, whose size is that of an entry, and `key_is_value`
+    inputs: int = 0  # numbers that it gets of each token (per-layer embeddings)
     joined: bool = False
-    other: int = 0
+    other: int = 0  # parameters of one layer outside of its matrices: norms, biases, attention sinks
 
     @property
     def kv_vectors(self) -> int:

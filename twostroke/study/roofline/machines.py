@@ -27,13 +27,9 @@ class MachineSpec:
     """One device. Rates are dense and per second.
 
     Attributes:
-        memory: bytes.
-        bandwidth: bytes/s between memory and processor.
         flops: peak FLOP/s by dtype; "attention", where it is known, is that of scores and weighted values.
         link, host: bytes/s one way to another device, and to host memory; None if unknown.
         compute, memory_share, link_share: fractions of the peaks that are expected.
-        link_latency: seconds that an all-reduce of a few bytes takes; None if unknown.
-        watts: power of one device; None if unknown.
         spread: times the predicted speed that engines reach at least and at most; (1, 1) where it is known.
         disk, loopback: bytes/s read from a disk, and over TCP to itself; None if unknown.
     """
@@ -42,18 +38,18 @@ class MachineSpec:
     title: str
     source: str
     kind: str
-    memory: float
-    bandwidth: float
+    memory: float  # bytes
+    bandwidth: float  # bytes/s between memory and processor
     flops: Mapping[str, float]
     link: float | None
     host: float | None
     compute: float
     memory_share: float
     link_share: float
-    link_latency: float | None = None
+    link_latency: float | None = None  # seconds that an all-reduce of a few bytes takes; None if unknown
     disk: float | None = None
     loopback: float | None = None
-    watts: float | None = None
+    watts: float | None = None  # power of one device; None if unknown
     spread: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:

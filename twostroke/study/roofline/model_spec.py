@@ -23,34 +23,24 @@ MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at whi
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder by its sizes.
+    """A decoder by its sizes."""
 
-    Attributes:
-        name: what it is called in plans.
-        other: parameters outside of layers and of the vocabulary's matrices: the last norm, learned positions.
-        weights: the format in which it is published, a key of `weights.FORMATS`, or "stored" for an opened file.
-        source: where its numbers are from.
-        published: number of parameters that its publisher states; None if unknown.
-        config: the engine's description, if the engine knows the family.
-        stored: how K and V are stored, one of `models.kv_formats.KV_FORMATS`, or what other engines have.
-        guesser: the layer of its head of multi-token prediction; None if its files have none.
-        lent: whether embedding and head are another model's, as such a head's are.
-    """
-
-    name: str
+    name: str  # what it is called in plans
     hidden: int
     vocab: int
     max_position: int
     layers: tuple[LayerKind, ...]
     tied: bool = False
-    other: int = 0
+    other: int = 0  # parameters outside of layers and of the vocabulary's matrices: the last norm, learned positions
+    # the format in which it is published, a key of `weights.FORMATS`, or "stored" for an opened file
     weights: str = "bf16"
-    source: str = ""
-    published: int | None = None
-    config: ModelConfig | None = None
+    source: str = ""  # where its numbers are from
+    published: int | None = None  # number of parameters that its publisher states; None if unknown
+    config: ModelConfig | None = None  # the engine's description, if the engine knows the family
+    # how K and V are stored, one of `models.kv_formats.KV_FORMATS`, or what other engines have
     stored: KVFormat = KV_FORMATS["bfloat16"]
-    guesser: LayerKind | None = None
-    lent: bool = False
+    guesser: LayerKind | None = None  # the layer of its head of multi-token prediction; None if its files have none
+    lent: bool = False  # whether embedding and head are another model's, as such a head's are
 
     @property
     def guessing(self) -> "ModelSpec":

@@ -47,20 +47,14 @@ class Companion:
 
 @dataclass(frozen=True)
 class Technique:
-    """The plain request, and what the others change of it.
+    """The plain request, and what the others change of it."""
 
-    Attributes:
-        name: for people.
-        method: the field `method` of a request to this engine; empty for the plain one.
-        role: the companion's role, "student", "draft" or "mtp" (the model's own head), and the companion.
-        assumed: what the prediction rests on besides the machine's fractions.
-    """
-
-    name: str = "plain"
+    name: str = "plain"  # for people
+    # the field `method` of a request to this engine; empty for the plain one
     method: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    role: str = ""
+    role: str = ""  # the companion's role, "student", "draft" or "mtp" (the model's own head), and the companion
     companion: Companion | None = None
-    assumed: str = ""
+    assumed: str = ""  # what the prediction rests on besides the machine's fractions
 
     def entered(self, prompt: int) -> int:
         """Tokens that the prefill of a prompt enters into the engine's own model."""

@@ -31,8 +31,6 @@ class WeightFormat:
     Attributes:
         layer, expert, head, embedding: bytes per weight.
         arithmetic: dtypes that products may be computed in, the fastest first; a machine takes the first it has.
-        help: one sentence.
-        engine: what `--weights` of this engine calls it; empty if this engine does not have it.
     """
 
     name: str
@@ -41,8 +39,8 @@ class WeightFormat:
     head: float
     embedding: float
     arithmetic: tuple[str, ...]
-    help: str
-    engine: str = ""
+    help: str  # one sentence
+    engine: str = ""  # what `--weights` of this engine calls it; empty if this engine does not have it
 
     def title(self, machine: MachineSpec) -> str:
         """What is stored and what is multiplied on this machine, such as "int4 weights, int8 products"."""

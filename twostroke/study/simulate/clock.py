@@ -2,16 +2,12 @@
 
 
 class VirtualClock:
-    """A clock that stands still unless it is moved. Calling it reads it, like `time.perf_counter`.
-
-    Attributes:
-        now: seconds.
-    """
+    """A clock that stands still unless it is moved. Calling it reads it, like `time.perf_counter`."""
 
     __slots__ = ("now",)
 
     def __init__(self, now: float = 0.0) -> None:
-        self.now = now
+        self.now = now  # seconds
 
     def __call__(self) -> float:
         return self.now

@@ -33,24 +33,17 @@ MAX_PAGES = 1 << 26  # each takes some dozens of bytes here
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """One engine: a model, what its steps take, and the settings that `serve` has too.
-
-    Attributes:
-        pages: pages of its KV pool, each of `page_size` entries.
-        http: what lies between users and the engine.
-        asynchronous: whether a step is in flight while Python works, as on a GPU.
-        technique: how answers are made; `companion_costs` are of the steps of its companion.
-    """
+    """One engine: a model, what its steps take, and the settings that `serve` has too."""
 
     model: ModelSpec
     costs: StepCostModel
-    pages: int
+    pages: int  # pages of its KV pool, each of `page_size` entries
     page_size: int = 16
     index: str = "radix"
-    asynchronous: bool = False
+    asynchronous: bool = False  # whether a step is in flight while Python works, as on a GPU
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    http: HttpOverhead = field(default_factory=HttpOverhead)
-    technique: Technique = PLAIN
+    http: HttpOverhead = field(default_factory=HttpOverhead)  # what lies between users and the engine
+    technique: Technique = PLAIN  # how answers are made; `companion_costs` are of the steps of its companion
     companion_costs: StepCostModel | None = None
 
     def __post_init__(self) -> None:

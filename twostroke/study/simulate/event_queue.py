@@ -10,15 +10,11 @@ class EventQueue:
     """A queue by time. At the same time lower ranks come first, and steps of engines last; else the order is that of
     planning. What several engines do at one time has their numbers as ranks, so that it is the same however many steps
     each of them takes together.
-
-    Attributes:
-        now: the time of the event that runs.
-        count: events that have run.
     """
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.count = 0
+        self.now = 0.0  # the time of the event that runs
+        self.count = 0  # events that have run
         self._queue: list[tuple[float, int, int, Callable[[], None]]] = []
         self._planned = 0
 

@@ -74,14 +74,10 @@ class QuantileSketch:
 
 
 class SimulationFigures:
-    """Collects what a service did.
-
-    Attributes:
-        timeline: what its workers did in intervals of time.
-    """
+    """Collects what a service did."""
 
     def __init__(self, objectives: Objectives) -> None:
-        self.timeline = Timeline()
+        self.timeline = Timeline()  # what its workers did in intervals of time
         self._objectives = objectives
         self._columns = {name: array("d") for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")}
         self._gaps = QuantileSketch()

@@ -34,22 +34,14 @@ def _names(call: SimulatedRequest, setup: EngineSetup) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class FleetFaults:
-    """What goes wrong, drawn from `seed`.
+    """What goes wrong, drawn from `seed`."""
 
-    Attributes:
-        life_s: mean seconds that a worker lives, exponentially distributed; None: they do not die.
-        down_s: seconds until another takes its place, with an empty pool.
-        notice_s: seconds until the router knows of a death, and gives its calls to others.
-        lost: share of transfers that never arrive; the receiver waits `patience_s` for them.
-        until_s: when nothing goes wrong any more.
-    """
-
-    life_s: float | None = None
-    down_s: float = 10.0
-    notice_s: float = 1.0
-    lost: float = 0.0
+    life_s: float | None = None  # mean seconds that a worker lives, exponentially distributed; None: they do not die
+    down_s: float = 10.0  # seconds until another takes its place, with an empty pool
+    notice_s: float = 1.0  # seconds until the router knows of a death, and gives its calls to others
+    lost: float = 0.0  # share of transfers that never arrive; the receiver waits `patience_s` for them
     patience_s: float = 5.0
-    until_s: float = math.inf
+    until_s: float = math.inf  # when nothing goes wrong any more
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,13 +55,9 @@ class FleetFaults:
 
 @dataclass(frozen=True)
 class KvLink:
-    """The way of KV between workers. Each worker sends one value at a time, and receives one at a time.
+    """The way of KV between workers. Each worker sends one value at a time, and receives one at a time."""
 
-    Attributes:
-        rate: bytes per second. latency_s: seconds that each transfer takes besides.
-    """
-
-    rate: float
+    rate: float  # bytes per second. latency_s: seconds that each transfer takes besides.
     latency_s: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -79,19 +67,15 @@ class KvLink:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Workers of one setup.
-
-    Attributes:
-        together: workers of both strokes. prefill, decode: workers of one stroke each; all three, or the last two.
-        link: between prefill and decode workers.
-    """
+    """Workers of one setup."""
 
     setup: EngineSetup
+    # workers of both strokes. prefill, decode: workers of one stroke each; all three, or the last two.
     together: int = 1
     prefill: int = 0
     decode: int = 0
     router: str = "least-loaded"
-    link: KvLink | None = None
+    link: KvLink | None = None  # between prefill and decode workers
     faults: FleetFaults = field(default_factory=FleetFaults)
 
     def __post_init__(self) -> None:

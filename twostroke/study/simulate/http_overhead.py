@@ -9,16 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class HttpOverhead:
-    """The way of a request to the engine, and of its tokens to its user.
+    """The way of a request to the engine, and of its tokens to its user."""
 
-    Attributes:
-        request_s: seconds until the engine has a request, and back from its first token.
-        prompt_s: the same for each token of its prompt, also for those that the prefix index has.
-        late_s: by how much tokens came late on their way to users, one after the other as measured; empty for not.
-    """
-
-    request_s: float = 0.0
-    prompt_s: float = 0.0
+    request_s: float = 0.0  # seconds until the engine has a request, and back from its first token
+    prompt_s: float = 0.0  # the same for each token of its prompt, also for those that the prefix index has
+    # by how much tokens came late on their way to users, one after the other as measured; empty for not
     late_s: Sequence[float] = ()
 
     def request_delay(self, prompt: int) -> float:

@@ -15,26 +15,18 @@ from twostroke.study.simulate.worker import SimulatedWorker
 
 @dataclass(eq=False)
 class KvTransfer:
-    """KV on its way from one worker to another.
-
-    Attributes:
-        kv: the sender's value, whose pages are its until the receiver has them.
-        arriving: the receiver's value, of pages that nobody reads before all has come; None before it begins.
-    """
+    """KV on its way from one worker to another."""
 
     call: SimulatedRequest
     source: SimulatedWorker
     target: SimulatedWorker
-    kv: KVCache
+    kv: KVCache  # the sender's value, whose pages are its until the receiver has them
+    # the receiver's value, of pages that nobody reads before all has come; None before it begins
     arriving: KVCache | None = None
 
 
 class KvTransfers:
-    """Transfers under way, and transfers that wait for room at their receivers.
-
-    Attributes:
-        moved_bytes: bytes of KV that arrived.
-    """
+    """Transfers under way, and transfers that wait for room at their receivers."""
 
     def __init__(
         self,
@@ -49,7 +41,7 @@ class KvTransfers:
         self._luck = random.Random(f"luck {fleet.faults.seed}")
         self._inboxes: dict[SimulatedWorker, deque[KvTransfer]] = {}  # what has not begun
         self._transfers: dict[SimulatedRequest, KvTransfer] = {}
-        self.moved_bytes = 0
+        self.moved_bytes = 0  # bytes of KV that arrived
 
     def join(self, worker: SimulatedWorker) -> None:
         """Add a worker that may receive."""

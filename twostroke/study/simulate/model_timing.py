@@ -34,17 +34,14 @@ class LatencyModel:
     """Predicts steps, TTFT and ITL of one model.
 
     Attributes:
-        predictor: seconds of a step's kernels.
         step_s, token_s: what the engine adds to a step, and for each token that it makes.
-        entered_s: for each token of a prompt.
-        request_s: from the arrival of a request to its first step, and back from its first token.
     """
 
-    predictor: StepPredictor
+    predictor: StepPredictor  # seconds of a step's kernels
     step_s: float = 0.0
     token_s: float = 0.0
-    entered_s: float = 0.0
-    request_s: float = 0.0
+    entered_s: float = 0.0  # for each token of a prompt
+    request_s: float = 0.0  # from the arrival of a request to its first step, and back from its first token
 
     def seconds(self, step: Sequence[SequenceRows]) -> float:
         """Seconds of a step of the engine."""

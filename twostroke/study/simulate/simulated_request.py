@@ -11,31 +11,22 @@ class SimulatedRequest:
     """One request, which may move between workers.
 
     Attributes:
-        number: its place in the order of arrival.
-        asked: its prompt and how many tokens it wants.
-        arrival: when it came.
         tokens: when its tokens were handed to the user, by workers that it has left.
-        scheduled: when it was first computed on; None before.
-        requeued_s: seconds in the queue of an engine that had preempted it.
-        ended: when its last token came; None before.
         cached, entered: prompt tokens that were found in a prefix index, and those that were not.
-        moves: how often it began again, since a worker died or a transfer was lost.
-        deaths: how often a worker died that was responsible for it.
-        preemptions: how often an engine preempted it.
     """
 
-    number: int
-    asked: TrafficRequest
-    arrival: float
+    number: int  # its place in the order of arrival
+    asked: TrafficRequest  # its prompt and how many tokens it wants
+    arrival: float  # when it came
     tokens: list[float] = field(default_factory=list[float])
-    scheduled: float | None = None
-    requeued_s: float = 0.0
-    ended: float | None = None
+    scheduled: float | None = None  # when it was first computed on; None before
+    requeued_s: float = 0.0  # seconds in the queue of an engine that had preempted it
+    ended: float | None = None  # when its last token came; None before
     cached: int = 0
     entered: int = 0
-    moves: int = 0
-    deaths: int = 0
-    preemptions: int = 0
+    moves: int = 0  # how often it began again, since a worker died or a transfer was lost
+    deaths: int = 0  # how often a worker died that was responsible for it
+    preemptions: int = 0  # how often an engine preempted it
 
     @property
     def left(self) -> int:

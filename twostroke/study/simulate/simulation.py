@@ -42,9 +42,6 @@ class Simulation:
     Attributes:
         came: how many calls have come.
         calls: these, in order; none unless they are kept. begun: those that were decoded from the start.
-        events: what happens when.
-        workers: those that live.
-        happened: how often each of `FAULTS` has happened.
         steps: steps of workers that are gone. stranded: pages that these still counted as used: always 0.
     """
 
@@ -71,11 +68,11 @@ class Simulation:
                 f"{fleet.setup.model.name}, or its KV)"
             )
         self.fleet, self.traffic = fleet, traffic
-        self.events = EventQueue()
+        self.events = EventQueue()  # what happens when
         self.came, self.calls, self.begun = 0, list[SimulatedRequest](), list[SimulatedRequest]()
-        self.happened: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()  # how often each of `FAULTS` has happened
         self.steps = self.stranded = 0
-        self.workers: list[SimulatedWorker] = []
+        self.workers: list[SimulatedWorker] = []  # those that live
         self._watch, self._ended, self._keep = watch, ended, keep
         self._arrivals = iter(traffic.arrivals)
         self._open = 0

@@ -19,21 +19,15 @@ CHECK = 32  # events between two looks at whether the answer is known
 
 @dataclass(frozen=True)
 class Trial:
-    """What the users of a load got until the last of them had a first token, or until it was clear that too many wait.
-
-    Attributes:
-        ttft: seconds of each request until its first token; infinity for those that had none when the trial was given
-            up and it was too late for them.
-        gaps: seconds between tokens, of all answers together.
-        sequences: decoded at once, on average.
-        first_tokens: when these came, in order.
-    """
+    """What the users of a load got until the last had a first token, or until it was clear that too many wait."""
 
     objectives: Objectives
+    # seconds of each request until its first token; infinity for those that had none when the trial was given up and it
+    # was too late for them
     ttft: Sequence[float]
-    gaps: Sequence[float]
-    sequences: float
-    first_tokens: Sequence[float]
+    gaps: Sequence[float]  # seconds between tokens, of all answers together
+    sequences: float  # decoded at once, on average
+    first_tokens: Sequence[float]  # when these came, in order
 
     def at(self, values: Sequence[float], percent: float | None = None) -> float | None:
         """A percentile, of the objectives' unless another is asked for; None without values."""

@@ -9,15 +9,11 @@ from twostroke.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Objectives:
-    """Limits in seconds; None for no limit. Raises InvalidRequest for limits that nothing can meet.
-
-    Attributes:
-        percent: which percentile of all TTFTs, and of an answer's gaps, has to keep the limit.
-    """
+    """Limits in seconds; None for no limit. Raises InvalidRequest for limits that nothing can meet."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
-    percent: float = 99.0
+    percent: float = 99.0  # which percentile of all TTFTs, and of an answer's gaps, has to keep the limit
 
     def __post_init__(self) -> None:
         for name, limit in (("TTFT", self.ttft_s), ("ITL", self.itl_s)):

@@ -35,13 +35,9 @@ class PromptPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrafficRequest:
-    """One request: when it comes, its prompt, and how many tokens it wants.
+    """One request: when it comes, its prompt, and how many tokens it wants."""
 
-    Attributes:
-        at: seconds from the start; 0 in a closed loop, where it comes when another has ended.
-    """
-
-    at: float
+    at: float  # seconds from the start; 0 in a closed loop, where it comes when another has ended
     pieces: tuple[PromptPiece, ...]
     output_tokens: int
 
@@ -52,16 +48,11 @@ class TrafficRequest:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests in order of their arrival. Raises InvalidRequest if there is none.
-
-    Attributes:
-        pattern: where their times are from; a closed loop has none.
-        seed: of the tokens of their prompts.
-    """
+    """Requests in order of their arrival. Raises InvalidRequest if there is none."""
 
     arrivals: Sequence[TrafficRequest]
-    pattern: OpenLoop | Replay | ClosedLoop
-    seed: int = 0
+    pattern: OpenLoop | Replay | ClosedLoop  # where their times are from; a closed loop has none
+    seed: int = 0  # of the tokens of their prompts
 
     def __post_init__(self) -> None:
         if not self.arrivals:

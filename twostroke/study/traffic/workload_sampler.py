@@ -47,19 +47,15 @@ class WorkloadSampler:
     """How requests are drawn.
 
     Attributes:
-        requests: how many.
         inputs, outputs: tokens of prompts (after their prefix) and answers; None for lengths as in ShareGPT.
-        prefix_tokens: how many first tokens all prompts of a group share.
-        groups: how many prefixes there are; each prompt takes one at random.
-        seed: of everything. The same seed gives the same prompts, which a server's prefix cache may remember.
     """
 
-    requests: int
+    requests: int  # how many
     inputs: TokenRange | None
     outputs: TokenRange | None
-    prefix_tokens: int = 0
-    groups: int = 1
-    seed: int = 0
+    prefix_tokens: int = 0  # how many first tokens all prompts of a group share
+    groups: int = 1  # how many prefixes there are; each prompt takes one at random
+    seed: int = 0  # of everything. The same seed gives the same prompts, which a server's prefix cache may remember.
 
     def traffic(self, pattern: OpenLoop | ClosedLoop) -> Traffic:
         """The requests, at times of that pattern."""

@@ -41,17 +41,12 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A page's file, or what else has a page's name.
-
-    Attributes:
-        size: bytes that it takes; used: when it was used last, in ns since 1970.
-        regular: whether it is a file; what is not (a directory, a pipe, a link) holds no page.
-    """
+    """A page's file, or what else has a page's name."""
 
     path: str
-    size: int
+    size: int  # bytes that it takes; used: when it was used last, in ns since 1970
     used: int
-    regular: bool
+    regular: bool  # whether it is a file; what is not (a directory, a pipe, a link) holds no page
 
 
 class Directory:

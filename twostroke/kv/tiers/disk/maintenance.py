@@ -21,18 +21,13 @@ UNNAMED = "(a model whose about.json is missing)"
 
 @dataclass(frozen=True)
 class _DiskPages:
-    """The pages of one model.
-
-    Attributes:
-        own: whether they are under this user's key.
-        values: bytes of each page that belongs to a value.
-    """
+    """The pages of one model."""
 
     scope: str
     model: str
-    own: bool
+    own: bool  # whether they are under this user's key
     entries: list[PageFile]
-    values: list[int]
+    values: list[int]  # bytes of each page that belongs to a value
 
     def usage(self, gone: list[PageFile], *, damaged: int = 0, unchecked: int = 0) -> StoreUsage:
         """What is there without the pages `gone`."""

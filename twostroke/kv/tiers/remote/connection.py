@@ -27,27 +27,19 @@ class ServerUnavailable(Exception):
 
 
 class CallTimedOut(Exception):
-    """The call's time is over, which is not known to be the server's fault.
-
-    Attributes:
-        heard: whether it did answer.
-    """
+    """The call's time is over, which is not known to be the server's fault."""
 
     def __init__(self, heard: bool = False) -> None:
         super().__init__("the time is over")
-        self.heard = heard
+        self.heard = heard  # whether it did answer
 
 
 class ErrorReply(Exception):
-    """The server's error reply to one command.
-
-    Attributes:
-        before: how many of the pages to be written were there before it.
-    """
+    """The server's error reply to one command."""
 
     def __init__(self, text: str, before: int = 0) -> None:
         super().__init__(text)
-        self.before = before
+        self.before = before  # how many of the pages to be written were there before it
 
     @property
     def full(self) -> bool:

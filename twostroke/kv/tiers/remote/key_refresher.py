@@ -12,14 +12,11 @@ from twostroke.kv.tiers.remote.connection_pool import BATCH_KEYS, CALL_S, UNAVAI
 
 
 class KeyRefresher:
-    """Such keys of one server. The thread ends with this object.
-
-    Attributes:
-        milliseconds: what a key has left to live when it is written, and whenever it is told to stay.
-    """
+    """Such keys of one server. The thread ends with this object."""
 
     def __init__(self, pool: ConnectionPool, ttl_s: float, refresh_s: float) -> None:
         """Keys are told to stay every `refresh_s` seconds, for `ttl_s` seconds."""
+        # what a key has left to live when it is written, and whenever it is told to stay
         self.milliseconds = round(1e3 * ttl_s)
         self._pool, self._refresh_s = pool, refresh_s
         self._keys: set[bytes] = set()

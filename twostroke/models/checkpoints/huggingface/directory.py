@@ -103,15 +103,10 @@ def open_huggingface(directory: Path, name: str | None = None) -> Checkpoint:
 
 
 class GuesserNames(NamedTuple):
-    """Where the head of multi-token prediction is in the files of a directory.
+    """Where the head of multi-token prediction is in the files of a directory."""
 
-    Attributes:
-        tensors: of Twostroke's names.
-        copies: tensors that must be copies of the model's, which are read in their place.
-    """
-
-    tensors: Mapping[str, str]
-    copies: Mapping[str, str]
+    tensors: Mapping[str, str]  # of Twostroke's names
+    copies: Mapping[str, str]  # tensors that must be copies of the model's, which are read in their place
 
 
 def _guesser_names(config: ModelConfig, names: Mapping[str, str], tensors: Collection[str]) -> GuesserNames | None:

@@ -45,20 +45,13 @@ class UndeclaredField(NamedTuple):
 
 
 class LenientModel(BaseModel):
-    """Reads null as a field that is left out, as OpenAI's clients send it, and remembers what it does not declare.
-
-    Attributes:
-        ALIASES: other servers' names of declared fields.
-        HARMLESS: fields that change no answer.
-        WITHOUT_EFFECT: fields that get a warning unless their value asks for nothing.
-        UNSUPPORTED: fields that are refused unless their value asks for nothing.
-    """
+    """Reads null as a field that is left out, as OpenAI's clients send it, and remembers what it does not declare."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    ALIASES: ClassVar[Mapping[str, str]] = {}
-    HARMLESS: ClassVar[frozenset[str]] = frozenset()
-    WITHOUT_EFFECT: ClassVar[Neutral] = {}
-    UNSUPPORTED: ClassVar[Neutral] = {}
+    ALIASES: ClassVar[Mapping[str, str]] = {}  # other servers' names of declared fields
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()  # fields that change no answer
+    WITHOUT_EFFECT: ClassVar[Neutral] = {}  # fields that get a warning unless their value asks for nothing
+    UNSUPPORTED: ClassVar[Neutral] = {}  # fields that are refused unless their value asks for nothing
 
     @model_validator(mode="before")
     @classmethod

@@ -16,29 +16,18 @@ INTERRUPTED = "interrupted"
 
 @dataclass
 class Outcome:
-    """The outcome of one request. Times are in seconds from the start of the test.
-
-    Attributes:
-        due: when it was to be sent, which counts as its arrival.
-        sent: when it was sent.
-        tokens: when each of its tokens came.
-        end: when its answer ended, or it failed.
-        finish: the server's reason for the end of the answer; None if it did not end.
-        error: the kind of failure.
-        cached: prompt tokens that the server had in its prefix cache, if it says.
-        queue_s: how long it waited before it was computed on, if the server says.
-    """
+    """The outcome of one request. Times are in seconds from the start of the test."""
 
     input_tokens: int
     asked_tokens: int
-    due: float = 0.0
-    sent: float | None = None
-    tokens: list[float] = field(default_factory=list[float])
-    end: float = 0.0
-    finish: str | None = None
-    error: str | None = None
-    cached: int | None = None
-    queue_s: float | None = None
+    due: float = 0.0  # when it was to be sent, which counts as its arrival
+    sent: float | None = None  # when it was sent
+    tokens: list[float] = field(default_factory=list[float])  # when each of its tokens came
+    end: float = 0.0  # when its answer ended, or it failed
+    finish: str | None = None  # the server's reason for the end of the answer; None if it did not end
+    error: str | None = None  # the kind of failure
+    cached: int | None = None  # prompt tokens that the server had in its prefix cache, if it says
+    queue_s: float | None = None  # how long it waited before it was computed on, if the server says
 
     @property
     def timings(self) -> Timings:

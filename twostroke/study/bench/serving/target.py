@@ -16,19 +16,12 @@ PROBE = 8  # tokens
 
 @dataclass(frozen=True)
 class Target:
-    """A server and a model of it.
+    """A server and a model of it."""
 
-    Attributes:
-        model: the name that requests carry.
-        owner: the server's name for itself (`owned_by`).
-        context: the most tokens of a sequence, if the server says.
-        ordinary: ids of ordinary text, to draw prompts from.
-    """
-
-    model: str
-    owner: str | None
-    context: int | None
-    ordinary: list[int]
+    model: str  # the name that requests carry
+    owner: str | None  # the server's name for itself (`owned_by`)
+    context: int | None  # the most tokens of a sequence, if the server says
+    ordinary: list[int]  # ids of ordinary text, to draw prompts from
 
     def check_length(self, tokens: int) -> None:
         """Raise InvalidRequest if a prompt and its answer do not fit."""

@@ -47,6 +47,15 @@ def test_a_plan_says_what_is_missing(run: Callable[..., Result]) -> None:
     assert "--on MACHINE" in run("plan", "llama-3-70b").stderr
 
 
+def test_a_pair_for_a_memory_budget(run: Callable[..., Result]) -> None:
+    asked = ("plan", "llama-3-8b", "--on", "epyc-9755", "--memory-budget")
+    shown = " ".join(run(*asked, "9GB").stdout.split())
+    assert "prefill stored (--stream-weights), decode 3 bits, KV of 16 bits" in shown
+    assert "not measured for this model" in shown
+    assert "none of the pairs that were measured fits" in run(*asked, "1MB").stdout
+    assert [run(*asked, wrong).exit_code for wrong in ("-1", "much")] == [2, 2]
+
+
 def test_the_command(
     directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]
 ) -> None:

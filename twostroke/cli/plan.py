@@ -138,6 +138,10 @@ def _facts(made: _Made) -> dict[str, Any]:
         facts["load"]["commands"] = _commands(made)
     if _is_here(made.checkpoint, made.plan):
         facts["engine"] = _engine(made)
+    if (budget := made.configuration.memory_budget) is not None:
+        from twostroke.study.plan.pairs import pair_advice
+
+        facts["pair"] = pair_advice(made.plan, budget)
     return facts
 
 

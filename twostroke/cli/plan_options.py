@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twostroke.cli.parsers import parse_size
 from twostroke.cli.traffic import TRACE_HELP, WEIGHTS_HELP, WORKLOADS, Burstiness, load_option, zero_or_more
 from twostroke.errors import InvalidRequest
 
@@ -56,6 +57,15 @@ class ConfigurationOptions:
     ] = None
     efficiency: Annotated[
         float | None, typer.Option(help="Fraction of the peak rate that products reach.", show_default="the machine's")
+    ] = None
+    memory_budget: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size,
+            metavar="BYTES",
+            help="Advise weights of prefill, weights of decode and bits of KV for so much memory, such as 4GiB.",
+            show_default="no such advice",
+        ),
     ] = None
     device_price: Annotated[
         float | None,

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from twostroke.study.plan.pairs import pair_report
 from twostroke.study.plan.report_blocks import (
     KINDS,
     SHORT,
@@ -17,6 +18,7 @@ from twostroke.study.plan.report_blocks import (
     Plots,
     Section,
     Verdict,
+    gigabytes,
     record_grid,
     shown,
 )
@@ -44,6 +46,8 @@ def report(facts: dict[str, Any], details: bool = True) -> Iterator[Block]:
         yield from (Line(f"{title}:", indent=2), Line(command, "code", indent=2))
     if "engine" in facts:
         yield from _engine(facts["engine"])
+    if "pair" in facts:
+        yield from pair_report(facts["pair"])
     if details:
         yield from _details(facts)
 
@@ -75,7 +79,7 @@ def _verdict(facts: dict[str, Any]) -> str:
     if verdict == "does not fit":
         memory, users = facts["memory"], 1 if load else facts["workload"]["concurrency"]
         needed = memory["weights_bytes"] + users * memory["kv_bytes_per_user"]
-        return f"does not fit: {_gb(needed)} of {_gb(memory['usable_bytes'])}"
+        return f"does not fit: {gigabytes(needed)} of {gigabytes(memory['usable_bytes'])}"
     if verdict == "cannot be served":
         return f"cannot be served: at most {load['most_requests_per_second']:,.3g} requests/s; {binds['rate']} binds"
     if facts["missed"]:
@@ -92,7 +96,9 @@ def _numbers(facts: dict[str, Any]) -> Iterator[Block]:
         memory, fits = facts["memory"], facts["verdict"] != "does not fit"
         needed = memory["weights_bytes"] + asked["concurrency"] * memory["kv_bytes_per_user"]
         answer = Cell("fits", "good") if fits else Cell("no", "bad")
-        rows.append([Cell("memory"), Cell(_gb(needed)), Cell(_gb(memory["usable_bytes"])), Cell(""), answer])
+        rows.append(
+            [Cell("memory"), Cell(gigabytes(needed)), Cell(gigabytes(memory["usable_bytes"])), Cell(""), answer]
+        )
         got = {"TTFT": facts["prefill"]["ms"], "ITL": facts["decode"]["ms"]}
         bound = {"TTFT": facts["prefill"]["bound"], "ITL": facts["decode"]["bound"]}
     else:
@@ -225,7 +231,7 @@ def _also(facts: dict[str, Any]) -> Iterator[str]:
     memory, decode = facts["memory"], facts["decode"]
     crossover, chunk = facts["attention_overtakes_at"], facts["largest_chunk"]
     yield (
-        f"weights {_gb(memory['weights_bytes'])}; KV {memory['kv_bytes_per_token']:,} bytes a token, "
+        f"weights {gigabytes(memory['weights_bytes'])}; KV {memory['kv_bytes_per_token']:,} bytes a token, "
         f"{memory['kv_bytes_per_user'] / 1e9:.3f} GB a user; room for {_count(memory['users'], 'user')}"
     )
     if snapshot := memory["snapshot_bytes"]:
@@ -269,10 +275,6 @@ def _engine(engine: dict[str, Any]) -> Iterator[Block]:
         yield Line(one["command"], "code", indent=2)
         if one["method"]:
             yield Line(f'and in each request: "method": {json.dumps(one["method"])}', indent=2)
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _count(count: int, noun: str) -> str:

@@ -84,3 +84,8 @@ def shown(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def gigabytes(count: float) -> str:
+    """Of bytes, as GB or MB."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

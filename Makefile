@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -97,6 +97,9 @@ bench-wire: $(CLUSTER)/installed  ## GB/s of a value into another process, besid
 
 bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of kernels; a minute
 	$(BIN)/python -m benchmarks.overhead
+
+bench-cores: $(VENV)/installed-dev  ## how both strokes grow with cores: threads, ranks and engines; 5 minutes (CORES: options)
+	$(BIN)/python -m benchmarks.cores $(CORES)
 
 bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on this machine; 17 minutes
 	$(BIN)/python -m twostroke plan --verify --output benchmarks/results/plan-verify-$$(date -u +%F).json

@@ -14,8 +14,9 @@ ROUNDING_S = 4 / os.sysconf("SC_CLK_TCK")  # the system counts in ticks, for eac
 
 
 def own_seconds() -> float:
-    """Processor time of this process and of those that it started and that still run, such as other ranks."""
-    total = time.process_time()
+    """Processor time of this process and of those that it started, such as other ranks."""
+    ended = os.times()
+    total = time.process_time() + ended.children_user + ended.children_system
     for thread in Path("/proc/self/task").iterdir():
         for child in (thread / "children").read_text().split():
             fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()

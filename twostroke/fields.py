@@ -24,27 +24,24 @@ _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a t
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule of one parameter: its type, its range, and a sentence of help.
-
-    Attributes:
-        least, most: bounds that a number may have; of a text, bounds of its length.
-        above, below: bounds that a number may not have.
-        keys, each: rules of a dict's keys, and of its values or a tuple's items.
-        unit: "bytes" for sizes and "directory" for paths, which are also written as texts ("2GiB", "~/kv").
-    """
+    """The rule of one parameter: its type, its range, and a sentence of help."""
 
     kind: type  # int, float, bool, str, tuple (several values), dict, or object (anything, subject to `test`)
     help: str = ""  # one sentence for people
+    # least, most: bounds that a number may have; of a text, bounds of its length
     least: float | None = None
     most: float | None = None
+    # above, below: bounds that a number may not have
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()  # the texts there are to choose from
     optional: bool = False  # None is allowed
+    # keys, each: rules of a dict's keys, and of its values or a tuple's items
     keys: "Rule | None" = None
     each: "Rule | None" = None
     test: Callable[[Any], bool] | None = None  # a condition besides; it is called with a value of the right kind
     words: str | None = None  # completes "NAME must be ..."; None derives it from the other attributes
+    # "bytes" for sizes and "directory" for paths, which are also written as texts ("2GiB", "~/kv")
     unit: Literal["", "bytes", "directory"] = ""
     unset: str = ""  # what None stands for, in words
     or_object: bool = False  # Python code may pass an object in place of the text, such as a Path

@@ -28,15 +28,12 @@ _ROWS = 64  # rows whose logits exist at once
 
 @dataclass(frozen=True)
 class Reranker:
-    """A model that was trained to rank.
+    """A model that was trained to rank."""
 
-    Attributes:
-        before, after: tokens around each pair.
-        yes, no: ids of the two answers.
-    """
-
+    # before, after: tokens around each pair
     before: tuple[int, ...]
     after: tuple[int, ...]
+    # yes, no: ids of the two answers
     yes: int
     no: int
 

@@ -38,13 +38,10 @@ class PointerVersionMismatch(TwostrokeError):
 
 @dataclass(frozen=True)
 class MigrationState:
-    """What a worker that takes over an answer has to know.
-
-    Attributes:
-        max_tokens, min_tokens: limits of each choice, counted from its first token.
-    """
+    """What a worker that takes over an answer has to know."""
 
     length: int  # of its prompt, in tokens
+    # max_tokens, min_tokens: limits of each choice, counted from its first token
     max_tokens: int | None = None
     min_tokens: int = 0
     identity: str = UNKNOWN  # 8 hex digits for the models that have made the answer (`model_card.identity`)

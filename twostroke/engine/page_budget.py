@@ -9,13 +9,10 @@ from twostroke.kv.pool import PagePool
 
 
 class PageBudget:
-    """The pools of an engine's models, whose prefix indexes give pages up when a pool has none that is free.
-
-    Attributes:
-        max_chunk: the most tokens of a prompt that a step enters.
-    """
+    """The pools of an engine's models, whose prefix indexes give pages up when a pool has none that is free."""
 
     def __init__(self, models: Iterable[Model], loads: LoadQueue) -> None:
+        # max_chunk: the most tokens of a prompt that a step enters
         self._models, self._loads, self.max_chunk = list(models), loads, 1
         self.pools = list(dict.fromkeys(model.pool for model in self._models))
         for pool in self.pools:

@@ -103,32 +103,26 @@ class Decode:
 
 @dataclass(frozen=True)
 class Guess:
-    """Ask what comes next in the choice's text, and how many guesses of it pay now. The result is `Guesses`.
-
-    Attributes:
-        source: role of the model that will guess, if they pay. None: the guesses are what followed the last few tokens
-            before, in this text or in others of the same cache salt that programs have told in this way.
-        guessed, stood: how many of the last guesses were entered, and how many of them were right.
-    """
+    """Ask what comes next in the choice's text, and how many guesses of it pay now. The result is `Guesses`."""
 
     tokens: Sequence[int]  # those of the text that no earlier `Guess` had; at first the prompt and what was decoded
+    # role of the model that will guess, if they pay. None: the guesses are what followed the last few tokens before, in
+    # this text or in others of the same cache salt that programs have told in this way.
     source: str | None = None
     most: int = 32  # the most guesses
     judged: bool = True  # whether fewer are told where fewer pay
+    # guessed, stood: how many of the last guesses were entered, and how many of them were right
     guessed: int = 0
     stood: int = 0
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What is thought of the next tokens.
-
-    Attributes:
-        max_tokens, until: when to ask again, for the fields of `Decode`.
-    """
+    """What is thought of the next tokens."""
 
     tokens: Sequence[int]  # the guesses, for `Decode.guesses`; empty where a model is to make them
     count: int  # how many pay; 0: decode without, and then ask again
+    # max_tokens, until: when to ask again, for the fields of `Decode`
     max_tokens: int | None = None
     until: Callable[[Sequence[Sampled]], bool] | None = None
 

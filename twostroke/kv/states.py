@@ -32,13 +32,10 @@ def num_snapshots(pool: PagePool) -> int:
 
 
 class OpenStates:
-    """The snapshots of an open writer, and those that its next tokens will make.
-
-    Attributes:
-        parting: a position whose snapshot is kept besides, for others that part there; 0: none.
-    """
+    """The snapshots of an open writer, and those that its next tokens will make."""
 
     def __init__(self, pool: PagePool, snapshots: Sequence[StateSnapshot], length: int, parting: int) -> None:
+        # parting: a position whose snapshot is kept besides, for others that part there; 0: none
         self._pool, self.parting = pool, parting
         self.snapshots = list(needed_snapshots(snapshots, length))
 

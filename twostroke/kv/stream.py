@@ -49,13 +49,10 @@ MAX_SEAL = 1024
 
 
 class StreamReader:
-    """An untrusted file, read from front to back.
-
-    Attributes:
-        path: for messages; remaining: number of bytes left.
-    """
+    """An untrusted file, read from front to back."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+        # path: for messages; remaining: number of bytes left
         self._file, self.path, self.remaining = file, path, size
 
     def fill(self, view: memoryview) -> None:

@@ -38,21 +38,18 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LayerGroup(StableRepr):
-    """Layers that have their entries in the same pages.
-
-    Attributes:
-        num_kv_heads, head_dim: the shape of K and of V of an entry in a layer; 1 and its size for one that is neither.
-        kind: "kv" for K and V. Layers with a state have entries of two kinds: "rows", which say how tokens since the
-            last snapshot change it, and "inputs" of the convolution (`models.recurrent`).
-        one_part: whether K is V too, and stored once (`models.latent`).
-    """
+    """Layers that have their entries in the same pages."""
 
     layers: tuple[int, ...]  # their indices in the model, rising
     window: int | None  # a query at position p attends to keys at positions > p - window; None for all keys
+    # num_kv_heads, head_dim: the shape of K and of V of an entry in a layer; 1 and its size for one that is neither
     num_kv_heads: int
     head_dim: int
     depth: int  # the number of layers for which a page has room; at least that of `layers`
+    # "kv" for K and V. Layers with a state have entries of two kinds: "rows", which say how tokens since the last
+    # snapshot change it, and "inputs" of the convolution (`models.recurrent`).
     kind: EntryKind = field(default="kv", repr=False, metadata=LATER)
+    # whether K is V too, and stored once (`models.latent`)
     one_part: bool = field(default=False, repr=False, metadata=LATER)
 
     def parts(self, stored: KVFormat) -> int:

@@ -12,19 +12,16 @@ import numpy as np
 
 
 class RecurrentMixer(ABC):
-    """What all kinds of states have in common. Their records of sizes are dataclasses.
-
-    Attributes:
-        k_dim, v_dim: their sizes.
-        tiled: which heads of v share a head of k: every `num_k_heads`-th one (llama.cpp's files), not neighbours.
-    """
+    """What all kinds of states have in common. Their records of sizes are dataclasses."""
 
     conv_width: int  # inputs that a causal convolution sees, the token's own included
     chunk: int  # positions between two snapshots of the state
     num_k_heads: int  # heads of q and k; num_v_heads: heads of v, of which as many share a head of k
     num_v_heads: int
+    # k_dim, v_dim: their sizes
     k_dim: int
     v_dim: int
+    # which heads of v share a head of k: every `num_k_heads`-th one (llama.cpp's files), not neighbours
     tiled: bool = False
 
     @property

@@ -55,15 +55,12 @@ def mix_bits(x: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)  # not frozen: one is made for every token, and a frozen one takes four times as long
 class Draw:
-    """Everything that the draw from one row depends on, besides its logits.
-
-    Attributes:
-        prompt, output: token ids so far, for penalties.
-    """
+    """Everything that the draw from one row depends on, besides its logits."""
 
     params: SamplingParams  # the request's sampling parameters
     noise: Noise  # the row's Gumbel noise
     index: int  # index of the token in the choice
+    # prompt, output: token ids so far, for penalties
     prompt: np.ndarray
     output: Sequence[int]
     banned: Sequence[int] = ()  # ids that must not be sampled before min_tokens (ending tokens)

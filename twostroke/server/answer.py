@@ -25,10 +25,6 @@ class Answer(ABC):
 
     As a stream it is `opening`, then `events` of every token, then `closing`. Otherwise `add_token` takes every token,
     and `body` is the response's. Each token is counted once (`count`).
-
-    Attributes:
-        on_finish: called when the answer is complete; their results are fields of the response, which are in `more`.
-        tokens: by prompt and choice, if anything is called then.
     """
 
     operation = "chat"  # as OpenTelemetry's conventions call it
@@ -41,7 +37,9 @@ class Answer(ABC):
         self.created = int(time.time())
         self.model, self.active_call, self.n = model, active_call, n
         self.output_tokens = 0
+        # called when the answer is complete; their results are fields of the response, which are in `more`
         self.on_finish = list[Callable[[], Awaitable[dict[str, Any]]]]()
+        # tokens: by prompt and choice, if anything is called then
         self.tokens, self.more = dict[tuple[int, int], list[Token]](), dict[str, Any]()
         self.parsers = list[ChoiceParser]()  # of an API that sets thoughts apart, one for each choice
 

@@ -41,15 +41,12 @@ HELD_OUT = 8  # one window in 8 is held out
 
 @dataclass(frozen=True)
 class Distillation:
-    """The result of a distillation.
-
-    Attributes:
-        before, after: the same on the held-out windows, before the first step and after the last.
-    """
+    """The result of a distillation."""
 
     tokens: int  # number of tokens that the student read, including repeated ones
     seconds: float  # duration of all steps
     losses: list[float]  # per step, mean KL(teacher || student) of the next token in nats, over the step's tokens
+    # before, after: the same on the held-out windows, before the first step and after the last
     before: float
     after: float
 

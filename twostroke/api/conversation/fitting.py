@@ -15,17 +15,13 @@ PASSAGE_ROLES = ("user", "tool")  # roles whose texts may have passages
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The parts of a chat that its prompt leaves out.
+    """The parts of a chat that its prompt leaves out."""
 
-    Attributes:
-        messages, tokens: number of oldest messages left out, and of tokens that the prompt is shorter by.
-        entries: number of KV entries that were dropped between the first ones and the last.
-        passages, passage_tokens: number of passages that were cut short, and of tokens cut.
-    """
-
+    # messages, tokens: number of oldest messages left out, and of tokens that the prompt is shorter by
     messages: int = 0
     tokens: int = 0
-    entries: int = 0
+    entries: int = 0  # number of KV entries that were dropped between the first ones and the last
+    # passages, passage_tokens: number of passages that were cut short, and of tokens cut
     passages: int = 0
     passage_tokens: int = 0
 

@@ -55,12 +55,9 @@ class Extent:
 
 @dataclass(frozen=True)
 class ContextRoom:
-    """The limits that a chat has to fit into.
+    """The limits that a chat has to fit into."""
 
-    Attributes:
-        pages, page_size: number of pages of the pool, and of entries of a page.
-    """
-
+    # pages, page_size: number of pages of the pool, and of entries of a page
     pages: int
     page_size: int
     positions: int  # number of positions of the model

@@ -97,11 +97,7 @@ class DistributedRank:
 
 
 class DistributedRanks:
-    """All ranks without common memory, as rank 0 sees them. The counterpart of `SharedMemoryRanks`.
-
-    Attributes:
-        team: rank 0's threads.
-    """
+    """All ranks without common memory, as rank 0 sees them. The counterpart of `SharedMemoryRanks`."""
 
     def __init__(self, variant: str, threads: int, size: int) -> None:
         """Meet the ranks that `torchrun` has started. Raises InvalidRequest, RankLost."""
@@ -111,6 +107,7 @@ class DistributedRanks:
         self.send_all("native", variant, library.digest(variant), threads)
         weakref.finalize(self, _end, self.group)
         self.receive_all()
+        # team: rank 0's threads
         self.team, self._link = ThreadTeam(variant, threads), DistributedRank(self.group, variant)
         self.handle = self._link.handle  # of native/ranks.h
         self._pools: dict[int, bool] = {}  # number -> whether it is in use

@@ -22,15 +22,12 @@ STATE_ATTENTION = Attention(1, 1, 32, 1.0, NO_ROPE)  # what a block with a state
 
 
 class LentWeights:
-    """Packed matrices and vectors that kernels read by their addresses.
-
-    Attributes:
-        source: where they come from.
-        matrices, lent: those that are in use.
-    """
+    """Packed matrices and vectors that kernels read by their addresses."""
 
     def __init__(self, team: ThreadTeam, source: WeightSource) -> None:
+        # source: where they come from
         self.team, self.source = team, source
+        # matrices, lent: those that are in use
         self.lent: list[np.ndarray] = []
         self.matrices: list[PackedMatrix] = []
 

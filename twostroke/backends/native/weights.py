@@ -33,15 +33,12 @@ def packed_bytes(format: str, rows: int, columns: int) -> int:
 
 @dataclass(frozen=True)
 class MatrixShard:
-    """Some rows of a stored matrix, read in pieces.
-
-    Attributes:
-        first, count: its first row, and the number of rows.
-    """
+    """Some rows of a stored matrix, read in pieces."""
 
     format: str
     shape: tuple[int, ...]  # of the whole matrix
     source: str
+    # first, count: its first row, and the number of rows
     first: int
     count: int
     pieces: Iterator[np.ndarray]  # their bytes, [some rows, row_bytes] each; all but the last are whole panels

@@ -34,13 +34,10 @@ GATED_STAGES = 3  # of two matrices of 64 features, so that two programs fit a m
 
 @dataclass(frozen=True, eq=False)
 class ExpertBuffers:
-    """Intermediate results of a mixture, for MAX_TOKENS_AT_ONCE tokens. They never move: captured graphs point to them.
-
-    Attributes:
-        ids, weights: [tokens, chosen] int32 and float32, by ascending id.
-    """
+    """Intermediate results of a mixture, for MAX_TOKENS_AT_ONCE tokens, at fixed addresses: graphs point to them."""
 
     logits: torch.Tensor  # [tokens, experts] float32, of the router
+    # ids, weights: [tokens, chosen] int32 and float32, by ascending id
     ids: torch.Tensor
     weights: torch.Tensor
     order: torch.Tensor  # [pairs] int32, pairs in the order of their experts

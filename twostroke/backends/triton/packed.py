@@ -23,18 +23,15 @@ PACKED_BYTES = 64 << 20  # stored bytes that are repacked at a time
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """The coding of a format's weights.
-
-    Attributes:
-        kind: 0, a float16 scale for 32 columns; 1, integer scales and minima for 32 columns, times float16 for 256; 2,
-            signed integer scales for 16 columns, times float16 for 256.
-        block, block_bytes: columns and bytes of a stored block.
-    """
+    """The coding of a format's weights."""
 
     bits: int  # of a code; 8 is signed
+    # 0, a float16 scale for 32 columns; 1, integer scales and minima for 32 columns, times float16 for 256; 2, signed
+    # integer scales for 16 columns, times float16 for 256
     kind: int
     zero: int  # what is subtracted from a code
     minima: bool  # whether something is subtracted from the product of scale and code
+    # block, block_bytes: columns and bytes of a stored block
     block: int
     block_bytes: int
 

@@ -38,17 +38,14 @@ class StateBuffers:
 
 
 class RecurrentLayer:
-    """A layer's mixer with a state.
-
-    Attributes:
-        inputs: the product of all projections.
-    """
+    """A layer's mixer with a state."""
 
     def __init__(
         self, config: ModelConfig, index: int, kv_dtype: str, inputs: Linear, vectors: Mapping[str, torch.Tensor]
     ) -> None:
         self.states, self.index, self.eps = config.state_layers, index, config.norm_eps
         self.shape = self.states[index]
+        # inputs: the product of all projections
         self.inputs, self.vectors = inputs, vectors
         self.inputs_place = entry_places(config, kv_dtype, "inputs")[index]
         self.rows_place = entry_places(config, kv_dtype, "rows").get(index)

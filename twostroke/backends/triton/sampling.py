@@ -27,17 +27,13 @@ SUPPORTED = frozenset(("temperature", "top_k", "top_p", "min_p", "seed")) | froz
 
 @dataclass(frozen=True)
 class SearchBuffers:
-    """Memory of a search over at most R rows. One may be used by one call at a time.
+    """Memory of a search over at most R rows. One may be used by one call at a time."""
 
-    Attributes:
-        values, columns: [R, blocks] float32 and int32, what each block has found.
-        sums: [R, 2, blocks] float32.
-        cuts, found: [R, 2] float64 and [R, CUT_BLOCK] float32, for filters.
-    """
-
+    # values, columns: [R, blocks] float32 and int32, what each block has found
     values: torch.Tensor
     columns: torch.Tensor
-    sums: torch.Tensor
+    sums: torch.Tensor  # [R, 2, blocks] float32
+    # cuts, found: [R, 2] float64 and [R, CUT_BLOCK] float32, for filters
     cuts: torch.Tensor
     found: torch.Tensor
 

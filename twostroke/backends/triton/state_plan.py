@@ -16,16 +16,13 @@ NO_FRAMES = -1
 
 @dataclass(frozen=True)
 class StatePass:
-    """What layers with a state read and write in a pass. Frames are those of all snapshots, one after another.
+    """What layers with a state read and write in a pass. Frames are those of all snapshots, one after another."""
 
-    Attributes:
-        storages, snapshots: of `PageMemory`.
-        rows: [N, 4] int32: rows of the sequence in this pass before it, entries between the snapshot and the pass, the
-            row's entry among all entries, frames of the snapshot.
-    """
-
+    # storages, snapshots: of `PageMemory`
     storages: Sequence[Any]
     snapshots: torch.Tensor
+    # [N, 4] int32: rows of the sequence in this pass before it, entries between the snapshot and the pass, the row's
+    # entry among all entries, frames of the snapshot
     rows: torch.Tensor
     items: torch.Tensor  # [chunks, ITEM_FIELDS] int32
     sequences: torch.Tensor  # [S, 3] int32: first chunk, chunks, frames of the snapshot

@@ -32,14 +32,11 @@ class TokenInputs:
 
 
 class LayerInputs:
-    """What a layer adds to the residual stream at its end: norm(projection(activation(gate x) * numbers)).
-
-    Attributes:
-        norm: [hidden] float32.
-    """
+    """What a layer adds to the residual stream at its end: norm(projection(activation(gate x) * numbers))."""
 
     def __init__(self, gate: Linear, projection: Linear, norm: torch.Tensor, activation: int) -> None:
         """`activation`: its place in `linear.ACTIVATIONS`."""
+        # norm: [hidden] float32
         self.gate, self.projection, self.norm, self.activation = gate, projection, norm, activation
 
     @property

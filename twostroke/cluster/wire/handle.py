@@ -12,19 +12,15 @@ FIRST_VERSION = 3  # of handles that do not say their version
 
 @dataclass(frozen=True)
 class ValueHandle:
-    """Names a value that a sender holds. It is no secret: who claims the value has to know the secret.
+    """Names a value that a sender holds. It is no secret: who claims the value has to know the secret."""
 
-    Attributes:
-        host, port: where the sender listens.
-        incarnation: the sender's random number, so that a process that is started again at the same address does not
-            answer for the one before it.
-        lease: the lease's random number.
-    """
-
+    # host, port: where the sender listens
     host: str
     port: int
+    # the sender's random number, so that a process that is started again at the same address does not answer for the
+    # one before it
     incarnation: str
-    lease: str
+    lease: str  # the lease's random number
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary for JSON, such as Dynamo's `disaggregated_params`."""

@@ -92,11 +92,7 @@ class ExtendedValue(Future[KVCache]):
 
 
 class Receiver:
-    """Claims values and brings them into a pool, on threads of its own. Any thread may call its methods.
-
-    Attributes:
-        num_mismatched: values that were refused, since a model with another identity has computed them.
-    """
+    """Claims values and brings them into a pool, on threads of its own. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -126,6 +122,7 @@ class Receiver:
         """
         self.pool, self.identity, self._secrets = pool, identity, shared_secrets(secret)
         self._transport, self._runtime = transport or Tcp(), runtime
+        # num_mismatched: values that were refused, since a model with another identity has computed them
         self._same_identity, self._convert, self.num_mismatched = same_identity, convert, 0
         self._workers = runtime.workers("wire receiver", MAX_VALUES)
         self.transfers: dict[IncomingTransfer, None] = {}

@@ -91,14 +91,10 @@ class CompleteValue:
 
 @dataclass(frozen=True)
 class ValueDescription:
-    """What a receiver knows of a value before all of it has come.
+    """What a receiver knows of a value before all of it has come."""
 
-    Attributes:
-        header: over pages 0 to n - 1.
-        order, logits, state, queries: as in `CompleteValue`.
-    """
-
-    header: StreamHeader
+    header: StreamHeader  # over pages 0 to n - 1
+    # order, logits, state, queries: as in `CompleteValue`
     order: np.ndarray
     logits: np.ndarray
     queries: Queries

@@ -18,16 +18,13 @@ _STATE = b"state"
 
 @dataclass(frozen=True)
 class Namespace:
-    """What pages have in common that may stand for each other.
-
-    Attributes:
-        page_size, page_bytes: entries and bytes of a page.
-    """
+    """What pages have in common that may stand for each other."""
 
     model: str  # its checkpoint's name, for people only
     identity: str  # `Model.id`, which covers everything that an entry's bits depend on besides the tokens before it
     geometry: str  # fingerprint of the KV geometry
     layout: str  # order of a page's elements (`backends.memory`)
+    # page_size, page_bytes: entries and bytes of a page
     page_size: int
     page_bytes: int
 

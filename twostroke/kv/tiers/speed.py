@@ -8,15 +8,12 @@ MAX_STUCK = 2
 
 
 class TransferSpeed:
-    """A moving average of what reads took, and of what is being read now.
-
-    Attributes:
-        latency_s: seconds until an answer begins; bytes_per_s: how quickly pages come after that.
-        stuck: number of threads that were given up and have not returned from the tier.
-    """
+    """A moving average of what reads took, and of what is being read now."""
 
     def __init__(self, latency_s: float = 1e-3, bytes_per_s: float = 500e6) -> None:
+        # latency_s: seconds until an answer begins; bytes_per_s: how quickly pages come after that
         self.latency_s, self.bytes_per_s = self._least_latency_s, self._most_bytes_per_s = latency_s, bytes_per_s
+        # stuck: number of threads that were given up and have not returned from the tier
         self.stuck = self._pending = 0
         self._lock = threading.Lock()
 

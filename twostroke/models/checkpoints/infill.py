@@ -33,16 +33,13 @@ Encode = Callable[[str], list[int]]  # text to ids, without special tokens
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """A model's tokens for fill-in-the-middle, by id.
+    """A model's tokens for fill-in-the-middle, by id."""
 
-    Attributes:
-        prefix, suffix: come before the two texts.
-        repository, file: come before the names of a repository and of its files; None in a model without.
-    """
-
+    # prefix, suffix: come before the two texts
     prefix: int
     suffix: int
     middle: int | None  # comes last; None in a family that puts the suffix first and ends with the prefix
+    # repository, file: come before the names of a repository and of its files; None in a model without
     repository: int | None
     file: int | None
     ends: frozenset[int]  # ids that end an answer, besides those that end others

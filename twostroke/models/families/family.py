@@ -125,18 +125,7 @@ MAX_GROUPS = 64  # of experts
 
 
 class Family(ABC):
-    """A family of decoders: its keys and their defaults, the names of its tensors, and its layers.
-
-    Attributes:
-        latent: whether its layers have latent entries (MLA), which GGUF's sizes of heads are those of.
-        guess_layers: whether the head of multi-token prediction is a layer behind the last in directories.
-        gguf_outer, huggingface_outer: the names of tensors outside of layers, in addition to the usual ones.
-        gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
-            expert's number; an expert's name without it is one 3-D tensor of all experts. Matrices of one name follow
-            one another in that tensor.
-        gguf_guesser, huggingface_guesser: names of what a head of multi-token prediction has beside its layer, below
-            the layer's number or "mtp."; empty if the family's files have none.
-    """
+    """A family of decoders: its keys and their defaults, the names of its tensors, and its layers."""
 
     name: ClassVar[str]  # its name in Twostroke and in messages
     gguf: ClassVar[str | None]  # its `general.architecture`; None if its GGUF files use another family's name
@@ -145,13 +134,21 @@ class Family(ABC):
     defaults: ClassVar[Mapping[str, Any]]  # defaults of config.json's keys, as in transformers' configuration class
     gguf_keys: ClassVar[Mapping[str, str]] = {}  # config.json's key -> GGUF's, in addition to `GGUF_KEYS`
     gguf_defaults: ClassVar[Mapping[str, Any]] = {}  # defaults of config.json's keys for GGUF files
+    # whether its layers have latent entries (MLA), which GGUF's sizes of heads are those of
     latent: ClassVar[bool] = False
+    # whether the head of multi-token prediction is a layer behind the last in directories
     guess_layers: ClassVar[bool] = False
     partial_rope: ClassVar[bool] = False  # whether a checkpoint may have a part of each head rotated
+    # gguf_outer, huggingface_outer: the names of tensors outside of layers, in addition to the usual ones
     gguf_outer: ClassVar[Mapping[str, str]] = {}
     huggingface_outer: ClassVar[Mapping[str, str]] = {}
+    # gguf_parts, huggingface_parts: Twostroke's names of a layer's tensors -> the format's names. `{}` stands for the
+    # expert's number; an expert's name without it is one 3-D tensor of all experts. Matrices of one name follow one
+    # another in that tensor.
     gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS
     huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
+    # gguf_guesser, huggingface_guesser: names of what a head of multi-token prediction has beside its layer, below the
+    # layer's number or "mtp."; empty if the family's files have none
     gguf_guesser: ClassVar[Mapping[str, str]] = {}
     huggingface_guesser: ClassVar[Mapping[str, str]] = {}
 

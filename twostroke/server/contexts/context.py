@@ -23,18 +23,15 @@ from twostroke.server.openai.schemas.chat import ChatBody
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A beginning of prompts under a name.
-
-    Attributes:
-        held: the whole pages of them, in the host; None for one of before a restart that was not asked for since.
-        created, expires: in seconds since 1970; one that is pinned expires at infinity.
-    """
+    """A beginning of prompts under a name."""
 
     name: str
     body: ContextBody  # what the client sent
     tokens: int  # number of its tokens as a prompt
+    # the whole pages of them, in the host; None for one of before a restart that was not asked for since
     held: HeldKV | None
     body_bytes: int  # size of the body as JSON
+    # created, expires: in seconds since 1970; one that is pinned expires at infinity
     created: float
     expires: float
     parent: str | None = None  # the name of the context that it goes on from, if it does

@@ -22,33 +22,28 @@ MAX_SHARE = 1 / 1000  # part of the time that snapshots may take
 
 
 class StepRecord(NamedTuple):
-    """A step, with the state after it.
-
-    Attributes:
-        prefill, decode: tokens computed in chunks and in decoding lanes, as in `StepReport`.
-        running, waiting, arriving: choices in each state.
-        used, cached, free: pages of the main model's pool: held by requests or values alone, held by prefix indexes,
-            free.
-        preemptions, evicted: totals so far: choices that lost their pages, pages of prefix indexes that lost their
-            frames.
-        ttft_us: TTFT of each request that got its first token; itl_us: gap before each further token. Of first
-            choices, by the definitions of `engine/timings.py`.
-    """
+    """A step, with the state after it."""
 
     number: int  # how many steps came before, since watching began
     at_us: int  # when it began; took_us: its duration. Microseconds; the first since watching began.
     took_us: int
+    # prefill, decode: tokens computed in chunks and in decoding lanes, as in `StepReport`
     prefill: int
     decode: int
     lanes: int  # strokes that it computed for
+    # running, waiting, arriving: choices in each state
     running: int
     waiting: int
     arriving: int
+    # used, cached, free: pages of the main model's pool: held by requests or values alone, held by prefix indexes, free
     used: int
     cached: int
     free: int
+    # preemptions, evicted: totals so far: choices that lost their pages, pages of prefix indexes that lost their frames
     preemptions: int
     evicted: int
+    # TTFT of each request that got its first token; itl_us: gap before each further token. Of first choices, by the
+    # definitions of `engine/timings.py`.
     ttft_us: tuple[int, ...]
     itl_us: tuple[int, ...]
 

@@ -32,16 +32,13 @@ _NAMES = Rule(tuple, optional=True, each=Rule(str, least=1), words="a list of na
 
 @dataclass(frozen=True)
 class Limits(Checked):
-    """What the calls of a key may use; without a limit everything. Checked on construction (InvalidRequest).
-
-    Attributes:
-        models, methods: those that may be used; None for all.
-    """
+    """What the calls of a key may use; without a limit everything. Checked on construction (InvalidRequest)."""
 
     requests_per_minute: int | None = integer(None, least=1)  # calls (POST); at most as many at once
     tokens_per_minute: int | None = integer(None, least=1)  # tokens of prompts and of answers
     max_parallel_requests: int | None = integer(None, least=1)  # calls (POST) in flight
     priority: int = integer(-100, least=-100, most=100)  # the soonest that a call may have: lower is sooner
+    # models, methods: those that may be used; None for all
     models: tuple[str, ...] | None = declare(None, _NAMES)
     methods: tuple[str, ...] | None = declare(None, _NAMES)
     private: bool = flag(False)  # its prefixes, contexts and stored responses are its own

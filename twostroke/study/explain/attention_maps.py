@@ -39,18 +39,15 @@ class AttentionArithmetic:
 
 @dataclass(frozen=True)
 class PromptAttention:
-    """The attention of a prompt.
+    """The attention of a prompt."""
 
-    Attributes:
-        layer, head: those that were asked for, shown first; head None is the mean over heads.
-        layers: the mean over heads of each layer with attention; of a long prompt, of `layer` alone.
-    """
-
+    # layer, head: those that were asked for, shown first; head None is the mean over heads
     layer: int
     head: int | None
     scale: float  # what scores are multiplied by
     window: int | None  # of this layer, in positions; None if a row sees everything before it
     starts: tuple[int, ...]  # index of the first entry of each cell, the same for rows and columns
+    # the mean over heads of each layer with attention; of a long prompt, of `layer` alone
     layers: tuple[AttentionHeatMap, ...]
     heads: tuple[AttentionHeatMap, ...]  # every head of `layer`
     arithmetic: AttentionArithmetic | None  # of `layer`; None if the prompt has more tokens than a map has cells

@@ -24,21 +24,18 @@ class AnswerRun:
 
 @dataclass(frozen=True)
 class CacheComparison:
-    """A prompt of `prompt` tokens with `steps` tokens generated, without and with the cache.
-
-    Attributes:
-        naive, cached: what really ran.
-        naive_formula, cached_formula: g p + g (g - 1) / 2 and p + g - 1, for p and g tokens.
-        ratio: of what was computed; usual_ratio: of the usual estimates, g p + g^2 / 2 and p + g, which also count the
-            last token, though no step enters it.
-    """
+    """A prompt of `prompt` tokens with `steps` tokens generated, without and with the cache."""
 
     prompt: int
     steps: int
+    # naive, cached: what really ran
     naive: AnswerRun
     cached: AnswerRun
+    # naive_formula, cached_formula: g p + g (g - 1) / 2 and p + g - 1, for p and g tokens
     naive_formula: int
     cached_formula: int
+    # of what was computed; usual_ratio: of the usual estimates, g p + g^2 / 2 and p + g, which also count the last
+    # token, though no step enters it
     ratio: float
     usual_ratio: float
     same_tokens: bool  # whether both ways made the same tokens

@@ -32,16 +32,13 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One step of a decode.
-
-    Attributes:
-        before, after: the cache.
-        attends: the entries that its row attends to most, mean over layers with attention and heads: (index, weight).
-    """
+    """One step of a decode."""
 
     token_in: ShownToken  # the token that the step enters, with the index of its entry
+    # before, after: the cache
     before: CacheSize
     after: CacheSize
+    # the entries that its row attends to most, mean over layers with attention and heads: (index, weight)
     attends: tuple[tuple[int, float], ...]
     candidates: tuple[Candidate, ...]  # what could come next
     token_out: Candidate  # what was sampled, and its probability

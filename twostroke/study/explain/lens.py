@@ -16,14 +16,11 @@ from twostroke.study.explain.shown_tokens import Candidate, candidates
 
 @dataclass(frozen=True)
 class LensLayer:
-    """The prediction of the head from one layer's hidden state.
-
-    Attributes:
-        probability, rank: those of the token that was sampled in the end; rank 1 is the likeliest.
-    """
+    """The prediction of the head from one layer's hidden state."""
 
     layer: int  # 0 is the embedding, i is after i layers
     candidates: tuple[Candidate, ...]  # the likeliest tokens
+    # probability, rank: those of the token that was sampled in the end; rank 1 is the likeliest
     probability: float
     rank: int
 

@@ -14,13 +14,10 @@ from twostroke.study.explain.step_work import StepWork
 
 @dataclass(frozen=True)
 class LayerTensor:
-    """One tensor on its way through a layer.
-
-    Attributes:
-        axes, dims: what each dimension counts, and its size.
-    """
+    """One tensor on its way through a layer."""
 
     name: str  # "Q", "scores", ..
+    # axes, dims: what each dimension counts, and its size
     axes: tuple[str, ...]
     dims: tuple[int, ...]
     made: str  # how it is made
@@ -43,13 +40,10 @@ class StoredLayers:
 
 @dataclass(frozen=True)
 class StoredStates:
-    """What recurrent layers keep in place of K and V.
-
-    Attributes:
-        heads, k_dim, v_dim: of a layer's state, float32; inputs: of its convolution, numbers that later tokens see.
-    """
+    """What recurrent layers keep in place of K and V."""
 
     layers: int  # their number
+    # heads, k_dim, v_dim: of a layer's state, float32; inputs: of its convolution, numbers that later tokens see
     heads: int
     k_dim: int
     v_dim: int

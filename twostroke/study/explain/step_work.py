@@ -12,23 +12,20 @@ READING, COMPUTING = "reading memory", "computing"
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of one or several steps.
-
-    Attributes:
-        linear_flops, attention_flops, head_flops: a multiplication and an addition are two.
-        flops, bytes: their sums.
-        predicted_s: seconds of each kind of work in the order above, at prices fitted to timed steps of this model on
-            this machine (`engine/calibration.py`). Products that reading hides take none.
-    """
+    """The work of one or several steps."""
 
     weight_bytes: float  # matrices, read once a step for all rows
     kv_bytes: float  # K and V of the entries that rows attend to
+    # linear_flops, attention_flops, head_flops: a multiplication and an addition are two
     linear_flops: float
     attention_flops: float
     head_flops: float
+    # flops, bytes: their sums
     flops: float
     bytes: float
     intensity: float  # FLOPs per byte
+    # seconds of each kind of work in the order above, at prices fitted to timed steps of this model on this machine
+    # (`engine/calibration.py`). Products that reading hides take none.
     predicted_s: tuple[float, ...]
     bound: str  # the kind that takes most of them: READING or COMPUTING
 

@@ -39,14 +39,12 @@ class WeightMatrix(NamedTuple):
 class LatentSizes(NamedTuple):
     """Multi-head latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434): an entry is one vector for all heads, of
     `kv` numbers, from which each head's key and value are made, and of `rope` numbers of a rotated key.
-
-    Attributes:
-        q, kv: ranks of queries (0 if they are made in one product), and of keys and values.
-        nope, rope, v: numbers of a head's key that are made and that are rotated, and of its value.
     """
 
+    # q, kv: ranks of queries (0 if they are made in one product), and of keys and values
     q: int
     kv: int
+    # nope, rope, v: numbers of a head's key that are made and that are rotated, and of its value
     nope: int
     rope: int
     v: int
@@ -60,21 +58,17 @@ class LatentSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerKind:
-    """`count` layers of the same sizes.
-
-    Attributes:
-        heads, kv_heads, head_dim: of attention; of a recurrent layer, the heads of its keys, and their size.
-        experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP.
-        joined: whether its inputs are a projection of an embedding and a hidden state (multi-token prediction).
-    """
+    """`count` layers of the same sizes."""
 
     count: int
+    # heads, kv_heads, head_dim: of attention; of a recurrent layer, the heads of its keys, and their size
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int  # intermediate size of the MLP, or of each expert; 0 if there is neither
     window: int | None = None  # a query attends to the last `window` entries; None for all
     gated: bool = True  # whether the MLP has three matrices (gate, up, down) or two (up, down)
+    # experts, chosen: experts in a layer, and those that each token passes through; 1 and 1 for an MLP
     experts: int = 1
     chosen: int = 1
     shared: int = 0  # intermediate size of an MLP that every token passes beside its experts; 0 for none
@@ -84,6 +78,7 @@ class LayerKind:
     state: RecurrentMixer | None = None  # of a recurrent layer, in place of attention
     latent: LatentSizes | None = None  # of MLA; it has one KV head, whose size is that of an entry, and `key_is_value`
     inputs: int = 0  # numbers that it gets of each token (per-layer embeddings)
+    # whether its inputs are a projection of an embedding and a hidden state (multi-token prediction)
     joined: bool = False
     other: int = 0  # parameters of one layer outside of its matrices: norms, biases, attention sinks
 

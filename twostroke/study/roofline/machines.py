@@ -24,15 +24,7 @@ SPREAD = (0.63, 1.10)
 
 @dataclass(frozen=True)
 class MachineSpec:
-    """One device. Rates are dense and per second.
-
-    Attributes:
-        flops: peak FLOP/s by dtype; "attention", where it is known, is that of scores and weighted values.
-        link, host: bytes/s one way to another device, and to host memory; None if unknown.
-        compute, memory_share, link_share: fractions of the peaks that are expected.
-        spread: times the predicted speed that engines reach at least and at most; (1, 1) where it is known.
-        disk, loopback: bytes/s read from a disk, and over TCP to itself; None if unknown.
-    """
+    """One device. Rates are dense and per second."""
 
     name: str
     title: str
@@ -40,16 +32,21 @@ class MachineSpec:
     kind: str
     memory: float  # bytes
     bandwidth: float  # bytes/s between memory and processor
+    # peak FLOP/s by dtype; "attention", where it is known, is that of scores and weighted values
     flops: Mapping[str, float]
+    # link, host: bytes/s one way to another device, and to host memory; None if unknown
     link: float | None
     host: float | None
+    # compute, memory_share, link_share: fractions of the peaks that are expected
     compute: float
     memory_share: float
     link_share: float
     link_latency: float | None = None  # seconds that an all-reduce of a few bytes takes; None if unknown
+    # disk, loopback: bytes/s read from a disk, and over TCP to itself; None if unknown
     disk: float | None = None
     loopback: float | None = None
     watts: float | None = None  # power of one device; None if unknown
+    # times the predicted speed that engines reach at least and at most; (1, 1) where it is known
     spread: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:

@@ -27,17 +27,15 @@ class WeightFormat:
     """Bytes per weight of each kind of matrix.
 
     A name says what is stored and what is multiplied: W4A8 is weights of 4 bits with activations of 8.
-
-    Attributes:
-        layer, expert, head, embedding: bytes per weight.
-        arithmetic: dtypes that products may be computed in, the fastest first; a machine takes the first it has.
     """
 
     name: str
+    # layer, expert, head, embedding: bytes per weight
     layer: float
     expert: float
     head: float
     embedding: float
+    # dtypes that products may be computed in, the fastest first; a machine takes the first it has
     arithmetic: tuple[str, ...]
     help: str  # one sentence
     engine: str = ""  # what `--weights` of this engine calls it; empty if this engine does not have it

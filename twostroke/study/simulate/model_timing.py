@@ -31,13 +31,10 @@ MAX_STEP_S = 8.0  # a step that would take longer is not timed
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Predicts steps, TTFT and ITL of one model.
-
-    Attributes:
-        step_s, token_s: what the engine adds to a step, and for each token that it makes.
-    """
+    """Predicts steps, TTFT and ITL of one model."""
 
     predictor: StepPredictor  # seconds of a step's kernels
+    # step_s, token_s: what the engine adds to a step, and for each token that it makes
     step_s: float = 0.0
     token_s: float = 0.0
     entered_s: float = 0.0  # for each token of a prompt
@@ -75,14 +72,11 @@ def time_model(llm: LLM, seconds: float, progress: Callable[[str], None] = lambd
 
 
 class ModelTimer:
-    """Times of steps and requests, round by round; medians of all rounds are fitted.
-
-    Attributes:
-        rounds: how many there were.
-    """
+    """Times of steps and requests, round by round; medians of all rounds are fitted."""
 
     def __init__(self, llm: LLM) -> None:
         """Takes each time once, which is not counted: much is allocated then."""
+        # rounds: how many there were
         self._llm, self._random, self.rounds = llm, np.random.default_rng(0), 0
         longest = llm.model.max_position
         contexts = [one for one in CONTEXTS if one + CHUNKS[-1] <= longest]

@@ -100,9 +100,6 @@ class SimulatedModel:
     A step occupies the device for the seconds of `costs.step`. Unless the device is asynchronous, the caller waits for
     it. Python adds `costs.host_s` to each step, and `costs.token_s` to each token. Every token is the last of the
     vocabulary, which prompts do not have.
-
-    Attributes:
-        steps: how many it has begun.
     """
 
     def __init__(
@@ -115,6 +112,7 @@ class SimulatedModel:
     ) -> None:
         self.config, self._clock, self.costs = config, clock, costs
         self._asynchronous, self._watch = asynchronous, watch
+        # steps: how many it has begun
         self.steps, self._device = 0, SimulatedDevice()
         self.token = Sampled(config.vocab_size - 1)
         self._right, self._luck = 1.0, random.Random(0)

@@ -8,20 +8,17 @@ from twostroke.study.traffic.requests import TrafficRequest
 
 @dataclass(eq=False)
 class SimulatedRequest:
-    """One request, which may move between workers.
-
-    Attributes:
-        tokens: when its tokens were handed to the user, by workers that it has left.
-        cached, entered: prompt tokens that were found in a prefix index, and those that were not.
-    """
+    """One request, which may move between workers."""
 
     number: int  # its place in the order of arrival
     asked: TrafficRequest  # its prompt and how many tokens it wants
     arrival: float  # when it came
+    # when its tokens were handed to the user, by workers that it has left
     tokens: list[float] = field(default_factory=list[float])
     scheduled: float | None = None  # when it was first computed on; None before
     requeued_s: float = 0.0  # seconds in the queue of an engine that had preempted it
     ended: float | None = None  # when its last token came; None before
+    # cached, entered: prompt tokens that were found in a prefix index, and those that were not
     cached: int = 0
     entered: int = 0
     moves: int = 0  # how often it began again, since a worker died or a transfer was lost

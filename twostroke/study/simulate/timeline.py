@@ -10,20 +10,16 @@ BATCH = 4096  # steps that are added up together, since array operations cost th
 
 
 class TimelineInterval(NamedTuple):
-    """What all workers did in an interval, or one in a step.
+    """What all workers did in an interval, or one in a step."""
 
-    Attributes:
-        busy_s: seconds in which devices worked, of all workers together.
-        prefill, decode: tokens entered in chunks, and in single rows.
-        flops, bytes: FLOPs, and bytes of weights and KV read.
-        running_s, waiting_s, page_s: choices that ran, that waited, and used pages, times seconds, of all workers.
-    """
-
-    busy_s: float = 0.0
+    busy_s: float = 0.0  # seconds in which devices worked, of all workers together
+    # prefill, decode: tokens entered in chunks, and in single rows
     prefill: float = 0.0
     decode: float = 0.0
+    # flops, bytes: FLOPs, and bytes of weights and KV read
     flops: float = 0.0
     bytes: float = 0.0
+    # running_s, waiting_s, page_s: choices that ran, that waited, and used pages, times seconds, of all workers
     running_s: float = 0.0
     waiting_s: float = 0.0
     page_s: float = 0.0

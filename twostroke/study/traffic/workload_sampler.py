@@ -44,13 +44,10 @@ def sharegpt(count: int, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WorkloadSampler:
-    """How requests are drawn.
-
-    Attributes:
-        inputs, outputs: tokens of prompts (after their prefix) and answers; None for lengths as in ShareGPT.
-    """
+    """How requests are drawn."""
 
     requests: int  # how many
+    # inputs, outputs: tokens of prompts (after their prefix) and answers; None for lengths as in ShareGPT
     inputs: TokenRange | None
     outputs: TokenRange | None
     prefix_tokens: int = 0  # how many first tokens all prompts of a group share

@@ -50,13 +50,10 @@ class PageFile:
 
 
 class Directory:
-    """An open directory.
-
-    Attributes:
-        root: its path; ledger: what it takes; writable: False if nothing can be written there.
-    """
+    """An open directory."""
 
     def __init__(self, root: Path, ledger: Ledger, writable: bool) -> None:
+        # root: its path; ledger: what it takes; writable: False if nothing can be written there
         self.root, self.ledger, self.writable = root, ledger, writable
         self.pages, self.owners = root / "pages", root / "owners"
 

@@ -41,16 +41,13 @@ UNAVAILABLE = (CircuitOpen, ServerUnavailable, CallTimedOut)  # what a call may 
 
 
 class ConnectionPool:
-    """A bounded pool of connections to one server, behind a circuit.
-
-    Attributes:
-        where: the URL without user, password and options.
-        circuit: of connecting and asking; writing: of writing alone, which a full server refuses.
-    """
+    """A bounded pool of connections to one server, behind a circuit."""
 
     def __init__(self, url: str, most: int = MAX_CONNECTIONS) -> None:
         """Checks the URL's form and connects to nothing. Raises KVError."""
+        # where: the URL without user, password and options
         self.where, self._class, self._options = _parse(url)
+        # circuit: of connecting and asking; writing: of writing alone, which a full server refuses
         self.circuit, self.writing = CircuitBreaker(), CircuitBreaker()
         self.idle: list[RedisConnection] = []
         self._changed = Monitor()

@@ -12,7 +12,6 @@ import numpy as np
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_GUESSER,
@@ -41,24 +40,6 @@ class DeepSeekV2(Family):
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v2",)
     transformers = "DeepseekV2ForCausalLM"
     latent = True
-    defaults: ClassVar = {
-        **DEFAULTS,
-        "vocab_size": 102400,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 1407,
-        "first_k_dense_replace": 0,
-        "routed_scaling_factor": 1.0,
-        "norm_topk_prob": False,
-        "topk_method": "greedy",
-    }
     gguf_keys: ClassVar = {
         **GGUF_EXPERT_KEYS,
         "kv_lora_rank": "attention.kv_lora_rank",

@@ -15,7 +15,6 @@ from twostroke.errors import CheckpointError
 from twostroke.models.config import GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     MATRICES,
@@ -36,24 +35,6 @@ class FalconH1(Mamba2Family):
     gguf = "falcon-h1"
     model_types = ("falcon_h1",)
     transformers = "FalconH1ForCausalLM"
-    defaults: ClassVar[Mapping[str, object]] = {
-        **DEFAULTS,
-        "vocab_size": 128000,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8192,
-        "mamba_d_ssm": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_norm_before_gate": True,
-        "mamba_rms_norm": False,
-        "mlp_multipliers": [1.0, 1.0],
-        "ssm_multipliers": [1.0] * 5,
-    }
     huggingface_outer: ClassVar = {"norm": "final_layernorm.weight"}
     huggingface_parts: ClassVar = (
         HUGGINGFACE_PARTS

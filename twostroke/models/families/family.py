@@ -4,9 +4,12 @@ A family is described once for both formats. It reads a `ConfigSource` by the ke
 `Family.gguf_keys` translate them to the keys of GGUF files.
 """
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, cached_property
+from importlib.resources import files
 from typing import Any, ClassVar
 
 import numpy as np
@@ -100,17 +103,6 @@ POST_NORMS_GGUF = {"attn_post_norm": "post_attention_norm.weight", "mlp_post_nor
 FUSED_MLP_GGUF = GGUF_PARTS | {"gate": "ffn_up.weight"}
 FUSED_MLP_HUGGINGFACE = HUGGINGFACE_PARTS | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj.weight")
 
-# Defaults of most families' configuration classes for absent keys.
-DEFAULTS: dict[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e4,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "vocab_size": 32000,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 # The names in transformers' `activations.py`, several of which stand for one function.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -131,7 +123,6 @@ class Family(ABC):
     gguf: ClassVar[str | None]  # its `general.architecture`; None if its GGUF files use another family's name
     model_types: ClassVar[tuple[str, ...]]  # its values of `model_type` in config.json
     transformers: ClassVar[str]  # its class in transformers, for config.json files that are written
-    defaults: ClassVar[Mapping[str, Any]]  # defaults of config.json's keys, as in transformers' configuration class
     gguf_keys: ClassVar[Mapping[str, str]] = {}  # config.json's key -> GGUF's, in addition to `GGUF_KEYS`
     gguf_defaults: ClassVar[Mapping[str, Any]] = {}  # defaults of config.json's keys for GGUF files
     # whether its layers have latent entries (MLA), which GGUF's sizes of heads are those of
@@ -152,6 +143,12 @@ class Family(ABC):
     gguf_guesser: ClassVar[Mapping[str, str]] = {}
     huggingface_guesser: ClassVar[Mapping[str, str]] = {}
 
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """Defaults of config.json's keys: those of the nearest class that `defaults.toml` has, or the usual ones."""
+        stated, names = _stated_defaults(), (getattr(one, "name", "") for one in type(self).__mro__)
+        return next((stated[name] for name in names if name in stated), stated["usual"])
+
     @abstractmethod
     def describe(self, source: ConfigSource) -> ModelConfig:
         """Describe the model.
@@ -171,6 +168,15 @@ class Family(ABC):
     def transforms(self, config: ModelConfig, format: str) -> dict[str, Transform]:
         """Conversions, by Twostroke name, that a loader applies to tensors of a format ("gguf", "huggingface")."""
         return {}
+
+
+@cache
+def _stated_defaults() -> dict[str, dict[str, Any]]:
+    tables = tomllib.loads(files("twostroke.models.families").joinpath("defaults.toml").read_text())
+    for table in tables.values():  # a table is like one before it
+        stated = tables.get(table.pop("like", ""), {}) | dict.fromkeys(table.pop("null", ())) | table
+        table.update(stated)
+    return tables
 
 
 def model_of(source: ConfigSource, family: Family, layers: Sequence[Layer], **scales: Any) -> ModelConfig:

@@ -14,14 +14,6 @@ class Gemma2(Gemma3):
     name = gguf = "gemma2"
     model_types = ("gemma2",)
     transformers = "Gemma2ForCausalLM"
-    defaults: ClassVar = {
-        **Gemma3.defaults,
-        **CAPS,
-        "vocab_size": 256000,
-        "max_position_embeddings": 8192,
-        "rope_theta": 1e4,
-        "sliding_window_pattern": 2,
-    }
     gguf_defaults: ClassVar = {**CAPS, "sliding_window_pattern": 2}
     layers_of_27b = 46
 

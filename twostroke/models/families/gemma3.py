@@ -31,25 +31,6 @@ class Gemma3(Family):
     name = gguf = "gemma3"
     model_types = ("gemma3_text", "gemma3")  # "gemma3" has vision; its config contains the text model's
     transformers = "Gemma3ForCausalLM"
-    defaults: ClassVar = {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "rms_norm_eps": 1e-6,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": PATTERN,
-        "tie_word_embeddings": True,
-        "use_bidirectional_attention": None,
-    }
     gguf_defaults: ClassVar = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": PATTERN}
     gguf_parts = GGUF_PARTS | POST_NORMS_GGUF
     # Gemma also has a norm after attention, so the norm before the MLP has another name than in other families.

@@ -31,29 +31,6 @@ class Gemma4(Family):
     name = gguf = "gemma4"
     model_types = ("gemma4_text", "gemma4")  # "gemma4" has vision and audio; its config contains the text model's
     transformers = "Gemma4ForCausalLM"
-    defaults: ClassVar = {
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "rms_norm_eps": 1e-6,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-        "sliding_window": 512,
-        "sliding_window_pattern": PATTERN,
-        "tie_word_embeddings": True,
-        "hidden_size_per_layer_input": 256,
-        "final_logit_softcapping": None,
-        "use_bidirectional_attention": None,  # "vision": not of text
-    }
     gguf_keys: ClassVar = {
         "head_dim_swa": "attention.key_length_swa",
         "hidden_size_per_layer_input": "embedding_length_per_layer_input",

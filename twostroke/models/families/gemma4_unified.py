@@ -1,7 +1,5 @@
 """Gemma 4 12B (text): the layers of Gemma 4, in files whose images and sounds go straight to the model."""
 
-from typing import ClassVar
-
 from twostroke.models.families.gemma4 import Gemma4
 
 
@@ -10,9 +8,3 @@ class Gemma4Unified(Gemma4):
     gguf = None  # its files are those of `Gemma4`
     model_types = ("gemma4_unified_text", "gemma4_unified")
     transformers = "Gemma4UnifiedForCausalLM"
-    defaults: ClassVar = {
-        **Gemma4.defaults,
-        "max_position_embeddings": 262144,
-        "sliding_window": 1024,
-        "hidden_size_per_layer_input": None,
-    }

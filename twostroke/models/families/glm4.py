@@ -5,7 +5,6 @@ from typing import ClassVar
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     FUSED_MLP_GGUF,
     FUSED_MLP_HUGGINGFACE,
     POST_NORMS_GGUF,
@@ -23,17 +22,6 @@ class Glm4(Family):
     model_types: ClassVar[tuple[str, ...]] = ("glm4",)
     transformers = "Glm4ForCausalLM"
     partial_rope = True
-    defaults = DEFAULTS | {
-        "vocab_size": 151552,
-        "intermediate_size": 13696,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1.5625e-7,
-        "attention_bias": True,
-        "partial_rotary_factor": 0.5,
-    }
     gguf_parts = FUSED_MLP_GGUF | POST_NORMS_GGUF
     huggingface_parts = FUSED_MLP_HUGGINGFACE | {
         "attn_post_norm": "post_self_attn_layernorm.weight",

@@ -6,7 +6,6 @@ from typing import ClassVar
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
@@ -26,31 +25,6 @@ class GptOss(Family):
     name, gguf = "gpt_oss", "gpt-oss"
     model_types = ("gpt_oss",)
     transformers = "GptOssForCausalLM"
-    defaults: ClassVar = {
-        **DEFAULTS,
-        **SWIGLU,
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-        "sliding_window": 128,
-        "sliding_window_pattern": 2,
-        "attention_bias": True,
-    }
     gguf_keys: ClassVar = {**GGUF_EXPERT_KEYS, "intermediate_size": "expert_feed_forward_length"}
     gguf_defaults: ClassVar = {"sliding_window_pattern": 2, "rope.scaling.truncate": False}
     gguf_parts: ClassVar = {

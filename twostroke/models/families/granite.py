@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, attention_of, mlp_of, model_of
+from twostroke.models.families.family import attention_of, mlp_of, model_of
 from twostroke.models.families.llama import Llama
 from twostroke.models.rope import NO_ROPE
 
@@ -15,14 +15,6 @@ class Granite(Llama):
     name = gguf = "granite"
     model_types: ClassVar[tuple[str, ...]] = ("granite",)
     transformers = "GraniteForCausalLM"
-    defaults = DEFAULTS | {
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "embedding_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    }
     gguf_keys: ClassVar = {
         "embedding_multiplier": "embedding_scale",
         "attention_multiplier": "attention.scale",

@@ -29,18 +29,6 @@ class GraniteHybrid(Mamba2Family, Granite):
     name, gguf = "granitemoehybrid", "granitehybrid"
     model_types = ("granitemoehybrid",)
     transformers = "GraniteMoeHybridForCausalLM"
-    defaults: ClassVar = {
-        **Granite.defaults,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-    }
     huggingface_parts: ClassVar = (
         HUGGINGFACE_PARTS
         | SHARED

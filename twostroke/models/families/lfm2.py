@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, GGUF_PARTS, HUGGINGFACE_PARTS, Family, attention_of, model_of
+from twostroke.models.families.family import GGUF_PARTS, HUGGINGFACE_PARTS, Family, attention_of, model_of
 from twostroke.models.families.hybrid_layers import FULL, hybrid_kinds, kv_heads
 from twostroke.models.recurrent import ShortConvolution
 
@@ -13,20 +13,6 @@ class Lfm2(Family):
     name = gguf = "lfm2"
     model_types: ClassVar[tuple[str, ...]] = ("lfm2",)
     transformers = "Lfm2ForCausalLM"
-    defaults: ClassVar = DEFAULTS | {
-        "vocab_size": 65536,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 128_000,
-        "norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
-        "conv_L_cache": 3,
-        "block_multiple_of": 256,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": True,
-    }
     huggingface_outer: ClassVar = {"norm": "embedding_norm.weight"}
     huggingface_parts: ClassVar = (
         HUGGINGFACE_PARTS

@@ -15,18 +15,6 @@ class Lfm2MoE(Lfm2):
     name = gguf = "lfm2moe"
     model_types = ("lfm2_moe",)
     transformers = "Lfm2MoeForCausalLM"
-    defaults: ClassVar = {
-        **Lfm2.defaults,
-        "hidden_size": 2048,
-        "intermediate_size": 7168,
-        "moe_intermediate_size": 1792,
-        "num_dense_layers": 2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "use_expert_bias": True,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
-    }
     huggingface_parts: ClassVar = {
         **Lfm2.huggingface_parts,
         "router": "feed_forward.gate.weight",

@@ -3,7 +3,6 @@
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
@@ -21,7 +20,6 @@ class Llama(Family):
     name = gguf = "llama"
     model_types = ("llama",)
     transformers = "LlamaForCausalLM"
-    defaults = DEFAULTS | {"intermediate_size": 11008, "max_position_embeddings": 2048}
     gguf_keys = GGUF_EXPERT_KEYS
     gguf_parts = GGUF_PARTS | GGUF_EXPERT_PARTS
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from twostroke.models.config import Layer, ModelConfig, QueryGrowth
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, attention_of, mlp_of, model_of
+from twostroke.models.families.family import attention_of, mlp_of, model_of
 from twostroke.models.families.llama import Llama
 
 
@@ -12,24 +12,6 @@ class Ministral3(Llama):
     name, gguf = "ministral3", "mistral3"
     model_types = ("ministral3",)
     transformers = "Ministral3ForCausalLM"
-    defaults = DEFAULTS | {
-        "vocab_size": 131072,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 34,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 262144,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    }
     gguf_keys: ClassVar = {
         "llama_4_scaling_beta": "attention.temperature_scale",
         "original_max_position_embeddings": "rope.scaling.original_context_length",

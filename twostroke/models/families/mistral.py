@@ -2,19 +2,13 @@
 
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, Family, attention_of, mlp_of, model_of
+from twostroke.models.families.family import Family, attention_of, mlp_of, model_of
 
 
 class Mistral(Family):
     name, gguf = "mistral", None
     model_types = ("mistral", "mistral3")  # "mistral3" has vision; its config contains the text model's
     transformers = "MistralForCausalLM"
-    defaults = DEFAULTS | {
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    }
 
     def describe(self, source: ConfigSource) -> ModelConfig:
         if source.get("layer_types") is not None:

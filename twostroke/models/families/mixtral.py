@@ -2,22 +2,13 @@
 
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, HUGGINGFACE_PARTS, Family, attention_of, experts_of, model_of
+from twostroke.models.families.family import HUGGINGFACE_PARTS, Family, attention_of, experts_of, model_of
 
 
 class Mixtral(Family):
     name, gguf = "mixtral", None
     model_types = ("mixtral",)
     transformers = "MixtralForCausalLM"
-    defaults = DEFAULTS | {
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    }
     huggingface_parts = HUGGINGFACE_PARTS | {
         "router": "block_sparse_moe.gate.weight",
         "experts.gate": "block_sparse_moe.experts.{}.w1.weight",

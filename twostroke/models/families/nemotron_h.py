@@ -4,14 +4,12 @@ A layer of a file is one of these alone (NVIDIA 2025, arXiv:2504.03624); ours is
 it, if there is one. Steps of Mamba-2 have no least size, as in llama.cpp and vLLM; transformers has one in prefills.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import MAX_COUNT, ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
@@ -48,28 +46,6 @@ class NemotronH(Mamba2Family):
     model_types: ClassVar[tuple[str, ...]] = ("nemotron_h",)
     transformers = "NemotronHForCausalLM"
     inner = MLP  # what is not a mixer, in GGUF files
-    defaults: ClassVar[Mapping[str, object]] = {
-        **DEFAULTS,
-        "vocab_size": 131072,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-        "intermediate_size": 21504,
-        "layer_norm_epsilon": 1e-5,
-        "mlp_hidden_act": "relu2",
-        "ssm_state_size": 128,
-        "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "conv_kernel": 4,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 7688,
-        "moe_shared_expert_intermediate_size": 7688,
-        "routed_scaling_factor": 1.0,
-        "norm_topk_prob": True,
-    }
     huggingface_outer: ClassVar = {"embed": "embeddings.weight", "norm": "norm_f.weight"}
     huggingface_parts: ClassVar = (
         {ours: theirs.replace("self_attn.", "mixer.") for ours, theirs in HUGGINGFACE_PARTS.items()}

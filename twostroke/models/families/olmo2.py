@@ -10,7 +10,6 @@ from typing import ClassVar
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
     POST_NORMS_GGUF,
@@ -27,12 +26,6 @@ class Olmo2(Family):
     gguf: ClassVar[str | None] = "olmo2"
     model_types: ClassVar[tuple[str, ...]] = ("olmo2",)
     transformers = "Olmo2ForCausalLM"
-    defaults = DEFAULTS | {
-        "vocab_size": 50304,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-    }
     gguf_defaults: ClassVar = {"sliding_window_pattern": 4}
     gguf_parts = GGUF_PARTS | POST_NORMS_GGUF
     huggingface_parts = HUGGINGFACE_PARTS | {

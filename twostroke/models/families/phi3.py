@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     FUSED_MLP_GGUF,
     FUSED_MLP_HUGGINGFACE,
     Family,
@@ -22,14 +21,6 @@ class Phi3(Family):
     model_types = ("phi3",)
     transformers = "Phi3ForCausalLM"
     partial_rope = True
-    defaults = DEFAULTS | {
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-    }
     gguf_parts = FUSED_MLP_GGUF | dict.fromkeys("qkv", "attn_qkv.weight")
     huggingface_parts: ClassVar = FUSED_MLP_HUGGINGFACE | dict.fromkeys("qkv", "self_attn.qkv_proj.weight")
 

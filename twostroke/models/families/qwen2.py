@@ -5,24 +5,14 @@ from typing import Any, ClassVar
 
 from twostroke.models.config import Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, Family, attention_of, mlp_of, model_of
+from twostroke.models.families.family import Family, attention_of, mlp_of, model_of
 from twostroke.models.families.windows import windows_by_type
-
-QWEN_DEFAULTS = DEFAULTS | {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "sliding_window": 4096,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 28,
-}
 
 
 class Qwen2(Family):
     name = gguf = "qwen2"
     model_types = ("qwen2",)
     transformers = "Qwen2ForCausalLM"
-    defaults = QWEN_DEFAULTS
     switches: ClassVar[Mapping[str, Any]] = {"bias": True, "output_bias": False}
 
     def describe(self, source: ConfigSource) -> ModelConfig:

@@ -14,16 +14,6 @@ class Qwen2MoE(Qwen3MoE):
     model_types = ("qwen2_moe",)
     transformers = "Qwen2MoeForCausalLM"
     switches = Qwen2.switches
-    defaults: ClassVar = {
-        **Qwen3MoE.defaults,
-        "intermediate_size": 5632,
-        "num_key_value_heads": 16,
-        "num_attention_heads": 16,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-    }
     gguf_keys: ClassVar = {**Qwen3MoE.gguf_keys, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
     gguf_defaults: ClassVar = {"norm_topk_prob": False, "decoder_sparse_step": 1}
     gguf_parts: ClassVar = {

@@ -2,12 +2,11 @@
 
 from typing import ClassVar
 
-from twostroke.models.families.qwen2 import QWEN_DEFAULTS, Qwen2
+from twostroke.models.families.qwen2 import Qwen2
 
 
 class Qwen3(Qwen2):
     name = gguf = "qwen3"
     model_types = ("qwen3",)
     transformers = "Qwen3ForCausalLM"
-    defaults = QWEN_DEFAULTS | {"head_dim": 128}
     switches: ClassVar = {"qk_norm": True}

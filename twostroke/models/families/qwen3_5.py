@@ -8,7 +8,6 @@ import numpy as np
 from twostroke.models.config import Attention, Experts, GatedMLP, Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
 from twostroke.models.families.family import (
-    DEFAULTS,
     GGUF_GUESSER,
     GGUF_PARTS,
     HUGGINGFACE_PARTS,
@@ -32,21 +31,6 @@ class Qwen3_5(Family):  # the version is part of the name
     model_types = ("qwen3_5_text", "qwen3_5")  # "qwen3_5" has vision; its config contains the text model's
     transformers = "Qwen3_5ForCausalLM"
     partial_rope = True
-    defaults: ClassVar = DEFAULTS | {
-        "vocab_size": 248320,
-        "intermediate_size": 12288,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 32768,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-    }
     huggingface_parts: ClassVar = (
         HUGGINGFACE_PARTS
         | dict.fromkeys(("q", "q_gate"), "self_attn.q_proj.weight")

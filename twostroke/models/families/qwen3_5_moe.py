@@ -16,16 +16,6 @@ class Qwen3_5MoE(Qwen3_5):  # the version is part of the name
     name, gguf = "qwen3_5_moe", "qwen35moe"
     model_types = ("qwen3_5_moe_text", "qwen3_5_moe")
     transformers = "Qwen3_5MoeForCausalLM"
-    defaults: ClassVar = {
-        **Qwen3_5.defaults,
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-    }
     gguf_keys: ClassVar = {**Qwen3_5.gguf_keys, **Qwen2MoE.gguf_keys}
     huggingface_parts: ClassVar = {
         **Qwen3_5.huggingface_parts,

@@ -12,7 +12,7 @@ from twostroke.models.families.family import (
     experts_of,
     mlp_of,
 )
-from twostroke.models.families.qwen2 import QWEN_DEFAULTS, uses_windows
+from twostroke.models.families.qwen2 import uses_windows
 from twostroke.models.families.qwen3 import Qwen3
 
 
@@ -20,18 +20,6 @@ class Qwen3MoE(Qwen3):
     name = gguf = "qwen3moe"
     model_types = ("qwen3_moe",)
     transformers = "Qwen3MoeForCausalLM"
-    defaults = QWEN_DEFAULTS | {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": None,
-    }
     gguf_keys = GGUF_EXPERT_KEYS
     gguf_defaults: ClassVar = {"norm_topk_prob": True, "decoder_sparse_step": 1}
     gguf_parts = GGUF_PARTS | GGUF_EXPERT_PARTS

@@ -15,15 +15,6 @@ class Qwen3Next(Qwen3_5MoE):
     name, gguf = "qwen3_next", "qwen3next"
     model_types = ("qwen3_next",)
     transformers = "Qwen3NextForCausalLM"
-    defaults: ClassVar = {
-        **Qwen3_5MoE.defaults,
-        "vocab_size": 151936,
-        "num_hidden_layers": 48,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-    }
     gguf_defaults: ClassVar = {**Qwen3_5MoE.gguf_defaults, "norm_topk_prob": True, "decoder_sparse_step": 1}
     huggingface_parts: ClassVar = {
         **Qwen3_5MoE.huggingface_parts,

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from twostroke.models.config import Layer, ModelConfig
 from twostroke.models.families.config_source import ConfigSource
-from twostroke.models.families.family import DEFAULTS, attention_of, mlp_of, model_of
+from twostroke.models.families.family import attention_of, mlp_of, model_of
 from twostroke.models.families.llama import Llama
 from twostroke.models.rope import NO_ROPE
 
@@ -14,18 +14,6 @@ class SmolLM3(Llama):
     name = gguf = "smollm3"
     model_types = ("smollm3",)
     transformers = "SmolLM3ForCausalLM"
-    defaults = DEFAULTS | {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "rope_theta": 2e6,
-        "no_rope_layer_interval": 4,
-        "tie_word_embeddings": True,
-    }
     gguf_keys: ClassVar = {}  # no experts
     gguf_defaults: ClassVar = {"no_rope_layer_interval": 4}  # llama.cpp knows no other
 

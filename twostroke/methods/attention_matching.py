@@ -28,15 +28,12 @@ MIN_SHARE = 1e-9  # of the mass, below which no query says anything of an entry
 
 @dataclass(frozen=True)
 class AttentionMatching(ByHead, name="attention-matching"):
-    """Decode from fewer entries with fitted biases and values.
-
-    Attributes:
-        queries: how many of the prompt's last tokens give the queries.
-        ridge: how much a value resists its change, as a share of the mean square of weights.
-    """
+    """Decode from fewer entries with fitted biases and values."""
 
     sinks: int = integer(4, least=0)
+    # how many of the prompt's last tokens give the queries
     queries: int = integer(MAX_OBSERVED, least=1, most=MAX_OBSERVED)
+    # how much a value resists its change, as a share of the mean square of weights
     ridge: float = number(0.01, above=0)
 
     def __post_init__(self) -> None:

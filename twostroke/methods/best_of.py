@@ -13,14 +13,11 @@ class BestOf(Method, name="best-of"):
 
     The candidates share the prompt's pages and differ by their random streams, so at a temperature of 0 they
     are all equal.
-
-    Attributes:
-        candidates: how many to decode.
     """
 
     goes_on = True
 
-    candidates: int = integer(4, least=1, most=64)
+    candidates: int = integer(4, least=1, most=64)  # how many to decode
 
     def program(self, prompt: Prompt) -> Program:
         kv = yield Prefill(prompt)

@@ -26,14 +26,10 @@ Choice = Generator[Stroke, Any, tuple[KVCache, np.ndarray]]  # strokes, then a v
 
 @dataclass(frozen=True)
 class ChosenOnce(Repeat):
-    """Repetition's prefill (once, unless `times` says more), then decoding from some of its entries.
-
-    Attributes:
-        sinks: how many of the very first entries always stay.
-    """
+    """Repetition's prefill (once, unless `times` says more), then decoding from some of its entries."""
 
     times: int | str | tuple[str, ...] = 1
-    sinks: int = integer(0, least=0)
+    sinks: int = integer(0, least=0)  # how many of the very first entries always stay
     keep: str = "all"
 
     def kept_so_far(self, prompt: Prompt, kv: KVCache) -> None:
@@ -54,22 +50,16 @@ class ChosenOnce(Repeat):
 
 @dataclass(frozen=True)
 class RankedByHead(ChosenOnce):
-    """Decoding from the entries of each head that are worth most.
+    """Decoding from the entries of each head that are worth most."""
 
-    Attributes:
-        ratio: the share of the entries that each head keeps.
-        budget: how many it keeps, instead of a ratio; sinks and the newest are among them.
-        newest: how many of the last entries always stay.
-        budgets: whether heads keep "equal" numbers; or as many as are among the best of their layer ("ada"); or lower
-            layers keep more ("pyramid"). See `budgets`.
-        floor: with "ada", the share of the mean that each head keeps in any case.
-    """
-
-    ratio: float = number(0.5, above=0, most=1)
+    ratio: float = number(0.5, above=0, most=1)  # the share of the entries that each head keeps
+    # how many it keeps, instead of a ratio; sinks and the newest are among them
     budget: int | None = integer(None, least=1)
-    newest: int = integer(1, least=1)
+    newest: int = integer(1, least=1)  # how many of the last entries always stay
+    # whether heads keep "equal" numbers; or as many as are among the best of their layer ("ada"); or lower layers keep
+    # more ("pyramid"). See `budgets`.
     budgets: str = text("equal", choices=KINDS)
-    floor: float = number(0.2, least=0, most=1)
+    floor: float = number(0.2, least=0, most=1)  # with "ada", the share of the mean that each head keeps in any case
 
     def __post_init__(self) -> None:
         super().__post_init__()

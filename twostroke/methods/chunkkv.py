@@ -18,15 +18,10 @@ from twostroke.methods.by_head import MAX_OBSERVED, ByHead
 
 @dataclass(frozen=True)
 class ChunkKV(ByHead, name="chunkkv"):
-    """Decode from the chunks that the prompt's last tokens attend to most.
+    """Decode from the chunks that the prompt's last tokens attend to most."""
 
-    Attributes:
-        newest: the observation window, which always stays.
-        chunk: how many entries a chunk has.
-    """
-
-    newest: int = integer(16, least=1, most=MAX_OBSERVED)
-    chunk: int = integer(10, least=1)
+    newest: int = integer(16, least=1, most=MAX_OBSERVED)  # the observation window, which always stays
+    chunk: int = integer(10, least=1)  # how many entries a chunk has
 
     @property
     def observed(self) -> int:

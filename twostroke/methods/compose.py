@@ -21,15 +21,11 @@ from twostroke.methods.registry import method
 
 @dataclass(frozen=True)
 class Compose(Method, name="compose"):
-    """Prefill as one technique does, and decode as another does with its prompt.
+    """Prefill as one technique does, and decode as another does with its prompt."""
 
-    Attributes:
-        first: the technique that makes the prompt, as NAME or NAME:KEY=VALUE+KEY=VALUE. It keeps all it prefills.
-        then: the technique that chooses among its entries.
-    """
-
+    # the technique that makes the prompt, as NAME or NAME:KEY=VALUE+KEY=VALUE. It keeps all it prefills.
     first: str = text("repeat:keep=all", least=1)
-    then: str = text("snap", least=1)
+    then: str = text("snap", least=1)  # the technique that chooses among its entries
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,17 +27,11 @@ MAX_KEEP_TEXTS = 64  # texts to keep: a limit for requests over HTTP
 
 @dataclass(frozen=True)
 class Compression:
-    """A summary of what was dropped.
+    """A summary of what was dropped."""
 
-    Attributes:
-        dropped_tokens: of the prompt, those of dropped passages included.
-        dropped_passages: passages that went as a whole.
-        scored_tokens: what the scoring model was given to read.
-    """
-
-    dropped_tokens: int
-    dropped_passages: int
-    scored_tokens: int
+    dropped_tokens: int  # of the prompt, those of dropped passages included
+    dropped_passages: int  # passages that went as a whole
+    scored_tokens: int  # what the scoring model was given to read
 
 
 @dataclass(frozen=True)
@@ -47,27 +41,19 @@ class Compress(Method, name="compress"):
     Passages are parted by blank lines; in a text that has none, by lines. Never dropped: the chat template, system
     messages, assistants' messages after the last user's, and what the parameters say. Special tokens, and the line
     break behind a passage, go only with the whole passage.
-
-    Attributes:
-        ratio: the share of the prompt's tokens that is kept.
-        budget: how many tokens are kept, instead of a ratio. What must stay whole may exceed either.
-        scorer: the model whose surprise counts: the engine's own ("self"), or the "student" or "draft" beside it.
-        first: how many passages at the beginning stay whole, such as an instruction.
-        last: how many passages at the end of the last user's text stay whole: the question.
-        keep: texts that stay whole wherever they are.
-        numbers: whether words that have digits stay whole; they go only with the whole passage.
-        segment: how many tokens are judged at once.
-        slack: passages stay until they have this many times the tokens that are kept in the end (the paper's k).
     """
 
-    ratio: float = number(0.5, above=0, most=1)
+    ratio: float = number(0.5, above=0, most=1)  # the share of the prompt's tokens that is kept
+    # how many tokens are kept, instead of a ratio. What must stay whole may exceed either.
     budget: int | None = integer(None, least=1)
+    # the model whose surprise counts: the engine's own ("self"), or the "student" or "draft" beside it
     scorer: str = text("self", choices=("self", "student", "draft"))
-    first: int = integer(0, least=0)
-    last: int = integer(1, least=0)
-    keep: str | tuple[str, ...] = ()
-    numbers: bool = flag(True)
-    segment: int = integer(100, least=1)
+    first: int = integer(0, least=0)  # how many passages at the beginning stay whole, such as an instruction
+    last: int = integer(1, least=0)  # how many passages at the end of the last user's text stay whole: the question
+    keep: str | tuple[str, ...] = ()  # texts that stay whole wherever they are
+    numbers: bool = flag(True)  # whether words that have digits stay whole; they go only with the whole passage
+    segment: int = integer(100, least=1)  # how many tokens are judged at once
+    # passages stay until they have this many times the tokens that are kept in the end (the paper's k)
     slack: float = number(2.0, least=1)
 
     def __post_init__(self) -> None:

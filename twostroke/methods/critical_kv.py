@@ -37,21 +37,14 @@ SCORERS: dict[str, RankedByHead] = {
 
 @dataclass(frozen=True)
 class CriticalKV(RankedByHead, name="critical-kv"):
-    """Decode from the entries of most attention, and from those of most attention times the norm of W_O V.
+    """Decode from the entries of most attention, and from those of most attention times the norm of W_O V."""
 
-    Attributes:
-        by: the attention: "snap" takes that of the newest entries, as SnapKV does; else another technique's.
-        newest: with "snap", the observation window, which always stays.
-        kernel: with "snap", over how many neighbours attention is averaged; odd.
-        first: the share of what stays that goes by attention alone.
-        epsilon: what is added to an entry's attention before it is multiplied.
-    """
-
+    # the attention: "snap" takes that of the newest entries, as SnapKV does; else another technique's
     by: str = text("snap", choices=("snap", *SCORERS))
-    newest: int = integer(32, least=1, most=MAX_OBSERVED)
-    kernel: int = integer(7, least=1, most=255)
-    first: float = number(0.5, least=0, most=1)
-    epsilon: float = number(1e-4, least=0)
+    newest: int = integer(32, least=1, most=MAX_OBSERVED)  # with "snap", the observation window, which always stays
+    kernel: int = integer(7, least=1, most=255)  # with "snap", over how many neighbours attention is averaged; odd
+    first: float = number(0.5, least=0, most=1)  # the share of what stays that goes by attention alone
+    epsilon: float = number(1e-4, least=0)  # what is added to an entry's attention before it is multiplied
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,14 +17,10 @@ from twostroke.methods.by_head import ByHead
 
 @dataclass(frozen=True)
 class CurDKV(ByHead, name="curdkv"):
-    """Decode from the entries of greatest leverage in K and V.
-
-    Attributes:
-        part: how many entries a score is compared with.
-    """
+    """Decode from the entries of greatest leverage in K and V."""
 
     sinks: int = integer(4, least=0)
-    part: int = integer(16, least=1)
+    part: int = integer(16, least=1)  # how many entries a score is compared with
 
     def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
         entries = (one.astype(np.float32) for one in kv.entries())

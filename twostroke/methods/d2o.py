@@ -27,13 +27,9 @@ ROUNDING = 1e-9  # of a cosine: equal keys are alike
 
 @dataclass(frozen=True)
 class D2O(HeavyHitters, name="d2o"):
-    """Decode from the entries that the prompt attended to most, with what is like them merged into them.
+    """Decode from the entries that the prompt attended to most, with what is like them merged into them."""
 
-    Attributes:
-        mass: whether an entry counts as often as entries are merged in it.
-    """
-
-    mass: bool = flag(True)
+    mass: bool = flag(True)  # whether an entry counts as often as entries are merged in it
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,26 +23,20 @@ from twostroke.methods.repeat import Repeat, chosen
 
 @dataclass(frozen=True)
 class Drop(Repeat, name="drop"):
-    """Repetition's prefill (once, unless `times` says more), then decoding in which old entries are dropped.
-
-    Attributes:
-        sinks: how many of the very first entries always stay.
-        window: how many others stay.
-        by: which ones: the last ones ("window"); those of least key norm, its mean over heads and over the layers that
-            still attend to them, besides the very last ("key-norm"); or half of them the last ones, and half those that
-            got most attention so far, its mean over layers and heads ("attention").
-        every: tokens between droppings; up to this many entries more are held.
-        observed: by "attention", how many of the prompt's last tokens are counted besides those decoded.
-    """
+    """Repetition's prefill (once, unless `times` says more), then decoding in which old entries are dropped."""
 
     goes_on = True
 
     times: int | str | tuple[str, ...] = 1
-    sinks: int = 4
+    sinks: int = 4  # how many of the very first entries always stay
     keep: str = "all"
-    window: int = integer(256, least=1)
+    window: int = integer(256, least=1)  # how many others stay
+    # which ones: the last ones ("window"); those of least key norm, its mean over heads and over the layers that still
+    # attend to them, besides the very last ("key-norm"); or half of them the last ones, and half those that got most
+    # attention so far, its mean over layers and heads ("attention")
     by: str = text("window", choices=("window", "key-norm", "attention"))
-    every: int = integer(16, least=1)
+    every: int = integer(16, least=1)  # tokens between droppings; up to this many entries more are held
+    # by "attention", how many of the prompt's last tokens are counted besides those decoded
     observed: int = integer(32, least=1, most=MAX_OBSERVED)
 
     def __post_init__(self) -> None:

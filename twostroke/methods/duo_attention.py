@@ -38,17 +38,11 @@ WORDS, TOKENS = 400, 128  # of the calibration; so many tokens of its words are 
 
 @dataclass(frozen=True)
 class DuoAttention(ChosenOnce, name="duo-attention"):
-    """Decode with all entries in retrieval heads, and with the first and the last ones of the prompt in the others.
+    """Decode with all entries in retrieval heads, and with the first and the last ones of the prompt in the others."""
 
-    Attributes:
-        retrieval: the share of KV heads that keep everything.
-        sinks: how many of the first entries the others keep.
-        recent: how many of the last ones.
-    """
-
-    retrieval: float = number(0.5, least=0, most=1)
-    sinks: int = integer(64, least=0)
-    recent: int = integer(256, least=1)
+    retrieval: float = number(0.5, least=0, most=1)  # the share of KV heads that keep everything
+    sinks: int = integer(64, least=0)  # how many of the first entries the others keep
+    recent: int = integer(256, least=1)  # how many of the last ones
 
     @property
     def by_head(self) -> bool:

@@ -21,19 +21,14 @@ from twostroke.models.rope import Rope, mean_turned_back, turned_on
 
 @dataclass(frozen=True)
 class ExpectedAttention(RankedByHead, name="expected-attention"):
-    """Decode from the entries of greatest expected attention times the norm of V.
+    """Decode from the entries of greatest expected attention times the norm of V."""
 
-    Attributes:
-        sinks: besides, how many of the first queries are left out of the mean and the covariance.
-        future: over how many positions behind the prompt rotations are averaged.
-        epsilon: what is added to an entry's share of attention before it is multiplied.
-        norms: whether it is multiplied with the norm of V at all.
-    """
-
+    # besides, how many of the first queries are left out of the mean and the covariance
     sinks: int = integer(4, least=0)
+    # over how many positions behind the prompt rotations are averaged
     future: int = integer(512, least=1, most=1 << 16)
-    epsilon: float = number(0.0, least=0)
-    norms: bool = flag(True)
+    epsilon: float = number(0.0, least=0)  # what is added to an entry's share of attention before it is multiplied
+    norms: bool = flag(True)  # whether it is multiplied with the norm of V at all
 
     def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
         moments = Moments(self.sinks)

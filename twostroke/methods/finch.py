@@ -21,21 +21,14 @@ from twostroke.methods.method import Method, Prompt
 
 @dataclass(frozen=True)
 class Finch(Method, name="finch"):
-    """Decode from the entries that the prompt's last tokens attend to, chosen while the rest is read before them.
+    """Decode from the entries that the prompt's last tokens attend to, chosen while the rest is read before them."""
 
-    Attributes:
-        ratio: the share of the prompt's entries that each head keeps.
-        budget: how many it keeps, instead of a ratio; sinks and the question are among them.
-        sinks: how many of the very first entries always stay.
-        question: how many of the prompt's last tokens choose, and stay.
-        chunk: how many of the others are read at once.
-    """
-
-    ratio: float = number(0.5, above=0, most=1)
+    ratio: float = number(0.5, above=0, most=1)  # the share of the prompt's entries that each head keeps
+    # how many it keeps, instead of a ratio; sinks and the question are among them
     budget: int | None = integer(None, least=1)
-    sinks: int = integer(0, least=0)
-    question: int = integer(32, least=1, most=MAX_OBSERVED)
-    chunk: int = integer(512, least=1)
+    sinks: int = integer(0, least=0)  # how many of the very first entries always stay
+    question: int = integer(32, least=1, most=MAX_OBSERVED)  # how many of the prompt's last tokens choose, and stay
+    chunk: int = integer(512, least=1)  # how many of the others are read at once
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,15 +20,10 @@ from twostroke.methods.method import Prompt
 
 @dataclass(frozen=True)
 class HeavyHitters(RankedByHead, name="heavy-hitters"):
-    """Decode from the entries that the prompt's tokens attended to most, and from the last ones.
+    """Decode from the entries that the prompt's tokens attended to most, and from the last ones."""
 
-    Attributes:
-        recent: the share of what stays that goes to the last entries.
-        mean: rank by the mean over the queries that see an entry, not by the sum.
-    """
-
-    recent: float = number(0.5, least=0, most=1)
-    mean: bool = flag(False)
+    recent: float = number(0.5, least=0, most=1)  # the share of what stays that goes to the last entries
+    mean: bool = flag(False)  # rank by the mean over the queries that see an entry, not by the sum
 
     def newest_of(self, count: int) -> int:
         return max(self.newest, min(int(self.recent * count), count - self.sinks))

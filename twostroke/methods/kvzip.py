@@ -26,14 +26,10 @@ REMINDED = 8  # tokens before a part that say where it begins
 
 @dataclass(frozen=True)
 class KVzip(RankedByHead, name="kvzip"):
-    """Decode from the entries that repeating the prompt needs most.
-
-    Attributes:
-        part: how many tokens are repeated at once.
-    """
+    """Decode from the entries that repeating the prompt needs most."""
 
     sinks: int = integer(4, least=0)
-    part: int = integer(2048, least=1)
+    part: int = integer(2048, least=1)  # how many tokens are repeated at once
 
     def ranked(self, tokens: Sequence[int], prompt: Prompt) -> Choice:
         kv: KVCache = yield Prefill(tokens)

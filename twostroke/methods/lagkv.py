@@ -17,14 +17,10 @@ from twostroke.methods.by_head import ByHead
 
 @dataclass(frozen=True)
 class LagKV(ByHead, name="lagkv"):
-    """Decode from the entries that stand out from the part behind theirs; of short prompts from the newest.
-
-    Attributes:
-        lag: how many entries a part has.
-    """
+    """Decode from the entries that stand out from the part behind theirs; of short prompts from the newest."""
 
     sinks: int = integer(4, least=0)
-    lag: int = integer(128, least=2)
+    lag: int = integer(128, least=2)  # how many entries a part has
 
     def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
         return np.stack([self.ranks(one.astype(np.float32)) for one in kv.entries()])

@@ -14,12 +14,10 @@ class OverFill(Method, name="overfill"):
 
     The last prompt token is entered once: the published sketch (Emara et al. 2025, "KV-Cache Refresh Methods for Long
     Generation") feeds it to the student again, behind the teacher's own entry of it.
-
-    Attributes:
-        recompute: the student computes the last prompt entry itself and so gives the first token too; otherwise the
-            teacher, whose logits are at hand, gives it.
     """
 
+    # the student computes the last prompt entry itself and so gives the first token too; otherwise the teacher, whose
+    # logits are at hand, gives it
     recompute: bool = flag(False)
 
     @property

@@ -21,14 +21,10 @@ class PartRep(Method, name="partrep"):
 
     In a chat they are tokens of the last user's text and come right behind it, so the template stays whole. The prompt
     is scored, so the prefix index does not spare its prefill.
-
-    Attributes:
-        ratio: the share of the tokens that is appended.
-        between: the text before them.
     """
 
-    ratio: float = number(0.3, above=0, most=1)
-    between: str = "\n"
+    ratio: float = number(0.3, above=0, most=1)  # the share of the tokens that is appended
+    between: str = "\n"  # the text before them
 
     def program(self, prompt: Prompt) -> Program:
         turn = range(len(prompt)) if prompt.turn is None else prompt.turn

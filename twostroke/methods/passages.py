@@ -34,24 +34,16 @@ from twostroke.sampling.statistics import log_softmax
 
 @dataclass(frozen=True)
 class Joining:
-    """A summary of what was joined.
+    """A summary of what was joined."""
 
-    Attributes:
-        passages: those that were read alone.
-        moved_tokens: entries that were moved to their place.
-        mended_tokens: those that were computed again there.
-        deviation: an estimate of the error that costs nothing: how far V of the tokens that were computed again is from
-            what it was alone, as a share of its length, in the last layer; the mean. None if none were.
-        kl: KL(plain || joined) of the first token, in nats; None if it was not measured.
-        plain: whether the plain answer was given, since `kl` was above the bound.
-    """
-
-    passages: int
-    moved_tokens: int = 0
-    mended_tokens: int = 0
+    passages: int  # those that were read alone
+    moved_tokens: int = 0  # entries that were moved to their place
+    mended_tokens: int = 0  # those that were computed again there
+    # an estimate of the error that costs nothing: how far V of the tokens that were computed again is from what it was
+    # alone, as a share of its length, in the last layer; the mean. None if none were.
     deviation: float | None = None
-    kl: float | None = None
-    plain: bool = False
+    kl: float | None = None  # KL(plain || joined) of the first token, in nats; None if it was not measured
+    plain: bool = False  # whether the plain answer was given, since `kl` was above the bound
 
 
 @dataclass(frozen=True)
@@ -60,23 +52,18 @@ class Passages(Method, name="passages"):
 
     Passages are those that the caller has named. Without any they are parted by blank lines; in a text that has none,
     by lines. The question is in none of them.
-
-    Attributes:
-        mend: which tokens of each passage are computed again in their place.
-        first: how many first tokens "epic" computes again (the paper's k).
-        share: the share of all tokens that "cacheblend" computes again.
-        least: passages of fewer tokens that are not named are read in their place, with what follows.
-        last: how many passages at the end of the last user's text are the question.
-        checked: the share of requests whose error is measured, which takes a plain prefill: those that a hash chooses.
-        bound: of the error, in nats; above it a checked request gets the plain answer.
     """
 
+    # which tokens of each passage are computed again in their place
     mend: str = text("epic", choices=("epic", "cacheblend"))
-    first: int = integer(32, least=0)
-    share: float = number(0.15, least=0, most=1)
+    first: int = integer(32, least=0)  # how many first tokens "epic" computes again (the paper's k)
+    share: float = number(0.15, least=0, most=1)  # the share of all tokens that "cacheblend" computes again
+    # passages of fewer tokens that are not named are read in their place, with what follows
     least: int = integer(64, least=1)
-    last: int = integer(1, least=1)
+    last: int = integer(1, least=1)  # how many passages at the end of the last user's text are the question
+    # the share of requests whose error is measured, which takes a plain prefill: those that a hash chooses
     checked: float = number(0.0, least=0, most=1)
+    # of the error, in nats; above it a checked request gets the plain answer
     bound: float | None = number(None, least=0)
 
     @property
@@ -146,20 +133,14 @@ class Passages(Method, name="passages"):
 
 @dataclass
 class Joined:
-    """A prompt's value up to some place, which grows passage by passage.
+    """A prompt's value up to some place, which grows passage by passage."""
 
-    Attributes:
-        prompt: all of it.
-        kv: the value so far.
-        moved, mended: entries that were moved, and computed again.
-        gaps: what `Joining.deviation` is the mean of.
-    """
-
-    prompt: Prompt
-    kv: KVCache
+    prompt: Prompt  # all of it
+    kv: KVCache  # the value so far
+    # moved, mended: entries that were moved, and computed again
     moved: int = 0
     mended: int = 0
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # what `Joining.deviation` is the mean of
 
     def add(self, passage: range, own: KVCache, again: Sequence[tuple[int, int]]) -> Generator[Any, Any, None]:
         """Join a passage, and what lies before it.

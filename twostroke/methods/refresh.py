@@ -28,40 +28,32 @@ MAX_PASSES = 64
 
 @dataclass(frozen=True)
 class Refreshes:
-    """The cost of an answer's refreshes.
+    """The cost of an answer's refreshes."""
 
-    Attributes:
-        at: after how many tokens each refresh came.
-        teacher_tokens: what the teacher entered for them, and for probes.
-        looks: what each probe measured: a divergence in nats, or a variance of logits.
-    """
-
-    at: tuple[int, ...]
-    teacher_tokens: int
-    looks: tuple[float, ...] = ()
+    at: tuple[int, ...]  # after how many tokens each refresh came
+    teacher_tokens: int  # what the teacher entered for them, and for probes
+    looks: tuple[float, ...] = ()  # what each probe measured: a divergence in nats, or a variance of logits
 
 
 @dataclass(frozen=True)
 class Refresh(Method, name="refresh"):
     """The teacher (the engine's own model) prefills and the student decodes. At times set by `when`, the teacher's
     entries of the answer replace the student's.
-
-    Attributes:
-        when: "periodic", every `every` tokens (with `window` = `every` = k also called speculative refresh, in bursts
-            of k); "entropy", as soon as the student's next-token entropy exceeds `threshold` bits; "budget", as soon
-            as it exceeds the percentile of the answer so far that allows `budget` refreshes per 1,000 tokens; "probe",
-            where KL(teacher || student) of the next token, looked at every `every` tokens, exceeds `threshold` nats;
-            "mc-dropout", where the variance of the student's logits over `passes` passes with dropout, looked at every
-            `every` tokens, exceeds `threshold` (no model of the catalog was trained with dropout, so the scale is its
-            own: calibrate it on `Refreshes.looks`).
-        every: tokens between refreshes or probes; for "entropy" and "budget", the fewest tokens between refreshes.
-        window: how many of the last entries are replaced at most; None for all since the last refresh.
     """
 
     goes_on = True
 
+    # "periodic", every `every` tokens (with `window` = `every` = k also called speculative refresh, in bursts of k);
+    # "entropy", as soon as the student's next-token entropy exceeds `threshold` bits; "budget", as soon as it exceeds
+    # the percentile of the answer so far that allows `budget` refreshes per 1,000 tokens; "probe", where KL(teacher ||
+    # student) of the next token, looked at every `every` tokens, exceeds `threshold` nats; "mc-dropout", where the
+    # variance of the student's logits over `passes` passes with dropout, looked at every `every` tokens, exceeds
+    # `threshold` (no model of the catalog was trained with dropout, so the scale is its own: calibrate it on
+    # `Refreshes.looks`)
     when: str = text("periodic", choices=("periodic", "entropy", "budget", "probe", "mc-dropout"))
+    # tokens between refreshes or probes; for "entropy" and "budget", the fewest tokens between refreshes
     every: int = integer(64, least=1)
+    # how many of the last entries are replaced at most; None for all since the last refresh
     window: int | None = integer(None, least=1)
     threshold: float = number(6.0, least=0, most=None)
     budget: float = number(2.5, least=0, most=1000)

@@ -25,24 +25,21 @@ class Repeat(Method, name="repeat"):
     """Prefill the prompt `times` times, decode from the last copy.
 
     The first token comes from the whole cache (its logits are the prefill's), every later one from what is kept.
-
-    Attributes:
-        times: how many copies are prefilled, 1 being the plain request; or the texts between copies, one more copy
-            than texts.
-        sinks: how many of the very first entries are kept besides the last copy; 0 is PTDO as it was published.
-        keep: the "last" copy; "all" (full repetition, the baseline of both papers); or, as an ablation, the "first"
-            copy, which has seen the prompt once.
-        scope: what is repeated: the "prompt", chat template and all; or the last user "turn" within one template,
-            whose head is then kept with any copy.
-        offset: where decoding goes on. "right": behind the last copy, so that rotations are those of a cache
-            with everything kept. "wrong" (the ablation of PTDO, section 4.4): at the number of entries kept, as if
-            the others had never existed, while the keys keep their rotation.
     """
 
+    # how many copies are prefilled, 1 being the plain request; or the texts between copies, one more copy than texts
     times: int | str | tuple[str, ...] = 2
+    # how many of the very first entries are kept besides the last copy; 0 is PTDO as it was published
     sinks: int = integer(4, least=0)
+    # the "last" copy; "all" (full repetition, the baseline of both papers); or, as an ablation, the "first" copy, which
+    # has seen the prompt once
     keep: str = text("last", choices=("last", "all", "first"))
+    # what is repeated: the "prompt", chat template and all; or the last user "turn" within one template, whose head is
+    # then kept with any copy
     scope: str = text("prompt", choices=("prompt", "turn"))
+    # where decoding goes on. "right": behind the last copy, so that rotations are those of a cache with everything
+    # kept. "wrong" (the ablation of PTDO, section 4.4): at the number of entries kept, as if the others had never
+    # existed, while the keys keep their rotation.
     offset: str = text("right", choices=("right", "wrong"))
 
     def __post_init__(self) -> None:

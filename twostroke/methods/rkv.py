@@ -22,25 +22,17 @@ COLUMNS = 128  # entries that are searched at once for the last one of their kin
 
 @dataclass(frozen=True)
 class RKV(Method, name="rkv"):
-    """Decode with a bounded number of entries for each head, those that are important and not redundant.
-
-    Attributes:
-        budget: how many entries stay; the window is among them.
-        every: tokens between reductions; up to this many entries more are held.
-        window: how many of the last entries say what is important, and stay.
-        importance: the part of importance in an entry's worth; the rest is that of redundancy.
-        similar: the cosine above which one entry is like another.
-        kernel: over how many neighbours importance spreads; odd.
-    """
+    """Decode with a bounded number of entries for each head, those that are important and not redundant."""
 
     goes_on = True
 
-    budget: int = integer(256, least=2)
-    every: int = integer(128, least=2)
-    window: int = integer(8, least=1, most=MAX_OBSERVED)
+    budget: int = integer(256, least=2)  # how many entries stay; the window is among them
+    every: int = integer(128, least=2)  # tokens between reductions; up to this many entries more are held
+    window: int = integer(8, least=1, most=MAX_OBSERVED)  # how many of the last entries say what is important, and stay
+    # the part of importance in an entry's worth; the rest is that of redundancy
     importance: float = number(0.1, least=0, most=1)
-    similar: float = number(0.5, least=-1, most=1)
-    kernel: int = integer(7, least=1, most=255)
+    similar: float = number(0.5, least=-1, most=1)  # the cosine above which one entry is like another
+    kernel: int = integer(7, least=1, most=255)  # over how many neighbours importance spreads; odd
 
     def __post_init__(self) -> None:
         super().__post_init__()

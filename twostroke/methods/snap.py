@@ -20,20 +20,15 @@ from twostroke.methods.method import Prompt
 
 @dataclass(frozen=True)
 class Snap(ChosenOnce, name="snap"):
-    """Decode from the entries that the prompt's last tokens attend to most.
+    """Decode from the entries that the prompt's last tokens attend to most."""
 
-    Attributes:
-        window: the observation window: how many of the prompt's last tokens choose, and stay.
-        budget: how many entries stay in all.
-        kernel: width of a pooling over entries, so that neighbours of a kept entry are kept too; odd.
-        pool: the "max" or the "mean" of a neighbourhood.
-        per: one choice for the "sequence", or one for each "head" of each layer.
-    """
-
+    # the observation window: how many of the prompt's last tokens choose, and stay
     window: int = integer(32, least=1, most=MAX_OBSERVED)
-    budget: int = integer(256)
+    budget: int = integer(256)  # how many entries stay in all
+    # width of a pooling over entries, so that neighbours of a kept entry are kept too; odd
     kernel: int = integer(7, least=1, most=255)
-    pool: str = text("max", choices=("max", "mean"))
+    pool: str = text("max", choices=("max", "mean"))  # the "max" or the "mean" of a neighbourhood
+    # one choice for the "sequence", or one for each "head" of each layer
     per: str = text("sequence", choices=("sequence", "head"))
 
     def __post_init__(self) -> None:

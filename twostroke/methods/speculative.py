@@ -32,24 +32,20 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Speculative(Method, name="speculative"):
-    """In rounds: guess some tokens, then decode with the guesses.
-
-    Attributes:
-        draft: where guesses come from. "lookup": what followed the last few tokens before, in this text or in another
-            that this technique has answered. "student": a student, on the model's own KV, so that it needs no prefill.
-            "draft": the draft model, with its own KV. "mtp": the model's own head of multi-token prediction
-            (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2), with its own KV.
-        guesses: the most tokens guessed in a round.
-        adaptive: as many as pay, by how guesses fared and what a row of a step costs now (`engine/guess_judge.py`);
-            else always the most.
-        context: the most tokens of the prompt that the model's own head reads; no prefix hit covers them.
-    """
+    """In rounds: guess some tokens, then decode with the guesses."""
 
     goes_on = True
 
+    # where guesses come from. "lookup": what followed the last few tokens before, in this text or in another that this
+    # technique has answered. "student": a student, on the model's own KV, so that it needs no prefill. "draft": the
+    # draft model, with its own KV. "mtp": the model's own head of multi-token prediction (DeepSeek-AI 2024,
+    # arXiv:2412.19437, section 2.2), with its own KV.
     draft: str = text("lookup", choices=("lookup", "student", "draft", GUESSER))
-    guesses: int = integer(16, least=1, most=MAX_GUESSES)
+    guesses: int = integer(16, least=1, most=MAX_GUESSES)  # the most tokens guessed in a round
+    # as many as pay, by how guesses fared and what a row of a step costs now (`engine/guess_judge.py`); else always the
+    # most
     adaptive: bool = flag(True)
+    # the most tokens of the prompt that the model's own head reads; no prefix hit covers them
     context: int = integer(256, least=1, most=1 << 20)
 
     @property

@@ -26,19 +26,13 @@ from twostroke.models.rope import mean_turned_back
 
 @dataclass(frozen=True)
 class TriAttention(RankedByHead, name="triattention"):
-    """Decode from the entries that score best by the center of the prompt's queries, also of those decoded.
-
-    Attributes:
-        newest: how many of the last entries stay at each reduction.
-        every: tokens between reductions; up to this many entries more are held.
-        future: the furthest of the positions to come.
-    """
+    """Decode from the entries that score best by the center of the prompt's queries, also of those decoded."""
 
     goes_on = True
 
-    newest: int = integer(32, least=1)
-    every: int = integer(128, least=1)
-    future: int = integer(1 << 16, least=1, most=1 << 20)
+    newest: int = integer(32, least=1)  # how many of the last entries stay at each reduction
+    every: int = integer(128, least=1)  # tokens between reductions; up to this many entries more are held
+    future: int = integer(1 << 16, least=1, most=1 << 20)  # the furthest of the positions to come
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,13 +29,10 @@ def resolve(kind: str, *parts: Any) -> Any:
 
 
 class RemoteValue:
-    """A KV value in the engine's process, which keeps it until this object is gone.
-
-    Attributes:
-        id, generation: which value, of which process.
-    """
+    """A KV value in the engine's process, which keeps it until this object is gone."""
 
     def __init__(self, id: int, generation: int, home: "ServerCodec") -> None:
+        # id, generation: which value, of which process
         self.id, self.generation, self._home = id, generation, home
 
     @property

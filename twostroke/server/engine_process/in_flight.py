@@ -19,22 +19,14 @@ TWICE = "the engine's process died twice while it computed this request, so the 
 
 @dataclass
 class InFlight:
-    """A request that is not done.
+    """A request that is not done."""
 
-    Attributes:
-        id: what the two processes call it.
-        owner: what its updates carry.
-        deaths: processes that died in a step of it since its last token.
-        fresh: nothing has come of it from the process that has it.
-        cancelled: it is to end.
-    """
-
-    id: int
+    id: int  # what the two processes call it
     request: Request
-    owner: Any
-    deaths: int = 0
-    fresh: bool = True
-    cancelled: bool = False
+    owner: Any  # what its updates carry
+    deaths: int = 0  # processes that died in a step of it since its last token
+    fresh: bool = True  # nothing has come of it from the process that has it
+    cancelled: bool = False  # it is to end
 
     def begin(self) -> Begin:
         """The message that starts it, behind the tokens that it has."""

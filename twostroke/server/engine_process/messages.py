@@ -23,24 +23,16 @@ VERSION = 2
 @dataclass(frozen=True)
 class OpenOptions:
     """How the process opens its model.
-
-    Attributes:
-        opener: makes the `LLM`; a function of a module.
-        arguments: its arguments.
-        generation: how many processes came before, so that values of another are known as such.
-        methods: techniques that the server knows, by the sources that they come from.
-        log_format: that of the server's log.
-        one_pool: a later process' pool takes as much as the first one's did, where `kv_bytes` is left open.
     cores: those that it may use; empty for all.
     tells_pages: it says which pages its prefix index gets and loses.
     """
 
-    opener: Callable[..., LLM]
-    arguments: Mapping[str, Any]
-    generation: int = 0
-    methods: Sequence[str] = ()
-    log_format: str | None = None
-    one_pool: bool = True
+    opener: Callable[..., LLM]  # makes the `LLM`; a function of a module
+    arguments: Mapping[str, Any]  # its arguments
+    generation: int = 0  # how many processes came before, so that values of another are known as such
+    methods: Sequence[str] = ()  # techniques that the server knows, by the sources that they come from
+    log_format: str | None = None  # that of the server's log
+    one_pool: bool = True  # a later process' pool takes as much as the first one's did, where `kv_bytes` is left open
     cores: Sequence[int] = ()
     tells_pages: bool = False
     version: int = VERSION

@@ -39,12 +39,7 @@ class _Sent:
 
 
 class ReplicatedEngine:
-    """A `ServedEngine` of several.
-
-    Attributes:
-        parts: the replicas.
-        llm: the model as the first one has described it.
-    """
+    """A `ServedEngine` of several."""
 
     def __init__(self, launches: Sequence[Launch], watchdog_s: float = 0.0) -> None:
         """Start a process with each of `launches`, one after the other. Raises what `LLM` raises, or ModelChanged."""
@@ -52,7 +47,7 @@ class ReplicatedEngine:
         self._lock = threading.Lock()
         self._sent: dict[Request, _Sent] = {}
         self._publish: Publish = lambda updates: None
-        self.parts: list[Replica] = []
+        self.parts: list[Replica] = []  # the replicas
         try:
             for launch in launches:
                 known = self.parts[0].llm if self.parts else None
@@ -61,7 +56,7 @@ class ReplicatedEngine:
         except BaseException:
             self.stop()
             raise
-        self.llm = self.parts[0].llm
+        self.llm = self.parts[0].llm  # the model as the first one has described it
 
     @property
     def alive(self) -> bool:

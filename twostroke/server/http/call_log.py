@@ -12,28 +12,19 @@ from twostroke.server.observability.outcome import finish_reasons, output_tokens
 
 @dataclass
 class CallLog:
-    """One call, from its arrival to its end. `call_log` finds that of an ASGI scope.
-
-    Attributes:
-        key: the name of the API key that was sent, where keys have names.
-        model: what the client called the model.
-        requests: the engine's, once they are made. What they have computed is logged, however the call ends.
-        warnings: sentences for the caller about what had no effect.
-        left_out: counts of what is not in the prompt.
-        client: "gone" if the client closed the connection before the end.
-        ms: the duration of the call in milliseconds.
-    """
+    """One call, from its arrival to its end. `call_log` finds that of an ASGI scope."""
 
     method: str
     path: str
     status: int | None = None
-    key: str | None = None
-    model: str | None = None
+    key: str | None = None  # the name of the API key that was sent, where keys have names
+    model: str | None = None  # what the client called the model
+    # the engine's, once they are made. What they have computed is logged, however the call ends.
     requests: Sequence[Request] = ()
-    warnings: list[str] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
-    client: str | None = None
-    ms: float | None = None
+    warnings: list[str] = field(default_factory=list)  # sentences for the caller about what had no effect
+    left_out: dict[str, int] = field(default_factory=dict)  # counts of what is not in the prompt
+    client: str | None = None  # "gone" if the client closed the connection before the end
+    ms: float | None = None  # the duration of the call in milliseconds
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Add sentences that the answer, a header and the log show."""

@@ -26,17 +26,11 @@ _FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-da
 
 @dataclass(frozen=True)
 class OriginGuard:
-    """Decides about calls by their headers.
+    """Decides about calls by their headers."""
 
-    Attributes:
-        hosts: names that the header Host may have; None for every name.
-        addresses: Host may be an address, whichever it is.
-        origins: other origins whose pages may call; "*" for all.
-    """
-
-    hosts: frozenset[str] | None
-    addresses: bool
-    origins: frozenset[str]
+    hosts: frozenset[str] | None  # names that the header Host may have; None for every name
+    addresses: bool  # Host may be an address, whichever it is
+    origins: frozenset[str]  # other origins whose pages may call; "*" for all
 
     @classmethod
     def for_address(cls, host: str, allowed_hosts: Iterable[str], origins: Iterable[str]) -> "OriginGuard":

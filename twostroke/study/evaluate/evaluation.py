@@ -34,13 +34,7 @@ class ItemRecords:
 
 
 class Evaluation:
-    """Methods compared on the same items.
-
-    Attributes:
-        settings: everything that the numbers depend on; a run may continue another with the same settings.
-        cases: the items in the model's tokens.
-        measures: what is measured, in order.
-    """
+    """Methods compared on the same items."""
 
     def __init__(self, llm: LLM, task: Task, contenders: Sequence[Contender], options: EvaluationOptions) -> None:
         """Raises InvalidRequest for what cannot be measured, FetchError if the task's data cannot be had."""
@@ -55,6 +49,7 @@ class Evaluation:
         chat = llm.tokenizer.chat_template is not None if options.chat is None else options.chat
         if chat and llm.tokenizer.chat_template is None:
             raise InvalidRequest(f"model {llm.name} has no chat template: evaluate it without")
+        # the items in the model's tokens
         self.cases = [
             Case(
                 item,
@@ -64,7 +59,7 @@ class Evaluation:
             for item in task.items(llm.tokenizer, options.limit, options.seed)
         ]
         wanted = options.measures or task.measures
-        self.measures = [measure for name, measure in MEASURES.items() if name in wanted]
+        self.measures = [measure for name, measure in MEASURES.items() if name in wanted]  # what is measured, in order
         for measure in self.measures:
             if missing := [name for name in measure.needs if name not in wanted]:
                 raise InvalidRequest(f"measure {measure.name} reads the records of {missing[0]}: measure both")
@@ -81,6 +76,7 @@ class Evaluation:
             options.timings,
         )
         backend = llm.backend
+        # everything that the numbers depend on; a run may continue another with the same settings
         self.settings: dict[str, Any] = {
             "task": {"name": task.name, "parameters": task.parameters},
             "seed": options.seed,

@@ -24,14 +24,10 @@ from twostroke.sampling.statistics import information, log_softmax, picked
 
 @dataclass(frozen=True)
 class ForcedLogits:
-    """The logits of a method over a given text.
+    """The logits of a method over a given text."""
 
-    Attributes:
-        logits: [n, vocab] float32, row i before token i.
-        entries, kv_bytes: of the value that its first decode starts from: what the method keeps of the prompt.
-    """
-
-    logits: np.ndarray
+    logits: np.ndarray  # [n, vocab] float32, row i before token i
+    # entries, kv_bytes: of the value that its first decode starts from: what the method keeps of the prompt
     entries: int
     kv_bytes: int
 

@@ -19,22 +19,15 @@ RecordsByMeasure = dict[str, dict[str, Record]]  # by measure, then by contender
 
 @dataclass(frozen=True)
 class Metric:
-    """A number in a record.
+    """A number in a record."""
 
-    Attributes:
-        key: its name there.
-        form: "share" for a bool, whose mean is a share of items; "curve" for a list; otherwise the unit of a number.
-        meaning: its definition.
-        pairs: whether methods are compared on it, item by item.
-        exponent_of: it is no field of a record, but e to the mean of this one.
-    """
-
-    key: str
+    key: str  # its name there
     title: str
+    # "share" for a bool, whose mean is a share of items; "curve" for a list; otherwise the unit of a number
     form: Literal["share", "part", "ratio", "nats", "perplexity", "bytes", "seconds", "rate", "count", "curve"]
-    meaning: str
-    pairs: bool = False
-    exponent_of: str | None = None
+    meaning: str  # its definition
+    pairs: bool = False  # whether methods are compared on it, item by item
+    exponent_of: str | None = None  # it is no field of a record, but e to the mean of this one
 
 
 # What a method keeps of the prompt; an evaluation fills in the second.
@@ -55,22 +48,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The methods of a comparison, and its terms.
-
-    Attributes:
-        baseline: the contender that the others are compared with.
-        params: how the answer to an item is sampled, by every contender alike.
-        positions: tokens of the baseline's answer over which divergence is measured.
-        timings: every method computes its own prefills, so that TTFT includes all of them.
-    """
+    """The methods of a comparison, and its terms."""
 
     llm: LLM
     task: Task
     contenders: tuple[Contender, ...]
-    baseline: Contender
-    params: Callable[[Item], SamplingParams]
-    positions: int
-    timings: bool
+    baseline: Contender  # the contender that the others are compared with
+    params: Callable[[Item], SamplingParams]  # how the answer to an item is sampled, by every contender alike
+    positions: int  # tokens of the baseline's answer over which divergence is measured
+    timings: bool  # every method computes its own prefills, so that TTFT includes all of them
 
     def run(
         self, make_programs: Sequence[Callable[[], Program]], params: Sequence[SamplingParams] | None = None
@@ -92,19 +78,13 @@ class Comparison:
 
 
 class Measure(ABC):
-    """One kind of record.
-
-    Attributes:
-        needs: measures whose records this one reads.
-        headlines: keys of the metrics that are also in the table with a row for each method.
-        blind: what its numbers cannot show.
-    """
+    """One kind of record."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()  # measures whose records this one reads
     metrics: ClassVar[tuple[Metric, ...]]
-    headlines: ClassVar[tuple[str, ...]]
-    blind: ClassVar[str]
+    headlines: ClassVar[tuple[str, ...]]  # keys of the metrics that are also in the table with a row for each method
+    blind: ClassVar[str]  # what its numbers cannot show
 
     def suits(self, task: Task, cases: Sequence[Case]) -> str | None:
         """Why it cannot be measured on these, or None."""

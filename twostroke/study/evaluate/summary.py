@@ -15,16 +15,12 @@ from twostroke.study.evaluate.statistics import Estimate, bootstrap, bootstrap_c
 
 @dataclass(frozen=True)
 class MethodPair:
-    """Two methods on the items that both have a value for.
-
-    Attributes:
-        difference: second - first, with its paired bootstrap interval.
-        first_only, second_only, p: of a share, how many items only one has, and McNemar's exact test.
-    """
+    """Two methods on the items that both have a value for."""
 
     first: str
     second: str
-    difference: Estimate
+    difference: Estimate  # second - first, with its paired bootstrap interval
+    # first_only, second_only, p: of a share, how many items only one has, and McNemar's exact test
     first_only: int | None = None
     second_only: int | None = None
     p: float | None = None

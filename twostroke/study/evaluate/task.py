@@ -16,35 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Item:
-    """One question, the same for every method.
+    """One question, the same for every method."""
 
-    Attributes:
-        id: unique within the task, and the same in every run.
-        prompt: the user's words, or token ids that are taken as they are.
-        answers: texts (or token ids) whose likelihood can be measured; choices, if there are several.
-        gold: which of them is right.
-    """
-
-    id: str
-    prompt: str | tuple[int, ...]
+    id: str  # unique within the task, and the same in every run
+    prompt: str | tuple[int, ...]  # the user's words, or token ids that are taken as they are
+    # texts (or token ids) whose likelihood can be measured; choices, if there are several
     answers: tuple[str | tuple[int, ...], ...] = ()
-    gold: int = 0
+    gold: int = 0  # which of them is right
 
 
 @dataclass(frozen=True)
 class Task(Checked, ABC):
-    """A source of items. Subclasses are frozen dataclasses whose fields are its parameters, declared as in `fields.py`.
-
-    Attributes:
-        measures: names of the measures taken by default.
-        max_tokens: of a generated answer.
-        about: one line on where its items come from, and under which licence.
-    """
+    """A source of items. Subclasses are frozen dataclasses; fields are parameters, declared as in `fields.py`."""
 
     name: ClassVar[str]
-    measures: ClassVar[tuple[str, ...]] = ("answers", "likelihood")
-    max_tokens: ClassVar[int] = 24
-    about: ClassVar[str]
+    measures: ClassVar[tuple[str, ...]] = ("answers", "likelihood")  # names of the measures taken by default
+    max_tokens: ClassVar[int] = 24  # of a generated answer
+    about: ClassVar[str]  # one line on where its items come from, and under which licence
 
     @abstractmethod
     def items(self, tokenizer: "Tokenizer", limit: int, seed: int) -> list[Item]:

@@ -64,15 +64,10 @@ def _chunks(plan: Plan, batch: int, decode_s: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class WorkerPace:
-    """What one worker does while n requests are in flight, at place n; all that decode, where strokes are apart.
+    """What one worker does while n requests are in flight, at place n; all that decode, where strokes are apart."""
 
-    Attributes:
-        leaving: requests that end a second, up to as many in flight as there can be.
-        prompt_s: seconds in which steps have a mean prompt's chunks.
-    """
-
-    leaving: Sequence[float]
-    prompt_s: Sequence[float]
+    leaving: Sequence[float]  # requests that end a second, up to as many in flight as there can be
+    prompt_s: Sequence[float]  # seconds in which steps have a mean prompt's chunks
 
     @property
     def slots(self) -> int:

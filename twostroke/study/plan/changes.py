@@ -15,33 +15,21 @@ NOTHING, SAME_ANSWERS, CLOSE, FEWER_BITS, OTHER_ANSWERS, OTHER_REQUESTS = range(
 
 @dataclass(frozen=True)
 class ChangeLimits:
-    """What may be changed.
+    """What may be changed."""
 
-    Attributes:
-        tp: maximum devices for tensor parallelism.
-        formats: formats that weights may be in.
-        techniques: by the names of `--method`.
-        apart: whether prefill and decode may have workers of their own.
-    """
-
-    tp: int
-    formats: tuple[str, ...]
-    techniques: Mapping[str, Technique]
-    apart: bool = True
+    tp: int  # maximum devices for tensor parallelism
+    formats: tuple[str, ...]  # formats that weights may be in
+    techniques: Mapping[str, Technique]  # by the names of `--method`
+    apart: bool = True  # whether prefill and decode may have workers of their own
 
 
 @dataclass(frozen=True)
 class Change:
-    """One dimension of a configuration that differs from what was asked.
-
-    Attributes:
-        needs: its condition, in a few words.
-        asks: what it asks of quality or of users, from `NOTHING` to `OTHER_REQUESTS`.
-    """
+    """One dimension of a configuration that differs from what was asked."""
 
     name: str
-    needs: str
-    asks: int
+    needs: str  # its condition, in a few words
+    asks: int  # what it asks of quality or of users, from `NOTHING` to `OTHER_REQUESTS`
 
 
 @dataclass(frozen=True)

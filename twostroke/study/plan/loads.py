@@ -89,18 +89,12 @@ def some_of(traffic: Traffic, seed: int) -> list[TrafficRequest]:
 
 @dataclass(frozen=True)
 class BusyStretch:
-    """The end of a wait, as a short simulation has it.
+    """The end of a wait, as a short simulation has it."""
 
-    Attributes:
-        traffic: the requests that come, the last of them the one that is asked about; those that wait already come
-            first, at once.
-        begun: the ones before them, whose answers are under way.
-        wait: seconds until the last one's first token by arithmetic.
-    """
-
+    # the requests that come, the last of them the one that is asked about; those that wait already come first, at once
     traffic: Traffic
-    begun: Sequence[TrafficRequest]
-    wait: float
+    begun: Sequence[TrafficRequest]  # the ones before them, whose answers are under way
+    wait: float  # seconds until the last one's first token by arithmetic
 
 
 def busy_stretch(

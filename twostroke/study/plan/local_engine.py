@@ -18,20 +18,14 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes that the engine allocates.
+    """Bytes that the engine allocates."""
 
-    Attributes:
-        backend: the one that will be chosen, "native" or "reference".
-        matrices: weights in the backend's form. An embedding that is not the head stays in its file on the native
-            backend, and is not among them.
-        vectors: norms, biases and routers.
-        geometry: of its KV, in pages of 16 entries.
-    """
-
-    backend: str
+    backend: str  # the one that will be chosen, "native" or "reference"
+    # weights in the backend's form. An embedding that is not the head stays in its file on the native backend, and is
+    # not among them.
     matrices: int
-    vectors: int
-    geometry: Geometry
+    vectors: int  # norms, biases and routers
+    geometry: Geometry  # of its KV, in pages of 16 entries
 
     @property
     def page(self) -> int:

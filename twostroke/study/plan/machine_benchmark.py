@@ -44,25 +44,16 @@ FILE_BYTES, PIECE = 256 << 20, 4 << 20
 
 @dataclass(frozen=True)
 class MachineMeasurement:
-    """Rates per second.
-
-    Attributes:
-        flops: of products in 512 rows, by dtype; "attention" is that of scores and weighted values.
-        decode: bytes of weights that a step of one row reads, by dtype.
-        kv: bytes of KV that it reads.
-        disk: bytes/s read of one file, not from the system's cache.
-        loopback: bytes/s over a TCP connection of this machine to itself.
-        memory: bytes that this process can have.
-    """
+    """Rates per second."""
 
     backend: str
     threads: int
-    flops: dict[str, float]
-    decode: dict[str, float]
-    kv: float
-    disk: float
-    loopback: float
-    memory: int
+    flops: dict[str, float]  # of products in 512 rows, by dtype; "attention" is that of scores and weighted values
+    decode: dict[str, float]  # bytes of weights that a step of one row reads, by dtype
+    kv: float  # bytes of KV that it reads
+    disk: float  # bytes/s read of one file, not from the system's cache
+    loopback: float  # bytes/s over a TCP connection of this machine to itself
+    memory: int  # bytes that this process can have
 
     @property
     def bandwidth(self) -> float:

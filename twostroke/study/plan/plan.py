@@ -21,18 +21,13 @@ MAX_RUNNING = 256  # sequences at once: the engine's own default
 
 @dataclass(frozen=True)
 class RequestProfile:
-    """What users ask, and what they are promised. Checked on construction.
-
-    Attributes:
-        shared: first tokens of each prompt that are known already, in the prefix index.
-        concurrency: sequences that decode at once.
-        ttft_ms, itl_ms: objectives; None for none.
-    """
+    """What users ask, and what they are promised. Checked on construction."""
 
     prompt: int
     output: int
-    concurrency: int = 1
-    shared: int = 0
+    concurrency: int = 1  # sequences that decode at once
+    shared: int = 0  # first tokens of each prompt that are known already, in the prefix index
+    # ttft_ms, itl_ms: objectives; None for none
     ttft_ms: float | None = None
     itl_ms: float | None = None
 
@@ -53,21 +48,13 @@ class RequestProfile:
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """Bytes of all devices of a worker together.
+    """Bytes of all devices of a worker together."""
 
-    Attributes:
-        weights: of the model, and of the companion that the technique needs.
-        kv_per_user: of a sequence at its end, with states of recurrent layers.
-        snapshot: of the states of recurrent layers; 0 without any.
-        passing: KV that a prefill holds and decode does not, as PTDO's first copy; once, since prefills take turns.
-        room: for KV, beside the weights and what is reserved; negative if the weights do not fit.
-    """
-
-    weights: int
-    kv_per_user: int
-    passing: int
-    room: int
-    snapshot: int = 0
+    weights: int  # of the model, and of the companion that the technique needs
+    kv_per_user: int  # of a sequence at its end, with states of recurrent layers
+    passing: int  # KV that a prefill holds and decode does not, as PTDO's first copy; once, since prefills take turns
+    room: int  # for KV, beside the weights and what is reserved; negative if the weights do not fit
+    snapshot: int = 0  # of the states of recurrent layers; 0 without any
 
     @property
     def users(self) -> int:
@@ -81,23 +68,17 @@ class PlannedMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """One configuration and what is predicted of it.
-
-    Attributes:
-        tp: devices that share each product; they are one worker.
-        workers: workers of both strokes, or of either where strokes have workers of their own.
-        prefill_workers: how many of these prefill alone, while the others decode alone; 0 for none.
-        budget, max_running: tokens of a step and sequences at once, as the engine's options.
-    """
+    """One configuration and what is predicted of it."""
 
     model: ModelSpec
     machine: MachineSpec
     weights: WeightFormat
-    tp: int
+    tp: int  # devices that share each product; they are one worker
     workload: RequestProfile
     technique: Technique = PLAIN
-    workers: int = 1
-    prefill_workers: int = 0
+    workers: int = 1  # workers of both strokes, or of either where strokes have workers of their own
+    prefill_workers: int = 0  # how many of these prefill alone, while the others decode alone; 0 for none
+    # budget, max_running: tokens of a step and sequences at once, as the engine's options
     budget: int = BUDGET
     max_running: int = MAX_RUNNING
 

@@ -17,17 +17,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of text.
-
-    Attributes:
-        style: "title", "strong", "faint", "item" of a list, "code", "source" (for pages alone), or "good", "warn" or
-            "bad" for an answer; empty for plain text.
-        indent: spaces before it in a terminal.
-    """
+    """A line of text."""
 
     text: str
+    # "title", "strong", "faint", "item" of a list, "code", "source" (for pages alone), or "good", "warn" or "bad" for
+    # an answer; empty for plain text
     style: str = ""
-    indent: int = 0
+    indent: int = 0  # spaces before it in a terminal
 
 
 @dataclass(frozen=True)

@@ -52,20 +52,16 @@ class WayOut:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was asked for, and ways out.
-
-    Attributes:
-        same: the mildest change without more devices, or what serves most with them; None if nothing helps.
-        more: the fewest more devices with the same answers, or with others if these are not enough.
-        cheapest: the fewest devices of all that are enough, with answers to be checked at most, where these are fewer
-            than what was asked for or is advised; None if nothing does with fewer.
-        frontier: devices and rate within the objectives of what was simulated, each better than all with fewer devices.
-    """
+    """What was asked for, and ways out."""
 
     asked: WayOut
+    # the mildest change without more devices, or what serves most with them; None if nothing helps
     same: WayOut | None = None
-    more: WayOut | None = None
+    more: WayOut | None = None  # the fewest more devices with the same answers, or with others if these are not enough
+    # the fewest devices of all that are enough, with answers to be checked at most, where these are fewer than what was
+    # asked for or is advised; None if nothing does with fewer
     cheapest: WayOut | None = None
+    # devices and rate within the objectives of what was simulated, each better than all with fewer devices
     frontier: tuple[tuple[int, float, str], ...] = ()
 
     @property

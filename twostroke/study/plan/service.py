@@ -29,21 +29,16 @@ FLOOR = 0.3  # part of the highest rate below which no rate within the objective
 
 @dataclass(frozen=True)
 class Service:
-    """What a plan serves. Rates are requests a second of all its workers together.
-
-    Attributes:
-        trials: at the rate that was asked for, with other requests each; empty if no sequence has room.
-        tails: seconds of the objectives' percentile of TTFT, each from another busy stretch; empty for users, and for a
-            rate that cannot be served.
-        highest: the highest rate at all; None for a number of users.
-        within: the highest rate within the objectives, 0 for less than `FLOOR` of the highest; None for users.
-    """
+    """What a plan serves. Rates are requests a second of all its workers together."""
 
     plan: Plan
     rate: float | None
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...]  # at the rate that was asked for, with other requests each; empty if no sequence has room
+    # seconds of the objectives' percentile of TTFT, each from another busy stretch; empty for users, and for a rate
+    # that cannot be served
     tails: tuple[float, ...]
-    highest: float | None
+    highest: float | None  # the highest rate at all; None for a number of users
+    # the highest rate within the objectives, 0 for less than `FLOOR` of the highest; None for users
     within: float | None
 
     @property

@@ -6,19 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VerificationCell:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        kind: "prefill" (TTFT of a prompt alone), "decode" (ITL of `batch` sequences), or "mixed" (TTFT of a prompt
-            beside `batch` sequences that decode, and their ITL meanwhile).
-        prompt: tokens of the prompt.
-        budget: tokens of a step at most.
-        batch, context: sequences that decode, and the entries that each of them has.
-    """
-
+    # "prefill" (TTFT of a prompt alone), "decode" (ITL of `batch` sequences), or "mixed" (TTFT of a prompt beside
+    # `batch` sequences that decode, and their ITL meanwhile)
     kind: str
-    prompt: int = 0
-    budget: int = 512
+    prompt: int = 0  # tokens of the prompt
+    budget: int = 512  # tokens of a step at most
+    # batch, context: sequences that decode, and the entries that each of them has
     batch: int = 0
     context: int = 0
 

@@ -67,20 +67,14 @@ class CellResult:
 
 @dataclass
 class Verification:
-    """One model's results.
-
-    Attributes:
-        timed: what predictions were made with.
-        unsteadiness: by how much a decode step differed between rounds, of its median.
-        others: processor time of other processes, of a core, while it ran.
-        left_out: cells that were not measured, each with its reason.
-    """
+    """One model's results."""
 
     model: str
     results: list[CellResult]
-    timed: LatencyModel
-    unsteadiness: float = 0.0
-    others: float = 0.0
+    timed: LatencyModel  # what predictions were made with
+    unsteadiness: float = 0.0  # by how much a decode step differed between rounds, of its median
+    others: float = 0.0  # processor time of other processes, of a core, while it ran
+    # cells that were not measured, each with its reason
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     seconds: float = 0.0
 

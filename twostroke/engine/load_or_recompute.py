@@ -9,20 +9,14 @@ SLACK = 1.1  # a load may take this many times as long as computing the same pag
 
 
 def pages_worth_loading(
-    segments: Sequence[StoredRun],
-    computing: Callable[[int], float],
-    speeds: Mapping[str, TransferSpeed],
-    page_bytes: int,
+    segments: Sequence[StoredRun],  # where the pages are
+    computing: Callable[[int], float],  # predicted seconds to compute the first n of them
+    speeds: Mapping[str, TransferSpeed],  # how fast each store answers, by tier
+    page_bytes: int,  # bytes of a page
 ) -> int:
     """Returns how many of the leading pages to load: as many as save the most time, in whole segments.
 
     Where a snapshot is the last of them, all or none: blocks without the states behind them are of no use.
-
-    Args:
-        segments: where the pages are.
-        computing: predicted seconds to compute the first n of them.
-        speeds: how fast each store answers, by tier.
-        page_bytes: bytes of a page.
     """
     best, most_saved, loading = 0, 0.0, 0.0
     whole = bool(segments) and segments[-1].snapshot

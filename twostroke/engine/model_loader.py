@@ -66,20 +66,14 @@ class ModelLoader:
 
     def load_main(
         self,
-        stored: Checkpoint,
-        page_size: int,
-        kv_bytes: int | None,
+        stored: Checkpoint,  # what to load
+        page_size: int,  # entries per page
+        kv_bytes: int | None,  # bytes for KV pages; None: as many as the backend has room for beside the weights
+        # what will be loaded after it; a pool whose size is chosen here leaves room for their weights
         companions: Iterable[Checkpoint] = (),
-        resident: bool = True,
+        resident: bool = True,  # keep its layers in memory. Otherwise every pass reads them from the file.
     ) -> Model:
         """Load a model with a tokenizer and a pool of its own.
-
-        Args:
-            stored: what to load.
-            page_size: entries per page.
-            kv_bytes: bytes for KV pages; None: as many as the backend has room for beside the weights.
-            companions: what will be loaded after it; a pool whose size is chosen here leaves room for their weights.
-            resident: keep its layers in memory. Otherwise every pass reads them from the file.
 
         Raises:
             InvalidRequest: not one page fits. CheckpointError: the tokenizer or the weights cannot be read.

@@ -67,21 +67,14 @@ class StepInFlight:
 
     def launch_sampling(
         self,
-        step: ScheduledStep,
-        ready: Iterable[tuple[Choice, DecodeLane]],
-        guarded: Guarded,
-        ahead: bool = False,
+        step: ScheduledStep,  # the step that is sampled
+        ready: Iterable[tuple[Choice, DecodeLane]],  # lanes with rows to sample from, with their choices
+        guarded: Guarded,  # calls an action on behalf of requests
+        ahead: bool = False,  # whether lanes may enter their tokens before these are read
+        # models with rows in this step; for each there is something to wait for, even if nothing is drawn
         computing: Collection[Model] = (),
     ) -> None:
-        """Draw a token for every lane that is ready. Constraints are user code: an error ends only its own request.
-
-        Args:
-            step: the step that is sampled.
-            ready: lanes with rows to sample from, with their choices.
-            guarded: calls an action on behalf of requests.
-            ahead: whether lanes may enter their tokens before these are read.
-            computing: models with rows in this step; for each there is something to wait for, even if nothing is drawn.
-        """
+        """Draw a token for every lane that is ready. Constraints are user code: an error ends only its own request."""
         asked: dict[Model, list[tuple[Choice, DecodeLane, LazyLogits, Draw]]] = {model: [] for model in computing}
 
         def ask(choice: Choice, lane: DecodeLane) -> None:

@@ -27,19 +27,12 @@ class TokenScore:
 
 def score(
     logits: np.ndarray,
-    ids: Sequence[int],
-    count: int,
-    statistics: Statistics = summary,
-    made: RowStatistics | None = None,
+    ids: Sequence[int],  # R token ids
+    count: int,  # number of most likely ids to return for each row
+    statistics: Statistics = summary,  # the backend's implementation of statistics
+    made: RowStatistics | None = None,  # statistics of these rows, if the head already computed them
 ) -> list[TokenScore]:
-    """Score one token under each row of `logits`, [R, vocab] float32.
-
-    Args:
-        ids: R token ids.
-        count: number of most likely ids to return for each row.
-        statistics: the backend's implementation of statistics.
-        made: statistics of these rows, if the head already computed them.
-    """
+    """Score one token under each row of `logits`, [R, vocab] float32."""
     found = statistics.summarize(logits) if made is None else made
     counts = [min(count, logits.shape[1]) if math.isfinite(top) else 0 for top in found.top]
     likeliest = statistics.likeliest(logits, counts, [MIN_LOGIT] * len(counts))

@@ -111,27 +111,19 @@ def engine_requests(
 
 
 def chat_tokens(
-    llm: LLM,
-    messages: Sequence[Mapping[str, Any]],
+    llm: LLM,  # the model
+    messages: Sequence[Mapping[str, Any]],  # as chat templates expect them
+    # those that the model may call, each as {"name", "description", "parameters"}
     functions: Sequence[Mapping[str, Any]] = (),
-    variables: Mapping[str, Any] | None = None,
+    variables: Mapping[str, Any] | None = None,  # further variables of the template
     *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    cut: bool = False,
+    add_generation_prompt: bool = True,  # whether the beginning of an answer follows the messages
+    continue_final_message: bool = False,  # whether the answer continues the last message
+    cut: bool = False,  # whether a prompt that is too long will be cut, and so must not be refused
+    # texts of named contexts, for the places that messages have for them (`chat_passages`)
     passages: Sequence[str] = (),
 ) -> ChatTokens:
     """A conversation through the chat template.
-
-    Args:
-        llm: the model.
-        messages: as chat templates expect them.
-        functions: those that the model may call, each as {"name", "description", "parameters"}.
-        variables: further variables of the template.
-        add_generation_prompt: whether the beginning of an answer follows the messages.
-        continue_final_message: whether the answer continues the last message.
-        cut: whether a prompt that is too long will be cut, and so must not be refused.
-        passages: texts of named contexts, for the places that messages have for them (`chat_passages`).
 
     Raises:
         InvalidRequest: there is no template, or it refuses. ApiError: a variable is one that the server sets.

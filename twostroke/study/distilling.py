@@ -148,20 +148,15 @@ def windows_of(teacher: Checkpoint, text: str, max_tokens: int = 16384) -> list[
 def distill(
     teacher: Checkpoint,
     directory: Path,
+    # two or more, [256] token ids each. Every eighth is held out. A step uses two, drawn at random.
     windows: Sequence[torch.Tensor],
-    steps: int,
+    steps: int,  # number of optimizer steps
     *,
-    learning_rate: float = 3e-4,
+    learning_rate: float = 3e-4,  # the maximum, reached after a tenth of the steps
     seed: int = 0,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,  # called after each step with (steps done, loss)
 ) -> Distillation:
     """Train the student in a directory that `prune` wrote, and write it back. The same seed gives the same student.
-
-    Args:
-        windows: two or more, [256] token ids each. Every eighth is held out. A step uses two, drawn at random.
-        steps: number of optimizer steps.
-        learning_rate: the maximum, reached after a tenth of the steps.
-        progress: called after each step with (steps done, loss).
 
     Raises:
         InvalidRequest: no steps, or a learning rate that is not between 0 and 1.

@@ -42,20 +42,14 @@ class Turn(NamedTuple):
 
 
 def fit_turn(
-    llm: LLM,
-    overflow: Overflow,
-    turn: Turn,
-    params: SamplingParams,
+    llm: LLM,  # the model
+    overflow: Overflow,  # what to do
+    turn: Turn,  # all of the conversation
+    params: SamplingParams,  # parameters of the reply, for which room is left
+    # finds what to extend for another prompt of the conversation
     extension: Callable[[str], tuple[KVCache, list[int]]],
 ) -> Turn:
     """Return the turn, with less before it if it does not fit.
-
-    Args:
-        llm: the model.
-        overflow: what to do.
-        turn: all of the conversation.
-        params: parameters of the reply, for which room is left.
-        extension: finds what to extend for another prompt of the conversation.
 
     Raises ContextLengthExceeded if the turn has no room even alone.
     """

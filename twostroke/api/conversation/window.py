@@ -110,21 +110,13 @@ def _window_program(parts: Sequence[Sequence[int]], cuts: Sequence[Extent]) -> P
 
 
 def plan_window(
-    messages: Messages,
-    encode: Callable[[Messages], ChatTokens],
-    room: ContextRoom,
-    sinks: int,
-    system: Callable[[], int],
+    messages: Messages,  # all messages, each with a `role`
+    encode: Callable[[Messages], ChatTokens],  # renders messages as the prompt that ends with the beginning of a reply
+    room: ContextRoom,  # the limits of every turn
+    sinks: int,  # first entries that stay, if the system message does not have as many
+    system: Callable[[], int],  # counts the tokens of the system message alone
 ) -> WindowPlan | None:
-    """Plan a chat as if each of its turns had been taken with a window; None if a turn has no room even alone.
-
-    Args:
-        messages: all messages, each with a `role`.
-        encode: renders messages as the prompt that ends with the beginning of a reply.
-        room: the limits of every turn.
-        sinks: first entries that stay, if the system message does not have as many.
-        system: counts the tokens of the system message alone.
-    """
+    """Plan a chat as if each of its turns had been taken with a window; None if a turn has no room even alone."""
     whole, from_turn = len(encode(messages)), 0
     first = max(sinks, system() if _role(messages[0]) in SYSTEM_ROLES else 0)
     while True:

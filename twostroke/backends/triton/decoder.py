@@ -61,18 +61,14 @@ class TritonDecoder(AttentionPass):
         self,
         work: PlanTensors,
         shape: PassShape,
-        drawn: torch.Tensor,
+        drawn: torch.Tensor,  # tokens that placeholders stand for, int32
         to: PassBuffers,
-        kv: Sequence[torch.Tensor],
+        kv: Sequence[torch.Tensor],  # the pages of each group of layers, [depth, parts, frames, Hkv, page_size, width]
         extras: PassExtras,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Run the rows through all layers: `to.x` becomes their hidden states.
 
         Returns the queries, layer by layer, and the hidden states before, between and after the layers.
-
-        Args:
-            drawn: tokens that placeholders stand for, int32.
-            kv: the pages of each group of layers, [depth, parts, frames, Hkv, page_size, width].
         """
         rows = shape.rows
         queries, states = list[torch.Tensor](), list[torch.Tensor]()

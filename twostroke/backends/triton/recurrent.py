@@ -58,21 +58,14 @@ class RecurrentLayer:
     def __call__(
         self,
         h: torch.Tensor,
-        parts: torch.Tensor,
+        parts: torch.Tensor,  # room for the parts of the projections
         rows: int,
-        new_cells: torch.Tensor,
-        cells: torch.Tensor,
+        new_cells: torch.Tensor,  # [groups, rows] int32, where entries of the rows go; below 0 nowhere
+        cells: torch.Tensor,  # [groups, entries] int32, where the entries of all sequences are
         states: StatePass,
-        rooms: StateBuffers,
+        rooms: StateBuffers,  # intermediate results
     ) -> torch.Tensor:
-        """h [padded rows, hidden] -> [padded rows, heads of v * v_dim], bfloat16.
-
-        Args:
-            parts: room for the parts of the projections.
-            new_cells: [groups, rows] int32, where entries of the rows go; below 0 nowhere.
-            cells: [groups, entries] int32, where the entries of all sequences are.
-            rooms: intermediate results.
-        """
+        """h [padded rows, hidden] -> [padded rows, heads of v * v_dim], bfloat16."""
         shape, linear = self.shape, self.inputs
         linear(h, parts, rows)
         made = parts, FEW_TOKENS * linear.features

@@ -104,19 +104,14 @@ class DeviceSampler:
     def search(
         self,
         logits: torch.Tensor,
-        draws: torch.Tensor,
-        filtered: bool = False,
-        out: torch.Tensor | None = None,
+        draws: torch.Tensor,  # [R, WORDS] int64, see `words`
+        filtered: bool = False,  # whether a row has filters. Rows without any are searched whole, to the same result.
+        out: torch.Tensor | None = None,  # where the ids are written
         buffers: SearchBuffers | None = None,
     ) -> torch.Tensor:
         """Find each row's id with the largest logit * gain + noise: int32 [R], the lowest in a tie.
 
         It is NO_TOKEN where a logit is NaN or infinite, or all are -inf.
-
-        Args:
-            draws: [R, WORDS] int64, see `words`.
-            filtered: whether a row has filters. Rows without any are searched whole, to the same result.
-            out: where the ids are written.
         """
         rows, vocab = _checked(logits)
         ids = torch.empty(rows, dtype=torch.int32, device=self.device) if out is None else out

@@ -96,27 +96,19 @@ class Receiver:
 
     def __init__(
         self,
-        pool: PagePool,
-        identity: str | None = None,
+        pool: PagePool,  # where values go
+        identity: str | None = None,  # `Model.id` of the model that continues them
         *,
-        secret: str | None = None,
-        transport: Transport | None = None,
+        secret: str | None = None,  # what senders know too, at least 16 characters; None: as for `Sender`
+        transport: Transport | None = None,  # how pages move (`open_transport`); None: TCP
+        # refuse values of models with another identity (IdentityMismatch). Otherwise they are usable, not canonical.
         same_identity: bool = False,
+        # accept another KV dtype, page size or layout; their entries are placed anew, and those of another dtype are
+        # canonical for no model. Otherwise such values are refused.
         convert: bool = True,
-        runtime: Runtime = SYSTEM,
+        runtime: Runtime = SYSTEM,  # time, threads and connections; a simulation has its own
     ) -> None:
         """Prepare.
-
-        Args:
-            pool: where values go.
-            identity: `Model.id` of the model that continues them.
-            secret: what senders know too, at least 16 characters; None: as for `Sender`.
-            transport: how pages move (`open_transport`); None: TCP.
-            same_identity: refuse values of models with another identity (IdentityMismatch). Otherwise they are usable,
-                not canonical.
-            convert: accept another KV dtype, page size or layout; their entries are placed anew, and those of another
-                dtype are canonical for no model. Otherwise such values are refused.
-            runtime: time, threads and connections; a simulation has its own.
 
         Raises KVError: there is no secret.
         """

@@ -44,30 +44,23 @@ class Sender:
 
     def __init__(
         self,
-        pool: PagePool,
-        identity: str,
+        pool: PagePool,  # the pool of the values that are offered
+        identity: str,  # `Model.id` of the model that computes them, told to receivers
         *,
+        # host, port: where to listen; port 0: any free one. Only this machine reaches the default.
         host: str = LOOPBACK,
         port: int = 0,
-        advertise: str | None = None,
+        advertise: str | None = None,  # the host in handles, if receivers know this machine by another name
+        # what receivers must know too, at least 16 characters (see `wire.secret`); None: the environment's, or one made
+        # from the user's key
         secret: str | None = None,
-        transport: Transport | None = None,
+        transport: Transport | None = None,  # how pages move (`open_transport`); None: TCP
+        # prefills tokens after a value that a receiver holds too, and asks to extend (`Receiver.extend`). It is called
+        # on threads of its own, a few at a time. None: nothing is computed for receivers.
         compute: Compute | None = None,
-        runtime: Runtime = SYSTEM,
+        runtime: Runtime = SYSTEM,  # time, threads and connections; a simulation has its own
     ) -> None:
         """Listen.
-
-        Args:
-            pool: the pool of the values that are offered.
-            identity: `Model.id` of the model that computes them, told to receivers.
-            host, port: where to listen; port 0: any free one. Only this machine reaches the default.
-            advertise: the host in handles, if receivers know this machine by another name.
-            secret: what receivers must know too, at least 16 characters (see `wire.secret`); None: the environment's,
-                or one made from the user's key.
-            transport: how pages move (`open_transport`); None: TCP.
-            compute: prefills tokens after a value that a receiver holds too, and asks to extend (`Receiver.extend`).
-                It is called on threads of its own, a few at a time. None: nothing is computed for receivers.
-            runtime: time, threads and connections; a simulation has its own.
 
         Raises:
             WireError: the address cannot be used. KVError: there is no secret.

@@ -95,20 +95,13 @@ class Tiers:
 
 
 def open_tiers(
-    kv_host: int | None = None,
-    kv_disk: str | Path | None = None,
-    kv_disk_bytes: int | None = None,
-    kv_remote: str | None = None,
-    kv_compress: bool = False,
+    kv_host: int | None = None,  # bytes of ordinary memory for the prefix cache
+    kv_disk: str | Path | None = None,  # a directory, made if it is not there
+    kv_disk_bytes: int | None = None,  # the most that it may take; None: a tenth of what is free there, at most 50 GiB
+    kv_remote: str | None = None,  # the URL of a server that speaks Redis' protocol
+    kv_compress: bool = False,  # whether pages are written compressed to the disk and the server
 ) -> Tiers:
     """Open the tiers that were asked for.
-
-    Args:
-        kv_host: bytes of ordinary memory for the prefix cache.
-        kv_disk: a directory, made if it is not there.
-        kv_disk_bytes: the most that it may take; None: a tenth of what is free there, at most 50 GiB.
-        kv_remote: the URL of a server that speaks Redis' protocol.
-        kv_compress: whether pages are written compressed to the disk and the server.
 
     Raises:
         InvalidRequest: an argument is out of range. KVError: the directory or the key cannot be used.

@@ -72,20 +72,16 @@ class InfillTokens:
 
     def prompt(
         self,
-        encode: Encode,
+        encode: Encode,  # encodes ordinary text
+        # prefix, suffix: the tokens of the two texts
         prefix: Sequence[int],
         suffix: Sequence[int],
+        # (name, text) of other files of the repository, the least important first
         extra: Sequence[tuple[str, str]] = (),
+        # leave out as many of these, from the first, as it takes to have at most so many tokens
         most: int | None = None,
     ) -> list[int]:
-        """The prompt that asks for what stands between the two texts, without BOS.
-
-        Args:
-            encode: encodes ordinary text.
-            prefix, suffix: the tokens of the two texts.
-            extra: (name, text) of other files of the repository, the least important first.
-            most: leave out as many of these, from the first, as it takes to have at most so many tokens.
-        """
+        """The prompt that asks for what stands between the two texts, without BOS."""
         if self.middle is None:
             asked = [self.suffix, *suffix, self.prefix, *prefix]
         else:

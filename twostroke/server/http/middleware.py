@@ -66,23 +66,14 @@ class CallMiddleware:
 
     def __init__(
         self,
-        app: ASGIApp,
-        settings: Settings,
-        keys: ApiKeys | None = None,
-        body_validator: Validator | None = None,
-        guard: OriginGuard | None = None,
-        on_response: Callable[[int], None] = lambda status: None,
+        app: ASGIApp,  # serves the calls
+        settings: Settings,  # limits of bodies
+        keys: ApiKeys | None = None,  # those that are accepted; None for the settings' own
+        body_validator: Validator | None = None,  # long bodies are validated by it first
+        guard: OriginGuard | None = None,  # decides about calls where there is no key
+        on_response: Callable[[int], None] = lambda status: None,  # is told the status of every response
     ) -> None:
-        """Around `app`.
-
-        Args:
-            app: serves the calls.
-            settings: limits of bodies.
-            keys: those that are accepted; None for the settings' own.
-            body_validator: long bodies are validated by it first.
-            guard: decides about calls where there is no key.
-            on_response: is told the status of every response.
-        """
+        """Around `app`."""
         self._app, self._settings, self._body_validator = app, settings, body_validator
         self._keys = ApiKeys(settings.api_key, settings.api_key_file) if keys is None else keys
         self._guard, self._on_response = guard, on_response

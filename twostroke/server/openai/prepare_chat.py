@@ -49,20 +49,13 @@ class PreparedChat(Prepared):
 
 
 def prepare_chat(
-    engine: AsyncEngine,
-    body: ChatBody,
-    context: Context | None = None,
-    prompt: str | Sequence[int] | None = None,
-    named: Sequence[Context] = (),
+    engine: AsyncEngine,  # the served model
+    body: ChatBody,  # the conversation. It goes on after `context`.
+    context: Context | None = None,  # the beginning that was put under a name
+    prompt: str | Sequence[int] | None = None,  # a text or token ids in place of the messages
+    named: Sequence[Context] = (),  # the contexts whose texts are in messages
 ) -> PreparedChat:
     """The requests that answer a conversation. Takes long: call it off the event loop.
-
-    Args:
-        engine: the served model.
-        body: the conversation. It goes on after `context`.
-        context: the beginning that was put under a name.
-        prompt: a text or token ids in place of the messages.
-        named: the contexts whose texts are in messages.
 
     Raises:
         ApiError or InvalidRequest: what the body asks for cannot be done.

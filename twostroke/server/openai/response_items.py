@@ -34,20 +34,13 @@ class OfferedTool:
 
 
 def chat_from_items(
-    body: ResponsesBody,
-    items: Sequence[Item],
-    history: Sequence[Item],
-    offers: Mapping[str, OfferedTool],
-    warnings: list[str],
+    body: ResponsesBody,  # the request
+    items: Sequence[Item],  # its input, with references resolved
+    history: Sequence[Item],  # the items of earlier responses, which come before
+    offers: Mapping[str, OfferedTool],  # the tools by name (`offered`)
+    warnings: list[str],  # where to tell
 ) -> ChatBody:
     """The body as chat completions have it. What is left out is told in `warnings`.
-
-    Args:
-        body: the request.
-        items: its input, with references resolved.
-        history: the items of earlier responses, which come before.
-        offers: the tools by name (`offered`).
-        warnings: where to tell.
 
     Raises:
         ApiError: for items or choices that cannot be read.

@@ -14,28 +14,20 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalPrope
 
 
 def grammar(
-    functions: Sequence[Mapping[str, Any]],
+    functions: Sequence[Mapping[str, Any]],  # OpenAI's function objects, those that may be called
     *,
-    required: bool,
-    parallel: bool,
-    marks: Iterable[int] = (),
-    tagged: bool = False,
+    required: bool,  # nothing but calls, `MAX_CALLS` at most; otherwise text, and calls within it
+    parallel: bool,  # more than one call
+    marks: Iterable[int] = (),  # ids of special tokens that may stand in the text
+    tagged: bool = False,  # `<tool_call>` in the text begins a call in JSON, of one of the functions
+    # the schema of an answer that does not call. Then there is nothing but this answer, or calls.
     answer: Mapping[str, Any] | None = None,
-    warnings: list[str] | None = None,
+    warnings: list[str] | None = None,  # takes a line for each keyword that is skipped, see `grammar.json_schema`
 ) -> str:
     """The grammar of an answer that may, or must, call some of these functions.
 
     A call that must be made is written as `<tool_call>`. In an answer that may call, any text is allowed; behind the
     name of a function and the word "arguments" or "parameters", in JSON, its arguments follow.
-
-    Args:
-        functions: OpenAI's function objects, those that may be called.
-        required: nothing but calls, `MAX_CALLS` at most; otherwise text, and calls within it.
-        parallel: more than one call.
-        marks: ids of special tokens that may stand in the text.
-        tagged: `<tool_call>` in the text begins a call in JSON, of one of the functions.
-        answer: the schema of an answer that does not call. Then there is nothing but this answer, or calls.
-        warnings: takes a line for each keyword that is skipped, see `grammar.json_schema`.
 
     Raises:
         InvalidRequest: a schema that cannot be followed is strict.

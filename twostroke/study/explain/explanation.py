@@ -104,19 +104,13 @@ class GivenAnswer:
 
 def explain(
     llm: LLM,
-    prompt: str,
+    prompt: str,  # its text; tokens: its ids, which may have a chat template around it
     tokens: Sequence[int],
-    params: SamplingParams,
-    aspects: ExplainOptions | None = None,
-    answer: Sequence[int] = (),
+    params: SamplingParams,  # how its answer is sampled
+    aspects: ExplainOptions | None = None,  # what is shown
+    answer: Sequence[int] = (),  # tokens that were made before, to explain these and no other answer
 ) -> Explanation:
     """Answer a prompt and show how.
-
-    Args:
-        prompt: its text; tokens: its ids, which may have a chat template around it.
-        params: how its answer is sampled.
-        aspects: what is shown.
-        answer: tokens that were made before, to explain these and no other answer.
 
     Raises:
         InvalidRequest: no such layer or head, a recurrent layer, an empty prompt, or a companion that the technique

@@ -14,25 +14,18 @@ SECONDS = 20.0  # that timing takes
 
 
 def measured_setup(
+    # name, weights, kv_bytes, page_size, index: as for `LLM`
     name: str,
     weights: str | None = None,
-    kv_bits: int = 16,
+    kv_bits: int = 16,  # of a number in the KV cache, 16, 8 or 6
     kv_bytes: int | None = None,
     page_size: int = 16,
     index: str = "radix",
-    scheduler: SchedulerConfig | None = None,
-    seconds: float = SECONDS,
-    progress: Callable[[str], None] = lambda _: None,
+    scheduler: SchedulerConfig | None = None,  # limits of a step
+    seconds: float = SECONDS,  # how long it is timed
+    progress: Callable[[str], None] = lambda _: None,  # called with what is done now
 ) -> EngineSetup:
-    """Open a model, time it, and close it again.
-
-    Args:
-        name, weights, kv_bytes, page_size, index: as for `LLM`.
-        kv_bits: of a number in the KV cache, 16, 8 or 6.
-        scheduler: limits of a step.
-        seconds: how long it is timed.
-        progress: called with what is done now.
-    """
+    """Open a model, time it, and close it again."""
     limits, stored = scheduler or SchedulerConfig(), kv_format_of(kv_bits)
     with LLM(
         name,

@@ -11,11 +11,12 @@ from twostroke.study.simulate.step_costs import RooflineCosts
 
 
 def machine_setup(
+    # name, on: a model and a machine, as for `twostroke plan`
     name: str,
     on: str,
     *,
-    weights: str | None = None,
-    kv_bits: int = 16,
+    weights: str | None = None,  # a format of `roofline.weight_formats`; None is that of the files, or as published
+    kv_bits: int = 16,  # of a number in the KV cache
     tp: int = 1,
     efficiency: float | None = None,
     kv_bytes: int | None = None,
@@ -23,17 +24,12 @@ def machine_setup(
     index: str = "radix",
     scheduler: SchedulerConfig | None = None,
     host_s: float = 0.0,
+    # method, draft, acceptance: a technique of `roofline.techniques`, its companion, the share of guesses that stand
     method: str = "plain",
     draft: str | None = None,
     acceptance: float | None = None,
 ) -> EngineSetup:
     """An engine of `tp` devices, by the names of its model and its machine.
-
-    Args:
-        name, on: a model and a machine, as for `twostroke plan`.
-        weights: a format of `roofline.weight_formats`; None is that of the files, or as published.
-        kv_bits: of a number in the KV cache.
-        method, draft, acceptance: a technique of `roofline.techniques`, its companion, the share of guesses that stand.
 
     Raises:
         InvalidRequest, UnknownModel: unknown names; no room for KV.

@@ -55,21 +55,15 @@ class RedisStore:
     @classmethod
     def open(
         cls,
-        url: str,
+        url: str,  # redis://, rediss:// (TLS) or unix://, with options as the package `redis` takes them
         *,
-        ttl_s: float = TTL_S,
+        ttl_s: float = TTL_S,  # pages are deleted this long after their last use
+        # private pages are deleted this long after this process has ended, or stands still
         private_ttl_s: float = PRIVATE_TTL_S,
-        refresh_s: float = REFRESH_S,
-        compressed: bool = False,
+        refresh_s: float = REFRESH_S,  # how often they are told to stay
+        compressed: bool = False,  # whether pages are written compressed
     ) -> "RedisStore":
         """The store at a URL. The server need not be there yet.
-
-        Args:
-            url: redis://, rediss:// (TLS) or unix://, with options as the package `redis` takes them.
-            ttl_s: pages are deleted this long after their last use.
-            private_ttl_s: private pages are deleted this long after this process has ended, or stands still.
-            refresh_s: how often they are told to stay.
-            compressed: whether pages are written compressed.
 
         Raises:
             KVError: the URL is wrong, or there is no key to seal pages with.

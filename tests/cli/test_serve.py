@@ -138,6 +138,14 @@ def read_line(process: subprocess.Popen[str], text: str) -> str:
     return next(line for line in process.stderr if text in line)
 
 
+# No answer is soon over.
+PAUSES = """
+import time
+from twostroke.engine.engine import Engine
+
+step = Engine.step
+Engine.step = lambda self: (time.sleep(0.05), step(self))[1]
+"""
 # Loads for as long as the test wants.
 SLOW = """
 import os, time
@@ -159,12 +167,15 @@ def test_a_signal_ends_it(sig: signal.Signals, tiny: str) -> None:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_it_at_once(sig: signal.Signals, tiny: str) -> None:
-    with serving(tiny, "--itl-ms", "off", "--grace", "100") as (process, url):
+def test_a_second_signal_ends_it_at_once(sig: signal.Signals, tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "pauses.py").write_text(PAUSES + TECHNIQUE)
+    options = ("--method-module", str(tmp_path / "pauses.py"), "--itl-ms", "off")
+    with serving(tiny, *options, "--grace", "100") as (process, url):
         wait_for(process, url, 200)
         body = {"prompt": "the", "max_tokens": 1900, "ignore_eos": True, "stream": True, "n": 8}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # a dropped iterator closes the connection
+            next(lines)
             process.send_signal(sig)
             read_line(process, "Shutting down")
             process.send_signal(sig)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.messages import message
+from tests.server.long_answers import LONG, unhurried
 from twostroke.api.llm import LLM
 
 pytest.importorskip("dynamo.common.backend", reason="needs NVIDIA Dynamo: make test-cluster")
@@ -148,7 +149,8 @@ async def test_an_iterator_that_is_closed_gives_its_pages_back(worker: DynamoWor
 
 @running
 async def test_what_runs_at_the_end_goes_to_another_worker(worker: DynamoWorker, llm: LLM) -> None:
-    stream = worker.generate(message(PROMPT, max_tokens=2000, **SAMPLED), Context("one"))
+    unhurried(llm)
+    stream = worker.generate(message(PROMPT, max_tokens=LONG["max_tokens"], **SAMPLED), Context("one"))
     await anext(stream)
     await worker.cleanup()
     with pytest.raises(EngineShutdown):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.page.conftest import Screen
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 from twostroke.study.explain.attention import attention_of
 
@@ -70,11 +71,16 @@ def test_stream_and_stop(screen: Screen, server: Serving) -> None:
     screen.page.press("#ask", "Escape")  # stops nothing now
 
 
-def test_an_answer_goes_on_while_another_conversation_is_open(screen: Screen, server: Serving) -> None:
+def test_an_answer_goes_on_while_another_conversation_is_open(
+    screen: Screen, server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(server.llm.engine, "before_step", lambda _: left.wait(0.1))
     screen.extra({"choice": ["one two three " * 40]})
     screen.ask("first", wait=False)
     screen.page.wait_for_selector(".going .markdown > *")
     screen.page.click("#new")
+    left.set()
     screen.say("other")
     screen.ask("second")
     assert screen.find(".user .text").all_text_contents() == ["second"]

@@ -1,17 +1,22 @@
 """The engine at work; keyboard, names for screen readers, themes, and a phone's width."""
 
+import threading
 from collections.abc import Callable
+
+import pytest
 
 from tests.page.conftest import Screen
 from tests.server.conftest import Serving, eventually
 
 
-def test_the_engine_at_work(screen: Screen, server: Serving) -> None:
-    pool = server.llm.pool
+def test_the_engine_at_work(screen: Screen, server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, seen = server.llm.pool, threading.Event()
+    monkeypatch.setattr(server.llm.engine, "before_step", lambda _: seen.wait(0.1))
     screen.extra({"max_tokens": 300, "ignore_eos": True})
     screen.ask("the quick brown fox " * 10, wait=False)
     screen.page.wait_for_selector("#running-value:text('1')")
     screen.until("parseFloat(document.getElementById('rate-value').textContent) > 0")
+    seen.set()
     screen.answered()
     eventually(lambda: pool.num_used == server.llm.engine.cached_pages(pool))
     text = (

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.page.conftest import Screen
-from tests.server.conftest import LONG, Serving, eventually
+from tests.server.conftest import Serving, eventually
+from tests.server.long_answers import LONG
 
 
 def press(screen: Screen, button: Any) -> None:
@@ -30,7 +31,7 @@ def news(screen: Screen, server: Serving) -> None:
         return float(count)
 
     before = tokens()
-    eventually(lambda: tokens() >= before + 150)
+    eventually(lambda: tokens() >= before + 40)
     screen.page.wait_for_timeout(200)
 
 

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from tests.page.conftest import Screen
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
 COUNTS = ("running", "waiting", "arriving", "preemptions", "evicted")
@@ -188,7 +189,7 @@ def test_the_numbers_are_those_of_metrics(screen: Screen, server: Serving) -> No
         eventually(lambda shown=shown, text=text: screen.find(f"#{shown}-value").text_content() == text)
     screen.extra(LONG)
     screen.ask("go on", wait=False)
-    body = {"prompt": [7] * 30, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    body = {"prompt": [7] * 30, "stream": True, **LONG}
     with server.http() as http, ExitStack() as others:
         for _ in range(2):
             others.enter_context(http.stream("POST", "/v1/completions", json=body))

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from tests.server.long_answers import unhurried
 from tests.server.wire import over_the_wire
 from twostroke.api.llm import LLM
 from twostroke.server.app import create_app
@@ -21,7 +22,6 @@ from twostroke.server.settings import Settings
 
 WIRE = bool(os.environ.get("TWOSTROKE_TEST_WIRE"))  # whether engines are reached as those of other processes are
 LOCAL = pytest.mark.skipif(WIRE, reason="reaches into the engine, or sends it what no other process has")
-LONG = {"max_tokens": 1900, "ignore_eos": True}  # seconds of work
 
 
 @dataclass
@@ -57,7 +57,8 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(llm: LLM, port: int = 0, **settings: Any) -> Generator[Serving]:
-    """A server on a port of the loopback interface, a free one unless it is given."""
+    """A server on a port of the loopback interface, a free one unless it is given. Answers of `LONG` do not end."""
+    unhurried(llm)
     chosen: dict[str, Any] = {"grace_s": 0.5, "model_name": "tiny"}
     server = make_server(over_the_wire(llm) if WIRE else llm, Settings(**(chosen | settings)), "127.0.0.1", port)
     thread, url = started(server)

@@ -11,7 +11,8 @@ import ollama
 import openai
 import pytest
 
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
 TEXTS = ["the quick", "brown fox jumps over the lazy dog " * 20, "a"]
@@ -56,7 +57,7 @@ def test_beside_streams(client: openai.OpenAI, reference: LLM) -> None:
     """Several callers, while answers are written; a long body goes through the worker first."""
     texts = [f"{i} brown fox jumps over the lazy dog " * 3 for i in range(300)]
     expected = reference.embed(texts)
-    with client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG, max_tokens=1900) as stream:
+    with client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG) as stream:
         next(iter(stream))
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             calls = [pool.submit(client.embeddings.create, model="tiny", input=texts[i::3]) for i in range(3)]

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import LONG, client_of, eventually
+from tests.server.conftest import client_of, eventually
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.server.http.loading import LoadingResponder

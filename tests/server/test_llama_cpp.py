@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import LONG, Serving, eventually
+from tests.server.conftest import Serving, eventually
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
 MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import LOCAL, LONG, Serving, eventually, serving
+from tests.server.conftest import LOCAL, Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.methods import METHODS, Method

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import LOCAL, LONG, Serving, eventually, serving
+from tests.server.conftest import LOCAL, Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 from twostroke.server.observability.logs import JsonFormatter, TextFormatter, request_id
 

@@ -8,7 +8,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
 

@@ -12,6 +12,7 @@ import ollama
 import pytest
 
 from tests.server.conftest import client_of, eventually
+from tests.server.long_answers import LONG
 from tests.server.test_models import complete, source_of, states
 from tests.tiny import write_model
 from twostroke.models.checkpoints import fetch as module
@@ -131,9 +132,10 @@ def test_what_is_not_ours_is_refused(shop: Shop, serve: Callable[..., Any]) -> N
 
 def test_a_model_in_use_stays(shop: Shop, serve: Callable[..., Any]) -> None:
     with serve(source_of(shop.directory), shop.source("far", lambda *_: None)) as client:
-        body = {"model": "far", "prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        body = {"model": "far", "prompt": "x", "stream": True, **LONG}
         with client.stream("POST", "/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # a dropped iterator closes the connection
+            next(lines)
             refused = delete(client, "far")
             assert (refused.status_code, "1 calls use the model far" in refused.json()["error"]) == (409, True)
         eventually(lambda: delete(client, "far").status_code == 200)

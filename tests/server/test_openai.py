@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.conversation.fitting import cut_passages
 from twostroke.api.llm import LLM
 from twostroke.methods import method

@@ -5,7 +5,7 @@ import gzip
 import json
 import re
 import socket
-import time
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -238,8 +238,8 @@ def test_the_feed_tells_what_the_engine_does(open_tiny: Callable[..., LLM]) -> N
 def test_a_long_first_step_is_told_of(open_tiny: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     """A lone prompt runs from the start, though no step of it is over and no record there."""
     llm = open_tiny()
-    forward = llm.model.compiled.forward
-    monkeypatch.setattr(llm.model.compiled, "forward", lambda *rows: (time.sleep(1.0), forward(*rows))[1])
+    forward, told_of = llm.model.compiled.forward, threading.Event()
+    monkeypatch.setattr(llm.model.compiled, "forward", lambda *rows: (told_of.wait(30), forward(*rows))[1])
     with serving(llm) as running, running.http() as http, http.stream("GET", "/watch") as watching:
         told = events(watching.iter_lines())
         for _ in range(3):
@@ -248,6 +248,7 @@ def test_a_long_first_step_is_told_of(open_tiny: Callable[..., LLM], monkeypatch
             body = {"prompt": [7] * 40, "max_tokens": 2}
             sent = clients.submit(httpx.post, f"{running.url}/v1/completions", json=body, timeout=30)
             news = next(data for name, data in told if name == "steps" and (data["steps"] or data["running"]))
+            told_of.set()
             assert (news["steps"], news["running"]) == ([], 1)
             assert sent.result().status_code == 200
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server import long_answers
 from tests.server.conftest import eventually
 from tests.server.test_engine_process import BODIES, CHAT, events, kill, plain, served
 from tests.server.wire import in_a_process, launch
@@ -189,13 +190,18 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
         found[kind] = sorted(events(client, PATH, CHAT | BODIES[kind]), key=_choice)
 
     with served(engine) as client:
-        long = CHAT | BODIES["sampled"] | {"max_tokens": 1500}
-        undisturbed = events(client, PATH, long)  # by the first one, which has its prefix from then on
+        long = CHAT | BODIES["sampled"] | long_answers.LONG
+        undisturbed = events(client, PATH, long, most=40)  # by the first one, which has its prefix from then on
+        eventually(lambda: client.get("/health").json()["in_flight"] == 0)
         threads = [threading.Thread(target=ask, args=(kind,)) for kind in ("greedy", "choices")]
-        for thread in threads:
-            thread.start()
-        broken.set()
-        assert events(client, PATH, long, 3, engine.parts[0]) == undisturbed
+
+        def lose() -> None:
+            for thread in threads:
+                thread.start()
+            broken.set()
+            kill(engine.parts[0])
+
+        assert events(client, PATH, long, 3, lose, most=40) == undisturbed
         for thread in threads:
             thread.join()
         assert found == {kind: sorted(expected[kind], key=_choice) for kind in found}

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tests.server.conftest import LONG, Serving, eventually, serving
+from tests.server.conftest import Serving, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.server.body_validation.supervisor import BodyValidator

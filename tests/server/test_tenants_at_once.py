@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import LONG, asgi, eventually, serving
+from tests.server.conftest import asgi, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
 PROMPT = "the quick brown fox jumps over the lazy dog and then the cat jumps over the lazy fox again and again"

@@ -10,7 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.server.conftest import LONG, Serving, asgi, eventually, serving
+from tests.server.conftest import Serving, asgi, eventually, serving
+from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
 TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7

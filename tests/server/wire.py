@@ -5,6 +5,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.server.long_answers import unhurried
 from twostroke.api.llm import LLM
 from twostroke.server.engine_process.host import EngineHost
 from twostroke.server.engine_process.launch import Launch, launch_of
@@ -48,7 +49,7 @@ def over_the_wire(llm: LLM) -> RemoteEngine:
 
 def open_llm(**options: Any) -> LLM:
     """Opens the model of an engine's process."""
-    return LLM(**options)
+    return unhurried(LLM(**options))
 
 
 def in_a_process(model: str, *methods: str, watchdog_s: float = 0.0, **options: Any) -> RemoteEngine:

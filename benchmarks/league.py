@@ -11,14 +11,13 @@ all cells that the directory has, whatever models were asked for.
 from __future__ import annotations
 
 import argparse
-import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
-from time import monotonic
 
+from benchmarks.eval_runs import share_minutes, words
 from benchmarks.league_page import write
 from benchmarks.results_file import RESULTS
 
@@ -46,7 +45,7 @@ class Cell:
     def name(self) -> str:
         return f"{self.model}-{self.task}-{self.length}"
 
-    def command(self, measured: str, minutes: float, options: argparse.Namespace) -> list[str]:
+    def command(self, measured: str, options: argparse.Namespace, minutes: float) -> list[str]:
         """A run of `twostroke eval`, whose directory is of this cell, these methods and these budgets."""
         slow = () if self.length > MAX_SLOW_LENGTH else SLOW
         methods = options.methods or ",".join((*FAST, *slow))
@@ -57,24 +56,7 @@ class Cell:
             "positions": 24, "kv-bytes": options.kv_bytes, "threads": options.threads, "minutes": f"{minutes:.1f}",
             "output": options.output / self.name / measured,
         }  # fmt: skip
-        words = [f"--{key}={value}" for key, value in asked.items() if value is not None]
-        return [sys.executable, "-m", "twostroke", "eval", self.task, "--no-timings", *words]
-
-
-def measure(cells: list[Cell], options: argparse.Namespace) -> None:
-    """Run every cell in turn, each for its part of the minutes that are left; say which had none or failed."""
-    end = monotonic() + 60 * options.minutes
-    steps = [(cell, measured) for measured in options.measure for cell in cells]
-    for index, (cell, measured) in enumerate(steps):
-        left = (end - monotonic()) / 60
-        if left <= 0:
-            print(f"{cell.name}, {measured}: no time left", file=sys.stderr)
-            continue
-        command = cell.command(measured, left / (len(steps) - index), options)
-        print(shlex.join(command[1:]), file=sys.stderr, flush=True)
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            print(f"{cell.name}, {measured}: ended with {done.returncode}", file=sys.stderr, flush=True)
+        return words(["eval", self.task], asked, "--no-timings")
 
 
 def main() -> None:
@@ -93,7 +75,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "league", help="where cells are kept")
     parser.add_argument("--page", type=Path, default=Path("docs/results/league.md"))
     options = parser.parse_args()
-    measure([Cell(*one) for one in product(options.models, options.tasks, options.lengths)], options)
+    cells = [Cell(*one) for one in product(options.models, options.tasks, options.lengths)]
+    steps = {f"{cell.name}, {one}": partial(cell.command, one, options) for one in options.measure for cell in cells}
+    share_minutes(steps, options.minutes)
     print(write(options.output, options.page), file=sys.stderr)
 
 

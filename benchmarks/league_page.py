@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.eval_runs import Summary, difference, estimate, shown, table
 from benchmarks.results_file import save
 
 MIN_ITEMS = 10  # with fewer, no claim is judged
@@ -58,58 +58,32 @@ comparisons. Claims are of models of 7B and more; what small ones show refutes n
 """
 
 
-def estimate(summaries: dict[str, Any], column: str, method: str) -> dict[str, Any]:
-    """The estimate of a method, {} if there is none."""
-    measure, key = COLUMNS[column]
-    for summary in summaries.values():
-        found = summary["measures"].get(measure, {}).get(key, {}).get("methods", {}).get(method)
-        if found and found["n"]:
-            return found
-    return {}
-
-
-def difference(
-    summary: dict[str, Any], column: str, first: str, second: str
-) -> tuple[float, float, float, float | None]:
-    """(first - second, low, high, McNemar's p) on the same items. Raises KeyError if both were not measured."""
-    measure, key = COLUMNS[column]
-    for pair in summary["measures"][measure][key]["pairs"]:
-        one = pair["difference"]
-        if one["n"] and (pair["first"], pair["second"]) == (second, first):
-            return one["value"], one["low"], one["high"], pair["p"]
-        if one["n"] and (pair["first"], pair["second"]) == (first, second):
-            return -one["value"], -one["high"], -one["low"], pair["p"]
-    raise KeyError(first)
-
-
-def rows(summaries: dict[str, Any]) -> list[list[str]]:
+def rows(summaries: dict[str, Summary]) -> list[list[str]]:
     """A row for each technique: the most right answers first, then the least KL."""
     quality = summaries["quality"]
+    baseline = quality["settings"]["baseline"]
+
+    def of(column: str, method: str) -> dict[str, Any]:
+        measure, key = COLUMNS[column]
+        return estimate(summaries.get("serving" if measure == "serving" else "quality"), measure, key, method)
 
     def rank(method: str) -> tuple[float, float]:
-        right, kl = (estimate(summaries, one, method).get("value") for one in ("right", "KL"))
-        return -(right or 0.0), kl if kl is not None else 9e9
+        return -of("right", method).get("value", 0.0), of("KL", method).get("value", 9e9)
 
     made: list[list[str]] = []
     for method in sorted((one["name"] for one in quality["settings"]["methods"]), key=rank):
-
-        def shown(column: str, scale: float, form: str, bounds: bool = False, name: str = method) -> str:
-            one = estimate(summaries, column, name)
-            if not one:
-                return ""
-            low, value, high = (format(one[key] * scale, form) for key in ("low", "value", "high"))
-            return f"{value} [{low}, {high}]" if bounds else value
-
         points = ""
-        if method != quality["settings"]["baseline"]:
-            value, _, _, p = difference(quality, "right", method, quality["settings"]["baseline"])
+        if method != baseline:
+            value, _, _, p = difference(quality, *COLUMNS["right"], method, baseline)
             points = f"{100 * value:+.0f}, {p:.2g}"
         made.append(
             [
-                f"`{method}`", shown("right", 100, ".0f", True), points, shown("KL", 1, ".2f", True),
-                shown("same", 100, ".0f"), shown("kept", 1, ".2f"), shown("bytes", 2**-20, ".1f"),
-                shown("TTFT", 1, ".2f"), shown("ITL 1", 1e3, ".1f"), shown("ITL 16", 1e3, ".1f"),
-                shown("answers", 1, ".0f"), shown("rate", 1, ".0f"),
+                f"`{method}`", shown(of("right", method), ".0f", 100, True), points,
+                shown(of("KL", method), ".2f", bounds=True), shown(of("same", method), ".0f", 100),
+                shown(of("kept", method), ".2f"), shown(of("bytes", method), ".1f", 2**-20),
+                shown(of("TTFT", method), ".2f"), shown(of("ITL 1", method), ".1f", 1e3),
+                shown(of("ITL 16", method), ".1f", 1e3), shown(of("answers", method), ".0f"),
+                shown(of("rate", method), ".0f"),
             ]
         )  # fmt: skip
     return made
@@ -122,7 +96,7 @@ def base(method: str) -> str:
     return f"{name}:{','.join(others)}" if others else name
 
 
-def judged(quality: dict[str, Any], better: str, worse: str) -> list[str]:
+def judged(quality: Summary, better: str, worse: str) -> list[str]:
     """Of each budget in turn, whether the first is better than the second here. Empty if one of them was not run."""
     names = [one["name"] for one in quality["settings"]["methods"]]
     firsts, seconds = ([name for name in names if base(name) == one] for one in (better, worse))
@@ -130,19 +104,14 @@ def judged(quality: dict[str, Any], better: str, worse: str) -> list[str]:
         firsts, seconds = firsts * max(1, len(seconds)), seconds * max(1, len(firsts))
     made: list[str] = []
     for first, second in zip(firsts, seconds, strict=False):
-        kl, low, high, _ = difference(quality, "KL", first, second)
-        right, _, _, p = difference(quality, "right", first, second)
+        kl, low, high, _ = difference(quality, *COLUMNS["KL"], first, second)
+        right, _, _, p = difference(quality, *COLUMNS["right"], first, second)
         verdict = "**holds**" if high < 0 else "**contradicted**" if low > 0 else "within chance"
         if p is not None and p < 0.05:
             verdict += f"; right answers {'agree' if (right > 0) == (kl < 0) else 'say the opposite'}"
         verdict = "too few items" if quality["n"] < MIN_ITEMS else verdict
         made.append(f"{verdict}: KL {kl:+.2f} [{low:+.2f}, {high:+.2f}], {100 * right:+.0f} points (p {p:.2g})")
     return list(dict.fromkeys(made))
-
-
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["--:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
 
 
 def write(directory: Path, page: Path) -> Path:

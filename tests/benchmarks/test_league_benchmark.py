@@ -71,10 +71,10 @@ def test_a_cell_is_a_run_of_eval() -> None:
     options = Namespace(
         methods=None, items=5, budgets="0.25", seed=1, threads=None, kv_bytes="1GiB", output=Path("cells")
     )
-    words = Cell("tiny", "ruler", 2000).command("quality", 3.0, options)
+    words = Cell("tiny", "ruler", 2000).command("quality", options, 3.0)
     assert {"--minutes=3.0", "--limit=5", "--output=cells/tiny-ruler-2000/quality"} <= set(words)
     assert not any(word.startswith("--threads") for word in words)
     (methods,) = (word for word in words if word.startswith("--methods="))
     assert all(name in methods for name in SLOW)
-    (methods,) = (word for word in Cell("tiny", "ruler", 30_000).command("serving", 3.0, options) if "methods" in word)
+    (methods,) = (word for word in Cell("tiny", "ruler", 30_000).command("serving", options, 3.0) if "methods" in word)
     assert "kvzip" not in methods

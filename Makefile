@@ -83,6 +83,9 @@ bench-kv-bits: $(VENV)/installed-dev  ## K and V in fewer bits: distance to bflo
 bench-league: $(VENV)/installed-dev  ## KV techniques: right answers, KL, bytes and times, for MINUTES; goes on where it was (LEAGUE: options)
 	$(BIN)/python -m benchmarks.league --minutes $(MINUTES) $(LEAGUE)
 
+bench-refresh: $(VENV)/installed-dev  ## KV refresh by gate and student, 1,200 tokens, for MINUTES; goes on where it was (REFRESH: options)
+	$(BIN)/python -m benchmarks.refresh --minutes $(MINUTES) $(REFRESH)
+
 bench-hybrid: $(VENV)/installed-dev  ## recurrent layers: time of their states beside the plain recurrence, and a long conversation; 10 minutes
 	$(BIN)/python -m benchmarks.hybrid
 

@@ -26,7 +26,11 @@ def share_minutes(steps: dict[str, Callable[[float], list[str]]], minutes: float
         if left <= 0:
             print(f"{name}: no time left", file=sys.stderr)
             continue
-        command = make(left / (len(steps) - index))
+        try:
+            command = make(left / (len(steps) - index))
+        except FileNotFoundError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
         print(shlex.join(command[1:]), file=sys.stderr, flush=True)
         done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         if done.returncode:

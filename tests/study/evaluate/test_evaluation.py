@@ -233,3 +233,16 @@ def test_sampled_answers_are_paired(tiny_llm: TinyLLM) -> None:
 
 def test_the_measures_are_those_that_options_name() -> None:
     assert tuple(MEASURES) == NAMES
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_the_answer_that_others_are_led_through_ends_as_answers_do(
+    tiny_llm: TinyLLM, monkeypatch: pytest.MonkeyPatch, ignore_eos: bool
+) -> None:
+    llm = tiny_llm()
+    run = evaluation(llm, methods=[contender("plain")], measures=("divergence",), ignore_eos=ignore_eos, limit=1)
+    ids = [token.id for token in llm.stream(run.cases[0].prompt, max_tokens=6, ignore_eos=True)]
+    monkeypatch.setattr(llm.tokenizer, "eos_ids", frozenset({ids[2]}))
+    (line,) = run.run()
+    led = line.measures["divergence"]["plain"]["kl"]
+    assert len(led) == (6 if ignore_eos else ids.index(ids[2]) + 1)

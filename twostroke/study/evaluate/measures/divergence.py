@@ -38,7 +38,10 @@ class Divergence(Measure):
         baseline = comparison.baseline.method
         requests = comparison.run(
             [lambda case=case: baseline.program(case.prompt) for case in cases],
-            [SamplingParams(max_tokens=comparison.positions)] * len(cases),
+            [
+                SamplingParams(max_tokens=comparison.positions, ignore_eos=comparison.params(case.item).ignore_eos)
+                for case in cases
+            ],
         )
         texts = [[token.id for token in request.events] for request in requests]
 

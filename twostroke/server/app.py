@@ -47,26 +47,8 @@ from twostroke.server.tenants.tenant import LIMIT_HEADERS
 
 log = logging.getLogger(__name__)
 ROUTES = (
-    generate,
-    responses,
-    contexts,
-    models,
-    tokens,
-    embeddings,
-    ranking,
-    classes,
-    anthropic,
-    ollama,
-    ollama_models,
-    ollama_embed,
-    llamacpp,
-    embedding,
-    status,
-    admin,
-    page,
-    attention,
-    explanation,
-    api_docs,
+    *(generate, responses, contexts, models, tokens, embeddings, ranking, classes, anthropic, ollama),
+    *(ollama_models, ollama_embed, llamacpp, embedding, status, admin, page, attention, explanation, api_docs),
 )
 DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {

@@ -99,24 +99,25 @@ def _decoder(scaled: Callable[[Blocks], ScaledCodes]) -> Callable[[Blocks], np.n
     return lambda blocks: scaled(blocks).values()
 
 
-# Formats whose blocks are codes times scales.
-SCALED: dict[str, Callable[[Blocks], ScaledCodes]] = {
-    "Q3_K": low_bit_blocks.q3_k,
-    "Q8_K": low_bit_blocks.q8_k,
-    "Q1_0": low_bit_blocks.q1_0,
-    "TQ1_0": low_bit_blocks.tq1_0,
-    "TQ2_0": low_bit_blocks.tq2_0,
-    "IQ1_S": grid_blocks.iq1_s,
-    "IQ1_M": grid_blocks.iq1_m,
-    "IQ2_XXS": grid_blocks.iq2_xxs,
-    "IQ2_XS": grid_blocks.iq2_xs,
-    "IQ2_S": grid_blocks.iq2_s,
-    "IQ3_XXS": grid_blocks.iq3_xxs,
-    "IQ3_S": grid_blocks.iq3_s,
-    "IQ4_NL": codebook_blocks.iq4_nl,
-    "IQ4_XS": codebook_blocks.iq4_xs,
-    "MXFP4": codebook_blocks.mxfp4,
-}
+# Formats whose blocks are codes times scales: values and bytes of a block, and what reads it.
+_SCALED: tuple[tuple[str, int, int, Callable[[Blocks], ScaledCodes]], ...] = (
+    ("Q3_K", 256, 110, low_bit_blocks.q3_k),
+    ("Q8_K", 256, 292, low_bit_blocks.q8_k),
+    ("Q1_0", 128, 18, low_bit_blocks.q1_0),
+    ("TQ1_0", 256, 54, low_bit_blocks.tq1_0),
+    ("TQ2_0", 256, 66, low_bit_blocks.tq2_0),
+    ("IQ1_S", 256, 50, grid_blocks.iq1_s),
+    ("IQ1_M", 256, 56, grid_blocks.iq1_m),
+    ("IQ2_XXS", 256, 66, grid_blocks.iq2_xxs),
+    ("IQ2_XS", 256, 74, grid_blocks.iq2_xs),
+    ("IQ2_S", 256, 82, grid_blocks.iq2_s),
+    ("IQ3_XXS", 256, 98, grid_blocks.iq3_xxs),
+    ("IQ3_S", 256, 110, grid_blocks.iq3_s),
+    ("IQ4_NL", 32, 18, codebook_blocks.iq4_nl),
+    ("IQ4_XS", 256, 136, codebook_blocks.iq4_xs),
+    ("MXFP4", 32, 17, codebook_blocks.mxfp4),
+)
+SCALED = {name: scaled for name, _, _, scaled in _SCALED}
 
 FORMATS: dict[str, BlockFormat] = {
     name: BlockFormat(name, block_size, block_bytes, decode)
@@ -133,21 +134,7 @@ FORMATS: dict[str, BlockFormat] = {
         ("Q5_K", 256, 176, _q5_k),
         ("Q6_K", 256, 210, _q6_k),
         ("Q2_K", 256, 84, low_bit_blocks.q2_k),
-        ("Q3_K", 256, 110, _decoder(SCALED["Q3_K"])),
-        ("Q8_K", 256, 292, _decoder(SCALED["Q8_K"])),
-        ("Q1_0", 128, 18, _decoder(SCALED["Q1_0"])),
-        ("TQ1_0", 256, 54, _decoder(SCALED["TQ1_0"])),
-        ("TQ2_0", 256, 66, _decoder(SCALED["TQ2_0"])),
-        ("IQ1_S", 256, 50, _decoder(SCALED["IQ1_S"])),
-        ("IQ1_M", 256, 56, _decoder(SCALED["IQ1_M"])),
-        ("IQ2_XXS", 256, 66, _decoder(SCALED["IQ2_XXS"])),
-        ("IQ2_XS", 256, 74, _decoder(SCALED["IQ2_XS"])),
-        ("IQ2_S", 256, 82, _decoder(SCALED["IQ2_S"])),
-        ("IQ3_XXS", 256, 98, _decoder(SCALED["IQ3_XXS"])),
-        ("IQ3_S", 256, 110, _decoder(SCALED["IQ3_S"])),
-        ("IQ4_NL", 32, 18, _decoder(SCALED["IQ4_NL"])),
-        ("IQ4_XS", 256, 136, _decoder(SCALED["IQ4_XS"])),
-        ("MXFP4", 32, 17, _decoder(SCALED["MXFP4"])),
+        *((name, block_size, block_bytes, _decoder(scaled)) for name, block_size, block_bytes, scaled in _SCALED),
         ("NVFP4", 64, 36, codebook_blocks.nvfp4),
         ("F64", 1, 8, _number("<f8")),
         ("I8", 1, 1, _number("i1")),

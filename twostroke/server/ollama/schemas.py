@@ -15,24 +15,8 @@ class OllamaOptions(LenientModel):
     """How tokens are chosen, under Ollama's names. Those of how a model is loaded have no effect."""
 
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
-        {
-            "f16_kv",
-            "low_vram",
-            "main_gpu",
-            "num_batch",
-            "num_ctx",
-            "num_gpu",
-            "num_keep",
-            "num_thread",
-            "numa",
-            "penalize_newline",
-            "repeat_last_n",
-            "use_mlock",
-            "use_mmap",
-            "vocab_only",
-            "logits_all",
-            "embedding_only",
-        }
+        {"f16_kv", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread", "numa"}
+        | {"penalize_newline", "repeat_last_n", "use_mlock", "use_mmap", "vocab_only", "logits_all", "embedding_only"}
     )
     WITHOUT_EFFECT: ClassVar[Neutral] = {
         "mirostat": (0,),

@@ -89,7 +89,6 @@ class StepBench:
         self.seconds([SequenceRows(1)])  # the first step of a process also allocates
 
     def seconds(self, step: Sequence[SequenceRows]) -> float:
-        """Seconds that one step takes."""
         batch = self._batch(step)
         began = time.perf_counter()
         rows = self.model.compiled.forward(batch, self.memory).logits

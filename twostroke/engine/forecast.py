@@ -29,7 +29,6 @@ class Forecast:
 
     @property
     def models(self) -> list[Model]:
-        """The models that it predicts."""
         return list(self._predictors)
 
     def decode_step(self, model: Model) -> float:

@@ -84,12 +84,10 @@ class PageLoad:
 
     @property
     def searches_stores(self) -> bool:
-        """Whether the load looks for pages in stores."""
         return self.computing is not None and len(self.tokens) > len(self.known)
 
     @property
     def copies_only(self) -> bool:
-        """Whether the load only copies memory."""
         return not self.searches_stores and self.known.tier not in self.tiers.speeds
 
     def admit(self) -> None:

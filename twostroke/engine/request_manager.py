@@ -149,7 +149,6 @@ class RequestManager:
                 self._retire(choice)
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
-        """End requests with an error."""
         # A traceback must not keep KV values alive. A typed error needs no traceback: its message is enough. For
         # other errors the traceback stays readable, with cleared frames.
         if isinstance(error, TwostrokeError):

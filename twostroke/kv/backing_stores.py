@@ -305,5 +305,4 @@ class BackingStores:
         self.tiers.write_queues[store.tier].push(write)
 
     def _load_seconds(self, tier: str, pages: int) -> float:
-        """Predicted seconds to load pages."""
         return self.tiers.speeds[tier].seconds(pages * self.pool.block_bytes)

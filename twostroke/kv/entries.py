@@ -78,7 +78,6 @@ class EntryTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of this."""
         before = sum(stretch.before.nbytes for stretch in self.stretches)
         tail = 0 if self.tail is None else self.tail.nbytes
         heads = sum(0 if one is None else one.nbytes for one in (self.head_positions, self.bias))
@@ -159,7 +158,6 @@ class EntryTable:
 
     @property
     def snapshot_pages(self) -> np.ndarray:
-        """The pages of all snapshots."""
         return np.concatenate([np.zeros(0, np.int32), *(one.pages for one in self.snapshots)])
 
     @property

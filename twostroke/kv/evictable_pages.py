@@ -90,7 +90,6 @@ class EvictablePages(ABC):
 
     @property
     def pages(self) -> list[int]:
-        """The indexed pages."""
         return self.blocks.behind_all([*self._in_pool, *self._in_host])
 
     @property
@@ -172,7 +171,6 @@ class EvictablePages(ABC):
         return max(freed, pages)
 
     def _away(self, first: int) -> bool:
-        """Whether one of these pages has no frame."""
         return any(self.pool.frame(page) == NOWHERE for page in self.blocks.behind(first))
 
     def _reserve_host(self, size: int) -> bool:

@@ -83,7 +83,6 @@ class PageCopies:
         return self._host_slots.num_used
 
     def in_tier(self, tier: str) -> dict[int, PageCopy]:
-        """The copies in a tier, by page."""
         return self._in_tier[tier]
 
     def new_host_copies(self, count: int) -> list[HostCopy]:

@@ -41,7 +41,6 @@ class OpenStates:
 
     @property
     def pages(self) -> list[int]:
-        """The pages of all snapshots."""
         return [page for one in self.snapshots for page in one.pages.tolist()]
 
     def boundaries(self, position: int, count: int, kept_from: int) -> list[int]:

@@ -34,7 +34,6 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(group: Path) -> Iterator[float]:
-    """The CPU quota of a group in cores, if it has one."""
     with suppress(OSError, ValueError):  # "max": no limit
         quota, period = (group / "cpu.max").read_text().split()
         yield int(quota) / int(period)

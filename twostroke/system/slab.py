@@ -46,7 +46,6 @@ class SlabAllocator:
         self._free.extend(range(first + self._per_chunk - 1, first - 1, -1))
 
     def free(self, slot: int) -> None:
-        """Free a slot and its memory."""
         chunk, index = divmod(slot, self._per_chunk)
         self._chunks[chunk].madvise(mmap.MADV_DONTNEED, index * self._stride, self._stride)
         self._free.append(slot)  # atomic

@@ -41,12 +41,10 @@ class LentWeights:
         return [self.matrix(prefix + name).handle for name in names]
 
     def matrix(self, name: str) -> PackedMatrix:
-        """Pack a matrix."""
         self.matrices.append(PackedMatrix(self.team, self.source.matrix(name)))
         return self.matrices[-1]
 
     def vector(self, name: str) -> int:
-        """The address of a vector."""
         return self.lend(self.source.vector(name))
 
     def lend(self, array: np.ndarray) -> int:

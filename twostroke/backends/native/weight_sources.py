@@ -31,9 +31,7 @@ class WeightSource(Protocol):
         """An embedding that is only looked up; None if rank 0 looks it up."""
         ...
 
-    def table_format(self, table: EmbeddingTable | None) -> int:
-        """The format of its rows."""
-        ...
+    def table_format(self, table: EmbeddingTable | None) -> int: ...
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of all ranks, for each value."""

@@ -135,7 +135,6 @@ class Followers:
             raise self.loss_error(rank) from None
 
     def loss_error(self, rank: int) -> RankLost:
-        """The error to raise when a rank is lost."""
         status = None
         with suppress(subprocess.TimeoutExpired, IndexError):
             status = self._processes[rank - 1].wait(0.2) if rank else None

@@ -133,7 +133,6 @@ class RankGroup:
         self._wait(work, limit)
 
     def send(self, message: object, to: int) -> None:
-        """Send an object to a rank."""
         data = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
         self._send(torch.tensor([len(data)]), to)
         self._send(data, to)

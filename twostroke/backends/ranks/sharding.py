@@ -72,7 +72,6 @@ class ColumnSplit:
 
     @property
     def width(self) -> int:
-        """The number of all columns."""
         return self.cuts[-1]
 
     @classmethod

@@ -73,7 +73,6 @@ def _any(biases: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
 
 
 def _without_last(table: np.ndarray, count: int) -> np.ndarray:
-    """The table without its last `count` entries."""
     ends = np.cumsum(table[:, STOP] - table[:, START])
     last = int(np.searchsorted(ends, ends[-1] - count))
     cut = table[: last + 1].copy()

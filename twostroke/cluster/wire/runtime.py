@@ -62,9 +62,7 @@ class Runtime(Protocol):
         """At most `count` threads, which take jobs in order."""
         ...
 
-    def start(self, name: str, job: Callable[[], object]) -> ThreadLike:
-        """Run a job in a thread of its own."""
-        ...
+    def start(self, name: str, job: Callable[[], object]) -> ThreadLike: ...
 
     def connect(self, address: Address, limit_s: float) -> socket.socket:
         """Raises OSError."""

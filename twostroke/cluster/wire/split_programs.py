@@ -136,7 +136,6 @@ class SharedArrival:
         self._waiting: list[_Waiter] = []
 
     def start(self) -> Future[ReceivedValue]:
-        """A future of the value, for one choice."""
         waiter = _Waiter(self)
         with self._lock:
             if self._incoming is None:

@@ -43,7 +43,6 @@ class PageFormat:
         return cls(namespace, own, scope(namespace.digest, own), others, compressed)
 
     def payload(self, page: memoryview) -> memoryview:
-        """What is stored of a page."""
         form = compression.compress(page) if self.compressed else None
         return page if form is None else memoryview(form)
 

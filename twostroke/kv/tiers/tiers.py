@@ -138,7 +138,6 @@ def open_tiers(
 
 
 def _free(directory: Path) -> int:
-    """Bytes that are free where a directory is, or will be."""
     path = Path(os.path.abspath(directory))
     while not path.exists() and path != path.parent:
         path = path.parent

@@ -67,7 +67,6 @@ class Tenant:
         return b"\xff%b\xff%b" % (self.space.encode(), salt) if self.space else salt
 
     def may_use(self, model: str) -> bool:
-        """Whether it may use a model."""
         return self.limits.models is None or model in self.limits.models
 
     def require(self, model: str, method: str) -> None:

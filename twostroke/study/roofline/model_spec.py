@@ -79,7 +79,6 @@ class ModelSpec:
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of the matrices of all layers."""
         return sum(count * matrix.parameters for count, matrix in self.matrices())
 
     @property

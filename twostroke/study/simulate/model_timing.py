@@ -41,7 +41,6 @@ class LatencyModel:
     request_s: float = 0.0  # from the arrival of a request to its first step, and back from its first token
 
     def seconds(self, step: Sequence[SequenceRows]) -> float:
-        """Seconds of a step of the engine."""
         made = sum(one.logits for one in step)
         entered = sum(one.count for one in step) - made
         return self.predictor.seconds(step) + self.step_s + made * self.token_s + entered * self.entered_s

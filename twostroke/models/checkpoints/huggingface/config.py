@@ -99,7 +99,6 @@ class HuggingFaceSource(ConfigSource):
         return rotated
 
     def _scaled(self, kind: Any, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
-        """The scaling of a kind."""
         if kind in ("default", None):
             return Rope(base)
         if kind == "dynamic":

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -85,6 +85,9 @@ bench-league: $(VENV)/installed-dev  ## KV techniques: right answers, KL, bytes 
 
 bench-refresh: $(VENV)/installed-dev  ## KV refresh by gate and student, 1,200 tokens, for MINUTES; goes on where it was (REFRESH: options)
 	$(BIN)/python -m benchmarks.refresh --minutes $(MINUTES) $(REFRESH)
+
+bench-entries: $(VENV)/installed-dev  ## budgets by head: memory of a value and time of a token, by layout of pages; 5 minutes
+	$(BIN)/python -m benchmarks.entries_by_head
 
 bench-hybrid: $(VENV)/installed-dev  ## recurrent layers: time of their states beside the plain recurrence, and a long conversation; 10 minutes
 	$(BIN)/python -m benchmarks.hybrid

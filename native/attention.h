@@ -16,7 +16,6 @@
 #endif
 
 constexpr int ROWS_AT_ONCE = 32;  // rows whose scores fit in the L1 cache
-constexpr float UNSEEN = -1e30f;  // the score of a masked key: finite, and its power of 2 is 0
 
 // The mask of the slots of a page that a row attends to, as bits; `base` is the order of slot 0.
 inline uint32_t visible(const Span& span, int base, const Query& row, int window) {
@@ -60,11 +59,11 @@ struct PagesAhead : SplitPages {
   Ahead ahead(int side, bool first) const { return {first ? (side ? values : keys) + AHEAD_PAGES : nullptr, bytes}; }
 };
 
-// What rows see of a split, of which `before` entries precede its pages.
+// What rows see of a split.
 class SplitMask {
  public:
-  SplitMask(const Reads& pages, int before, int window)
-      : pages_(pages), before_(before), window_(window), end_(before), whole_(window == 0) {
+  SplitMask(const Reads& pages, int window)
+      : pages_(pages), before_(pages.before), window_(window), end_(pages.before), whole_(window == 0) {
     if (pages.bias.values) set_bias();
   }
 
@@ -79,12 +78,15 @@ class SplitMask {
   }
 
   // Whether a row attends to all slots of the pages that it reaches.
-  bool sees_all(const Query& query) const { return full(query) == reach_; }
+  bool sees_all(const Query& query) const { return full(query) == reach_ && !pages_.bias.values; }
 
   // The largest of some numbers of the slots that a row attends to; 0 or more.
   float largest_seen(const Query& query, const float* numbers) const {
     F most = zero();
-    for_pages(query, [&](int i, uint32_t seen) { most = larger(most, select(seen, load(numbers + PAGE_SIZE * i), zero())); });
+    for_pages(query, [&](int i, uint32_t seen) {
+      if (pages_.bias.values) seen &= shown_[i];
+      most = larger(most, select(seen, load(numbers + PAGE_SIZE * i), zero()));
+    });
     return top_size(most);
   }
 
@@ -140,28 +142,30 @@ class SplitMask {
     const auto [values, count] = pages_.bias;
     for (int i = 0, order = before_; i < pages_.count; i++) {
       const Span& span = pages_.spans[i];
+      shown_[i] = ALL_SLOTS;
       for (int slot = 0; slot < PAGE_SIZE; slot++) {
         const bool known = slot >= span.start && slot < span.stop && order < count;
         bias_[PAGE_SIZE * i + slot] = known ? std::max(values[order] * LOG2_E, UNSEEN) : 0;
+        if (known && values[order] <= UNSEEN) shown_[i] -= uint32_t(1) << slot;
         order += slot >= span.start && slot < span.stop;
       }
     }
   }
 
   const Reads& pages_;
-  alignas(64) float bias_[KEYS];  // set if there is any
+  alignas(64) float bias_[KEYS];  // set if there is any, as the next
+  uint32_t shown_[SPLIT];         // the slots that it does not hide, as bits
   const int before_, window_;
   int end_, reach_ = 0;
   bool whole_;  // all pages are full, and rows attend to all entries before them
 };
 
-// One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim]. `before` entries precede
-// these pages.
-inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
-                         const Query* rows, const Half* queries, int count, const Partial* out, Scratch& scratch) {
+// One split of rows that share a sequence and a KV head, in order; `queries`: [count, dim].
+inline void attend_split(const Layer& layer, const Reads& pages, const Reads& next, int window, float cap, const Query* rows,
+                         const Half* queries, int count, const Partial* out, Scratch& scratch) {
   PagesAhead at(layer, pages, next);
   if (layer.once) at.make_values(layer, pages.count, scratch.values);
-  SplitMask mask(pages, before, window);
+  SplitMask mask(pages, window);
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   Half* shares = scratch.shares.get<Half>(ROWS_AT_ONCE * KEYS);
   const Products products{layer.dim};

@@ -33,13 +33,12 @@ struct CodedQueries {
   }
 };
 
-// One split of rows that share a sequence and a KV head, in order. `before` entries precede these pages. The pages
-// `next` are likely to be read after them.
-inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& next, int before, int window, float cap,
-                         const Query* rows, const CodedQueries& queries, int count, const Partial* out, Scratch& scratch) {
+// One split of rows that share a sequence and a KV head, in order. The pages `next` are likely to be read after these.
+inline void attend_codes(const Layer& layer, const Reads& pages, const Reads& next, int window, float cap, const Query* rows,
+                         const CodedQueries& queries, int count, const Partial* out, Scratch& scratch) {
   const int dim = layer.dim;
   const SplitPages at(layer, pages);
-  SplitMask mask(pages, before, window);
+  SplitMask mask(pages, window);
   alignas(64) float k_scales[KEYS], v_scales[KEYS], steps[ROWS_AT_ONCE];
   float* weights = scratch.weights.get<float>(ROWS_AT_ONCE * KEYS);
   const Words shares = Words::at(scratch.shares.get<uint8_t>(Words::bytes(ROWS_AT_ONCE, KEYS)), KEYS);

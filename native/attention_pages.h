@@ -120,11 +120,24 @@ struct EntryBias {
   int count = 0;
 };
 
-// Pages of a sequence that a head reads.
+constexpr float UNSEEN = -1e30f;  // the score of a masked key: finite, and its power of 2 is 0
+
+// Pages of a sequence that a head reads, of which `before` entries precede the first.
 struct Reads {
   const Span* spans;
-  int count, head;
+  int count, head, before;
   EntryBias bias;
+
+  // Without leading pages of which the head sees no entry: these cost no time.
+  Reads seen() const {
+    Reads left = *this;
+    for (const float* values = bias.values; values && left.count;) {
+      const int entries = left.spans->stop - left.spans->start, end = left.before + entries;
+      if (end > bias.count || std::any_of(values + left.before, values + end, [](float one) { return one > UNSEEN; })) break;
+      left.spans++, left.count--, left.before = end;
+    }
+    return left;
+  }
 };
 
 // Asks for the codes of the next split in even steps: a burst would wait for the few buffers of outstanding lines.

@@ -103,17 +103,8 @@ inline std::span<const Split> splits_of(const Attention& plan, const Attention::
 
 // The pages of a group of layers that a unit reads of a split.
 inline Reads reads_of(const Attention& plan, const Batch& batch, int group, const Attention::Unit& unit, const Split& split) {
-  return {
-      spans_of(batch, group) + batch.span_starts[plan.pieces[unit.piece].sequence] + split.first, split.count, unit.head, {}};
-}
-
-// Whether a head sees no entry of a split, of which `before` precede it: it costs no time then.
-inline bool sees_none(const Reads& pages, int before) {
-  int entries = 0;
-  for (int i = 0; i < pages.count; i++) entries += pages.spans[i].stop - pages.spans[i].start;
-  const auto [values, count] = pages.bias;
-  if (!values || before + entries > count) return false;
-  return std::all_of(values + before, values + before + entries, [](float one) { return one <= UNSEEN; });
+  const Span* spans = spans_of(batch, group) + batch.span_starts[plan.pieces[unit.piece].sequence];
+  return {spans + split.first, split.count, unit.head, split.before, {}};
 }
 
 // Orders units by length, longest first, and gives each member's range the same share of each length. So ranges have

@@ -54,13 +54,13 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
   };
   auto reads = [&](const Attention::Unit& unit, const Split& s) {
     Reads made = reads_of(plan, batch, c.group, unit, s);
-    made.bias = bias_of(batch, plan.pieces[unit.piece].sequence, c.place, c.kv_heads, unit.head);
-    return made;
+    made.bias = bias_of(batch, plan.pieces[unit.piece].sequence, c.bias_place(), c.kv_heads, unit.head);
+    return made.seen();
   };
   auto reads_after = [&](const Attention::Unit& unit, std::span<const Split> rest, const Attention::Unit& after) {
     for (const Split& s : rest)
-      if (const Reads pages = reads(unit, s); !sees_none(pages, s.before)) return pages;
-    return reads(after, splits_of(plan, after)[0]);
+      if (const Reads pages = reads(unit, s); pages.count) return pages;
+    return reads_of(plan, batch, c.group, after, splits_of(plan, after)[0]);
   };
   const int units = int(plan.units.size());
   m.team->share(units, own.member, [&](int u) {
@@ -74,19 +74,18 @@ void attention(Model& m, Model::Private& own, const Heads& heads, const Attentio
     std::optional<CodedQueries> codes;
     if (coded) codes = CodedQueries::in(own.scratch.queries, heads.query(piece.first, unit.head), queries, c.dim);
     auto split = [&](size_t index, float* base, size_t first) {
-      const Split& s = splits[index];
-      const Reads pages = reads(unit, s);
+      const Reads pages = reads(unit, splits[index]);
       own.outs.clear();
       for (int i = 0; i < queries; i++) own.outs.push_back(partial_at(base, first + i));
-      if (sees_none(pages, s.before)) {
+      if (!pages.count) {
         for (const Partial& out : own.outs) std::fill_n(out.out, c.dim, 0.0f), *out.top = *out.total = 0;
         return;
       }
       const Reads next = reads_after(unit, splits.subspan(index + 1), after);
       if (coded)
-        return attend_codes(kv, pages, next, s.before, c.window, cap, own.queries.data(), *codes, queries, own.outs.data(),
+        return attend_codes(kv, pages, next, c.window, cap, own.queries.data(), *codes, queries, own.outs.data(),
                             own.scratch);
-      attend_split(kv, pages, next, s.before, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head), queries,
+      attend_split(kv, pages, next, c.window, cap, own.queries.data(), heads.query(piece.first, unit.head), queries,
                    own.outs.data(), own.scratch);
     };
     if (unit.split >= 0) return split(0, memory, unit.partial);

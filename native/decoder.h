@@ -112,6 +112,8 @@ struct AttentionShape {
     return heads == other.heads && kv_heads == other.kv_heads && any_head == other.any_head && window == other.window;
   }
   int repeat() const { return heads / kv_heads; }  // query heads of a KV head
+  // The place of its K and V among all layers, which are of one group or have one each, where heads hold other entries.
+  int bias_place() const { return group + place; }
 };
 
 enum StateKind { GATED_DELTA_NET, SHORT_CONVOLUTION, MAMBA2 };  // models/recurrent.py
@@ -242,7 +244,7 @@ struct Decoder {
   size_t bias_rows() const {
     size_t rows = 0;
     for (const Block& b : blocks)
-      if (!b.state) rows = std::max(rows, size_t(b.attention.place + 1) * b.attention.kv_heads);
+      if (!b.state) rows = std::max(rows, size_t(b.attention.bias_place() + 1) * b.attention.kv_heads);
     return rows;
   }
   // Groups of layers whose entries share pages.

@@ -39,15 +39,16 @@ def asked_lists(lengths: list[int]) -> st.SearchStrategy[list[Asked]]:
 class AnySchedule:
     """A model, written into a directory when it is first needed, and the answers to requests that are alone."""
 
-    def __init__(self, write: Callable[[Path], Path], kv_dtype: str = "auto") -> None:
-        self.kv_dtype = kv_dtype
+    def __init__(self, write: Callable[[Path], Path], kv_dtype: str = "auto", kv_groups: str = "auto") -> None:
+        self.kv_dtype, self.kv_groups = kv_dtype, kv_groups
         self.directory = functools.cache(lambda: str(write(Path(tempfile.mkdtemp()))))
         self._page_bytes = functools.cache(lambda: self._open(pages=None).pool.page_bytes)
         self.model = functools.cache(self._open)
         self._answer_alone = functools.cache(lambda asked: self._answers(self.model(), [asked], 4096)[0])
 
     def _open(self, index: str = "off", pages: int | None = 1000, threads: int = 2, backend: str = "native") -> LLM:
-        options: dict[str, Any] = {"prefix_index": index, "threads": threads, "kv_dtype": self.kv_dtype}
+        options: dict[str, Any] = {"prefix_index": index, "threads": threads}
+        options |= {"kv_dtype": self.kv_dtype, "kv_groups": self.kv_groups}
         options["kv_bytes"] = None if pages is None else pages * self._page_bytes()
         return LLM(self.directory(), backend=backend, weights="int8" if backend == "native" else "stored", **options)
 

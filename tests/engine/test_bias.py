@@ -90,7 +90,7 @@ def test_a_split_of_which_a_head_sees_nothing_adds_nothing(dtype: str, tokens: l
         kv = llm.prefill(prompt)
         bias = random_bias(llm, len(prompt), hidden=0)
         for head in range(bias.shape[1]):
-            bias[head % 2, head, : 300 * (head + 1)] = low
+            bias[head % 2, head, : 256 * (head + 1)] = low
             bias[1, head, 128:512] = low
         found.append(logits_behind(llm, kv.with_bias(bias), tokens))
     assert np.array_equal(found[0], found[1])

@@ -41,6 +41,7 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.slot_mapping import SlotMapping
 from twostroke.kv.tier_moves import spill
 from twostroke.kv.writer import KVWriter
+from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import NO_ROPE, Rope, turned_on
 
 MODELS = ("student", "teacher")
@@ -106,6 +107,20 @@ def stored(geometry: Geometry, group: int, data: bytes, moves: tuple[tuple[int, 
     made = geometry.stored.encode(numbers).copy()
     geometry.stored.sides(made)[1][:] = geometry.stored.sides(before)[1]  # V is what it was
     return made
+
+
+def stored_by_head(geometry: Geometry, group: int, entry: Entry) -> np.ndarray:
+    """The same of an entry whose heads may hold others."""
+    if entry.heads is None:
+        return stored(geometry, group, entry.data, entry.moves)
+    found = stored(geometry, group, entry.data, ()).copy()
+    for i, head in np.ndindex(2, 2):
+        one = entry.of(geometry.groups[group].layers[i], head)
+        found[i, :, :, head] = stored(geometry, group, one.data, one.moves)[i, :, :, head]
+    return found
+
+
+NOTHING = Entry("m", [], 0, 0)
 
 
 @dataclass
@@ -247,17 +262,11 @@ class Values(RuleBasedStateMachine):
 
     def stored(self, group: int, entries: list[Entry]) -> np.ndarray:
         """Entries in the pages of a group: [layers, parts, n, heads, width]."""
-        none = self.geometry.stored.encode(array([b"." * 32]))[:, :, :0]
-        return np.concatenate([none, *(self.stored_one(group, one) for one in entries)], 2)
+        parts = [self.stored_one(group, one) for one in entries or [NOTHING]]
+        return np.concatenate(parts, 2)[:, :, : len(entries)]
 
     def stored_one(self, group: int, entry: Entry) -> np.ndarray:
-        if entry.heads is None:
-            return stored(self.geometry, group, entry.data, entry.moves)
-        found = stored(self.geometry, group, entry.data, ()).copy()
-        for i, head in np.ndindex(2, 2):
-            one = entry.of(self.geometry.groups[group].layers[i], head)
-            found[i, :, :, head] = stored(self.geometry, group, one.data, one.moves)[i, :, :, head]
-        return found
+        return stored_by_head(self.geometry, group, entry)
 
     @precondition(lambda self: self.writers)
     @rule(i=indices, tail=tails, close=st.booleans())
@@ -323,7 +332,8 @@ class Values(RuleBasedStateMachine):
             if to_the_end:
                 chosen[:, :, -1] = length - 1
             if seed % 2:
-                chosen[random.integers(2), random.integers(2), : random.integers(count)] = NO_ENTRY
+                heads = random.integers(2) if seed % 4 == 1 else slice(None)  # of a layer
+                chosen[random.integers(2), heads, : random.integers(count)] = NO_ENTRY
         if self.geometry.windowed:
             with pytest.raises(KVError, match="a model whose layers attend to all entries"):
                 kv.gather(chosen)
@@ -345,7 +355,15 @@ class Values(RuleBasedStateMachine):
             with pytest.raises(KVError, match="a model whose layers attend to all entries"):
                 kv.with_bias(bias)
             return
+        if not self.may_have(kv, bias):
+            with pytest.raises(KVError, match="shows entries that heads did not see"):
+                kv.with_bias(bias)
+            return
         self.keep(kv.with_bias(bias), expected.with_bias(bias))
+
+    def may_have(self, kv: KVCache, bias: np.ndarray) -> bool:
+        """Whether it has all entries that heads see with such a bias."""
+        return True
 
     @precondition(lambda self: self.values)
     @rule(i=indices, j=indices, fault=faults)
@@ -502,7 +520,7 @@ class Values(RuleBasedStateMachine):
     def what_writers_hold_is_in_the_pool(self) -> None:
         for writer, expected in self.writers:
             self.check_frames(writer.base.pool, writer.table, expected)
-            assert spans.complete(writer.table, self.geometry.limits(writer.next_position, 0))
+            assert self.geometry.complete(writer.freeze().entry_table)
             assert (writer.base.pool.frames_of(writer.pages) >= 0).all()
 
     def check_frames(self, pool: PagePool, table: np.ndarray, expected: Expected) -> None:
@@ -527,6 +545,47 @@ class Values(RuleBasedStateMachine):
 def places_held(table: np.ndarray, group: int) -> np.ndarray:
     """For each entry, whether the group has it."""
     return spans.places(table, group)[0] != spans.NO_PAGE
+
+
+class ApartValues(Values):
+    """Each layer has pages of its own, and none where its heads see nothing."""
+
+    geometry = replace(Values.geometry, groups=(LayerGroup((0,), None, 2, 4, 1), LayerGroup((1,), None, 2, 4, 1)))
+
+    def stored_one(self, group: int, entry: Entry) -> np.ndarray:
+        return stored_by_head(replace(self.geometry, groups=GEOMETRY.groups), 0, entry)[group : group + 1]
+
+    def lacking(self, table: np.ndarray) -> np.ndarray:
+        """Which entries the heads of each layer have not, [2, 1, n]."""
+        return np.stack([~places_held(table, group) for group in range(2)])[:, None]
+
+    def may_have(self, kv: KVCache, bias: np.ndarray) -> bool:
+        return bool((np.isneginf(bias) | ~self.lacking(kv.table)).all())
+
+    def check_contents(self, kv: KVCache, expected: Expected) -> None:
+        self.check(kv.entries(), kv.table, expected)
+        assert kv.nbytes == (~self.lacking(kv.table)).sum() * 2 * self.geometry.stored.head_bytes(4)
+
+    def check_frames(self, pool: PagePool, table: np.ndarray, expected: Expected) -> None:
+        (frames,) = pool.step_tables([table])
+        found = [pool.memory.read(group, *spans.places(frames, group)) for group in range(2)]
+        self.check(self.geometry.stored.decode(np.concatenate(found)), table, expected)
+
+    def check(self, found: np.ndarray, table: np.ndarray, expected: Expected) -> None:
+        """Each head has the entries that it sees, [layers, 2, n, heads, width]."""
+        bits = np.concatenate([self.stored(group, expected.entries) for group in range(2)])
+        seen = np.stack([~np.isneginf(one.bias) for one in expected.entries], -1) if expected.entries else None
+        if seen is not None:
+            assert not (seen & self.lacking(table)).any()
+            assert np.isfinite(found[np.broadcast_to(~self.lacking(table)[..., None, None], found.shape)]).all()
+            seen = np.broadcast_to(seen.swapaxes(1, 2)[:, None, ..., None], found.shape)
+            assert np.array_equal(found[seen], self.geometry.stored.decode(bits)[seen])
+
+
+class ApartCodes(ApartValues):
+    """The same with codes."""
+
+    geometry = replace(ApartValues.geometry, kv_dtype="int8")
 
 
 class WindowedValues(Values):
@@ -580,8 +639,10 @@ class RecurrentValues(Values):
 TestValues, TestWindowedValues = Values.TestCase, WindowedValues.TestCase
 TestScaledValues, TestRecurrentValues = ScaledValues.TestCase, RecurrentValues.TestCase
 TestScaledPlainValues, TestHalvedValues = ScaledPlainValues.TestCase, HalvedValues.TestCase
+TestApartValues, TestApartCodes = ApartValues.TestCase, ApartCodes.TestCase
 for case in (
     TestValues, TestWindowedValues, TestScaledValues, TestScaledPlainValues, TestHalvedValues, TestRecurrentValues,
+    TestApartValues, TestApartCodes,
 ):  # fmt: skip
     case.settings = settings(
         max_examples=examples(20), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -47,6 +47,7 @@ class LLM(RequestMaker):
         device: str = "cpu",
         dtype: str = "auto",
         kv_dtype: str = "auto",
+        kv_groups: str = "auto",
         weights: str = "stored",
         max_model_len: int | None = None,
         student: str | Checkpoint | None = None,
@@ -80,6 +81,7 @@ class LLM(RequestMaker):
             dtype: dtype of activations (and of the reference's weights): "float32", "bfloat16", or "auto".
             kv_dtype: how K and V are stored: "float32" (reference), "bfloat16", "int8" in half the memory, or "k8v4", K
                 of 8 bits and V of 4, in two fifths (docs/kv-bits.md); "auto" is the backend's own, bfloat16 on CPUs.
+            kv_groups: "layers" gives each layer pages of its own, so that budgets by layer save memory (techniques.md).
             weights: matrices as "stored" in the file, or re-encoded on load as "bf16", "int8" or "int4" (or, simulated,
                 "int3" or "int2").
             max_model_len: most tokens of a prompt and its answer; chooses LongRoPE's factors (docs/families.md).

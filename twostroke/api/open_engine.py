@@ -61,6 +61,8 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
         if (verified := verify(stored, progress) if options.check else None) is not None:
             verified.require()
         stored = stored.limited(length := options.max_model_len)
+        if options.kv_groups == "layers":
+            stored = stored.with_layers_apart()
         checkpoint = quantize(stored, options.weights, threads)
         backend = create_backend(
             options.backend, options.device, options.dtype, threads,
@@ -78,6 +80,8 @@ def open_engine(options: LLMOptions, progress: Progress | None) -> OpenedEngine:
             for role, wanted in (("student", options.student), ("draft", options.draft))
             if wanted is not None and wanted not in OWN_DRAFTS
         }
+        if options.kv_groups == "layers" and "student" in companions:
+            companions["student"] = companions["student"].with_layers_apart()
         if isinstance(options.draft, str) and options.draft in OWN_DRAFTS:
             companions[options.draft] = own_draft(options.draft, stored, options.weights, threads)
         for role, one in companions.items():

@@ -26,6 +26,7 @@ MAX_RANKS = 64
 GUESSER = "mtp"  # a draft by this name is the model's own head of multi-token prediction; also its role
 FIRST_LAYERS = "first-layers"  # the same for the model's own first two layers
 OWN_DRAFTS = (GUESSER, FIRST_LAYERS)
+KV_GROUPS = ("auto", "layers")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class LLMOptions:
     dtype: str = text("auto", choices=DTYPES, help="Data type of activations.")
     kv_dtype: str = text(
         "auto", choices=KV_DTYPES, help="Data type of K and V; int8 takes half of bfloat16's memory, k8v4 two fifths."
+    )
+    kv_groups: str = text(
+        "auto",
+        choices=KV_GROUPS,
+        help="Which layers' K and V share pages; with layers each has its own, for techniques that drop by layer.",
     )
     weights: str = text(
         "stored", choices=WEIGHTS, help="Matrices as stored, or re-encoded on load; int3 and int2 are kept in 4 bits."

@@ -67,7 +67,8 @@ def attention_scores(kv: KVCache, queries: Queries, layer: int) -> np.ndarray:
     if kv.entry_table.bias is not None:
         source = queries.sources[layer] if queries.sources else layer
         bias = kv.entry_table.bias[:, kv.pool.geometry.kv_layers.index(source)].T
-        scores += np.repeat(bias, len(scores) // len(bias), 0)[:, None]
+        bias = np.repeat(bias, len(scores) // len(bias), 0)[:, None]
+        scores = np.where(np.isneginf(bias), bias, scores + bias)  # what is hidden may have no key
     hidden = order > own_order
     if window is not None:
         hidden = hidden | (positions <= own - window)

@@ -165,8 +165,8 @@ class KVCache(CacheView):
         canonical. Logits at the end stay if all heads end with the last entry. Otherwise join the last entries behind,
         as in `kv[:-1].gather(indices) + kv[-1:]`, or enter further tokens.
 
-        Heads may hold different numbers of entries: -1 leaves a slot empty. Attention to it takes no time, where it and
-        its 127 neighbours are empty (`native/attention.h`); memory is that of the head with most.
+        Heads may hold different numbers of entries: -1 leaves a slot empty. Attention takes time for the others alone,
+        in whole pages. Memory is that of the head with most, or with `kv_groups="layers"` of each layer's.
 
         Args:
             indices: integers [layers with K and V of their own, KV heads, n], rising for each head. A head with fewer
@@ -193,8 +193,8 @@ class KVCache(CacheView):
             bias: floats [layers with K and V of their own, KV heads, n], in nats, finite or -inf.
 
         Raises:
-            KVError: another shape, nan or inf, or the model has windows, states, or layers of different shapes. A
-                stroke raises it where the backend cannot: ranks of the reference and of Triton.
+            KVError: another shape, nan or inf, a number for what `gather` has left out; or windows, states, or layers
+                of different shapes. A stroke raises it where the backend cannot: ranks of the reference and of Triton.
         """
         return KVCache(self.pool, biased(self.pool, self.entry_table, bias), self.tier)
 

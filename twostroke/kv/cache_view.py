@@ -133,7 +133,8 @@ class CacheView:
         A numpy array in the pool's dtype, or float32 if that has codes and scales. bfloat16 is `ml_dtypes.bfloat16`;
         use `.astype(np.float32)` to compute.
         K and V are the same for latent entries (`models.latent`), which are stored once.
-        NaN stands for entries that windowed layers have given back. A layer that reads another's entries has none.
+        NaN stands for entries that windowed layers have given back, and for those that no head sees. A layer that
+        reads another's entries has none.
 
         Raises:
             PageLost: its pages are gone or damaged where they were.

@@ -68,32 +68,37 @@ def gathered(pool: PagePool, contents: EntryTable, indices: np.ndarray) -> tuple
     positions = np.take_along_axis(positions, indices.transpose(2, 0, 1), 0)
     positions = np.maximum(positions - before.transpose(2, 0, 1), 0).astype(np.int32)
     tokens = contents.tokens[indices[0, 0]]
-    made, fresh = placed(
-        pool, positions, tokens, lambda group, part: _chosen(pool, group, contents.table, indices[..., part])
-    )
-    at_end = int(positions.max()) == spans.end_position(contents.table) - 1
-    whole = bool((indices[..., -1] == len(contents) - 1).all())
-    next_position = contents.next_position if at_end else made.next_position
     bias = contents.bias
     if bias is not None:
         bias = np.take_along_axis(bias, indices.transpose(2, 0, 1), 0)
     if empty.any():
         hidden = empty.transpose(2, 0, 1)
         bias = np.where(hidden, np.float32(-np.inf), np.float32(0) if bias is None else bias)
-    return replace(made, next_position=next_position, tail=contents.tail if whole else None, bias=bias), fresh
+    made, fresh = placed(
+        pool, positions, tokens, lambda group, part: _chosen(pool, group, contents.table, indices[..., part]), bias
+    )
+    at_end = int(positions.max()) == spans.end_position(contents.table) - 1
+    whole = bool((indices[..., -1] == len(contents) - 1).all())
+    next_position = contents.next_position if at_end else made.next_position
+    return replace(made, next_position=next_position, tail=contents.tail if whole else None), fresh
 
 
 def placed(
-    pool: PagePool, positions: np.ndarray, tokens: np.ndarray, entries: Callable[[int, slice], np.ndarray]
+    pool: PagePool,
+    positions: np.ndarray,
+    tokens: np.ndarray,
+    entries: Callable[[int, slice], np.ndarray],
+    bias: np.ndarray | None = None,
 ) -> tuple[EntryTable, np.ndarray]:
     """Entries by head in slots one after another, and their fresh pages, each with a reference.
 
     Slots get adjacent positions, of which the last is that of the last entry of any head. So none comes before an
-    entry that it holds.
+    entry that it holds. A group of layers has no page where its heads see none of the slots.
 
     Args:
         positions: [n, layers, KV heads] int32, n at least 1; tokens: [n] int32.
         entries: gives the entries of a group of layers in some slots, as `read_entries` does.
+        bias: [n, layers, KV heads] float32; None: 0.
 
     Raises OutOfPages, or what `entries` raises: nothing has changed.
     """
@@ -102,20 +107,24 @@ def placed(
     first = size * np.arange(len(table))
     table[:, STOP] = np.minimum(size, count - first)
     table[:, POSITION] = max(0, int(positions.max()) - (count - 1)) + first
-    groups = np.tile(np.arange(pool.num_groups), len(table))
-    fresh = zeroed_pages(pool, groups, np.repeat(table[:, STOP], pool.num_groups))
-    table[:, PAGE:] = fresh.reshape(len(table), -1)
+    unknown = (Stretch(count, None, NOTHING),)
+    made = EntryTable(table, tokens, unknown, spans.end_position(table), head_positions=positions, bias=bias)
+    kept = ~pool.geometry.unseen(made) | (pool.num_groups == 1)
+    of_span, groups = np.nonzero(kept)
+    fresh = zeroed_pages(pool, groups, table[of_span, STOP])
+    table[:, PAGE:] = spans.NO_PAGE
+    table[of_span, PAGE + groups] = fresh
     try:
         for start in range(0, count, SLOTS_AT_ONCE):
             part = slice(start, start + SLOTS_AT_ONCE)
             for group in range(pool.num_groups):
                 pages, slots = (of[part] for of in spans.places(table, group))
-                write_entries(pool, group, pages, slots, entries(group, part))
+                if (held := pages != spans.NO_PAGE).any():
+                    write_entries(pool, group, pages[held], slots[held], entries(group, part)[:, :, held])
     except BaseException:
         pool.release(fresh)
         raise
-    unknown = (Stretch(count, None, NOTHING),)
-    return EntryTable(table, tokens, unknown, spans.end_position(table), head_positions=positions), fresh
+    return made, fresh
 
 
 def written(
@@ -166,7 +175,10 @@ def biased(pool: PagePool, contents: EntryTable, bias: np.ndarray) -> EntryTable
     by_entry = given.transpose(2, 0, 1).astype(np.float32)
     tail = contents.tail if contents.tail is not None and contents.tail.pending is not None else None
     unknown = (Stretch(len(contents), None, NOTHING),) if len(contents) else ()
-    return replace(contents, bias=by_entry, stretches=unknown, tail=tail)
+    made = replace(contents, bias=by_entry, stretches=unknown, tail=tail)
+    if not pool.geometry.complete(made):
+        raise KVError("this bias shows entries that heads did not see, and that were not kept: give it -inf there")
+    return made
 
 
 def _chosen(pool: PagePool, group: int, table: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -177,4 +189,5 @@ def _chosen(pool: PagePool, group: int, table: np.ndarray, indices: np.ndarray) 
     entries = read_entries(pool, group, pages[needed], slots[needed])
     places = np.searchsorted(needed, indices[own]).transpose(0, 2, 1)[:, None, :, :, None]
     bits = entries.view(f"u{entries.itemsize}")  # numpy copies unknown dtypes (bfloat16) one element at a time
+    bits[:, :, pages[needed] == spans.NO_PAGE] = 0  # nobody sees them, nor will here
     return np.take_along_axis(bits, places, 2).view(entries.dtype)

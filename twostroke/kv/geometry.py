@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from twostroke.backends.interface import PAGE, POSITION
+from twostroke.backends.interface import POSITION
 from twostroke.errors import GeometryMismatch
 from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable
@@ -139,7 +139,19 @@ class Geometry(StableRepr):
     def complete(self, contents: EntryTable) -> bool:
         """Whether a stroke can go on behind the last entry: all is there that the next one reads."""
         limits = self._limits(contents)
-        return limits is not None and spans.complete(contents.table, limits)
+        if limits is None or spans.complete(contents.table, limits):
+            return limits is not None
+        return contents.bias is not None and bool((self.unseen(contents) | spans.held(contents.table)).all())
+
+    def unseen(self, contents: EntryTable) -> np.ndarray:
+        """Whether no head of a group sees any entry of a span, by their bias, [P, groups]. Such spans need no page."""
+        table, bias = contents.table, contents.bias
+        if bias is None or not len(table):
+            return np.zeros((len(table), len(self.groups)), bool)
+        sizes = spans.counts(table)
+        layers = np.logical_and.reduceat(np.isneginf(bias).all(2), np.cumsum(sizes) - sizes)
+        places = [[self.kv_layers.index(layer) for layer in group.layers] for group in self.groups]
+        return np.stack([layers[:, own].all(1) for own in places], 1)
 
     def _limits(self, contents: EntryTable) -> tuple[int | None, ...] | None:
         """`limits` of the next entry; None without a snapshot of states before it."""
@@ -188,7 +200,7 @@ class Geometry(StableRepr):
 
     def table_bytes(self, table: np.ndarray) -> int:
         """Exact bytes of the entries of a span table, without those that windowed groups have given back."""
-        held = spans.counts(table) @ (table[:, PAGE:] != spans.NO_PAGE)
+        held = spans.counts(table) @ spans.held(table)
         return int(held @ np.array(self.group_bytes))
 
     @property

@@ -319,15 +319,15 @@ class PagePool:
     def step_tables(self, tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Span tables of open writers as a step reads them: [P, 3 + groups] int32 each, with frames instead of ids.
 
-        Where a windowed group has given a page back, the frame of the sequence's last page stands, which kernels may
-        read for nothing: its numbers are finite. The tables are valid until one of the writers is closed.
+        Where a group has no page for a span (`kv.spans`), the frame of the sequence's last page stands, which kernels
+        may read for nothing: its numbers are finite. The tables are valid until one of the writers is closed.
         """
         if not tables:
             return []
         table = np.concatenate(tables)
         pages = table[:, PAGE:]
         frames = self.frames.of_page[pages]
-        if self.geometry.windowed and len(table):
+        if self.num_groups > 1 and len(table):
             lengths = [len(one) for one in tables]
             last = np.repeat(frames[np.cumsum(lengths) - 1], lengths, 0)
             frames = np.where(pages == NO_PAGE, last, frames)

@@ -1,14 +1,14 @@
 """Operations on span tables, [P, 3 + groups] int32, which say which slots of which pages hold a value's entries.
 
-A span is a run of entries. It lies in one page of each group of layers, in the same slots of each. A windowed group may
-have given its page back: it is NO_PAGE then.
+A span is a run of entries. It lies in one page of each group of layers, in the same slots of each. It is NO_PAGE where
+a windowed group has given its page back, or where no head of a group sees an entry of the span.
 """
 
 import numpy as np
 
 from twostroke.backends.interface import PAGE, POSITION, START, STOP
 
-NO_PAGE = -1  # the page of a windowed group that has given it back
+NO_PAGE = -1  # in place of a page that nobody reads
 
 
 def empty(groups: int, spans: int = 0) -> np.ndarray:
@@ -40,6 +40,11 @@ def places(table: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
     starts = np.cumsum(sizes) - sizes
     slots = np.repeat(table[:, START] - starts, sizes) + np.arange(sizes.sum())
     return np.repeat(table[:, PAGE + group], sizes), slots
+
+
+def held(table: np.ndarray) -> np.ndarray:
+    """Whether a group has a page for a span, [P, groups]."""
+    return table[:, PAGE:] != NO_PAGE
 
 
 def held_pages(table: np.ndarray) -> np.ndarray:

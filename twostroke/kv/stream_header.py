@@ -97,6 +97,9 @@ def decode(text: bytes) -> StreamHeader:
     by_head = None if heads is None else _head_positions(heads, geometry, spans.positions(table))
     biased = None if bias is None else _bias(bias, geometry, len(tokens))
     contents = EntryTable(table, tokens, stretches, next_position, tail, states, by_head, biased)
+    needed = [window is None for window in geometry.windows]
+    lacks = ~spans.held(table) & needed
+    require(not (lacks.any() and lacks[~geometry.unseen(contents)].any()), "a layer without a window lacks entries")
     return StreamHeader(geometry, page_size, layout, num_pages, contents, num_logits)
 
 
@@ -130,10 +133,8 @@ def _table(value: Any, geometry: Geometry, page_size: int) -> np.ndarray:
     counted = [[*span[:PAGE], *(page + 1 if type(page) is int else page for page in span[PAGE:])] for span in value]
     table = integers_of([number for span in counted for number in span], "spans").reshape(-1, width)
     table[:, PAGE:] -= 1
-    starts, stops, pages = table[:, START], table[:, STOP], table[:, PAGE:]
+    starts, stops = table[:, START], table[:, STOP]
     require((starts < stops).all() and (stops <= page_size).all(), "a span is not within its page")
-    windowed = [window is not None for window in geometry.windows]
-    require((pages[:, np.logical_not(windowed)] != NO_PAGE).all(), "a layer without a window lacks entries")
     last = table[:, POSITION].astype(np.int64) + stops - starts
     require((last <= MAX_INTEGER).all(), "positions are too large")
     return table

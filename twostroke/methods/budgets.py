@@ -6,7 +6,7 @@ Dynamic KV Cache Compression based on Pyramidal Information Funneling" (arXiv:24
 keep more, by equal steps.
 
 A head's entries lie in as many slots as the head with most has, of which the others leave the first empty: so quality
-and time of attention are those of the budgets, and memory that of the largest.
+and time of attention are those of the budgets, and memory that of the largest, or of each layer's (`kv_groups`).
 """
 
 import numpy as np

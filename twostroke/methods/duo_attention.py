@@ -8,7 +8,7 @@ one behind it (induction); of query heads that share a KV head the strongest cou
 measures this, and the result is kept in `home()/retrieval-heads`, by the identity of its weights and backend.
 
 The prompt is prefilled with all in sight, and what is decoded is never dropped. Streaming heads begin with empty slots
-(`KVCache.gather`): attention takes no time there, but a value has as many slots as the heads with most.
+(`KVCache.gather`): attention takes no time there, but a layer has as many slots as the heads with most.
 """
 
 import json

@@ -154,6 +154,9 @@ class ModelConfig(StableRepr):
     takes_hidden: bool = field(default=False, repr=False, metadata=LATER)
     # of matrices, by the name of a layer's part, for a family that multiplies them on load (Falcon-H1)
     factors: tuple[tuple[str, float], ...] = field(default=(), repr=False, metadata=LATER)
+    # whether each layer's K and V have pages of their own, so that layers may hold other numbers of entries
+    # (`kv.entries_by_head`)
+    layers_apart: bool = field(default=False, repr=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for index, one in self.attention_layers.items():

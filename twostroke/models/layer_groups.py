@@ -90,7 +90,8 @@ def layer_groups(config: ModelConfig, kv_dtype: str) -> tuple[LayerGroup, ...]:
         kinds.setdefault(_Kind(state.conv_width, 1, state.conv_size, "inputs"), []).append(index)
     stored = kv_format(kv_dtype)
     sizes = {kind: LayerGroup((), *kind[:3], 1, *kind[3:]).layer_bytes(stored) for kind in kinds}
-    room = _page_room(kinds, sizes) if kinds else 0  # a head alone, in tests, has no layers
+    # A head alone, in tests, has no layers.
+    room = 0 if not kinds else max(sizes.values()) if config.layers_apart else _page_room(kinds, sizes)
     groups: list[LayerGroup] = []
     for kind, layers in sorted(kinds.items(), key=lambda one: one[0].window is not None):
         depth = room // sizes[kind]

@@ -55,7 +55,7 @@ class AttentionLayer:
         if batch.query_rows is not None:
             asked = ops.whole(q[batch.query_rows].flatten(1).float() * attention.scale, self.heads)
             queries.append(asked.view(len(asked), attention.num_heads, attention.head_dim))
-        attended = ops.attention(q, own, batch, group, attention, self.score_cap, self.sink_logits, place)
+        attended = ops.attention(q, own, batch, group, attention, self.score_cap, self.sink_logits, group + place)
         if self.gate is not None:
             attended = attended * torch.sigmoid(ops.linear(h, self.gate))
         return ops.whole(attended, self.heads)

@@ -50,7 +50,7 @@ class LatentAttentionLayer:
         own[0][batch.pages[group], :, batch.slots] = entries.to(own.dtype)
         if batch.query_rows is not None:
             queries.append(q[batch.query_rows].float() * attention.scale)
-        seen = ops.attention(q, own, batch, group, attention, self.score_cap, None, place).view(q.shape)
+        seen = ops.attention(q, own, batch, group, attention, self.score_cap, None, group + place).view(q.shape)
         half = latent.rotated // 2
         first, second = seen.chunk(2, -1)
         return torch.einsum("nhr,hvr->nhv", torch.cat([first[..., half:], second[..., half:]], -1), self.v_up).flatten(

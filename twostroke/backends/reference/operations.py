@@ -224,7 +224,7 @@ class Operations:
         In both directions it is to all entries, at positions < own + window too.
 
         `group`: the group of layers to which `kv` belongs. `cap`: the bound of scores, if there is one. `sink_logits`:
-        [Hq], if the layer has them. `place`: of `kv` among the group's layers, for biases.
+        [Hq], if the layer has them. `place`: of `kv` among all layers, for biases.
         """
         if not q.shape[1]:  # a rank without heads
             return q.flatten(1)
@@ -274,7 +274,11 @@ class Operations:
             if cap is not None:
                 scores = capped(scores, cap)
             if sequences.biases:
-                scores += torch.from_numpy(tile_bias(sequences.biases, tile, place)).to(q.device)[:, :, None]
+                bias = torch.from_numpy(tile_bias(sequences.biases, tile, place)).to(q.device)
+                scores += bias[:, :, None]
+                hidden = bias == -torch.inf  # whose slots may hold anything
+                scores.masked_fill_(hidden[:, :, None], -torch.inf)
+                v = v.masked_fill(hidden[..., None], 0)
             if tile.mask is not None:
                 mask = tile.mask[:, None, :, None, :].expand(n, num_kv_heads, rows, repeat, -1)
                 scores.masked_fill_(~mask.reshape(scores.shape), -torch.inf)

@@ -124,6 +124,7 @@ class AttentionPass(LayerWeights):
         which, (group, place) = self.shapes.index(HeadShape.of(own)), self.places[i]
         heads, kv_heads, dim, tall = own.num_heads, own.num_kv_heads, own.head_dim, shape.tall[which]
         block = max(16, power_of_two(dim))
+        biases = None if biases is None else biases[group:]  # layers are of one group, or have one each
         scale = own.scale / (dim if self.v_bits else 1)  # rotated twice, a number is times `dim`
         attending.attention_kernel[(shape.items[which], kv_heads)](
             work.work[which], to.q, kv, to.cells[group], to.positions, sinks, biases, to.attended,

@@ -151,7 +151,7 @@ def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
     """The contents of a value whose entries are placed anew, one after another, in pages 0 and so on of a pool.
 
     Entries that lose bits are canonical for no model. Raises KVError if pages that begin elsewhere would lack entries
-    of windowed layers, among them some that the next token attends to, or if the model has states.
+    of windowed layers or of heads, among them some that the next token attends to, or if the model has states.
     """
     if pool.geometry.states:
         raise KVError(STATES_NEED_PAGES)
@@ -167,10 +167,9 @@ def repaged(pool: PagePool, header: StreamHeader) -> EntryTable:
     used = np.unique(pages[whole])
     pages = np.where(whole, np.searchsorted(used, pages), NO_PAGE)
     table = np.column_stack([slots[starts], slots[starts] + counts, positions[starts], pages]).astype(np.int32)
-    limits = pool.geometry.limits(contents.next_position, 0)
-    if spans.complete(contents.table, limits) and not spans.complete(table, limits):
+    if pool.geometry.complete(contents) and not pool.geometry.complete(replace(contents, table=table)):
         raise KVError(
-            f"windowed layers of this value lack entries that would fill pages of {size}, since its own begin "
+            f"layers of this value lack entries that would fill pages of {size}, since its own begin "
             f"elsewhere: give both sides the same backend and page_size"
         )
     stretches = contents.stretches

@@ -79,6 +79,16 @@ class Checkpoint:
             if found.shape != shape:
                 raise CheckpointError(f"{found.source}: shape {found.shape} where {name} must have {shape}")
 
+    def with_layers_apart(self) -> "Checkpoint":
+        """The model with pages for each layer's K and V. Raises InvalidRequest if its heads hold the same entries."""
+        shapes = {one.kv_shape for one in self.config.attentions}
+        if self.config.state_layers or len(shapes) != 1 or any(one.window for one in self.config.attentions):
+            raise InvalidRequest(
+                f"kv_groups=layers needs a model whose layers attend to all entries, with K and V of one shape: leave "
+                f"it out for {self.name}"
+            )
+        return replace(self, config=replace(self.config, layers_apart=True))
+
     def limited(self, length: int | None) -> "Checkpoint":
         """The model for sequences of at most `length` tokens; None: of its whole context.
 

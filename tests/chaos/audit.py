@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.page_audit import leaked_pages
 from twostroke.cluster.wire.receiver import ReceivedValue
 from twostroke.engine.strokes import Decoded, Prefilled
 from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import POOL
-from twostroke.study.simulate.page_audit import leaked_pages
 
 if TYPE_CHECKING:
     from tests.chaos.worker import Worker

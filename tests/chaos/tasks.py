@@ -74,7 +74,7 @@ class Tasks:
         if process.dead:
             raise Killed
         assert not any(lock._is_owned() for lock in process.locks), "it waits, and holds a lock"
-        if until is not None and not process.stopped and self.events.skip_to(until):
+        if until is not None and not process.stopped and _skipped_to(self.events, until):
             return  # nothing else happens before: no other task has to have its turn
         task.turn += 1
         if until is not None:
@@ -217,3 +217,12 @@ class Workers:
             job = self._jobs.popleft()
             job()
             del job
+
+
+def _skipped_to(events: EventQueue, moment: float) -> bool:
+    """Let time pass until a moment if nothing is planned before or then. Returns whether it has."""
+    if moment >= events.next_time:
+        return False
+    events.now = max(events.now, moment)
+    events.count += 1
+    return True

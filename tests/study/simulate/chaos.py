@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from tests.page_audit import leaked
 from tests.seeds import outcomes
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
@@ -93,7 +94,7 @@ def check(seed: int) -> Outcome:
     while service.left and service.events.step():
         assert service.events.count < MOST_EVENTS, "it does not come to an end"
         if not service.events.count % AUDIT_EVERY:
-            assert not service.leaked(), "pages that nobody holds"
+            assert not leaked(service), "pages that nobody holds"
             for index in [one.model.index for one in service.workers if one.model.index is not None]:
                 unused = index.num_evictable
                 assert (index.can_evict(unused), index.can_evict(unused + 1)) == (True, False)
@@ -104,7 +105,7 @@ def check(seed: int) -> Outcome:
         assert len(call.tokens) == call.asked.output_tokens
         assert call.tokens == sorted(call.tokens)
         assert call.tokens[0] >= call.arrival
-    assert not service.leaked()
+    assert not leaked(service)
     assert not service.stranded
     for worker in service.workers:  # requests that go on elsewhere would keep their pages here
         worker.engine.close()
@@ -112,7 +113,7 @@ def check(seed: int) -> Outcome:
     happened = service.happened + Counter(
         preemption=sum(call.preemptions for call in calls),
         hit=sum(call.cached for call in calls),
-        moved=service.moved_bytes,
+        moved=service.transfers.moved_bytes,
     )
     trace = hashlib.blake2b(repr([call.tokens for call in calls]).encode(), digest_size=8).hexdigest()
     return Outcome(service.num_steps, trace, happened)

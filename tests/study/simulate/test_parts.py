@@ -110,7 +110,7 @@ def test_time_of_a_transfer() -> None:
         service = Simulation(Fleet(setup, 0, 1, 1, link=link), traffic)
         service.run()
         times.append(service.calls[0].tokens[0])
-        assert service.moved_bytes == setup.model.kv_bytes(1000)
+        assert service.transfers.moved_bytes == setup.model.kv_bytes(1000)
     seconds = 1000 * 131_072 / 1e9
     assert times[1] - times[0] == pytest.approx(0.5)
     assert times[2] - times[0] == pytest.approx(seconds)

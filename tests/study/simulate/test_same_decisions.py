@@ -91,7 +91,7 @@ def decisions(fleet: Fleet, traffic: Traffic) -> tuple[list[Any], list[Any]]:
     return log.lines, [
         *calls,
         sorted(service.happened.items()),
-        service.moved_bytes,
+        service.transfers.moved_bytes,
         service.num_steps,
         service.stranded,
     ]

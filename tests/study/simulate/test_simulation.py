@@ -119,7 +119,7 @@ def test_disaggregation_by_hand() -> None:
     simulation, (times,) = run((0.0, 32, 2), workers=0, prefill=1, decode=1, link=link)
     arrived = 3.0 + 32 / 16 + 0.5
     assert times == [arrived, arrived + 1.0625]
-    assert simulation.moved_bytes == LLAMA.kv_bytes(32)
+    assert simulation.transfers.moved_bytes == LLAMA.kv_bytes(32)
 
 
 def test_a_timeline_by_hand() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.page_audit import leaked
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.models.cost import SequenceRows
@@ -38,7 +39,7 @@ def served(made: EngineSetup, count: int = 1, output: int = OUTPUT, apart_s: flo
     service = Simulation(Fleet(made), Traffic(arrivals, Replay(tuple(times))))
     service.run()
     assert [len(call.tokens) for call in service.calls] == [output] * count
-    assert service.leaked() == 0
+    assert leaked(service) == 0
     return service
 
 
@@ -103,7 +104,7 @@ def test_a_state_is_sent_with_its_rows() -> None:
     arrivals = [TrafficRequest(0.0, (PromptPiece(0, PROMPT),), OUTPUT)]
     service = Simulation(Fleet(made, 0, 1, 1, link=KvLink(1e9)), Traffic(arrivals, Replay((0.0,))))
     service.run()
-    assert service.moved_bytes == made.model.moved_bytes(PROMPT)
+    assert service.transfers.moved_bytes == made.model.moved_bytes(PROMPT)
 
 
 def test_a_technique_under_a_load() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.page_audit import leaked
 from twostroke.study.simulate.fleet import Fleet
 from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.simulation import BegunRequest, Simulation
@@ -47,7 +48,7 @@ def test_what_is_under_way_decodes_from_the_start() -> None:
         made = [at for at in call.tokens if at > 0]
         assert len(made) == 64 - 8 - 1, "the logits of one more are there"
         assert call.entered == 0
-    assert simulation.leaked() == 0
+    assert leaked(simulation) == 0
     alone = try_load(Fleet(SETUP), late, FREE)
     beside = try_load(Fleet(SETUP), late, FREE, begun(5))
     assert beside.sequences > alone.sequences
@@ -58,7 +59,7 @@ def test_what_has_no_room_is_left_out() -> None:
     simulation = Simulation(Fleet(small), drawn(1, 1.0), begun=begun(5))
     assert len(simulation.begun) == 3
     simulation.run()
-    assert simulation.leaked() == 0
+    assert leaked(simulation) == 0
 
 
 def test_users_under_way_are_among_those_at_once() -> None:

@@ -95,12 +95,6 @@ class ModelSpec:
     def parameters(self) -> int:
         return self.layer_parameters + self.vocabulary_parameters + self.other_parameters
 
-    @cached_property
-    def active_parameters(self) -> int:
-        """Parameters that one token is multiplied with or looks up: chosen experts alone, and one embedding."""
-        matrices = sum(count * matrix.used * matrix.inputs * matrix.outputs for count, matrix in self.matrices())
-        return matrices + self.head.parameters + self.hidden + self.other_parameters
-
     def kv_bytes(self, entries: int, devices: int = 1) -> int:
         """Bytes of K and V of one sequence of `entries` entries; a layer with a window keeps its window alone.
 

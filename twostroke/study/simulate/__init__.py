@@ -10,5 +10,4 @@ fleet_router                 which worker gets a request: a router of `engine/ro
 fleet, kv_transfers          workers, links and faults; KV on its way between workers
 simulation, figures          a fleet under traffic; percentiles, rates, and a timeline
 http_overhead                what a server adds on the way in and out
-page_audit                   every used page has a holder
 """

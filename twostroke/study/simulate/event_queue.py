@@ -28,14 +28,6 @@ class EventQueue:
         """When the next event is; infinity if there is none."""
         return self._queue[0][0] if self._queue else float("inf")
 
-    def skip_to(self, moment: float) -> bool:
-        """Let time pass until a moment if nothing is planned before or then. Returns whether it has."""
-        if moment >= self.next_time:
-            return False
-        self.now = max(self.now, moment)
-        self.count += 1
-        return True
-
     def step(self) -> bool:
         """Run the next event. Returns False if there is none."""
         if not self._queue:

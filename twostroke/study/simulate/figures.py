@@ -136,7 +136,7 @@ class SimulationFigures:
             "moves": self._moves,
             "deaths": service.happened["death"],
             "lost_transfers": service.happened["lost transfer"],
-            "moved_bytes": service.moved_bytes,
+            "moved_bytes": service.transfers.moved_bytes,
             "steps": service.num_steps,
         }
 

@@ -16,7 +16,6 @@ from twostroke.kv.cache import KVCache
 from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.fleet import Fleet, make_router, routed
 from twostroke.study.simulate.kv_transfers import KvTransfers
-from twostroke.study.simulate.page_audit import leaked_pages
 from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.simulate.worker import SimulatedWorker, StepObserver, failed, made_in_no_time
 from twostroke.study.traffic.requests import Traffic, TrafficRequest
@@ -78,7 +77,7 @@ class Simulation:
         self._open = 0
         self._waiting: list[Callable[[], None]] = []  # what needs a worker, while there is none
         self._routers: dict[SimulatedWorker, Router[SimulatedWorker]] = {}
-        self._transfers = KvTransfers(fleet, self.events, self.happened, self._again, self._drop)
+        self.transfers = KvTransfers(fleet, self.events, self.happened, self._again, self._drop)
         self._lives = random.Random(f"lives {fleet.faults.seed}")
         self.router = make_router(fleet.router)
         self._decoders: Router[SimulatedWorker] | None = None
@@ -107,11 +106,6 @@ class Simulation:
             pass
 
     @property
-    def moved_bytes(self) -> int:
-        """Bytes of KV that arrived."""
-        return self._transfers.moved_bytes
-
-    @property
     def left(self) -> int:
         """Number of requests that have not ended, those that have not come included."""
         return len(self.traffic.arrivals) - self.came + self._open
@@ -120,14 +114,6 @@ class Simulation:
     def num_steps(self) -> int:
         """Steps of all workers, those that died included."""
         return self.steps + sum(worker.steps for worker in self.workers)
-
-    def leaked(self) -> int:
-        """Number of used pages of all workers that nobody holds. Between two events it is 0."""
-        moving, found = self._transfers.held(), 0
-        for worker in self.workers:
-            made = [request.result for request in worker.calls.values() if isinstance(request.result, KVCache)]
-            found += leaked_pages(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
-        return found
 
     def _resume(self, begun: Sequence[BegunRequest]) -> None:
         """Decode requests from where they are. Those for which there is no room are left out."""
@@ -152,7 +138,7 @@ class Simulation:
         worker = SimulatedWorker(self._numbers, self.fleet.setup, self.events, self._over, self._watch)
         self._numbers += 1
         self.workers.append(worker)
-        self._transfers.join(worker)
+        self.transfers.join(worker)
         self._routers[worker] = router
         router.join(worker)
         if self.fleet.router == "kv-aware" and router is self.router:
@@ -175,7 +161,7 @@ class Simulation:
             self._take_tokens(call, request, now)
             del request  # it holds pages
         worker.orphans += worker.calls
-        worker.orphans += self._transfers.leave(worker)
+        worker.orphans += self.transfers.leave(worker)
         self.workers.remove(worker)
         self.steps += worker.steps
         worker.die()
@@ -252,7 +238,7 @@ class Simulation:
             self._again(call)
         else:
             self._end(call)
-        self._transfers.pump(worker)
+        self.transfers.pump(worker)
 
     def _drop(self, worker: SimulatedWorker, call: SimulatedRequest) -> None:
         """Tell its router that a worker has no more to do for a call."""
@@ -267,7 +253,7 @@ class Simulation:
         elif not target.alive:
             target.orphans.append(call)
         else:
-            self._transfers.send(source, target, call, kv)
+            self.transfers.send(source, target, call, kv)
 
     def _take_tokens(self, call: SimulatedRequest, request: Request, now: float) -> None:
         """Hand over the tokens that a request has made by now."""

@@ -8,9 +8,10 @@ from twostroke.engine.strokes import Prefill
 from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
+from twostroke.study.simulate.simulation import Simulation
 
 
-def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ()) -> int:
+def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[Any] = ()) -> int:
     """Number of the pool's used pages that nobody holds. Between two steps it is 0.
 
     Holders are the prefix indexes, what is pinned, the strokes in flight with the values that they extend, results of
@@ -33,3 +34,12 @@ def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[KVCache] = ())
             held.update(kv.entry_table.pages.tolist())
     here = sum(pool.frame(page) != NOWHERE for page in held)  # others are in the host, or on their way from there
     return pool.num_used - pool.num_arriving - here
+
+
+def leaked(simulation: Simulation) -> int:
+    """Number of used pages of all workers that nobody holds. Between two events it is 0."""
+    moving, found = simulation.transfers.held(), 0
+    for worker in simulation.workers:
+        made = [request.result for request in worker.calls.values()]
+        found += leaked_pages(worker.engine, worker.pool, [*moving, *made, *worker.arrived()])
+    return found

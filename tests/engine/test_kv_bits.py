@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.any_schedule import ENDS, INDEXES, PROMPT, AnySchedule, Asked, asked_lists
 from tests.engine.test_windows import write as write_windowed
 from tests.engine.tiered import make_eager
+from tests.thinning import examples
 from tests.tiny import write_model
 from twostroke.api.completion import Completion
 from twostroke.api.llm import LLM
@@ -79,7 +80,7 @@ def test_a_large_column_costs_the_others_little() -> None:
 @needs_native
 @pytest.mark.parametrize("dtype", CODED)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     asked=asked_lists([1, 24, 63, 64, 90, 150]),
     chunk=st.sampled_from([1, 7, 16, 64, 512]),
@@ -92,7 +93,7 @@ def test_any_schedule(kind: str, dtype: str, asked: list[Asked], chunk: int, pla
 @needs_native
 @pytest.mark.parametrize("dtype", CODED)
 @pytest.mark.parametrize("kind", ["plain", "recurrent"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(ends=ENDS, more=st.integers(0, 60), index=INDEXES)
 def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(
     kind: str, dtype: str, ends: list[int], more: int, index: str

@@ -76,6 +76,7 @@ def opened() -> Iterator[Callable[[Checkpoint, str], LLM]]:
     assert all(llm.pool.num_used == 0 for llm in models)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("backend", VARIANTS)
 @pytest.mark.parametrize("name", [*NAMES, "head"])
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_1"])
@@ -94,6 +95,7 @@ def test_any_tensor(format: str, name: str, backend: str, sound: Checkpoint, ope
             assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("backend", VARIANTS)
 @pytest.mark.parametrize("sampling", SAMPLING, ids=repr)
 def test_only_the_requests_concerned(

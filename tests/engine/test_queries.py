@@ -59,6 +59,7 @@ def run(llm: LLM, program: Callable[[], Program], **fields: Any) -> Request:
 
 
 @pytest.mark.reference
+@pytest.mark.thinned
 @pytest.mark.parametrize(("length", "count"), [(90, 7), (20, 64), (1, 1), (200, 33)])
 @pytest.mark.parametrize("max_step_tokens", [512, 13])
 def test_weights_are_those_of_transformers(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engine.any_schedule import ENDS, INDEXES, METHODS, PROMPT, SAMPLING, AnySchedule, Asked, asked_lists
 from tests.kv.test_stream import with_header
+from tests.thinning import examples
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -39,7 +40,7 @@ def nothing_leaks() -> Iterator[None]:
         one.check_no_leak()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     asked=asked_lists([1, 24, 62, 63, 64, 65, 90, 128, 150]),
     chunk=st.sampled_from([1, 7, 16, 50, 64, 512]),
@@ -52,7 +53,7 @@ def test_any_schedule(family: AnySchedule, asked: list[Asked], chunk: int, place
     family.check(asked, chunk, place)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(ends=ENDS, more=st.integers(0, 60), index=INDEXES)
 def test_cuts_and_forks_have_the_bits_of_a_fresh_prefill(
     family: AnySchedule, ends: list[int], more: int, index: str

@@ -99,7 +99,7 @@ def check(asked: list[Asked], chunk: int, running: int, steps: int, llm: LLM, ex
 
 
 @needs_native
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([7, 16, 50, 512]),

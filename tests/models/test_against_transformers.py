@@ -85,6 +85,7 @@ def expected_of(directory: Path, count: int, vocab: int) -> np.ndarray:
     return expected_logits(directory, tokens(count, vocab, seed=count))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("count", SHORT)
 @pytest.mark.parametrize("max_step_tokens", [1024, 37])
 def test_prefill(

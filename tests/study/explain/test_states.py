@@ -42,6 +42,7 @@ def native_llm(tmp_path_factory: pytest.TempPathFactory) -> TinyLLM:
     return open_native
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("count", [1, 7, 200])
 def test_states_are_those_of_transformers(
     family: str, count: int, tiny_llm: TinyLLM, tiny_directory: Callable[[str], Path]

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.study.simulate.real import RealSetup
+from tests.thinning import examples
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
@@ -172,7 +173,7 @@ def traffic_of(drawn: list[Any], concurrency: int | None) -> Traffic:
     stalls=(),
     front=HttpOverhead(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     concurrency=st.sampled_from([None, None, 2]),

@@ -58,8 +58,12 @@ class Encoder:
             except OverflowError as error:
                 raise CheckpointError(f"{tensor.source}: {error}") from None
 
-        with ThreadPoolExecutor(count_threads(self.threads)) as pool:
-            list(pool.map(convert, range(0, tensor.num_elements, CHUNK_ELEMENTS)))
+        starts = range(0, tensor.num_elements, CHUNK_ELEMENTS)
+        if len(starts) == 1:  # to start threads takes longer
+            convert(0)
+        else:
+            with ThreadPoolExecutor(count_threads(self.threads)) as pool:
+                list(pool.map(convert, starts))
         tensor.release()  # else a mapped file would stay in memory beside the encoded tensor
         return replace(tensor, format=self.format, data=data)
 

@@ -69,7 +69,7 @@ def test_verdicts_turn_with_the_difference_and_want_items(summary: dict[str, Any
 
 def test_a_cell_is_a_run_of_eval() -> None:
     options = Namespace(
-        methods=None, items=5, budgets="0.25", seed=1, threads=None, kv_bytes="1GiB", output=Path("cells")
+        methods=None, quick=False, items=5, budgets="0.25", seed=1, threads=None, kv_bytes="1GiB", output=Path("cells")
     )
     words = Cell("tiny", "ruler", 2000).command("quality", options, 3.0)
     assert {"--minutes=3.0", "--limit=5", "--output=cells/tiny-ruler-2000/quality"} <= set(words)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.kv.counts import check_counts
 from tests.kv.tiers.faults import Faults
 from tests.kv.values import (
+    APART,
     GEOMETRY,
     RECURRENT,
     WINDOWED,
@@ -41,7 +42,6 @@ from twostroke.kv.pool import PagePool
 from twostroke.kv.slot_mapping import SlotMapping
 from twostroke.kv.tier_moves import spill
 from twostroke.kv.writer import KVWriter
-from twostroke.models.layer_groups import LayerGroup
 from twostroke.models.rope import NO_ROPE, Rope, turned_on
 
 MODELS = ("student", "teacher")
@@ -550,7 +550,7 @@ def places_held(table: np.ndarray, group: int) -> np.ndarray:
 class ApartValues(Values):
     """Each layer has pages of its own, and none where its heads see nothing."""
 
-    geometry = replace(Values.geometry, groups=(LayerGroup((0,), None, 2, 4, 1), LayerGroup((1,), None, 2, 4, 1)))
+    geometry = replace(Values.geometry, groups=APART.groups)
 
     def stored_one(self, group: int, entry: Entry) -> np.ndarray:
         return stored_by_head(replace(self.geometry, groups=GEOMETRY.groups), 0, entry)[group : group + 1]
@@ -568,6 +568,8 @@ class ApartValues(Values):
 
     def check_frames(self, pool: PagePool, table: np.ndarray, expected: Expected) -> None:
         (frames,) = pool.step_tables([table])
+        for there, read in zip(spans.held(table).T, frames[:, PAGE:].T, strict=True):
+            assert not there[-1:].any() or (read[~there] == read[-1]).all()
         found = [pool.memory.read(group, *spans.places(frames, group)) for group in range(2)]
         self.check(self.geometry.stored.decode(np.concatenate(found)), table, expected)
 

@@ -1,6 +1,7 @@
 """Values whose heads hold different entries."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import pytest
 
 from tests.kv.test_cache import LOGITS, PENDING
 from tests.kv.test_other_positions import Holder
-from tests.kv.values import GEOMETRY, RECURRENT, WINDOWED, make_pool, prefill
+from tests.kv.values import APART, GEOMETRY, RECURRENT, WINDOWED, make_pool, prefill
+from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages
+from twostroke.kv import spans
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries_by_head import NO_ENTRY
 from twostroke.kv.geometry import Geometry
+from twostroke.kv.header_fields import InvalidHeader
 from twostroke.kv.pool import PagePool
+from twostroke.kv.stream_header import StreamHeader, decode, encode
+from twostroke.kv.writer import KVWriter
 from twostroke.models.rope import Rope, turned_on
 
 NewPool = Callable[..., PagePool]
@@ -123,6 +129,39 @@ def test_a_head_with_fewer_entries_begins_with_empty_slots(pool: PagePool, tmp_p
     again = kv.with_bias(bias).gather(indices).bias
     assert again is not None
     assert np.array_equal(again, np.where(indices == NO_ENTRY, -np.inf, np.take_along_axis(bias, filled, 2)))
+
+
+def test_what_was_left_out_is_zeros_where_it_comes_beside_what_is_seen(new_pool: NewPool) -> None:
+    pool = new_pool(geometry=APART)
+    kv = prefill(pool, range(20))
+    indices = chosen(20, 12)
+    indices[1, :, :5] = NO_ENTRY  # pages of 4
+    made = kv.gather(indices)
+    assert np.isnan(made.entries()[1, :, :4]).all()
+    assert made.num_pages == 5
+    writer = KVWriter(made, "m")
+    (table,) = pool.step_tables([writer.table])
+    assert table[0, PAGE + 1] == table[-1, PAGE + 1]  # which kernels may read for nothing
+    again = made.gather(np.broadcast_to(np.arange(2, 10), (2, 2, 8)))
+    found = again.entries()
+    assert not found[1, :, :2].any()
+    assert np.array_equal(found[0], made.entries()[0, :, 2:10])
+    assert np.array_equal(found[1, :, 2:], made.entries()[1, :, 4:10])
+
+
+def test_a_file_that_lacks_what_a_head_sees_is_damaged(new_pool: NewPool) -> None:
+    pool = new_pool(geometry=APART)
+    indices = chosen(20, 12)
+    indices[1, :, :5] = NO_ENTRY
+    contents = prefill(pool, range(20)).gather(indices).entry_table
+    pages = spans.distinct_pages(contents.table)
+    told = contents.in_pages(pages, np.arange(len(pages)))
+    header = StreamHeader(pool.geometry, pool.page_size, pool.memory.layout, len(pages), told, 0)
+    assert np.array_equal(decode(encode(header)).contents.table, told.table)
+    assert told.bias is not None
+    for bias in (None, np.where(np.arange(12)[:, None, None] == 3, np.float32(0), told.bias)):
+        with pytest.raises(InvalidHeader, match="a layer without a window lacks entries"):
+            decode(encode(replace(header, contents=replace(told, bias=bias))))
 
 
 def test_gathered_again(pool: PagePool) -> None:

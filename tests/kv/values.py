@@ -6,6 +6,7 @@ detects any confusion. The numbers are bytes, which float32 and bfloat16 both re
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,8 @@ def geometry(num_layers: int = 2, num_kv_heads: int = 2, head_dim: int = 4, kv_d
 
 
 GEOMETRY = geometry()
+# A group for each of the layers, so that one may lack pages that the other has.
+APART = replace(GEOMETRY, groups=(LayerGroup((0,), None, 2, 4, 1), LayerGroup((1,), None, 2, 4, 1)))
 # Two groups of layers whose entries have the same numbers; the second one gives back what is behind its window.
 FULL, SLIDING = LayerGroup((0, 1), None, 2, 4, 2), LayerGroup((2, 3), 6, 2, 4, 2)
 WINDOWED = Geometry((FULL, SLIDING), (Rope(1e4),) * 4, "float32", "letters")
@@ -103,7 +106,8 @@ def enter(writer: KVWriter, tokens: Sequence[int]) -> None:
     places = writer.append(list(tokens))
     entries = writer.base.pool.geometry.stored.encode(array(context[len(context) - len(tokens) :]))
     for group, frames in enumerate(places.frames):
-        writer.base.pool.memory.write(group, frames, places.slots, entries)
+        own = [layer % len(entries) for layer in writer.base.pool.geometry.groups[group].layers]
+        writer.base.pool.memory.write(group, frames, places.slots, entries[own])
 
 
 def prefill(after: KVCache | PagePool, tokens: Sequence[int], model: str = "m", tail: Tail | None = None) -> KVCache:

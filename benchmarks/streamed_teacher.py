@@ -140,14 +140,14 @@ def answer(
     }
 
 
-def in_process(options: argparse.Namespace, *words: str) -> dict[str, Any]:
+def in_process(options: argparse.Namespace, home: str, *words: str) -> dict[str, Any]:
     """What another process prints in its last line, or how it ended."""
     given = [f"--limit={options.limit}", f"--tokens={options.tokens}", f"--student-weights={options.student_weights}"]
     given += [] if options.threads is None else [f"--threads={options.threads}"]
-    command = [sys.executable, "-m", "benchmarks.streamed_teacher", *given, *words]
+    command = [sys.executable, "-m", "benchmarks.streamed_teacher", f"--child={home}", *given, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
+        last = (done.stderr.strip().splitlines() or [""])[-1].replace(f"{home}/", "")
         return {"error": f"ended with {done.returncode}: {last[:200]}"}
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -176,9 +176,9 @@ def main() -> None:
         }
         print(sizes, file=sys.stderr, flush=True)
         facts: dict[str, Any] = sizes | {"limit_bytes": options.limit, "tokens": options.tokens}
-        facts["streamed"] = in_process(options, f"--child={home}")
+        facts["streamed"] = in_process(options, home)
         print(facts["streamed"], file=sys.stderr, flush=True)
-        facts["resident"] = in_process(options, f"--child={home}", "--resident")
+        facts["resident"] = in_process(options, home, "--resident")
     print(json.dumps(facts, indent=1))
     print(save("streamed-teacher", DEFINITIONS, f"7b, {options.layers} layers", facts), file=sys.stderr)
 

@@ -113,6 +113,8 @@ sys.exit(3)
 """,
     "joined-late": """
 from twostroke.errors import EngineStopped
+from twostroke.system import process_exit
+process_exit.STAY_S = 1.0  # the thread that is joined waits so long
 def serve():
     try:
         generate()

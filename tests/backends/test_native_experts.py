@@ -280,6 +280,7 @@ def test_dropout(variant: str) -> None:
     same(Native(model, 2).forward(ALL, dropout=factors), model.expected(factors), variant)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", packed.FORMATS)
 def test_a_row_is_the_same_in_any_company(name: str, variant: str) -> None:
     model = Model([name], variant)

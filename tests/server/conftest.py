@@ -1,5 +1,6 @@
 """A tiny model behind a real server on the loopback interface, and behind ASGI only."""
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import uvicorn
 
 from tests.server.long_answers import unhurried
 from tests.server.wire import over_the_wire
@@ -22,6 +24,19 @@ from twostroke.server.settings import Settings
 
 WIRE = bool(os.environ.get("TWOSTROKE_TEST_WIRE"))  # whether engines are reached as those of other processes are
 LOCAL = pytest.mark.skipif(WIRE, reason="reaches into the engine, or sends it what no other process has")
+
+
+class ShortSleeps:
+    """asyncio as uvicorn's loop uses it: a server of a test looks a hundred times a second whether it shall end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 10)
+
+
+uvicorn.server.asyncio = ShortSleeps()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass

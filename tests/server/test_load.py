@@ -16,6 +16,7 @@ from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.methods import METHODS, Method
+from twostroke.server import lifecycle
 from twostroke.server.app import create_app
 from twostroke.server.settings import Settings
 
@@ -166,6 +167,7 @@ def test_a_fatal_error(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> 
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
             assert "ZeroDivisionError" in answer.json()["error"]["message"]
             assert http.post("/reset_prefix_cache").status_code == 503
+        monkeypatch.setattr(lifecycle, "FAILURE_GRACE_S", 0)
         running.thread.join(20)
         assert not running.thread.is_alive(), "its supervisor starts it again"
         assert running.server.lost_at is not None, "the exit code of `serve`"

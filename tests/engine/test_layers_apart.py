@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from tests.engine.test_kv_bits import CODED, KINDS
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native.library import variants
+from twostroke.backends.reference import operations
+from twostroke.backends.reference.attention_tiles import TILE_KEYS
+from twostroke.backends.reference.operations import numbers_of
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import GeometryMismatch, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
@@ -135,6 +139,25 @@ def test_budgets_by_layer_take_memory_by_layer(tmp_path: Path) -> None:
         with LLM(path, backend="reference", kv_groups=kv_groups, kv_bytes=16 << 20, threads=1) as llm:
             answers.append(llm.generate([PROMPT], PARAMS, method=asked)[0].tokens)
     assert answers[0] == answers[1]
+
+
+def test_the_reference_reads_no_tile_that_no_head_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def numbers(*given: Any) -> Any:
+        read.append(1)
+        return numbers_of(*given)
+
+    monkeypatch.setattr(operations, "numbers_of", numbers)
+    with LLM(str(write_model("llama", tmp_path)), backend="reference", kv_bytes=16 << 20, threads=1) as llm:
+        kv, counts = llm.prefill(PROMPT * 3), list[int]()
+        bias = np.zeros((len(llm.pool.geometry.kv_layers), llm.pool.geometry.kv_heads or 0, len(kv)), np.float32)
+        for first in (0, TILE_KEYS):
+            bias[0, :, :first] = -np.inf
+            read.clear()
+            behind(llm, kv.with_bias(bias), NEXT[:1])
+            counts.append(len(read))
+    assert counts == [2 * len(bias), 2 * len(bias) - 1]
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])

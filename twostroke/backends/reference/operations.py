@@ -267,16 +267,19 @@ class Operations:
             top.view(count, num_kv_heads, rows, repeat)[:] = sink_logits.view(num_kv_heads, 1, repeat)
         head = torch.arange(num_kv_heads, device=q.device)[None, :, None]
         for tile in sequences.tiles(page_size, group, attention.window):
-            n = tile.count
+            n, bias, hidden = tile.count, None, None
+            if sequences.biases:
+                bias = torch.from_numpy(tile_bias(sequences.biases, tile, place)).to(q.device)
+                hidden = bias == -torch.inf  # whose slots may hold anything
+                if hidden.all():
+                    continue
             pages = tile.pages[:, None, :]
             k, v = (side.view(n, num_kv_heads, -1, head_dim) for side in numbers_of(kv, self.stored, pages, head))
             scores = q[:n] @ k.transpose(-1, -2)
             if cap is not None:
                 scores = capped(scores, cap)
-            if sequences.biases:
-                bias = torch.from_numpy(tile_bias(sequences.biases, tile, place)).to(q.device)
+            if bias is not None and hidden is not None:
                 scores += bias[:, :, None]
-                hidden = bias == -torch.inf  # whose slots may hold anything
                 scores.masked_fill_(hidden[:, :, None], -torch.inf)
                 v = v.masked_fill(hidden[..., None], 0)
             if tile.mask is not None:

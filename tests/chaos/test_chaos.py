@@ -169,17 +169,17 @@ def a_shortage_is_the_end(patch: pytest.MonkeyPatch) -> None:
 
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], int, str]] = [  # what, a seed that is near, what is found
     (pages_are_free_at_once, 38, "a late read reaches a page of somebody else"),
-    (bytes_are_not_checked, 46, "tokens differ"),
+    (bytes_are_not_checked, 54, "tokens differ"),
     (leases_never_end, 33, "still hold what nobody wants"),
     (an_answer_begins_again, 3, "comes after"),
     (the_preempted_start_at_once, 190, "preempted again and again"),
     (a_prefill_that_is_given_up_is_offered_for_ever, 1, "still hold|has ended and holds"),
     (a_teacher_holds_one_choice, 31, "hang"),
     (windows_give_back_too_early, 15, "tokens differ"),
-    (snapshots_are_not_written, 12, "tokens differ"),
-    (rows_begin_with_the_step, 12, "tokens differ"),
-    (a_bias_stays_behind, 1, "tokens differ"),
-    (a_shortage_is_the_end, 1, "hang|still hold"),
+    (snapshots_are_not_written, 21, "tokens differ"),
+    (rows_begin_with_the_step, 21, "tokens differ"),
+    (a_bias_stays_behind, 10, "tokens differ"),
+    (a_shortage_is_the_end, 6, "hang|still hold"),
 ]
 NEAR = 150  # seeds in which it has to be found, so that another order of events does not fail the test
 

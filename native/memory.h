@@ -21,7 +21,9 @@ inline std::shared_ptr<uint8_t> map_memory(size_t size) {
   void* base = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   auto* memory = (uint8_t*)round_up(size_t(base), HUGE_PAGE);
+#ifdef MADV_HUGEPAGE  // of Linux
   if (size >= HUGE_PAGE) madvise(memory, size / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
   return {memory, [base, room](uint8_t*) { munmap(base, room); }};
 }
 

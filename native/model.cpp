@@ -415,10 +415,7 @@ int twostroke_forward(void* model, const Batch* batch, uint8_t* kv, const int64_
 // Ranks: see ranks.h. `memory` of `bytes` is shared and zeroed; `cores` is a list of `num_cores`, which may be empty.
 void* twostroke_ranks(uint8_t* memory, int64_t bytes, int rank, int size, double patience_s, const int32_t* cores,
                       int num_cores) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int i = 0; i < num_cores; i++) CPU_SET(cores[i], &set);
-  return new Ranks(memory, bytes - 2 * HUGE_PAGE, rank, size, patience_s, set);
+  return new Ranks(memory, bytes - 2 * HUGE_PAGE, rank, size, patience_s, Cores({cores, size_t(num_cores)}));
 }
 void twostroke_ranks_free(void* ranks) { delete (Ranks*)ranks; }
 

@@ -1,16 +1,16 @@
 // Prefetch of data that a member reads in a later phase, in small steps during its work in this one. Multiplying few
 // rows is limited by instructions and attention by memory, so memory is kept busy while weights are unpacked.
 #pragma once
-#include <unistd.h>
-
+#include <cstdint>
 #include <vector>
 
 #include "memory.h"
 #include "simd.h"
+#include "system.h"
 
 // Bytes that a member may prefetch for a later phase: half of a core's L2 cache, as weights pass through it too.
 inline size_t ahead_bytes() {
-  static const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  static const int64_t cache = level_two_cache();
   return size_t(cache > 0 ? cache : 1 << 20) / 2;
 }
 

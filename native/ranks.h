@@ -11,20 +11,14 @@
 // their ends with any numbers, and their results are not used.
 #pragma once
 #include <atomic>
-#include <ctime>
 #include <thread>
-
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "memory.h"
 #include "mirrored_memory.h"
 #include "pause.h"
 #include "run.h"
+#include "system.h"
 
 constexpr int MOST_RANKS = 64;
 
@@ -49,7 +43,7 @@ class Ranks {
   const int rank, size;
 
   // `memory`: the Control, then `bytes` of regions. `cores`: where a pass of rank 0 runs, as it is not pinned itself.
-  Ranks(uint8_t* memory, size_t bytes, int rank, int size, double patience_s, const cpu_set_t& cores)
+  Ranks(uint8_t* memory, size_t bytes, int rank, int size, double patience_s, const Cores& cores)
       : rank(rank), size(size), control_(*(Control*)memory), regions_(memory + round_up(sizeof(Control), HUGE_PAGE)),
         region_bytes_(bytes / REGIONS / LINE * LINE), patience_(int64_t(patience_s * 1e9)), cores_(cores) {}
 
@@ -127,31 +121,14 @@ class Ranks {
   }
 
   // Keeps the calling thread of rank 0 on its cores while it exists.
-  class Pinned {
-   public:
-    explicit Pinned(const Ranks& ranks) : wanted_(CPU_COUNT(&ranks.cores_) > 0) {
-      if (!wanted_) return;
-      wanted_ =
-          !sched_getaffinity(0, sizeof(before_), &before_) && !sched_setaffinity(0, sizeof(ranks.cores_), &ranks.cores_);
-    }
-    ~Pinned() {
-      if (wanted_) sched_setaffinity(0, sizeof(before_), &before_);
-    }
-    Pinned(const Pinned&) = delete;
-
-   private:
-    bool wanted_;
-    cpu_set_t before_;
+  struct Pinned : Cores::Pinned {
+    explicit Pinned(const Ranks& ranks) : Cores::Pinned(ranks.cores_) {}
   };
 
  private:
   static constexpr Time QUICKLY{50'000}, SOON{2'000'000};  // waiting with the core, and offering it to others
   static constexpr int64_t NAP_NS = 20'000'000;
 
-  static long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* time) {
-    return syscall(SYS_futex, (uint32_t*)&word, operation, value, time, nullptr, 0);
-  }
-  static void wake(std::atomic<uint32_t>& word) { futex(word, FUTEX_WAKE, INT32_MAX, nullptr); }
   void tell(std::atomic<uint32_t>& word) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (control_.sleepers.value.load(std::memory_order_relaxed)) wake(word);
@@ -175,11 +152,10 @@ class Ranks {
       if (waited > SOON) break;
       if (waited > QUICKLY) sched_yield();
     }
-    const timespec nap{0, NAP_NS};
     while (!over()) {
       control_.sleepers.value.fetch_add(1, std::memory_order_seq_cst);
       const uint32_t value = word.load(std::memory_order_seq_cst);
-      if (!done(value)) futex(word, FUTEX_WAIT, value, &nap);
+      if (!done(value)) sleep_on(word, value, NAP_NS);
       control_.sleepers.value.fetch_sub(1, std::memory_order_relaxed);
       if (other >= 0 && Time(Clock::now() - began).count() > patience_) lose(LATE + uint32_t(other));
     }
@@ -208,7 +184,7 @@ class Ranks {
   uint8_t* const regions_;
   const size_t region_bytes_;
   const int64_t patience_;
-  const cpu_set_t cores_;
+  const Cores cores_;
   uint32_t taken_ = 0;  // commands
   std::atomic<int64_t> meetings_{0}, waited_{0};
 

@@ -1,10 +1,11 @@
 """Tries built wheels as a stranger: a bare environment, no compiler on the path, the first question.
 
 The manylinux wheel must answer with its kernels. The wheel without kernels must say in one line what it lacks, since
-PyTorch is not installed either.
+PyTorch is not installed either. The one for ARM answers under emulation, where qemu-user is installed.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -27,10 +28,18 @@ def answer(wheel: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=alone, cwd=scratch, capture_output=True, text=True, check=False)
 
 
+def emulated_answer(wheel: Path, root: Path) -> subprocess.CompletedProcess[str]:
+    """The same with Python for arm64, under emulation."""
+    subprocess.run([Path(__file__).with_name("arm_root.sh"), root, wheel], check=True, stdout=subprocess.DEVNULL)
+    command = ["qemu-aarch64", "-L", str(root), str(root / "usr/bin/python3.11"), "-m", "twostroke", *ASK]
+    environment = os.environ | {"PYTHONPATH": str(root / "site")}
+    return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+
+
 def main(folder: Path) -> None:
     with TemporaryDirectory() as name:
         scratch = Path(name)
-        (linux,), (pure,) = (list(folder.resolve().glob(f"*-{tag}.whl")) for tag in ("manylinux*", "any"))
+        (linux,), (pure,) = (list(folder.resolve().glob(f"*-{tag}.whl")) for tag in ("manylinux*x86_64", "any"))
         whole = answer(linux, scratch)
         print(linux.name, whole.stdout, whole.stderr, sep="\n")
         if whole.returncode or "Tokyo" not in whole.stdout or "native-" not in whole.stderr:
@@ -39,6 +48,11 @@ def main(folder: Path) -> None:
         print(pure.name, bare.stdout, bare.stderr, sep="\n")
         if bare.returncode != 1 or "twostroke[torch]" not in bare.stderr or bare.stderr.count("\n") != 1:
             sys.exit(f"error: {pure.name} does not say in one line what it lacks")
+        for arm in folder.resolve().glob("*-manylinux*aarch64.whl") if shutil.which("qemu-aarch64") else ():
+            emulated = emulated_answer(arm, scratch / "arm")
+            print(arm.name, emulated.stdout, emulated.stderr, sep="\n")
+            if emulated.returncode or "Tokyo" not in emulated.stdout or "native-neon" not in emulated.stderr:
+                sys.exit(f"error: {arm.name} does not answer with its kernels")
 
 
 if __name__ == "__main__":

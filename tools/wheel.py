@@ -1,8 +1,11 @@
-"""Builds what is published, into a folder: the sources, a manylinux wheel, and a wheel without kernels.
+"""Builds what is published, into a folder: the sources, wheels with kernels, and one without.
 
-The manylinux wheel holds every variant of the kernels, and the one to use is chosen when it runs. It works with each
-Python from 3.11: the libraries use nothing of Python's. Which Linux it needs follows from the symbols that they use,
-and `auditwheel` writes it into the wheel's name. Run it on the oldest system that the wheel is meant for.
+The manylinux wheel for x86-64 holds every variant of the kernels, and the one to use is chosen when it runs. It works
+with each Python from 3.11: the libraries use nothing of Python's. Which Linux it needs follows from the symbols that
+they use, and `auditwheel` writes it into the wheel's name. Run it on the oldest system that the wheel is meant for.
+
+The wheels for ARM, with Linux and with macOS, are compiled here too, by the Clang in the package `ziglang`, which has
+the headers of both systems.
 """
 
 import os
@@ -16,6 +19,11 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = ("amx", "avx2", "avx512", "avx512bf16")
+ON_ARM = {"manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28", "macosx_13_0_arm64": "aarch64-macos.13.0"}
+# Compiles for a target; processors are named in another way than for GCC.
+CROSS = """#!/bin/bash
+exec {python} -m ziglang c++ -target {target} -mcpu=generic+v8_2a+dotprod "${{@/#-march=*/-O3}}"
+"""
 
 
 def build(kind: str, source: Path, into: Path, **variables: str) -> Path:
@@ -26,6 +34,14 @@ def build(kind: str, source: Path, into: Path, **variables: str) -> Path:
         sys.exit(f"error: the build failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     (made,) = into.iterdir()
     return made
+
+
+def cross_compiler(target: str, scratch: Path) -> dict[str, str]:
+    """The environment in which setuptools compiles for another machine."""
+    script = scratch / f"c++-{target}"
+    script.write_text(CROSS.format(python=sys.executable, target=target))
+    script.chmod(0o755)
+    return {"CC": str(script), "CXX": str(script), "LDSHARED": f"{script} -shared", "LDCXXSHARED": f"{script} -shared"}
 
 
 def check(wheel: Path, wanted: tuple[str, ...]) -> None:
@@ -58,6 +74,12 @@ def main(into: Path) -> None:
         (repaired,) = made["repaired"].iterdir()
         check(repaired, VARIANTS)
         shutil.copy(repaired, into)
+        for platform, target in ON_ARM.items():
+            shutil.rmtree(tree / "build", ignore_errors=True)  # objects of other machines
+            compiler = cross_compiler(target, Path(scratch))
+            wheel = build("--wheel", tree, Path(scratch) / platform, TWOSTROKE_PLATFORM=platform, **compiler)
+            check(wheel, ("neon",))
+            shutil.copy(wheel, into)
     for file in sorted(into.iterdir()):
         print(f"{file} ({file.stat().st_size:,} bytes)")
 

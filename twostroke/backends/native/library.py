@@ -5,6 +5,7 @@ import hashlib
 import logging
 import platform
 import re
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 _AT_HWCAP, _HWCAP = 16, {"asimd": 1, "asimddp": 20}  # bits of Linux, arch/arm64/include/uapi/asm/hwcap.h
+_ARM = ("aarch64", "arm64")  # as Linux and as macOS calls it
 
 NAMES = {
     "neon": "NEON with dot products",
@@ -156,6 +158,8 @@ def array_strides(storages: Sequence[Any]) -> ctypes.Array[ctypes.c_int64]:
 
 def features(processor: str) -> set[str]:
     """The processor's features: on ARM what the system tells the process, else by the text of /proc/cpuinfo."""
+    if platform.machine() == "arm64":
+        return set(_HWCAP)  # every processor of a Mac has them
     if platform.machine() == "aarch64":
         told = ctypes.CDLL(None).getauxval
         told.restype, told.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
@@ -163,17 +167,22 @@ def features(processor: str) -> set[str]:
     return set(processor.partition("flags")[2].partition("\n")[0].split())
 
 
+def _processor() -> str:
+    """What Linux tells of the processor. Raises OSError if it does not."""
+    return "" if sys.platform == "darwin" else Path("/proc/cpuinfo").read_text()
+
+
 @cache
 def vendor() -> str:
     """The processor's vendor: approximate reciprocals differ in the last bit or two between vendors."""
-    found = re.search(r"^vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    found = re.search(r"^vendor_id\s*:\s*(\S+)", _processor(), re.MULTILINE)
     return found[1] if found else "unknown"
 
 
 @cache
 def variants() -> tuple[str, ...]:
     """The compiled variants that this processor can run, fastest first. Raises OSError without /proc/cpuinfo."""
-    processor = Path("/proc/cpuinfo").read_text()
+    processor = _processor()
     has = features(processor)
     compiled = [name for name, needed in VARIANTS.items() if set(needed) <= has and library_path(name)]
     if "GenuineIntel" in processor and {"avx512", "avx512bf16"} <= set(compiled):  # bfloat16 is slower on Intel
@@ -190,20 +199,20 @@ def variants() -> tuple[str, ...]:
 
 def unavailable(variant: str | None = None) -> str | None:
     """Say why the native backend, or one of its variants, cannot run here; None if it can."""
-    if (machine := platform.machine()) not in ("x86_64", "AMD64", "aarch64"):
-        return f"its kernels are for x86-64 and ARM processors with Linux, and this one is {machine}"
+    if (machine := platform.machine()) not in ("x86_64", "AMD64", *_ARM):
+        return f"its kernels are for x86-64 and ARM processors, and this one is {machine}"
     try:
         runnable = variants()
     except OSError:
         return "the processor's features cannot be read (/proc/cpuinfo)"
-    wanted = [variant] if variant else ["neon"] if machine == "aarch64" else list(VARIANTS)
+    wanted = [variant] if variant else ["neon"] if machine in _ARM else list(VARIANTS)
     if any(name in runnable for name in wanted):
         return None
-    foreign = (variant == "neon") != (machine == "aarch64")
+    foreign = (variant == "neon") != (machine in _ARM)
     if not any(library_path(name) for name in wanted) and not (variant and foreign):
         return "it was not compiled: install a C++ compiler, then the package again"
     others = f"; it can run {', '.join(f'native-{name}' for name in runnable)}" if runnable else ""
-    has = features(Path("/proc/cpuinfo").read_text())
+    has = features(_processor())
     if set(VARIANTS[wanted[-1]]) <= has:
         return f"the operating system does not let this process use {NAMES[wanted[-1]]}{others}"
     return f"the processor has no {NAMES[wanted[-1]]}{others}"

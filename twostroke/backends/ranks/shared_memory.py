@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 
+from twostroke.system.anonymous_file import anonymous_file
 from twostroke.system.process_exit import free_with
 
 
@@ -14,7 +15,7 @@ class SharedMemory:
     def __init__(self, size: int, fd: int | None = None) -> None:
         """Make a segment, or map that of a file descriptor, which then belongs to it. Raises OSError, OverflowError."""
         # the file, which has no name; it ends with the last process that has it
-        self.fd = os.memfd_create("twostroke") if fd is None else fd
+        self.fd = anonymous_file("twostroke") if fd is None else fd
         try:
             if fd is None:
                 os.ftruncate(self.fd, size)

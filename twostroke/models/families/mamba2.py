@@ -103,5 +103,4 @@ def _conv_order(state: RecurrentMixer) -> np.ndarray:
 
 
 def _decay(tensor: RawTensor, negated: bool) -> RawTensor:
-    values = tensor.dequantize()
-    return tensor.with_floats(-values if negated else np.exp(values))
+    return tensor.with_floats(-tensor.dequantize()) if negated else tensor.exponential()

@@ -120,14 +120,10 @@ class Qwen3_5(Family):  # the version is part of the name
             return dict.fromkeys(decays, _negated) | to_our_layout(config, "halves")
         norms = (name for name in tensor_shapes(config) if name.endswith("norm") and not name.endswith("state_norm"))
         shifted: dict[str, Transform] = dict.fromkeys(norms, plus_one)
-        shifted |= dict.fromkeys(decays, _exp)
+        shifted |= dict.fromkeys(decays, RawTensor.exponential)
         for name, permuted in to_our_layout(config, "halves").items():
             shifted[name] = _then(shifted[name], permuted) if name in shifted else permuted
         return shifted
-
-
-def _exp(tensor: RawTensor) -> RawTensor:
-    return tensor.with_floats(np.exp(tensor.dequantize()))
 
 
 def _negated(tensor: RawTensor) -> RawTensor:

@@ -12,7 +12,7 @@ from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import transcoder
 from twostroke.system.cores import count_threads
 
-ENCODING = 1  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
+ENCODING = 2  # to be raised when the same weights are encoded, or brought into ModelConfig's form, with other bits
 CHUNK_ELEMENTS = 1 << 18  # encoded at a time: temporaries of a few MB, and few enough calls to share by threads
 GROUP = 32
 # The largest magnitudes that formats hold: bfloat16's own, and those whose scale and minimum are finite in float16.
@@ -165,8 +165,14 @@ def _inverse(x: np.ndarray) -> np.ndarray:
 
 
 def _dots(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The inner products of corresponding groups of a and b."""
-    return np.einsum("ij,ij->j", a, b)
+    """The inner products of corresponding groups of a and b, row after row.
+
+    `np.einsum` would multiply and add in one instruction on some processors, and there encode other weights.
+    """
+    total = a[0] * b[0]
+    for row, other in zip(a[1:], b[1:], strict=True):
+        total += row * other
+    return total
 
 
 ENCODERS: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {"BF16": _bf16, "Q8_0": _q8_0, "Q4_1": _q4_1}

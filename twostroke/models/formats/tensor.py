@@ -92,6 +92,10 @@ class RawTensor:
         """The vector with other float32 values."""
         return replace(self, format="F32", data=values.astype(np.float32).view(np.uint8).reshape(1, -1))
 
+    def exponential(self) -> RawTensor:
+        """The vector with e to its values. NumPy's function of float32 has other last bits on other processors."""
+        return self.with_floats(np.exp(self.dequantize().astype(np.float64)))
+
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         """The values in order, in chunks: (index of the chunk's first value, float32 values)."""
         fmt = FORMATS[self.format]

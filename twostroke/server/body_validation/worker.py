@@ -96,15 +96,21 @@ def main(file: int) -> None:
     yield_cpu(NICENESS)
     with contextlib.suppress(EOFError, OSError), Connection(file) as pipe:  # the server has ended
         app = _app(pickle.loads(pipe.recv_bytes()))
-        status = Path("/proc/self/status").read_text()
-        used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
-        resource.setrlimit(resource.RLIMIT_DATA, (used + MAX_MEMORY_BYTES, -1))
+        _limit_memory()
         gc.freeze()
         pipe.send_bytes(b"ready")
         with asyncio.Runner() as runner:
             while True:
                 call: HttpCall = replace(pickle.loads(pipe.recv_bytes()), body=pipe.recv_bytes())
                 pipe.send_bytes(pickle.dumps(runner.run(answer(app, call))))
+
+
+def _limit_memory() -> None:
+    """Let the process take `MAX_MEMORY_BYTES` more than it has (Linux)."""
+    with contextlib.suppress(FileNotFoundError):
+        status = Path("/proc/self/status").read_text()
+        used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MAX_MEMORY_BYTES, -1))
 
 
 def _app(state: WorkerState) -> FastAPI:

@@ -5,6 +5,8 @@ import os
 from array import array
 from collections.abc import Collection
 
+from twostroke.system.anonymous_file import anonymous_file
+
 MAX_NUMBERS = 4096  # requests; of a larger step, the first ones
 
 
@@ -13,7 +15,7 @@ class StepNote:
 
     def __init__(self, file: int | None = None) -> None:
         """`file`: the descriptor of one that exists, which the other process has made."""
-        self.file = os.memfd_create("twostroke step") if file is None else file
+        self.file = anonymous_file("twostroke step") if file is None else file
         if file is None:
             os.ftruncate(self.file, 8 * (MAX_NUMBERS + 1))
         self._numbers = memoryview(mmap.mmap(self.file, 8 * (MAX_NUMBERS + 1))).cast("Q")

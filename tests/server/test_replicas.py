@@ -191,32 +191,36 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
 
     with served(engine) as client:
         long = CHAT | BODIES["sampled"] | long_answers.LONG
-        undisturbed = events(client, PATH, long, most=40)  # by the first one, which has its prefix from then on
+        undisturbed = events(client, PATH, long, most=40)
         eventually(lambda: client.get("/health").json()["in_flight"] == 0)
+        before = of_each(client, "prefix_tokens_queried_total")
+        lost: list[int] = []  # the one that has the stream
         threads = [threading.Thread(target=ask, args=(kind,)) for kind in ("greedy", "choices")]
 
         def lose() -> None:
+            lost.append(int(of_each(client, "prefix_tokens_queried_total")[1] > before[1]))
             for thread in threads:
                 thread.start()
             broken.set()
-            kill(engine.parts[0])
+            kill(engine.parts[lost[0]])
 
         assert events(client, PATH, long, 3, lose, most=40) == undisturbed
+        left = 1 - lost[0]
         for thread in threads:
             thread.join()
         assert found == {kind: sorted(expected[kind], key=_choice) for kind in found}
-        assert "goes on at replica 1, since" in caplog.text
+        assert f"goes on at replica {left}, since" in caplog.text
         health = client.get("/health")
-        assert (health.status_code, [one["live"] for one in health.json()["replicas"]]) == (200, [False, True])
-        refused = client.get("/watch?replica=0")
+        assert (health.status_code, [one["live"] for one in health.json()["replicas"]]) == (200, [left == 0, left == 1])
+        refused = client.get(f"/watch?replica={lost[0]}")
         assert (refused.status_code, "died 5 times" in refused.text) == (503, True)
         with client.stream("GET", "/watch") as watching:
             lines = watching.iter_lines()
-            assert (next(lines), '"replica":1' in next(lines)) == ("event: hello", True)
+            assert (next(lines), f'"replica":{left}' in next(lines)) == ("event: hello", True)
         with client.stream("POST", PATH, json=long | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
-            kill(engine.parts[1])
+            kill(engine.parts[left])
             assert "died 5 times in a row: start it again" in "".join(lines)
         assert client.post(PATH, json=CHAT).status_code == 503
     engine.stop()

@@ -235,6 +235,11 @@ def with_guesser(tensors: Mapping[str, np.ndarray], layers: int) -> dict[str, np
     return {renamed[name] if name.startswith("mtp.") else name: tensor for name, tensor in tensors.items()}
 
 
+def exponential(values: np.ndarray) -> np.ndarray:
+    """float32, rounded from float64 as by `RawTensor.exponential`."""
+    return np.exp(values.astype(np.float64)).astype(np.float32)
+
+
 def tiled(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Qwen3.5's: heads of v in turn for each head of k, the decays themselves, and whole factors of norms."""
     keys, heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
@@ -258,7 +263,7 @@ def tiled(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[
         elif name.endswith("norm.weight") and part != "norm.weight":
             tensor = tensor + np.float32(1)
         if part == "A_log":
-            name, tensor = name.replace("A_log", "decay.ssm_a"), -np.exp(tensor)
+            name, tensor = name.replace("A_log", "decay.ssm_a"), -exponential(tensor)
         found[name.replace("dt_bias", "dt.bias")] = tensor
     return found
 
@@ -328,7 +333,7 @@ def mamba(tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> dict[
     for name, tensor in tensors.items():
         inner, _, part = name.rpartition(".")
         if part == "A_log":
-            name, tensor = f"{inner}.decay.ssm_a", -np.exp(tensor)[:, None]
+            name, tensor = f"{inner}.decay.ssm_a", -exponential(tensor)[:, None]
         elif part == "D":
             name, tensor = f"{inner}.decay.ssm_d", tensor[:, None]
         elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):

@@ -54,7 +54,7 @@ test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software 
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
 
 test-arm: $(VENV)/installed-dev  ## kernels cross-compiled for ARM and run under emulation (g++-aarch64-linux-gnu, qemu-user); a minute
-	tools/arm_root.sh build/arm pytest
+	PATH="$(CURDIR)/$(BIN):$$PATH" tools/arm_root.sh build/arm pytest
 	TWOSTROKE_ARM_ROOT=$(CURDIR)/build/arm $(BIN)/python -m pytest tests/software/test_neon.py -k emulation
 
 test-sanitizers: $(VENV)/installed-dev  ## kernels under AddressSanitizer, UBSan and ThreadSanitizer; 10 minutes

@@ -30,7 +30,9 @@ def answer(wheel: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
 
 def emulated_answer(wheel: Path, root: Path) -> subprocess.CompletedProcess[str]:
     """The same with Python for arm64, under emulation."""
-    subprocess.run([Path(__file__).with_name("arm_root.sh"), root, wheel], check=True, stdout=subprocess.DEVNULL)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # its pip
+    script = [Path(__file__).with_name("arm_root.sh"), root, wheel]
+    subprocess.run(script, env=os.environ | {"PATH": path}, check=True, stdout=subprocess.DEVNULL)
     command = ["qemu-aarch64", "-L", str(root), str(root / "usr/bin/python3.11"), "-m", "twostroke", *ASK]
     environment = os.environ | {"PYTHONPATH": str(root / "site")}
     return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)

@@ -12,10 +12,15 @@ from twostroke.models.checkpoints.pooling import Pooling
 
 @dataclass(frozen=True)
 class TextClass:
-    """What a model says of a text."""
+    """What a model says of a text.
 
-    label: str  # the class with the largest score
-    scores: dict[str, float]  # by label: probabilities, or the logits themselves of a model for regression
+    Attributes:
+        label: the class with the largest score.
+        scores: by label: probabilities, or the logits themselves of a model for regression.
+    """
+
+    label: str
+    scores: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,20 @@ class Decoding(Iterator[Token]):
 
 @dataclass(frozen=True)
 class Output:
-    """One choice of a completion."""
+    """One choice of a completion.
 
-    text: str  # its text, without stop strings and special tokens
-    tokens: list[Token]  # its tokens, with the one that ended it
-    # "stop" (an ending token or a stop string), "length" (`max_tokens`, or no room for more), or None if the request
-    # was cancelled
+    Attributes:
+        text: its text, without stop strings and special tokens.
+        thought: what the model thought before it, where `chat` or a server has set that apart; else "".
+        tokens: its tokens, with the one that ended it.
+        finish_reason: "stop" (an ending token or a stop string), "length" (`max_tokens`, or no room for more), or None
+            if the request was cancelled.
+    """
+
+    text: str
+    tokens: list[Token]
     finish_reason: str | None
-    thought: str = ""  # what the model thought before it, where `chat` or a server has set that apart; else ""
+    thought: str = ""
 
 
 @dataclass(frozen=True)

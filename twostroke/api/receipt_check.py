@@ -23,11 +23,17 @@ GUESSES = 64  # tokens that a pass of a check enters
 
 @dataclass(frozen=True)
 class ReceiptCheck:
-    """What a check of a receipt found."""
+    """What a check of a receipt found.
 
-    wrong: str | None  # what is not as the receipt says, a sentence; None if all of it is: "the same bits"
-    sealed: bool | None  # whether one of this user's keys made the seal; None for a receipt without one
-    seconds: float | None = None  # what computing took; None if it did not come to that
+    Attributes:
+        wrong: what is not as the receipt says, a sentence; None if all of it is: "the same bits".
+        sealed: whether one of this user's keys made the seal; None for a receipt without one.
+        seconds: what computing took; None if it did not come to that.
+    """
+
+    wrong: str | None
+    sealed: bool | None
+    seconds: float | None = None
 
 
 def verify(llm: LLM, receipt: Receipt, remake: Remake | None = None) -> ReceiptCheck:

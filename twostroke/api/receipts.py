@@ -37,24 +37,35 @@ LEFT_OUT = ("constraint", "reader", "n", "prompt_logprobs", "logprobs")  # optio
 
 @dataclass(frozen=True)
 class Receipt:
-    """What can be checked of one answer."""
+    """What can be checked of one answer.
 
-    model: str  # what the model is called; backend: what computed it. For readers alone.
+    Attributes:
+        model: what the model is called; backend: what computed it. For readers alone.
+        identity: of weights and arithmetic: equal identities give equal bits.
+        prompt: its token ids, chat template and all; prompt_digest: theirs.
+        options: the sampling parameters that differ from the defaults, and the seed; "grammar": what the grammar of the
+            answer is made of; "thought": where a grammar, a budget or stop strings begin, and how a thought is marked;
+            "choice": which of several answers it is, if not the first; "max_tokens": of an answer that was cut, where.
+            options_digest: theirs.
+        tokens: the answer's ids, the one that ended it included.
+        finish_reason: "stop" or "length".
+        logprobs: a digest of the log-probabilities of each `STRETCH` tokens.
+        made_at: in seconds since 1970.
+        seal: a keyed hash over all of it; None if its maker has no key.
+    """
+
+    model: str
     backend: str
-    identity: str  # of weights and arithmetic: equal identities give equal bits
-    prompt: tuple[int, ...]  # its token ids, chat template and all; prompt_digest: theirs
+    identity: str
+    prompt: tuple[int, ...]
     prompt_digest: str
-    # the sampling parameters that differ from the defaults, and the seed; "grammar": what the grammar of the answer is
-    # made of; "thought": where a grammar, a budget or stop strings begin, and how a thought is marked; "choice": which
-    # of several answers it is, if not the first; "max_tokens": of an answer that was cut, where. options_digest:
-    # theirs.
     options: dict[str, Any]
     options_digest: str
-    tokens: tuple[int, ...]  # the answer's ids, the one that ended it included
-    finish_reason: str  # "stop" or "length"
-    logprobs: tuple[str, ...]  # a digest of the log-probabilities of each `STRETCH` tokens
-    made_at: int  # in seconds since 1970
-    seal: str | None = None  # a keyed hash over all of it; None if its maker has no key
+    tokens: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[str, ...]
+    made_at: int
+    seal: str | None = None
 
     @classmethod
     def of(cls, llm: LLM, prompt: Sequence[int], request: Request, tokens: Sequence[Token]) -> "Receipt":

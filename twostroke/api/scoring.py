@@ -32,11 +32,17 @@ PromptScores = tuple[TokenScore | None, ...]  # of every token of a prompt; None
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a continuation is."""
+    """How likely a continuation is.
 
-    tokens: list[int]  # its token ids
-    logprobs: list[float]  # the log-probability of each, in nats, given the prompt and the tokens before it
-    greedy: bool  # whether greedy decoding after the prompt would have written exactly these tokens
+    Attributes:
+        tokens: its token ids.
+        logprobs: the log-probability of each, in nats, given the prompt and the tokens before it.
+        greedy: whether greedy decoding after the prompt would have written exactly these tokens.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    greedy: bool
 
     @property
     def sum(self) -> float:

@@ -18,16 +18,20 @@ Extension = Callable[[str], tuple[KVCache, list[int]]]  # what is to be extended
 
 @dataclass(frozen=True)
 class Overflow(Checked):
-    """The rule that keeps a conversation within the context."""
+    """The rule that keeps a conversation within the context.
 
-    # "refuse": the turn raises ContextLengthExceeded. "drop": the oldest turns go, whole, and what is left is computed
-    # anew behind the system message. "window": KV entries stay, those of the system message, the first `sinks` and the
-    # last ones (`window`); where positions end, as "drop".
+    Attributes:
+        when_full: "refuse": the turn raises ContextLengthExceeded. "drop": the oldest turns go, whole, and what is left
+            is computed anew behind the system message. "window": KV entries stay, those of the system message, the
+            first `sinks` and the last ones (`window`); where positions end, as "drop".
+        sinks: see "window".
+        passage_budget: how many tokens the passages of a message may take together (`fitting.cut_passages`).
+    """
+
     when_full: str = text(
         "refuse", choices=("refuse", "drop", "window"), help="A turn without room: refuse it, drop turns, or keep KV."
     )
-    sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")  # see "window"
-    # how many tokens the passages of a message may take together (`fitting.cut_passages`)
+    sinks: int = integer(4, least=0, help="First KV entries that a window keeps besides the last ones.")
     passage_budget: int | None = integer(None, least=0, help="Most tokens that the passages of a message may take.")
 
 
@@ -42,14 +46,20 @@ class Turn(NamedTuple):
 
 
 def fit_turn(
-    llm: LLM,  # the model
-    overflow: Overflow,  # what to do
-    turn: Turn,  # all of the conversation
-    params: SamplingParams,  # parameters of the reply, for which room is left
-    # finds what to extend for another prompt of the conversation
+    llm: LLM,
+    overflow: Overflow,
+    turn: Turn,
+    params: SamplingParams,
     extension: Callable[[str], tuple[KVCache, list[int]]],
 ) -> Turn:
     """Return the turn, with less before it if it does not fit.
+
+    Args:
+        llm: the model.
+        overflow: what to do.
+        turn: all of the conversation.
+        params: parameters of the reply, for which room is left.
+        extension: finds what to extend for another prompt of the conversation.
 
     Raises ContextLengthExceeded if the turn has no room even alone.
     """

@@ -15,6 +15,7 @@ from twostroke.kv import spans
 from twostroke.kv.entries import EntryTable, StateSnapshot, snapshot_before
 from twostroke.kv.page_contents import read_entries, reading
 from twostroke.kv.pool import PagePool
+from twostroke.models.formats.tensor import exponential
 from twostroke.models.layer_groups import EntryKind
 from twostroke.models.recurrent import LinearAttention, RecurrentMixer
 
@@ -174,20 +175,16 @@ def _write_states(pool: PagePool, states: dict[int, LayerState]) -> np.ndarray:
 def _advanced(state: RecurrentMixer, before: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The state after rows [n, row_values]: its decay to their end, plus the decayed products of k and u.
 
-    The same bits on every processor: in float32 NumPy's `exp` and `einsum` have other last bits on others.
+    Row after row, for the same bits on every processor: NumPy's `einsum` has other last bits on others.
     """
     keys, written, decays = split_rows(state, rows)
-    left = _exp(decays[-1] - decays)  # [n, heads of v]
+    left = exponential(decays[-1] - decays)  # [n, heads of v]
     count = state.num_v_heads // state.num_k_heads
     keys = (np.tile(keys, (1, count, 1)) if state.tiled else keys.repeat(count, 1)) * left[:, :, None]
-    after = before * _exp(decays[-1])[:, None, None]
+    after = before * exponential(decays[-1])[:, None, None]
     for key, u in zip(keys, written, strict=True):
         after += key[:, :, None] * u[:, None, :]
     return after
-
-
-def _exp(x: np.ndarray) -> np.ndarray:
-    return np.exp(x.astype(np.float64)).astype(np.float32)
 
 
 def split_rows(state: RecurrentMixer, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,6 +15,11 @@ from twostroke.system.mapped_files import drop_resident
 CHUNK_ELEMENTS = 1 << 20  # elements decoded at a time: temporaries take a few MB for tensors of any size
 
 
+def exponential(values: np.ndarray) -> np.ndarray:
+    """e to float32 values. NumPy's own function of float32 has other last bits on other processors."""
+    return np.exp(values.astype(np.float64)).astype(np.float32)
+
+
 @dataclass(frozen=True, eq=False)
 class RawTensor:
     """A stored tensor: `data` is uint8 of shape (rows, row_bytes), with rows over all but the last axis of `shape`.
@@ -93,8 +98,8 @@ class RawTensor:
         return replace(self, format="F32", data=values.astype(np.float32).view(np.uint8).reshape(1, -1))
 
     def exponential(self) -> RawTensor:
-        """The vector with e to its values. NumPy's function of float32 has other last bits on other processors."""
-        return self.with_floats(np.exp(self.dequantize().astype(np.float64)))
+        """The vector with e to its values."""
+        return self.with_floats(exponential(self.dequantize()))
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         """The values in order, in chunks: (index of the chunk's first value, float32 values)."""

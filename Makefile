@@ -53,8 +53,11 @@ coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a 
 test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes; SOFTWARE=neon: of ARM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
 
-test-arm: $(VENV)/installed-dev  ## kernels cross-compiled for ARM and run under emulation (g++-aarch64-linux-gnu, qemu-user); a minute
+build/arm/made: $(VENV)/installed-dev tools/arm_root.sh pyproject.toml
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/arm_root.sh build/arm pytest
+	@touch $@
+
+test-arm: build/arm/made  ## kernels cross-compiled for ARM and run under emulation (g++-aarch64-linux-gnu, qemu-user); a minute
 	TWOSTROKE_ARM_ROOT=$(CURDIR)/build/arm $(BIN)/python -m pytest tests/software/test_neon.py -k emulation
 
 test-sanitizers: $(VENV)/installed-dev  ## kernels under AddressSanitizer, UBSan and ThreadSanitizer; 10 minutes

@@ -1,5 +1,6 @@
 """The server's page in Debian's Chromium, over a tiny model that a grammar tells what to write."""
 
+import contextlib
 import json
 import shutil
 import time
@@ -105,7 +106,14 @@ class Screen:
 
 
 @pytest.fixture
-def open_page(browser: Any) -> Generator[Callable[..., Screen]]:
+def servers() -> Generator[contextlib.ExitStack]:
+    """What a test starts beside the server of this folder: it ends after the pages, which ask it to their end."""
+    with contextlib.ExitStack() as started:
+        yield started
+
+
+@pytest.fixture
+def open_page(browser: Any, servers: contextlib.ExitStack) -> Generator[Callable[..., Screen]]:
     """A function that opens a server's page in a browser without a past; no script may have failed in the end."""
     contexts: list[Any] = []
     screens: list[Screen] = []

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -375,29 +376,29 @@ def test_the_server_goes_and_comes_back(open_page: Callable[..., Screen], tiny_d
     screen.complaints.clear()  # the browser's, about calls that nobody answered
 
 
-def test_a_key(open_page: Callable[..., Screen], tiny_directory: Callable[[str], Path]) -> None:
+def test_a_key(open_page: Callable[..., Screen], servers: ExitStack, tiny_directory: Callable[[str], Path]) -> None:
     llm = LLM(str(tiny_directory("llama")), kv_bytes=4 << 20, threads=1)
-    with serving(llm, api_key="open sesame") as running:
-        screen = open_page(running.url, wait=False)
-        dialog = screen.find("#key-dialog")
-        dialog.wait_for()
-        for _ in range(3):
-            screen.page.keyboard.press("Escape")
-        dialog.wait_for()
-        for key, told in (("wrong", True), ("open sesame", False)):
-            screen.page.fill("#key", key)
-            screen.page.press("#key", "Enter")
-            if told:
-                screen.find("#key-wrong").wait_for()
-        screen.page.wait_for_selector("#link:text('Connected')")
-        screen.say("let in")
-        screen.ask("May I?")
-        assert screen.find(".markdown").text_content() == "let in"
-        screen.page.reload()
-        screen.page.wait_for_selector("#link:text('Connected')")
-        assert screen.page.evaluate("[sessionStorage.length, JSON.stringify(localStorage).includes('sesame')]") == [
-            1,
-            False,
-        ]
-        screen.page.goto("about:blank")
+    running = servers.enter_context(serving(llm, api_key="open sesame"))
+    screen = open_page(running.url, wait=False)
+    dialog = screen.find("#key-dialog")
+    dialog.wait_for()
+    for _ in range(3):
+        screen.page.keyboard.press("Escape")
+    dialog.wait_for()
+    for key, told in (("wrong", True), ("open sesame", False)):
+        screen.page.fill("#key", key)
+        screen.page.press("#key", "Enter")
+        if told:
+            screen.find("#key-wrong").wait_for()
+    screen.page.wait_for_selector("#link:text('Connected')")
+    screen.say("let in")
+    screen.ask("May I?")
+    assert screen.find(".markdown").text_content() == "let in"
+    screen.page.reload()
+    screen.page.wait_for_selector("#link:text('Connected')")
+    assert screen.page.evaluate("[sessionStorage.length, JSON.stringify(localStorage).includes('sesame')]") == [
+        1,
+        False,
+    ]
+    screen.page.goto("about:blank")
     screen.complaints.clear()  # the browser's, about answers with 401

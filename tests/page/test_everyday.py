@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,12 @@ def test_keys(screen: Screen) -> None:
 
 
 def test_thoughts_are_folded(
-    open_page: Callable[..., Screen], tiny_directory: Callable[[str], Path], tmp_path: Path
+    open_page: Callable[..., Screen], servers: ExitStack, tiny_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
     llm = LLM(str(thinking_model(tiny_directory("llama"), tmp_path, "switch")), kv_bytes=4 << 20, threads=1)
     write(llm, "<think>first this, then that</think>So it is.")
-    with serving(llm) as server:
-        thoughts_are_folded(open_page(server.url))
+    server = servers.enter_context(serving(llm))
+    thoughts_are_folded(open_page(server.url))
 
 
 def thoughts_are_folded(screen: Screen) -> None:

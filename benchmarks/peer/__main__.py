@@ -13,6 +13,7 @@ import typer
 from benchmarks.peer.engines import ENGINES
 from benchmarks.peer.environments import ROOT, CannotSetUp, ensure_environment
 from benchmarks.peer.figures import DEFINITIONS
+from benchmarks.peer.random_shapes import SHAPES
 from benchmarks.peer.report import record, table
 from benchmarks.peer.turns import Workload, compare
 from benchmarks.peer.weights import ensure_weights
@@ -23,12 +24,13 @@ from twostroke.system.machine import describe as describe_machine
 
 WORK = home() / "peers"
 ALL = ",".join(ENGINES)
+KNOWN = {**CATALOG, **SHAPES}
 MODELS = "smollm2-135m,qwen2.5-coder-0.5b,qwen2.5-coder-1.5b"
 PRESETS = (Workload("batch", 256, 64, batch=8), Workload("long", 8000, 32))
 
 app = typer.Typer(help="Compare engines side by side on this machine.", no_args_is_help=True, add_completion=False)
 Engines = Annotated[str, typer.Option(help="Names separated by commas.")]
-Models = Annotated[str, typer.Option(help="Names in the catalog, separated by commas.")]
+Models = Annotated[str, typer.Option(help="Names in the catalog or of random_shapes.py, separated by commas.")]
 Work = Annotated[Path, typer.Option(help="Folder of environments, weights and logs.")]
 
 
@@ -59,7 +61,7 @@ def setup(engines: Engines = ALL, models: Models = MODELS, work: Work = WORK) ->
         try:
             say(f"{name}: installing")
             ensure_environment(ENGINES[name], work)
-            for model in names(models, CATALOG):
+            for model in names(models, KNOWN):
                 say(f"{name}: {model}")
                 ensure_weights(ENGINES[name], model, work)
         except (CannotSetUp, TwostrokeError) as error:
@@ -87,7 +89,7 @@ def run(
     """Measure engines in turn, print a table for each model and workload, and save the raw numbers."""
     known = {one.name: one for one in (Workload("single", prompt_tokens, output_tokens, batch), *PRESETS)}
     chosen, work = names(engines, ENGINES), work.expanduser().resolve()
-    todo = [(model, known[name]) for model in names(models, CATALOG) for name in names(workloads, known)]
+    todo = [(model, known[name]) for model in names(models, KNOWN) for name in names(workloads, known)]
     from benchmarks.peer.bandwidth import memory_read  # imports PyTorch, which --help must not need
 
     read = memory_read(threads)

@@ -15,7 +15,7 @@ from benchmarks.peer.engines import ENGINES
 from benchmarks.peer.environments import CannotSetUp, ensure_environment
 from benchmarks.peer.figures import Rates, rates, turn_order
 from benchmarks.peer.protocol import Job, Options
-from benchmarks.peer.weights import ensure_weights
+from benchmarks.peer.weights import catalog, ensure_weights
 from twostroke.errors import TwostrokeError
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
@@ -73,8 +73,8 @@ Say = Callable[[str], None]
 class PromptSource:
     """Random tokens, fresh for every round, so that no cache of an engine helps in the next."""
 
-    def __init__(self, model: str) -> None:
-        checkpoint = open_checkpoint(model)
+    def __init__(self, model: str, work: Path) -> None:
+        checkpoint = open_checkpoint(catalog(model, work))
         tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), list(tokenizer.special_ids))
         self._ordinary = ordinary[ordinary < checkpoint.config.vocab_size]
@@ -101,7 +101,7 @@ def compare(
 
     Raises TwostrokeError if the model is not available, or its context is too short for the workload.
     """
-    prompts = PromptSource(model)
+    prompts = PromptSource(model, work)
     context = workload.prompt_tokens + workload.output_tokens
     if context > prompts.longest:
         raise TwostrokeError(f"{model} has {prompts.longest} positions, and {workload.name} needs {context}")

@@ -1,7 +1,7 @@
 """A model of the catalog in the forms that engines read. All are made from the same GGUF file, and kept.
 
 `catalog` is for our engine, which opens the GGUF by name. `safetensors` has its dequantized values in bfloat16.
-`openvino` is int4 made from those.
+`openvino` is int4 made from those. Models with random weights (random_shapes.py) are GGUF files only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.peer.engines import ENGINES, Engine
 from benchmarks.peer.environments import CannotSetUp, ensure_environment, log_file, python, run
+from benchmarks.peer.random_shapes import SHAPES
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.fetch import fetch
 
@@ -27,15 +28,26 @@ def ensure_weights(engine: Engine, model: str, work: Path) -> str:
 
 
 def catalog(model: str, work: Path) -> str:
-    gguf(model, work)
-    return model
+    path = gguf(model, work)
+    return path if model in SHAPES else model
 
 
 def gguf(model: str, work: Path) -> str:
-    return str(fetch(CATALOG[model]))
+    if model not in SHAPES:
+        return str(fetch(CATALOG[model]))
+
+    def make(directory: Path) -> None:
+        from benchmarks.peer.random_gguf import write_random  # needs gguf, which --help must not
+
+        directory.mkdir()
+        write_random(SHAPES[model], directory / f"{model}.gguf")
+
+    return str(Path(once(work / "models" / model / "gguf", make)) / f"{model}.gguf")
 
 
 def safetensors(model: str, work: Path) -> str:
+    if model in SHAPES:
+        raise CannotSetUp("there is only a GGUF file with random weights")
     maker = ENGINES["transformers"]
 
     def make(directory: Path) -> None:
@@ -84,5 +96,7 @@ def once(directory: Path, make: Callable[[Path], None]) -> str:
 
 def describe(engine: Engine, model: str) -> str:
     """The weights in words."""
+    if model in SHAPES:
+        return engine.weights.format(quantization=SHAPES[model].quantization)
     found = re.search(r"[-.](q\d\w*)\.gguf$", CATALOG[model].file, re.IGNORECASE)
     return engine.weights.format(quantization=found[1].upper() if found else "").strip()

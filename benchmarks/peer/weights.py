@@ -1,7 +1,7 @@
 """A model of the catalog in the forms that engines read. All are made from the same GGUF file, and kept.
 
 `catalog` is for our engine, which opens the GGUF by name. `safetensors` has its dequantized values in bfloat16.
-`openvino` is int4 made from those. Models with random weights (random_shapes.py) are GGUF files only.
+`openvino` and `onnx` are int4 made from those. Models with random weights (random_shapes.py) are GGUF files only.
 """
 
 from __future__ import annotations
@@ -73,11 +73,30 @@ def openvino(model: str, work: Path) -> str:
     return once(work / "models" / model / "openvino-int4", make)
 
 
+def onnx(model: str, work: Path) -> str:
+    maker = ENGINES["onnxruntime-genai"]
+
+    def make(directory: Path) -> None:
+        ensure_environment(maker, work)
+        command = [str(python(maker, work)), "-m", "onnxruntime_genai.models.builder", "--precision", "int4"]
+        command += ["--input", safetensors(model, work), "--output", str(directory), "--execution_provider", "cpu"]
+        command += [
+            "--cache_dir",
+            str(work / "onnx-cache"),
+            "--extra_options",
+            "prune_lm_head=true",
+        ]  # int8 activations: the default
+        run(command, log_file(work, f"onnx-{model}"))
+
+    return once(work / "models" / model / "onnx-int4", make)
+
+
 FORMS: dict[str, Callable[[str, Path], str]] = {
     "catalog": catalog,
     "gguf": gguf,
     "safetensors": safetensors,
     "openvino": openvino,
+    "onnx": onnx,
 }
 
 

@@ -22,9 +22,11 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton, which transformers does
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from httpx import _config as httpx_defaults  # pyright: ignore[reportPrivateUsage]
 from hypothesis import HealthCheck, settings
 
 from tests.kv.counts import check_counts
+from tests.patience import PATIENCE_S
 from tests.software import kernels
 from tests.thinning import thin
 from tests.tiny import FAMILIES, write_model
@@ -75,7 +77,9 @@ PASSED = pytest.StashKey[bool]()
 PagePool.max_elsewhere = 1 << 16  # to clear the books of a million pages takes a third of the time to open a model
 MODULES = itertools.count(1)
 
-# A busy machine must not fail a property.
+# A busy machine must not fail a property, nor a client that leaves its patience to httpx, which has five seconds.
+for what in ("connect", "read", "write", "pool"):
+    setattr(httpx_defaults.DEFAULT_TIMEOUT_CONFIG, what, PATIENCE_S)
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", settings.get_profile("quiet"), max_examples=1000)
 settings.load_profile("quiet")

@@ -12,6 +12,8 @@ import pytest
 import typer
 from typer.testing import Result
 
+from tests.cli.test_serve import MAIN, PAUSES
+from tests.patience import PATIENCE_S
 from twostroke.cli import parsers
 from twostroke.cli.app import app
 
@@ -40,7 +42,7 @@ def test_help_shows_defaults_as_a_person_writes_them(command: tuple[str, ...], r
 
 def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:
     command = [
-        *TWOSTROKE,
+        *(sys.executable, "-c", PAUSES + MAIN),
         "generate",
         "-m",
         tiny,
@@ -58,7 +60,7 @@ def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:
         assert process.stdout is not None
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        err: Any = process.communicate(timeout=60)[1]
+        err: Any = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130
     assert b"Traceback" not in err
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Serving, eventually, serving
 from twostroke.api.llm import LLM
 from twostroke.system.extras import install_command
@@ -161,9 +162,9 @@ def test_ctrl_c_gives_the_report_so_far(server: Serving) -> None:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, **default) as process:
         try:
-            eventually(lambda: read_done(server) > before + 20, 40)
+            eventually(lambda: read_done(server) > before + 20)
             os.kill(process.pid, signal.SIGINT)
-            out, errors = process.communicate(timeout=40)
+            out, errors = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()  # else a failing test would wait for 100,000 requests
     assert process.returncode == 130, errors

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from tests.cli.test_serve import MAIN, PAUSES
+from tests.patience import PATIENCE_S
 from tests.thinking import thinking_model, write
 from twostroke.api.conversation import Conversation
 from twostroke.api.llm import LLM
@@ -203,8 +204,8 @@ def test_bad_input_is_told_in_a_line(
 
 
 def test_ctrl_c_stops_a_reply_and_the_conversation_goes_on(tiny: str) -> None:
-    command = [sys.executable, "-m", "twostroke", "chat", "-m", tiny, "--max-tokens", "1900", "--json", "--ignore-eos"]
-    command += ["--threads", "1"]
+    command = [sys.executable, "-c", PAUSES + MAIN, "chat", "-m", tiny, "--threads", "1"]
+    command += ["--max-tokens", "1900", "--json", "--ignore-eos"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ) as process:
         assert process.stdin is not None
@@ -213,9 +214,8 @@ def test_ctrl_c_stops_a_reply_and_the_conversation_goes_on(tiny: str) -> None:
         process.stdin.flush()
         process.stderr.readline()  # the warning that PyTorch computes this, slowly
         process.stderr.read(1)  # the reply has begun (--json sends it to stderr)
-        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(b"/quit\n", timeout=60)
+        out, err = process.communicate(b"/quit\n", timeout=PATIENCE_S)
     assert process.returncode == 0, err.decode()
     facts = json.loads(out.splitlines()[-1])
     turn = facts["turns"][0]

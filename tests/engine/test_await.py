@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from twostroke.api.llm import LLM
 from twostroke.engine.engine_thread import EngineThread, Update
 from twostroke.engine.request import Request
@@ -159,6 +160,6 @@ def test_the_engines_thread_wakes(llm: LLM) -> None:
     thread.start()
     thread.submit(request(llm, [future], seen), None)
     threading.Timer(0.05, future.set_result, [1]).start()
-    assert done.wait(20)
+    assert done.wait(PATIENCE_S)
     thread.stop()
     assert seen == [1]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tiered import PAGE_BYTES, Opener, lower, over, without_tiers
 from tests.kv.tiers.memory_store import MemoryStore, Pages
+from tests.patience import PATIENCE_S
 from tests.thinning import examples
 from tests.watching import Answer, answers
 from twostroke.api.async_llm import AsyncLLM
@@ -140,7 +141,7 @@ def test_steps_go_on_while_pages_come(opener: Opener) -> None:
     disk, gate = MemoryStore("disk", pages), threading.Event()
     llm = opener(Tiers(disk=disk))
     disk.threads.clear()
-    disk.before = lambda what: what != "read" or gate.wait(20)
+    disk.before = lambda what: what != "read" or gate.wait(PATIENCE_S)
     waiting, other = llm.request(PROMPTS[0], PARAMS), llm.request(list(range(300, 330)), PARAMS)
     llm.engine.config = SchedulerConfig(max_running=1)
     llm.engine.submit(waiting)
@@ -167,7 +168,7 @@ def test_a_bad_store_costs_time_only(opener: Opener, fault: str) -> None:
     def trouble(what: str) -> None:
         if what == "read":
             if fault == "slow":
-                gate.wait(20)
+                gate.wait(PATIENCE_S)
             elif fault == "lost":
                 for key in list(pages)[4:]:
                     pages.pop(key, None)
@@ -192,10 +193,10 @@ def test_cancelled_while_loading(opener: Opener, again_at_once: bool) -> None:
     opener.opened[0].tiers.flush()
     disk, gate, inside = MemoryStore("disk", pages), threading.Event(), threading.Event()
     llm = opener(Tiers(disk=disk))
-    disk.before = lambda what: what != "read" or inside.set() or gate.wait(20)
+    disk.before = lambda what: what != "read" or inside.set() or gate.wait(PATIENCE_S)
     request = llm.engine.submit(llm.request(PROMPTS[0], PARAMS))
     llm.engine.step()
-    assert inside.wait(20)
+    assert inside.wait(PATIENCE_S)
     llm.engine.cancel(request)
     assert llm.pool.num_used > 0  # the frames that the thread reads into
     again = llm.engine.submit(llm.request(PROMPTS[0], PARAMS)) if again_at_once else None

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
-
-PATIENCE_S = 60  # of a busy machine; nothing waits so long that comes true
 
 
 @pytest.fixture(scope="package")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.page.conftest import Screen
+from tests.ports import kept_port
 from tests.server.conftest import Serving, eventually, serving
 from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
@@ -355,9 +356,12 @@ def test_reload(screen: Screen) -> None:
     assert titles.all_text_contents() == ["a second one"]
 
 
-def test_the_server_goes_and_comes_back(open_page: Callable[..., Screen], tiny_directory: Any) -> None:
+def test_the_server_goes_and_comes_back(
+    open_page: Callable[..., Screen], servers: ExitStack, tiny_directory: Any
+) -> None:
     llm = LLM(str(tiny_directory("llama")), kv_bytes=4 << 20, threads=1)
-    with serving(llm) as first:
+    port = servers.enter_context(kept_port())
+    with serving(llm, port=port) as first:
         screen = open_page(first.url)
         screen.extra(LONG)
         screen.ask("go on", wait=False)
@@ -367,7 +371,7 @@ def test_the_server_goes_and_comes_back(open_page: Callable[..., Screen], tiny_d
     screen.page.wait_for_selector("#link.gone")
     screen.find("button:text('Answer again')").click()
     screen.page.wait_for_selector("text=No answer: the server cannot be reached.")
-    with serving(llm, port=int(first.url.rpartition(":")[2])):
+    with serving(llm, port=port):
         screen.page.wait_for_selector("#link:text('Connected')")
         screen.say("back again")
         screen.find("button:text('Answer again')").click()

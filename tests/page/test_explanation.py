@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.study.explain import test_page
 from twostroke.study.explain.explanation import Explanation
 from twostroke.study.explain.html_page import write_page
@@ -25,7 +26,7 @@ def opened(browser: Any, made: Explanation, tmp_path: Path) -> Iterator[Callable
     def open_page(name: str, **settings: Any) -> Any:
         contexts.append(browser.new_context(offline=True, **settings))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(15_000)
+        tab.set_default_timeout(1000 * PATIENCE_S)
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
         tab.goto(f"{(tmp_path / 'page.html').as_uri()}#{name}")

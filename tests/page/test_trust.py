@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tests.page.conftest import Screen
+from tests.ports import kept_port
 from tests.server.conftest import Serving, eventually, serving
 from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
@@ -196,11 +197,14 @@ def test_the_numbers_are_those_of_metrics(screen: Screen, server: Serving) -> No
         eventually(lambda: told()["running"] == "3" == counted()["running"])
         screen.page.wait_for_timeout(500)
         late = tab_beside(screen)
-        before, began = made(), late.page.evaluate("performance.now()")
-        late.page.wait_for_timeout(2500)
-        true = (made() - before) / (late.page.evaluate("performance.now()") - began) * 1e3
-        assert 0.4 * true < rate(late) < 2.5 * true
-        assert 0.4 * true < rate(screen) < 2.5 * true
+
+        def agree() -> bool:
+            before, began = made(), late.page.evaluate("performance.now()")
+            late.page.wait_for_timeout(2500)
+            true = (made() - before) / (late.page.evaluate("performance.now()") - began) * 1e3
+            return all(0.4 * true < rate(one) < 2.5 * true for one in (late, screen))
+
+        eventually(agree)  # a machine may stand still for a moment
         late.page.close()
         screen.page.click("#stop")
         eventually(lambda: told()["running"] == counted()["running"] == "2")
@@ -209,15 +213,18 @@ def test_the_numbers_are_those_of_metrics(screen: Screen, server: Serving) -> No
     screen.until("document.getElementById('rate-value').textContent === '0.0'")
 
 
-def test_the_numbers_of_a_server_that_comes_back(open_page: Callable[..., Screen], tiny_directory: Any) -> None:
+def test_the_numbers_of_a_server_that_comes_back(
+    open_page: Callable[..., Screen], servers: ExitStack, tiny_directory: Any
+) -> None:
     llm = LLM(str(tiny_directory("llama")), kv_bytes=4 << 20, threads=1)
-    with serving(llm) as first:
+    port = servers.enter_context(kept_port())
+    with serving(llm, port=port) as first:
         screen = open_page(first.url)
         screen.page.wait_for_selector("#running-value:text('0')")
     screen.page.wait_for_selector("#link.gone")
     for name in COUNTS:
         screen.page.wait_for_selector(f"#{name}-value:text('\u2013')")
-    with serving(llm, port=int(first.url.rpartition(":")[2])):
+    with serving(llm, port=port):
         screen.page.wait_for_selector("#running-value:text('0')")
         screen.page.goto("about:blank")
     screen.complaints.clear()  # the browser's, about calls that nobody answered

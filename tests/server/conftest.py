@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
 import os
 import threading
 import time
@@ -15,7 +17,9 @@ import openai
 import pytest
 import uvicorn
 
+from tests.patience import PATIENCE_S
 from tests.server.long_answers import unhurried
+from tests.server.loop_clock import LoopClock
 from tests.server.wire import over_the_wire
 from twostroke.api.llm import LLM
 from twostroke.server.app import create_app
@@ -50,10 +54,20 @@ class Serving:
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30)
+        return httpx.Client(base_url=self.url)
+
+    @contextlib.contextmanager
+    def leaving(self, body: dict[str, Any], path: str = "/v1/completions") -> Generator[None]:
+        """A call whose client goes at the end of the block, whatever has come of the answer."""
+        connection = http.client.HTTPConnection(self.url.partition("//")[2])
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        try:
+            yield
+        finally:
+            connection.close()
 
     @property
     def front(self) -> LLM:
@@ -66,7 +80,7 @@ class Serving:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
 
@@ -95,21 +109,21 @@ def started(server: HttpServer) -> tuple[threading.Thread, str]:
 
 
 @contextlib.contextmanager
-def client_of(server: HttpServer, patience_s: float = 30) -> Generator[httpx.Client]:
+def client_of(server: HttpServer) -> Generator[httpx.Client]:
     """A client of a server that runs in a thread."""
     thread, url = started(server)
     try:
-        with httpx.Client(base_url=url, timeout=60) as client:
+        with httpx.Client(base_url=url) as client:
             yield client
     finally:
         server.should_exit = True
-        thread.join(patience_s)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
+def eventually(condition: Callable[[], object]) -> None:
     """Wait until the condition holds, on a busy machine too."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "it did not come true in time"
         time.sleep(0.005)
@@ -128,6 +142,15 @@ def open_tiny(tiny_directory: Callable[[str], Path]) -> Callable[..., LLM]:
 def server(tiny_directory: Callable[[str], Path]) -> Iterator[Serving]:
     with serving(LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1)) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def loop_clock() -> Iterator[LoopClock]:
+    """The clock of all event loops of this process."""
+    clock = LoopClock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.BaseEventLoop, "time", lambda _: clock.now)
+        yield clock
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import anthropic
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server import scripted
 from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
@@ -30,7 +31,7 @@ HEADER = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; 
 
 @pytest.fixture(scope="module")
 def claude(server: Serving) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def prompt_of(http: httpx.Client, body: dict[str, Any]) -> int:
@@ -364,7 +365,7 @@ def test_other_errors(claude: anthropic.Anthropic, open_tiny: Callable[..., LLM]
     with serving(open_tiny(), api_key="secret", max_body_bytes=4000) as running:
 
         def client(**keys: Any) -> anthropic.Anthropic:
-            return anthropic.Anthropic(base_url=running.url, max_retries=0, timeout=30, **keys)
+            return anthropic.Anthropic(base_url=running.url, max_retries=0, timeout=PATIENCE_S, **keys)
 
         fields: Any = {"model": "tiny", "max_tokens": 3, "messages": MESSAGES}
         for keys in ({"api_key": "secret"}, {"auth_token": "secret", "api_key": None}):

@@ -1,5 +1,6 @@
 """/v1/contexts: a named beginning of prompts, held until it expires, and answers equal to those of whole prompts."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.methods.watching import needs_native
 from tests.server.conftest import Serving, eventually, serving
+from tests.server.loop_clock import LoopClock
 from twostroke.api.llm import LLM
 from twostroke.server.contexts.contexts import Contexts
 
@@ -300,20 +302,25 @@ class Asking:
 
 @needs_native
 @pytest.mark.parametrize("end", ["delete", "expire"])
-def test_a_context_ends_while_it_is_in_use(running: Serving, end: str) -> None:
+def test_a_context_ends_while_it_is_in_use(
+    running: Serving, end: str, loop_clock: LoopClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The request goes on, and the answer is the same; what it held is given back at its end."""
     body: Any = {"prompt": [5, 6], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
     with running.http() as http:
         expected = Asking(http, **body | {"prompt": [*IDS, 5, 6]}).rest()
-        put(running, name="mine", tokens=IDS, ttl=3600 if end == "delete" else 2.0)
+        put(running, name="mine", tokens=IDS, ttl=3600)
         cold(running)
         asking = Asking(http, context="mine", **body)
         if end == "delete":
             with running.http() as other:
                 assert other.delete("/v1/contexts/mine").status_code == 200
         else:
+            later = time.time() + 3601
+            monkeypatch.setattr("twostroke.server.contexts.context.time.time", lambda: later)
+            loop_clock.passes(3601)
             with running.http() as other:
-                eventually(lambda: other.get("/v1/contexts/mine").status_code == 404)
+                assert other.get("/v1/contexts/mine").status_code == 404
         cold(running)
         assert asking.rest() == expected
     eventually(lambda: running.llm.pool.num_copies == 0)
@@ -356,9 +363,9 @@ def test_the_limit_counts_what_is_being_computed(open_tiny: Callable[..., LLM]) 
 
 def test_a_client_that_goes_leaves_nothing(running: Serving) -> None:
     contexts: Contexts = running.server.config.app.state.contexts  # pyright: ignore
-    with running.llm.engine.lock, running.http() as http:
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/contexts", json={"tokens": IDS, "name": "mine"}, timeout=0.3)
+    with running.llm.engine.lock:
+        with running.leaving({"tokens": IDS, "name": "mine"}, "/v1/contexts"):
+            eventually(lambda: contexts.size)
         eventually(lambda: contexts.size == 0)
     assert contexts.all == []
     eventually(lambda: running.llm.engine.num_waiting + running.llm.engine.num_running == 0)

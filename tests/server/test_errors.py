@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Serving, asgi
 from twostroke.api.llm import LLM
 from twostroke.server.http.middleware import CallMiddleware
@@ -214,7 +215,7 @@ def test_no_websocket_passes_the_door() -> None:
 def test_raw_bytes(data: bytes, server: Serving) -> None:
     """After any bytes on a socket the server continues to work and loses no page."""
     port = int(server.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         connection.sendall(data)
     assert httpx.get(f"{server.url}/health").json()["in_flight"] == 0
 
@@ -234,6 +235,6 @@ NAMES = ["prompt", "max_tokens", "n", "stop", "seed", "logit_bias", "method", "r
 def test_junk_fields(body: dict[str, Any], server: Serving) -> None:
     """The result is an answer or a refusal, never a server error."""
     data = json.dumps({"prompt": "a", "max_tokens": 1, "timeout": 100, **body})
-    answer = httpx.post(f"{server.url}/v1/completions", content=data, headers=JSON, timeout=120)
+    answer = httpx.post(f"{server.url}/v1/completions", content=data, headers=JSON)
     assert answer.status_code in (200, 400, 404), answer.text
     assert httpx.get(f"{server.url}/health").json()["in_flight"] == 0

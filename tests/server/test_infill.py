@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.models.checkpoints.test_infill import QWEN
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Serving, serving
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
@@ -120,7 +121,7 @@ def test_infill(coder: Serving, local: LLM) -> None:
 
 
 def test_ollama(coder: Serving, local: LLM) -> None:
-    client = ollama.Client(host=coder.url, timeout=30)
+    client = ollama.Client(host=coder.url, timeout=PATIENCE_S)
     options = {"num_predict": 12, "temperature": 0.7, "seed": 3, "top_k": 0, "top_p": 1.0}
     whole = expected(local, PREFIX, SUFFIX).text
     assert client.generate("tiny", PREFIX, suffix=SUFFIX, options=options).response == whole

@@ -14,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import client_of, eventually
 from tests.server.long_answers import LONG
+from tests.server.loop_clock import LoopClock
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.server.http.loading import LoadingResponder
@@ -56,12 +58,12 @@ def served(llm: LLM, place: Place) -> Generator[Listener]:
         yield listener
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_S)
         listener.close()
 
 
 def at(path: Path) -> httpx.Client:
-    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://any.name", timeout=30)
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://any.name")
 
 
 def test_a_unix_socket(open_tiny: Callable[..., LLM], tmp_path: Path) -> None:
@@ -116,14 +118,14 @@ def test_tls(both: bool, open_tiny: Callable[..., LLM], pems: Path) -> None:
     context = ssl.create_default_context(cafile=str(pems / "a.crt"))
     with served(open_tiny(), place) as listener:
         assert listener.url.startswith("https://127.0.0.1:")
-        with httpx.Client(base_url=listener.url, verify=context, timeout=30) as http:
+        with httpx.Client(base_url=listener.url, verify=context) as http:
             assert http.post("/v1/completions", json=BODY).status_code == 200
             text = http.post("/v1/completions", json=BODY | {"stream": True, **LONG, "max_tokens": 400}).text
             assert text.endswith("[DONE]\n\n")
         with pytest.raises(httpx.HTTPError):
-            httpx.get(listener.url.replace("https", "http") + "/health", timeout=10)
+            httpx.get(listener.url.replace("https", "http") + "/health")
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            httpx.get(listener.url + "/health", timeout=10)
+            httpx.get(listener.url + "/health")
 
 
 def test_tls_while_loading(pems: Path) -> None:
@@ -155,10 +157,10 @@ def test_files_that_cannot_be_used(certificate: str | None, key: str | None, mes
         Place("127.0.0.1", 0, certificate=named[0], key=named[1]).open()
 
 
-def test_a_client_that_never_reads(native_directory: Path) -> None:
+def test_a_client_that_never_reads(native_directory: Path, loop_clock: LoopClock) -> None:
     """Its call ends, and its pages are free, also while it could still make tokens; who reads slowly stays."""
     llm = LLM(str(native_directory), kv_bytes=32 << 20, threads=1)
-    settings: Any = {"model_name": "tiny", "grace_s": 0.5, "write_timeout_s": 2.0}
+    settings: Any = {"model_name": "tiny", "grace_s": 0.5, "write_timeout_s": 1000.0}
     server = make_server(llm, Settings(**settings), "127.0.0.1", 0)
     engine = server._app.state.engine  # pyright: ignore[reportPrivateUsage]
     asked = b'{"prompt": "the", "max_tokens": 600, "ignore_eos": true, "n": 4, "stream": true, "logprobs": 5}'
@@ -178,14 +180,15 @@ def test_a_client_that_never_reads(native_directory: Path) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)  # for its connections
         with called():
             eventually(lambda: engine.in_flight == 4)
-            eventually(lambda: engine.in_flight == 0)
+            eventually(lambda: loop_clock.passes(100) or engine.in_flight == 0)
             eventually(lambda: llm.pool.num_used == llm.engine.cached_pages(llm.pool))
         with called() as slow:
             taken, slow_parts = slow.recv(1 << 13), 15
             while not taken.endswith(b"0\r\n\r\n"):
                 if slow_parts:  # meanwhile the system takes nothing more from the server
                     slow_parts -= not llm.engine.num_running
-                    time.sleep(0.2)
+                    loop_clock.passes(100)
+                    time.sleep(0.02)
                 part = slow.recv(1 << 13)
                 assert part, "a slow reader was cut off"
                 taken = taken[-64:] + part

@@ -1,18 +1,22 @@
 """Behaviour under load and at the end: queues, deadlines, disconnects, failures, shutdown."""
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import LOCAL, Serving, eventually, serving
 from tests.server.long_answers import LONG
+from tests.server.loop_clock import LoopClock
 from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.methods import METHODS, Method
@@ -60,7 +64,7 @@ def test_a_full_queue(open_tiny: OpenTiny) -> None:
             answer = http.post("/v1/completions", json={"prompt": "b"})
             assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
             assert int(answer.headers["retry-after"]) >= 1
-        waiting.join(20)
+        waiting.join()
         eventually(lambda: running.http().get("/health").json()["in_flight"] == 0)
         assert running.client.completions.create(model="tiny", prompt="b").choices
 
@@ -80,27 +84,23 @@ def test_deadline(stream: bool, open_tiny: OpenTiny) -> None:
 def test_a_client_that_goes(stream: bool, open_tiny: OpenTiny) -> None:
     """Waiting or running, streaming or not: the pages of a client that disconnects are free one step later."""
     with serving(open_tiny(max_running=1)) as running, begin(running) as other:
+        engine, body = running.llm.engine, {"prompt": "a", "stream": stream, **LONG}
         for _ in range(2):
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(
-                    f"{running.url}/v1/completions",
-                    json={"prompt": "a", "stream": stream, **LONG},
-                    timeout=httpx.Timeout(5, read=0.1),
-                )
-            eventually(lambda: running.llm.engine.num_waiting == 0, 2)
+            with running.leaving(body):
+                eventually(lambda: engine.num_waiting == 1)
+            eventually(lambda: engine.num_waiting == 0)
         other.close()
-        eventually(lambda: running.llm.engine.num_running == 0 and running.pages_used == 0, 2)
-        with pytest.raises(httpx.ReadTimeout):  # and one that runs
-            httpx.post(
-                f"{running.url}/v1/completions", json={"prompt": "a", **LONG}, timeout=httpx.Timeout(5, read=0.2)
-            )
-        eventually(lambda: running.llm.engine.num_running == 0 and running.pages_used == 0, 2)
+        eventually(lambda: engine.num_running == 0 and running.pages_used == 0)
+        with running.leaving(body):  # and one that runs
+            eventually(lambda: engine.num_running == 1)
+        eventually(lambda: engine.num_running == 0 and running.pages_used == 0)
 
 
 def test_idle_is_quiet(open_tiny: OpenTiny) -> None:
     """An idle server uses no processor time."""
     with serving(open_tiny()) as running:
         running.client.completions.create(model="tiny", prompt="a", max_tokens=2)
+        eventually(lambda: running.http().get("/health").json()["in_flight"] == 0)
         time.sleep(0.1)
         thread = next(t for t in threading.enumerate() if t.name == "engine")
         assert thread.native_id is not None
@@ -137,14 +137,16 @@ def test_a_crash_ends_its_own_request(crash: None, open_tiny: OpenTiny) -> None:
             return client.completions.create(model="tiny", prompt=prompt, **options).choices[0].text
 
         expected = [ask("the quick"), ask("a lazy dog")]
-        others = [pool.submit(ask, prompt) for prompt in ("the quick", "a lazy dog")]
-        eventually(lambda: running.llm.engine.num_running == 2)
         for stream in (False, True):
+            with running.llm.engine.lock, running.http() as http:  # nobody steps before all are there
+                others = [pool.submit(ask, prompt) for prompt in ("the quick", "a lazy dog")]
+                crashing = pool.submit(finish, running, stream, {"model": "tiny:crash", "ignore_eos": True})
+                eventually(lambda: http.get("/health").json()["in_flight"] == 3)
             with pytest.raises(openai.APIError) as caught:
-                finish(running, stream, {"model": "tiny:crash", "ignore_eos": True})
+                crashing.result()
             assert caught.value.code == "internal_error"
             assert "division" not in str(caught.value), "what happened inside is for the log"
-        assert [other.result() for other in others] == expected
+            assert [other.result() for other in others] == expected
         assert running.http().get("/health").status_code == 200
 
 
@@ -152,6 +154,7 @@ def test_a_crash_ends_its_own_request(crash: None, open_tiny: OpenTiny) -> None:
 def test_a_fatal_error(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests, current and later, get the error; /health fails so that the process is replaced."""
     llm = open_tiny()
+    monkeypatch.setattr(lifecycle, "FAILURE_GRACE_S", 1000)
     with serving(llm) as running:
         stream = begin(running)
         monkeypatch.setattr(llm.engine, "step", lambda: 1 // 0)
@@ -168,13 +171,13 @@ def test_a_fatal_error(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> 
             assert "ZeroDivisionError" in answer.json()["error"]["message"]
             assert http.post("/reset_prefix_cache").status_code == 503
         monkeypatch.setattr(lifecycle, "FAILURE_GRACE_S", 0)
-        running.thread.join(20)
+        running.thread.join(PATIENCE_S)
         assert not running.thread.is_alive(), "its supervisor starts it again"
         assert running.server.lost_at is not None, "the exit code of `serve`"
 
 
 def test_shutdown_lets_running_requests_finish(open_tiny: OpenTiny) -> None:
-    with serving(open_tiny(), grace_s=20) as running:
+    with serving(open_tiny(), grace_s=1000) as running:
         expected = running.client.completions.create(
             model="tiny", prompt="the", max_tokens=200, temperature=0, extra_body={"ignore_eos": True}
         )
@@ -199,6 +202,26 @@ def test_shutdown_cancels_what_takes_too_long(open_tiny: OpenTiny) -> None:
                 pass
         assert caught.value.code == "shutting_down"
         running.stop()
+
+
+def test_it_serves_on_while_endpoints_are_taken_away(
+    open_tiny: OpenTiny, loop_clock: LoopClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the drain delay readiness is 503, and calls are answered, those of new connections too."""
+    monkeypatch.setattr(lifecycle, "time", SimpleNamespace(monotonic=lambda: loop_clock.now))
+    with serving(open_tiny(), drain_delay_s=1000.0) as running, running.http() as kept:
+        assert kept.get("/health/ready").status_code == 200
+        running.server.handle_exit(signal.SIGTERM, None)
+        with running.http() as new:
+            eventually(lambda: new.get("/health/ready").status_code == 503)
+            assert new.get("/health/ready").json()["draining"] is True
+            assert new.get("/health/live").status_code == 200
+            for http in (kept, new):
+                assert http.post("/v1/completions", json={"prompt": "the", "max_tokens": 2}).status_code == 200
+        assert running.thread.is_alive()
+        loop_clock.passes(1000)
+        running.thread.join(PATIENCE_S)
+        assert not running.thread.is_alive()
 
 
 def test_no_work_is_taken_while_draining(open_tiny: OpenTiny) -> None:

@@ -11,6 +11,7 @@ import httpx
 import ollama
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import client_of, eventually
 from tests.server.long_answers import LONG
 from tests.server.test_models import complete, source_of, states
@@ -40,7 +41,7 @@ class Shop:
     def pieces(self, entry: CatalogEntry, parts: Path, report: Progress) -> list[Path]:
         self.fetched += 1
         report("downloading", 7, entry.size)
-        assert self.open.wait(60)
+        assert self.open.wait(PATIENCE_S)
         (parts / "piece").write_bytes(CONTENT[::-1] if self.damaged else CONTENT)
         return [parts / "piece"]
 
@@ -69,7 +70,7 @@ def serve(shop: Shop) -> Callable[..., Any]:
         app = create_models_app(
             sources or [source_of(shop.directory)], None, chosen, None, shop.source if allowed else None
         )
-        return client_of(http_server(app, chosen, "127.0.0.1", 0), 60)
+        return client_of(http_server(app, chosen, "127.0.0.1", 0))
 
     return serving
 

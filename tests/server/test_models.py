@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from twostroke.engine.forecast import Forecast
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.resolve import open_path
 from twostroke.server.engine_process.launch import launch_of
+from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.messages import OpenOptions
 from twostroke.server.lifecycle import http_server
 from twostroke.server.models.app import create_models_app
@@ -60,7 +62,7 @@ def serving_models(
 ) -> Generator[httpx.Client]:
     chosen = Settings(grace_s=0.5, **(settings or {}))
     server = http_server(create_models_app(sources, SharingSettings(**sharing), chosen), chosen, "127.0.0.1", 0)
-    with client_of(server, 60) as client:
+    with client_of(server) as client:
         yield client
 
 
@@ -123,7 +125,7 @@ def test_a_stream_is_never_cut(directories: dict[str, Path]) -> None:
                         thread = threading.Thread(target=lambda: other.append(complete(client, "b")))
                         thread.start()
         assert thread is not None
-        thread.join(60)
+        thread.join()
         assert "".join(found) == whole
         assert len(other) == 1
         assert states(client) == {"a": "unloaded", "b": "loaded"}
@@ -165,15 +167,21 @@ def test_keep_alive(directories: dict[str, Path]) -> None:
             assert "keep_alive" in refused.json()["error"]
 
 
-def test_a_model_whose_engine_dies_is_loading(directories: dict[str, Path]) -> None:
+def test_a_model_whose_engine_dies_is_loading(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A call waits for it, and gets the answer of an undisturbed run."""
-    with serving_models([source_of(directories["a"])]) as client:
+    with serving_models([source_of(directories["a"])]) as client, ThreadPoolExecutor(1) as threads:
         expected = complete(client, "a")["choices"][0]["text"]
-        for pid in tree(os.getpid()):
-            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)  # a spare process too, if there is one
-        eventually(lambda: states(client) == {"a": "loading"})
-        assert complete(client, "a")["choices"][0]["text"] == expected
+        back, opens = threading.Event(), LinkOpener.open
+        monkeypatch.setattr(LinkOpener, "open", lambda opener: (back.wait(), opens(opener))[1])
+        try:
+            for pid in tree(os.getpid()):
+                if b"server.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)  # a spare process too, if there is one
+            eventually(lambda: states(client) == {"a": "loading"})
+            waiting = threads.submit(complete, client, "a")
+        finally:
+            back.set()
+        assert waiting.result()["choices"][0]["text"] == expected
         assert states(client) == {"a": "loaded"}
 
 

@@ -7,6 +7,7 @@ import httpx
 import ollama
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server import scripted
 from tests.server.conftest import LOCAL, Serving
 from twostroke.api.llm import LLM
@@ -26,7 +27,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "remember", "description
 
 @pytest.fixture(scope="module")
 def local(server: Serving) -> ollama.Client:
-    return ollama.Client(host=server.url, timeout=30)
+    return ollama.Client(host=server.url, timeout=PATIENCE_S)
 
 
 def test_chat(local: ollama.Client, reference: LLM) -> None:
@@ -59,10 +60,10 @@ def test_a_chat_that_outgrows_the_context(local: ollama.Client, server: Serving)
     assert made.prompt_eval_count == len(encode(kept))
     assert made.message.content == local.chat("tiny", kept, options=OPTIONS).message.content
     body = {"model": "tiny", "messages": turns, "stream": False, "options": OPTIONS}
-    told = httpx.post(f"{server.url}/api/chat", json=body, timeout=30)
+    told = httpx.post(f"{server.url}/api/chat", json=body)
     assert told.json()["left_out"]["messages"] == len(turns) - len(kept)
     assert "oldest messages" in told.headers["x-twostroke-warnings"]
-    refused = httpx.post(f"{server.url}/api/chat", json=body | {"truncate": False}, timeout=30)
+    refused = httpx.post(f"{server.url}/api/chat", json=body | {"truncate": False})
     assert refused.status_code == 400
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Serving, serving
 from twostroke.api.llm import LLM
 from twostroke.server.http.origin_guard import OriginGuard
@@ -83,7 +84,7 @@ def test_every_host_header_counts(server: Serving) -> None:
         (b"GET http://%E2%82%AC/health HTTP/1.1\r\nhost: localhost\r\n", (b"403",)),  # no name of Latin-1
     )
     for head, statuses in sent:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             sock.sendall(head + b"connection: close\r\n\r\n")
             assert sock.makefile("rb").readline().split()[1] in statuses, head
 
@@ -166,7 +167,7 @@ def test_a_call_that_a_proxys_client_sends(server: Serving) -> None:
         ("", b"Twostroke is running"),
         ("/nowhere", b"path_not_found"),
     ):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             sock.sendall(
                 f"GET http://localhost:{port}{target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
             )
@@ -182,7 +183,7 @@ def test_two_lengths_are_refused(server: Serving) -> None:
         "transfer-encoding: chunked\r\ncontent-length: 2\r\n",
     )
     for both in lengths:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             sock.sendall(
                 f"{head}{both}\r\n2\r\n{{}}\r\n0\r\n\r\nGET /health HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
             )

@@ -1,10 +1,11 @@
 """Several processes of one model behind one door: the answers of one, prefixes found again, and deaths survived."""
 
+import contextlib
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.server import long_answers
 from tests.server.conftest import eventually
-from tests.server.test_engine_process import BODIES, CHAT, events, kill, plain, served
+from tests.server.test_engine_process import BODIES, CHAT, away, events, kill, plain, served
 from tests.server.wire import in_a_process, launch
 from twostroke.server.engine_process import remote
 from twostroke.server.engine_process.launch import Launched
@@ -62,17 +63,34 @@ def of_each(client: httpx.Client, name: str) -> list[float]:
     return [float(value) for _, value in found]
 
 
-def test_streams_at_once_are_those_of_one_engine(client: httpx.Client, expected: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def stopped(engine: ReplicatedEngine) -> Generator[None]:
+    """Its processes stand still."""
+    pids = [one.pid for one in engine.parts if one.pid is not None]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_streams_at_once_are_those_of_one_engine(
+    client: httpx.Client, engine: ReplicatedEngine, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And both replicas have work."""
     before = of_each(client, "prefix_tokens_queried_total")
     found: dict[str, Any] = {}
+    submitted, submit = list[Any](), engine.submit
+    monkeypatch.setattr(engine, "submit", lambda *given: (submit(*given), submitted.append(given)))
 
     def ask(kind: str) -> None:
         found[kind] = sorted(events(client, PATH, CHAT | BODIES[kind]), key=_choice)
 
     threads = [threading.Thread(target=ask, args=(kind,)) for kind in expected]
-    for one in threads:
-        one.start()
+    with stopped(engine):  # no answer is over before all have a replica
+        for one in threads:
+            one.start()
+        eventually(lambda: len(submitted) == len(expected))
     for one in threads:
         one.join()
     assert found == {kind: sorted(one, key=_choice) for kind, one in expected.items()}
@@ -99,8 +117,6 @@ def test_a_death_disturbs_no_other(client: httpx.Client, engine: ReplicatedEngin
     """Streams of both go on, new calls are taken meanwhile, and the next process is used again."""
     found: list[Any] = [None, None]
     victim = engine.parts[0]
-    pid = victim.pid
-    assert pid is not None
 
     def ask(index: int) -> None:
         found[index] = events(client, PATH, CHAT | BODIES["greedy"])
@@ -108,13 +124,11 @@ def test_a_death_disturbs_no_other(client: httpx.Client, engine: ReplicatedEngin
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(2)]
     for one in threads:
         one.start()
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: victim.restarting)
-    health = client.get("/health")
-    assert (health.status_code, health.json()["restarting"]) == (200, False)
-    assert [one["restarting"] for one in health.json()["replicas"]] == [True, False]
-    chat(client, LONG)
-    assert victim.restarting, "the call went to the other"
+    with away(victim):
+        health = client.get("/health")
+        assert (health.status_code, health.json()["restarting"]) == (200, False)
+        assert [one["restarting"] for one in health.json()["replicas"]] == [True, False]
+        chat(client, LONG)  # the other has it
     for one in threads:
         one.join()
     assert found == [expected["greedy"]] * 2

@@ -95,10 +95,15 @@ def test_places_at_once_are_never_more(open_tiny: Callable[..., LLM], tmp_path: 
     file = keys(tmp_path, '[anna]\nkey = "a"\nmax_parallel_requests = 3\n')
 
     async def calls() -> list[int]:
-        async with asgi(open_tiny(), api_key_file=file) as http:
+        llm = open_tiny()
+        async with asgi(llm, api_key_file=file) as http:
             body = {"prompt": "the", "max_tokens": 8, "ignore_eos": True}
-            made = (http.post("/v1/completions", json=body, headers={"x-api-key": "a"}) for _ in range(8))
-            return sorted([one.status_code for one in await asyncio.gather(*made)])
+            made = [http.post("/v1/completions", json=body, headers={"x-api-key": "a"}) for _ in range(8)]
+            with llm.engine.lock:  # nobody steps before the others are refused
+                calls = [asyncio.ensure_future(one) for one in made]
+                while sum(one.done() for one in calls) < 5:
+                    await asyncio.sleep(0.001)
+            return sorted([one.status_code for one in await asyncio.gather(*calls)])
 
     assert asyncio.run(calls()) == [200] * 3 + [429] * 5
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import make_pool
+from tests.patience import PATIENCE_S
 from twostroke.engine.concurrency import FairLock, LeaderFollower
 from twostroke.kv.pages import POOL
 from twostroke.kv.tiers.disk.ledger import Account, Ledger
@@ -181,10 +182,10 @@ def test_workers() -> None:
     def check() -> None:
         ran = threading.Event()
         workers.submit(ran.set)
-        assert ran.wait(2)
+        assert ran.wait(PATIENCE_S)
 
     assert at_each_moment(act, lambda: in_a_thread(check, 4)) > 10
-    assert workers.close(1.0)
+    assert workers.close(PATIENCE_S)
 
 
 class Idle:
@@ -239,7 +240,7 @@ def test_private_pages() -> None:
     def check() -> None:
         assert private.thread is not None
         settled: list[bool] = []
-        in_a_thread(lambda: settled.append(private.settle(1.5)))
+        in_a_thread(lambda: settled.append(private.settle(PATIENCE_S)))
         assert settled == [True]
 
     act()

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from twostroke.backends.ranks.collectives import Collectives, DeviceWatchdog, device_of
 from twostroke.backends.ranks.rank_group import RankGroup, dist
 from twostroke.backends.ranks.sharding import ColumnSplit
@@ -24,7 +25,7 @@ def test_joined(dtype: torch.dtype, cuts: tuple[int, ...], monkeypatch: pytest.M
     store, whole = dist.HashStore(), torch.arange(36).view(3, 12).to(dtype)
 
     def rank(number: int) -> None:
-        links, split = Collectives(RankGroup(store, number, 3, 20.0), "cpu"), ColumnSplit(cuts, number)
+        links, split = Collectives(RankGroup(store, number, 3, PATIENCE_S), "cpu"), ColumnSplit(cuts, number)
         mine = columns(whole, split)
         assert torch.equal(links.gather_columns(mine, split), whole)
         room = torch.zeros(5, 12, dtype=dtype)
@@ -38,7 +39,7 @@ def test_joined(dtype: torch.dtype, cuts: tuple[int, ...], monkeypatch: pytest.M
 
     with ThreadPoolExecutor(3) as threads:
         for done in [threads.submit(rank, number) for number in range(3)]:
-            done.result(30)
+            done.result(PATIENCE_S)
 
 
 def test_the_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def test_a_device_that_waits_for_ever() -> None:
     assert not late.wait(0.8)
     began = time.monotonic()
     watch.mark(lambda: False)
-    assert late.wait(10)
+    assert late.wait(PATIENCE_S)
     assert time.monotonic() - began > 0.3
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.backends.ranks.scenario import UNEVEN, differences, finite, record
 from tests.cli.test_serve import address_of, wait_for
+from tests.patience import PATIENCE_S
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -99,7 +100,7 @@ def test_the_bits_of_one(backend: str, family: str, size: int, threads: int, tmp
     expected = alone(path, backend, tmp_path, size == 2 and backend == "native")
     assert finite(expected)
     ranks = started(OPEN + SEEN, path, backend, tmp_path, size, threads)
-    assert [rank.communicate(timeout=100)[0] for rank in ranks] == [""] * size
+    assert [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks] == [""] * size
     assert [rank.returncode for rank in ranks] == [0] * size
     seen = pickle.loads((tmp_path / "seen0").read_bytes())
     assert differences(expected, seen) == []
@@ -114,7 +115,7 @@ def test_a_rank_that_ends(tmp_path: Path) -> None:
     leader, other = started(OPEN + LOST, write_model("llama", path, head_dim=32), "native", tmp_path, 2, 1)
     assert leader.stdout.readline() == "streams\n"
     other.kill()
-    lines = leader.communicate(timeout=60)[0].splitlines()
+    lines = leader.communicate(timeout=PATIENCE_S)[0].splitlines()
     other.communicate()
     assert lines == ["a rank of 2 has ended, or has not answered for too long: open the model again"]
 
@@ -135,7 +136,7 @@ def test_an_idle_server_that_loses_a_rank(sent: int, patience_s: float, backend:
         other.send_signal(sent)
         failure = wait_for(leader, url, 503).json()["failure"]
         assert failure == "a rank of 2 has ended, or has not answered for too long: open the model again"
-        _, errors = leader.communicate(timeout=30)
+        _, errors = leader.communicate(timeout=PATIENCE_S)
         assert leader.returncode == 1
         assert "Traceback" not in errors
     finally:

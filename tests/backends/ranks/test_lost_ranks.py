@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from tests.cli.test_serve import serving, wait_for
+from tests.patience import PATIENCE_S
+from tests.server.conftest import eventually
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -47,8 +49,9 @@ def pids_of(llm: LLM) -> list[int]:
 
 
 def ended(pid: int) -> bool:
-    """Within five seconds. A zombie has ended."""
-    for _ in range(500):
+    """Soon. A zombie has ended."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -81,6 +84,7 @@ def test_a_rank_that_ends(backend: str, path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rank_that_hangs(backend: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "RANK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(processes.PipeChannel, "receive", processes.PipeChannel.wait)  # its start may take longer
     llm = LLM(str(path), backend=backend, threads=1, tp=2, kv_bytes=16 << 20)
     (pid,) = pids_of(llm)
     os.kill(pid, signal.SIGSTOP)
@@ -147,14 +151,14 @@ def test_serve(path: Path) -> None:
     with serving(str(path), "--tp", "2", "--itl-ms", "off", "--backend", "native") as (process, url):
         wait_for(process, url, 200)
         body: dict[str, Any] = {"prompt": "the quick", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        made = httpx.post(f"{url}/v1/completions", json=body, timeout=30).json()
+        made = httpx.post(f"{url}/v1/completions", json=body).json()
         with LLM(str(path), backend="native", threads=1, kv_bytes=16 << 20) as alone:
             short, whole = (
                 alone.generate(["the quick"], max_tokens=count, ignore_eos=True)[0].text for count in (8, 1900)
             )
         assert made["choices"][0]["text"] == short
         long = body | {"max_tokens": 1900, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=long, timeout=30) as stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=long) as stream:
             events = (line[6:] for line in stream.iter_lines() if line.startswith("data: {"))
             parts = [next(events)]
             os.kill(lost := follower_of(process.pid), signal.SIGKILL)
@@ -163,7 +167,7 @@ def test_serve(path: Path) -> None:
         wait_for(process, url, 200)
         assert follower_of(process.pid) != lost
         process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
     assert "rank 1 of 2 has ended" in errors
     assert "Traceback" not in errors
@@ -171,15 +175,12 @@ def test_serve(path: Path) -> None:
 
 @needs_native
 def test_a_rank_that_ends_while_nothing_is_computed(path: Path) -> None:
-    """A server's thread finds out within a second."""
+    """A server's thread finds out."""
     with LLM(str(path), backend="native", threads=1, tp=2, kv_bytes=16 << 20) as llm:
         thread = EngineThread(llm.engine, lambda _: None, lambda *_: None)
         thread.start()
         os.kill(pids_of(llm)[0], signal.SIGKILL)
-        for _ in range(1000):
-            if thread.failure is not None:
-                break
-            time.sleep(0.01)
+        eventually(lambda: thread.failure is not None)
         thread.stop()
         assert isinstance(thread.failure, RankLost)
         assert not thread.alive

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.patience import PATIENCE_S
 from twostroke.api.llm import LLM
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.offer import ValueOffer
@@ -28,7 +29,7 @@ from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
 
 SECRET = "a secret of the tests"
-SOON_S = 20.0
+SOON_S = PATIENCE_S
 
 
 Opened = Callable[[LLM], Transport | None]

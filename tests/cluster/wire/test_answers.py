@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.wire.pairs import Pair, local
+from tests.cluster.wire.pairs import SOON_S, Pair, local
 from tests.cluster.wire.relay import Relay
 from tests.cluster.wire.small import nothing_is_held, soon
 from tests.samplings import Falling, samplings
@@ -68,7 +68,7 @@ def test_a_value_moves_with_its_answer(pair: Opened) -> None:
     ids = [token.id for token in part]
     offer = both.sender.offer()
     offer.complete(part.kv, {"ids": ids})
-    received = both.receiver.receive(offer.handle).result(20)
+    received = both.receiver.receive(offer.handle).result(SOON_S)
     assert received.state == {"ids": expected[:11]}
     rest = both.second.decode(received.kv, max_tokens=9, ignore_eos=True)
     assert [token.id for token in rest] == expected[11:]
@@ -188,7 +188,7 @@ def test_choices_that_have_not_started_keep_no_page(pair: Opened) -> None:
     both = pair(prefix_index="off")
     offer, pool = both.prefilled(PROMPT), both.second.pool
     arrival = SharedArrival(lambda: both.receiver.receive(offer.handle), 2)
-    first = arrival.start().result(20)
+    first = arrival.start().result(SOON_S)
     assert pool.num_used == first.kv.num_pages == 4
     expected = first.kv.entries()
     del first
@@ -201,7 +201,7 @@ def test_choices_that_have_not_started_keep_no_page(pair: Opened) -> None:
 
 def test_canonical_values_are_found_by_others(pair: Opened) -> None:
     both = pair()
-    received = both.receiver.receive(both.prefilled(PROMPT).handle).result(20)
+    received = both.receiver.receive(both.prefilled(PROMPT).handle).result(SOON_S)
     assert received.canonical
     assert both.second.model.index is not None
     both.second.model.index.insert(received.kv)

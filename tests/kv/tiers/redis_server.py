@@ -10,14 +10,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+from tests.ports import kept_port
+
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
-PATIENCE_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class RedisServer:
@@ -25,7 +21,8 @@ class RedisServer:
 
     def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
         self.folder, self.options, self.tls = folder, options, tls
-        self.port = free_port()
+        self._port = kept_port()
+        self.port = 0  # once it was started
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -33,11 +30,13 @@ class RedisServer:
         return f"{'rediss' if self.tls else 'redis'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> "RedisServer":
+        self.port = self._port.__enter__()
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._port.__exit__(None, None, None)
 
     def start(self) -> None:
         assert BINARY is not None
@@ -63,10 +62,10 @@ class RedisServer:
         os.kill(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as one:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as one:
             if self.tls:
                 return True
-            one.settimeout(5)
+            one.settimeout(PATIENCE_S)
             one.sendall(b"PING\r\n")
             return one.recv(1) in (b"+", b"-")
         return False
@@ -121,7 +120,7 @@ class Proxy:
                 return
             self.connections += 1
             try:
-                server = socket.create_connection(("127.0.0.1", self._to), 5)
+                server = socket.create_connection(("127.0.0.1", self._to), PATIENCE_S)
             except OSError:
                 client.close()
                 continue

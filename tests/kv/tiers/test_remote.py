@@ -12,7 +12,7 @@ import pytest
 
 from tests.kv.tiers.asking import Open, Server, client, find, key_of, read, write
 from tests.kv.tiers.pages import NAMESPACE, Prompt, content, prompt
-from tests.kv.tiers.redis_server import PATIENCE_S
+from tests.patience import PATIENCE_S
 from twostroke.errors import KVError, PageLost
 from twostroke.kv.tiers.names import PageName, private_name
 from twostroke.kv.tiers.remote import RedisStore, clear, inspect, verify

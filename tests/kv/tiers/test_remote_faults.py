@@ -7,7 +7,8 @@ import pytest
 
 from tests.kv.tiers.asking import Open, Server, client, clocked, find, read, reasons, write
 from tests.kv.tiers.pages import NAMESPACE, content, prompt
-from tests.kv.tiers.redis_server import PATIENCE_S, Proxy
+from tests.kv.tiers.redis_server import Proxy
+from tests.patience import PATIENCE_S
 from twostroke.errors import OutOfPages, PageLost
 from twostroke.kv.tiers.names import private_name
 from twostroke.kv.tiers.remote.circuit_breaker import IN_A_ROW

@@ -15,6 +15,7 @@ from tests.engine.any_schedule import METHODS, SAMPLING, AnySchedule
 from tests.engine.tiered import lower, make_eager
 from tests.kv.tiers.asking import Server, client
 from tests.kv.tiers.memory_store import MemoryStore, Pages
+from tests.patience import PATIENCE_S
 from tests.tiny import write_model
 from tests.watching import Answer, answers
 from twostroke.api import open_engine
@@ -196,7 +197,7 @@ def test_what_comes_in_part_is_computed(open_model: OpenModel, trouble: str) -> 
             for key in [key for key in store.pages if key[1] in lost and trouble == "lost"]:
                 del store.pages[key]
             if trouble == "late" and len(reads) == 3:
-                gate.wait(20)
+                gate.wait(PATIENCE_S)
 
     store.before, store.share = before, 0.5 if trouble == "short" else 1.0
     lower(llm).group = 8

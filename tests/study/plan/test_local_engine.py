@@ -3,11 +3,9 @@
 import json
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from tests.cli.test_serve import address_of, wait_for
 from tests.guesser import add_guesser
+from tests.patience import PATIENCE_S
 from tests.tiny import FAMILIES, write_model
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -221,8 +221,8 @@ def test_advised_commands_start(
     facts = planned(*options, **machine)
     assert change in facts["ways_out"]["same_devices"]["changes"]
     advised = facts["engine"]["advised"]
-    for answer in started(advised["command"], advised["method"]):
-        assert answer["usage"]["completion_tokens"] == OUTPUT
+    answer = started(advised["command"], advised["method"])
+    assert answer["usage"]["completion_tokens"] == OUTPUT
 
 
 def test_the_command_of_a_load_starts(planned: Callable[..., dict[str, Any]]) -> None:
@@ -230,33 +230,20 @@ def test_the_command_of_a_load_starts(planned: Callable[..., dict[str, Any]]) ->
     facts = planned("--rate", 1, "--itl-ms", 250)
     command = facts["engine"]["command"]
     assert options_of(command)["max_running"] > facts["load"]["served"]["sequences"]
-    for answer in started(command, {}):
-        assert answer["usage"]["completion_tokens"] == OUTPUT
+    answer = started(command, {})
+    assert answer["usage"]["completion_tokens"] == OUTPUT
 
 
-def started(command: str, method: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def started(command: str, method: dict[str, Any]) -> dict[str, Any]:
     """The answer of a server that a command starts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-m", "twostroke", *shlex.split(command)[1:], "--port", str(port), "--threads", "1"]
+    words = [sys.executable, "-m", "twostroke", *shlex.split(command)[1:], "--port", "0", "--threads", "1"]
+    body = {"prompt": "the quick", "max_tokens": OUTPUT, "ignore_eos": True} | ({"method": method} if method else {})
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
-            url = f"http://127.0.0.1:{port}"
-            body: dict[str, Any] = {"prompt": "the quick", "max_tokens": OUTPUT, "ignore_eos": True}
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline and process.poll() is None:
-                try:
-                    if httpx.get(f"{url}/health").status_code == 200:
-                        yield httpx.post(
-                            f"{url}/v1/completions", json=body | ({"method": method} if method else {})
-                        ).json()
-                        return
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.1)
-            raise AssertionError("the server did not come up")
+            url, _ = address_of(process)
+            wait_for(process, url, 200)
+            return httpx.post(f"{url}/v1/completions", json=body).json()
         finally:
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, errors

@@ -5,17 +5,21 @@ import time
 from twostroke.api.llm import LLM
 
 LONG = {"max_tokens": 1900, "ignore_eos": True}  # of a server of these tests it takes longer than `eventually` waits
-PAUSE_S = 0.04
+PAUSE_S, LATER_S = 0.04, 0.4  # before each of the first steps, whose tokens tests look at, and of the others
+FIRST = 500
 
 
 def unhurried(llm: LLM) -> LLM:
     """The model, whose engine pauses before each step while an answer of `LONG` runs: no machine is so quick, and no
     test so slow, that it is over first."""
-    engine, step = llm.engine, llm.engine.step
+    engine, step, steps = llm.engine, llm.engine.step, 0
 
     def paused() -> bool:
-        if any(choice.request.params.max_tokens == LONG["max_tokens"] for choice in engine.choices):
-            time.sleep(PAUSE_S)
+        nonlocal steps
+        long = any(choice.request.params.max_tokens == LONG["max_tokens"] for choice in engine.choices)
+        if long:
+            time.sleep(PAUSE_S if steps < FIRST else LATER_S)
+        steps = steps + 1 if long else 0
         return step()
 
     engine.step = paused

@@ -143,8 +143,11 @@ def new_summaries(count: int) -> np.ndarray:
 
 
 def combine(found: np.ndarray) -> RowStatistics:
-    """Statistics from each row's sums of exp(x - top) and of exp(x - top) * (x - top)."""
-    normalizer = np.log(found["sum"])
+    """Statistics from each row's sums of exp(x - top) and of exp(x - top) * (x - top).
+
+    NumPy's logarithm of float32 has other last bits on other processors; of float64, rounded, it has the same.
+    """
+    normalizer = np.log(found["sum"].astype(np.float64)).astype(np.float32)
     entropy = normalizer - found["weighted"] / found["sum"]
     return RowStatistics(
         found["best"].tolist(), found["top"].tolist(), (found["top"] + normalizer).tolist(), entropy.tolist()

@@ -56,7 +56,7 @@ def audit(worker: Worker) -> None:
         assert not _read(engine.lanes).intersection(reservation), "a lane reads a page that a value arrives in"
     frames = pool.all_frames()
     here = frames[frames >= 0].tolist()
-    assert len(set(here)) == len(here) == pool.num_pages - pool.frames.num_free, f"{name}: a frame is in two hands"
+    assert len(set(here)) == len(here) == pool.num_pages - len(pool.frames.free), f"{name}: a frame is in two hands"
 
 
 def _leaked(worker: Worker, values: list[KVCache | None]) -> int:

@@ -108,7 +108,7 @@ class StepBench:
         wanted = [np.arange(end - rows.logits, end) for rows, end in zip(step, ends[1:], strict=True)]
         return RaggedBatch(
             # Unlike tokens: rows that are all the same would choose the same experts.
-            token_ids=(positions * 7919 + 1) % self.model.vocab_size,
+            token_ids=(positions * 7919 + 1) % self.model.config.vocab_size,
             positions=positions,
             pages=self._frames(positions // self.size + np.repeat(first_pages[:-1], [rows.count for rows in step])).T,
             slots=positions % self.size,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from twostroke.errors import InvalidRequest
-from twostroke.system.interrupts import DeferredInterrupts
-from twostroke.system.monitor import Monitor
+from twostroke.system.interrupts import DeferredInterrupts, Monitor
 
 # Steps unless the function returns True. Returns whether there was work.
 StepUnless = Callable[[Callable[[], bool]], bool]

@@ -158,7 +158,7 @@ class DecodeLane(Lane[Decode]):
             self._prompt,
             output.ids,
             tuple(banned),
-            output.allowed(self.model.vocab_size),
+            output.allowed(self.model.config.vocab_size),
             stroke.stats,
             stroke.keep_logits,
         )
@@ -273,11 +273,11 @@ def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> 
     if tail is None or tail.row is None:
         return None
     if (head := models.get(tail.model)) is not None:
-        return (head, tail.row) if head.vocab_size <= model.vocab_size else None
+        return (head, tail.row) if head.config.vocab_size <= model.config.vocab_size else None
     logits = tail.row.read()  # of a model outside this engine
-    return (model, StoredLogits(logits)) if logits.shape[1] <= model.vocab_size else None
+    return (model, StoredLogits(logits)) if logits.shape[1] <= model.config.vocab_size else None
 
 
 def _possible(guesses: Sequence[int], model: Model, room: int) -> list[int]:
     """The leading guesses that are in the vocabulary, at most `room`."""
-    return list(takewhile(lambda id: 0 <= id < model.vocab_size, guesses[:room]))
+    return list(takewhile(lambda id: 0 <= id < model.config.vocab_size, guesses[:room]))

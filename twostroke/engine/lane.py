@@ -53,8 +53,8 @@ class Lane(ABC, Generic[StrokeKind]):
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
         most = max(max(todo, default=0), int(base.token_array.max(initial=0)))
-        if most >= model.vocab_size or min(todo, default=0) < 0:
-            raise InvalidRequest(f"token ids must be from 0 to {model.vocab_size - 1}")
+        if most >= model.config.vocab_size or min(todo, default=0) < 0:
+            raise InvalidRequest(f"token ids must be from 0 to {model.config.vocab_size - 1}")
         self.slot, self.model, self.stroke = slot, model, stroke
         self.dropout = dropout  # the dropout that its rows are computed with, or None
         self.todo, self._again, self.parting = todo, again, parting

@@ -1,6 +1,7 @@
 """A model ready to run: its compiled pass, its tokenizer and its KV pool."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Model:
     backing_stores: BackingStores | None = None  # the stores below the index, or None
     weights: Weights | None = None  # the checkpoint's tensors as they are stored, for techniques that read them
 
-    @property
+    @cached_property  # asked for at every step
     def config(self) -> ModelConfig:
         return self.compiled.config
 
@@ -42,10 +43,6 @@ class Model:
             return raw.dequantize().reshape(raw.shape)
         finally:
             raw.release()
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @property
     def max_position(self) -> int:

@@ -133,7 +133,7 @@ class PrefillLane(Lane[Prefill]):
         stroke = self.stroke
         more = (stroke.queries, stroke.states, stroke.logprobs, stroke.hidden)
         if stroke.logits == "all" or any(asked is not None for asked in more):
-            logits = self._logits or [np.empty((0, self.model.vocab_size), np.float32)]
+            logits = self._logits or [np.empty((0, self.model.config.vocab_size), np.float32)]
             scores, states = tuple(self._scores), self.states.rows()
             hidden = np.concatenate(self._hidden) if self._hidden else None
             self.result = Prefilled(kv, np.concatenate(logits), self.queries.all(), scores, states, hidden)

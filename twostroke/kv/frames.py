@@ -14,12 +14,7 @@ class Frames:
     def __init__(self, num_frames: int, max_ids: int) -> None:
         self.of_page = np.zeros(max_ids, np.int32)  # [ids] int32, the frame of each page, or NOWHERE
         self.reserved: set[int] = set()  # frames that wait for the contents of pages on their way into the pool
-        self.free = [*_countdown(num_frames)]
-
-    @property
-    def num_free(self) -> int:
-        """Number of frames that hold no page and are not reserved."""
-        return len(self.free)
+        self.free = [*_countdown(num_frames)]  # those that hold no page and are not reserved
 
     def absent(self, pages: np.ndarray) -> np.ndarray:
         """Whether each page has no frame, [n] bool."""

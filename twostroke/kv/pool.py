@@ -110,7 +110,7 @@ class PagePool:
     def num_free(self) -> int:
         """Number of frames that hold no page."""
         self.settle()
-        return self.frames.num_free
+        return len(self.frames.free)
 
     @property
     def num_used(self) -> int:
@@ -212,13 +212,13 @@ class PagePool:
     def _take_frames(self, count: int) -> list[int]:
         self.settle()
         frames = self.frames
-        if count > frames.num_free and self.reclaim is not None:
-            self.reclaim(count - frames.num_free)
-        if count > frames.num_free:
+        if count > len(frames.free) and self.reclaim is not None:
+            self.reclaim(count - len(frames.free))
+        if count > len(frames.free):
             self.collect_garbage()
-        if count > frames.num_free:
+        if count > len(frames.free):
             raise OutOfPages(
-                f"{count} more KV pages are needed and {frames.num_free} of {self.num_pages} are free: drop "
+                f"{count} more KV pages are needed and {len(frames.free)} of {self.num_pages} are free: drop "
                 f"values that are no longer used, or give the pool more memory (kv_bytes)",
                 count,
             )

@@ -6,8 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from twostroke.system.interrupts import DeferredInterrupts
-from twostroke.system.monitor import Monitor
+from twostroke.system.interrupts import DeferredInterrupts, Monitor
 
 log = logging.getLogger(__name__)
 

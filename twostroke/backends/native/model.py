@@ -31,7 +31,7 @@ SKETCH_ROWS = 8  # maximum number of rows in one search with the head's sketch
 
 
 class NativeModel:
-    """Implements `CompiledModel` and `LogitsHead`. Hidden states are float32 arrays, [R, hidden]."""
+    """Implements `CompiledModel` and `LogitsHead`. Hidden states are contiguous float32 arrays, [R, hidden]."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class NativeModel:
     # A step ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: RaggedBatch[np.ndarray], memory: PageMemory) -> ForwardOutput:
-        made = self.run(self.handle, self.config.num_layers, batch, memory)
+        made = self.run(self.handle, len(self.config.layers), batch, memory)
         return made if made.queries is None else made._replace(queries=self.by_head(made.queries))
 
     def run(
@@ -138,7 +138,7 @@ class NativeModel:
         span_starts = np.array([0, *accumulate(len(table) for table in batch.tables)], np.int32)
         spans = _by_group(np.concatenate(batch.tables, dtype=np.int32))
         fields = NativeBatch(
-            batch.num_rows,
+            len(token_ids),
             len(batch.tables),
             *(address(array) for array in (token_ids, batch.pages, batch.slots, batch.positions)),
             *(address(array) for array in (row_starts, span_starts, spans, *rope_tables)),
@@ -230,7 +230,7 @@ class NativeModel:
     # Its head --------------------------------------------------------------------------------------------------
 
     def logits(self, hidden: np.ndarray) -> tuple[np.ndarray, RowStatistics]:
-        hidden, count = floats(hidden), len(hidden)
+        count = len(hidden)
         out, summaries = self.scratch.array(count, self.head.padded), new_summaries(count)
         places = self.handle, address(hidden), count, address(out), address(summaries)
         self._call(self.library.twostroke_logits, *places)
@@ -265,7 +265,7 @@ class NativeModel:
         return self._search(hidden, noises, highest), highest
 
     def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
-        hidden, ids = floats(hidden), np.empty(len(hidden), np.int32)
+        ids = np.empty(len(hidden), np.int32)
         places = self.handle, address(hidden), len(ids), packed_noises(noises), address(ids)
         self._call(self.library.twostroke_search, *places, None if highest is None else address(highest))
         return ids.tolist()

@@ -13,15 +13,18 @@ class TextStream:
     that was returned never changes.
     """
 
-    def __init__(self, bytes_of: Callable[[int], bytes], *, strip_leading_space: bool) -> None:
-        """`bytes_of` returns a token's bytes; `strip_leading_space` drops one space at the beginning of the text."""
-        self._bytes_of = bytes_of
+    def __init__(
+        self, bytes_of: Callable[[int], bytes], hidden: frozenset[int] = frozenset(), *, strip_leading_space: bool
+    ) -> None:
+        """`bytes_of` returns a token's bytes; `hidden`: tokens without text; `strip_leading_space` drops one space at
+        the beginning of the text."""
+        self._bytes_of, self._hidden = bytes_of, hidden
         self._strip = strip_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; it may be empty, or include text held back earlier."""
-        data = self._bytes_of(token_id)
+        data = b"" if token_id in self._hidden else self._bytes_of(token_id)
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")

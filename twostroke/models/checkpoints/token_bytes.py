@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from twostroke.errors import CheckpointError
+from twostroke.errors import CheckpointError, InvalidRequest
 
 _SENTENCEPIECE_STEPS = [
     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -19,6 +19,21 @@ _SENTENCEPIECE_STEPS = [
     {"type": "Fuse"},
 ]
 _STRIP_STEP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token, read when they are first asked for. Raises InvalidRequest for a negative id."""
+
+    def __init__(self, read: Callable[[int], bytes], vocab_size: int) -> None:
+        super().__init__()
+        self._read, self._vocab_size = read, vocab_size
+
+    def __missing__(self, id: int) -> bytes:
+        if id < 0:
+            raise InvalidRequest(f"token ids are not negative: {id}")
+        # Embeddings are often padded past the vocabulary; such an id has no text, as in transformers.
+        known = self[id] = self._read(id) if id < self._vocab_size else b""
+        return known
 
 
 def byte_reader(backend: tokenizers.Tokenizer, where: Path) -> tuple[Callable[[int], bytes], bool]:

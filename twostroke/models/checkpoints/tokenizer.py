@@ -23,7 +23,7 @@ from twostroke.models.checkpoints.gguf.tokenizer import read_gguf
 from twostroke.models.checkpoints.huggingface.tokenizer import read_directory
 from twostroke.models.checkpoints.infill import NO_INFILL, InfillTokens
 from twostroke.models.checkpoints.text_stream import TextStream
-from twostroke.models.checkpoints.token_bytes import byte_reader
+from twostroke.models.checkpoints.token_bytes import TokenBytes, byte_reader
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._where = where
         self._prefix, self._suffix = list(affixes[0]), list(affixes[1])
-        self._read, self.strips = byte_reader(backend, where)
-        self._bytes: dict[int, bytes] = {}
+        read, self.strips = byte_reader(backend, where)
+        self._bytes = TokenBytes(read, self.vocab_size)
         self.special_ids = frozenset(names.values())
         bos = special_tokens.get("bos_token")
         self.bos_id = None if bos is None else backend.token_to_id(bos)
@@ -194,12 +194,12 @@ class Tokenizer:
         return kinds, max(len(self.token_bytes(id, skip_special=False)) for id in range(self.vocab_size))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_read", "_bytes")}
+        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_bytes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._lock, self._bytes = threading.Lock(), {}
-        self._read, self.strips = byte_reader(self.backend, self._where)
+        self._lock = threading.Lock()
+        self._bytes = TokenBytes(byte_reader(self.backend, self._where)[0], self.vocab_size)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of all ids; bytes that are not UTF-8 become U+FFFD."""
@@ -208,15 +208,7 @@ class Tokenizer:
 
     def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
         """The exact bytes of a token; a special token has none unless `skip_special` is False."""
-        if skip_special and id in self.special_ids:
-            return b""
-        known = self._bytes.get(id)
-        if known is None:
-            if id < 0:
-                raise InvalidRequest(f"token ids are not negative: {id}")
-            # Embeddings are often padded past the vocabulary; such an id has no text, as in transformers.
-            known = self._bytes[id] = self._read(id) if id < self.vocab_size else b""
-        return known
+        return b"" if skip_special and id in self.special_ids else self._bytes[id]
 
     def token_text(self, id: int) -> str:
         r"""One token in readable form: special tokens by name, bytes that are not UTF-8 as \xNN."""
@@ -224,11 +216,8 @@ class Tokenizer:
 
     def stream(self, *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> TextStream:
         """An incremental `decode` for tokens as they are generated. `shown`: special tokens that are not skipped."""
-
-        def bytes_of(id: int) -> bytes:
-            return self.token_bytes(id, skip_special=skip_special and id not in shown)
-
-        return TextStream(bytes_of, strip_leading_space=self.strips)
+        hidden = self.special_ids - shown if skip_special else frozenset[int]()
+        return TextStream(self._bytes.__getitem__, hidden, strip_leading_space=self.strips)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt for a conversation; options and errors are those of `ChatTemplates.render`."""

@@ -20,8 +20,7 @@ from twostroke.kv.tiers.remote.connection import (
     ServerUnavailable,
     with_deadline,
 )
-from twostroke.system.interrupts import DeferredInterrupts
-from twostroke.system.monitor import Monitor
+from twostroke.system.interrupts import DeferredInterrupts, Monitor
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ def leaked_pages(engine: Engine, pool: PagePool, others: Iterable[Any] = ()) -> 
             held.update(lane.writer.pages.tolist())
             base = lane.stroke.after if isinstance(lane.stroke, Prefill) else lane.stroke.kv
             values += [] if base is None else [base]
-    flying = engine.step_in_flight
+    flying = engine.flight.step
     values += [] if flying is None else [chunk.choice.result for chunk in flying.chunks]
     for kv in values:
         if isinstance(kv, KVCache) and kv.pool is pool:

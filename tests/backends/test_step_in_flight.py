@@ -89,4 +89,4 @@ def test_a_value_keeps_a_hidden_state_and_no_logits(backend: str, opened: Callab
     assert logits is not None
     assert logits.shape == (llm.config.vocab_size,)
     assert kv.tail.nbytes == 4 * llm.config.hidden_size
-    assert kv.overhead_bytes == kv.table.nbytes + kv.token_array.nbytes + kv.tail.nbytes
+    assert kv.entry_table.nbytes == kv.table.nbytes + kv.token_array.nbytes + kv.tail.nbytes

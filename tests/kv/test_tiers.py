@@ -27,7 +27,7 @@ TAILS = [None, Tail("m", StoredLogits(np.array([[0.5, -1.0]], np.float32))), Tai
 
 def facts(kv: KVCache) -> list[object]:
     models = [kv.canonical_length(model) for model in ("m", "other")]
-    sizes = [len(kv), kv.nbytes, kv.overhead_bytes, kv.num_pages, kv.next_position, kv.fingerprint]
+    sizes = [len(kv), kv.nbytes, kv.entry_table.nbytes, kv.num_pages, kv.next_position, kv.fingerprint]
     return [kv.tokens, kv.positions, kv.tail, kv.pending, contents(kv), kv.entries().tobytes(), *models, *sizes]
 
 
@@ -281,6 +281,6 @@ def test_other_tiers_are_told(tier: str, why: str) -> None:
 
 def test_overhead_is_what_is_held_besides_keys_and_values(pool: PagePool) -> None:
     kv = prefill(pool, range(10), tail=TAILS[1])
-    assert kv.overhead_bytes == 3 * 4 * 4 + 10 * 4 + 2 * 4
-    assert kv[5:].overhead_bytes == 2 * 4 * 4 + 5 * 4 + 5 * 4 + 2 * 4  # it remembers the tokens before it
-    assert kv[:0].overhead_bytes == 0
+    assert kv.entry_table.nbytes == 3 * 4 * 4 + 10 * 4 + 2 * 4
+    assert kv[5:].entry_table.nbytes == 2 * 4 * 4 + 5 * 4 + 5 * 4 + 2 * 4  # it remembers the tokens before it
+    assert kv[:0].entry_table.nbytes == 0

@@ -28,8 +28,6 @@ from twostroke.errors import InvalidRequest
 SOURCES = {"COMMANDLINE": "option", "ENVIRONMENT": "variable", "DEFAULT_MAP": "file"}
 ACTIONS = {"help", "version", "install_completion", "show_completion"}  # options that do something and end
 SECRETS = {"api_key"}  # options whose values are never shown
-
-
 _RUNNING: ContextVar[typer.Context] = ContextVar("running")  # the command that is being parsed or runs
 
 

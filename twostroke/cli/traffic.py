@@ -41,17 +41,12 @@ def parse_range(text: str) -> Any:
 above_zero = checked(Rule(float, above=0, most=LARGE, optional=True))
 zero_or_more = checked(Rule(float, least=0, most=LARGE, optional=True))
 load_option = partial(typer.Option, rich_help_panel="Load")
-
-
 Burstiness = Annotated[
     float,
     load_option(callback=above_zero, help="Shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts."),
 ]
 
-
 _workload = partial(typer.Option, rich_help_panel="Workload")
-
-
 Tokens = Any
 Number = float | None
 

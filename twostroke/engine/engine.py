@@ -163,11 +163,6 @@ class Engine:
         return len(self._queues.arriving)
 
     @property
-    def step_in_flight(self) -> ScheduledStep | None:
-        """The step whose tokens are not read yet, if there is one."""
-        return self.flight.step
-
-    @property
     def lanes(self) -> list[Lane]:
         """The strokes in flight of all choices that have started, in order of arrival."""
         return [lane for choice in self._queues.active for lane in choice.lanes]

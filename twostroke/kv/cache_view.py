@@ -89,11 +89,6 @@ class CacheView:
         return geometry.table_bytes(self.table) + geometry.state_bytes * sum(len(one.pages) > 0 for one in snapshots)
 
     @property
-    def overhead_bytes(self) -> int:
-        """Bytes besides K and V: spans, tokens, provenance and tail. Some of them are shared with other values."""
-        return self.entry_table.nbytes
-
-    @property
     def num_pages(self) -> int:
         """Number of pages held, including shared ones."""
         return len(np.unique(self.entry_table.pages))

@@ -13,12 +13,8 @@ from twostroke.models.recurrent import GatedDeltaNet, Mamba2, RecurrentMixer, Sh
 from twostroke.models.rope import STILL, Rope
 
 MAX_GROUPS = 1000
-
-
 ENTRY_KINDS = ("kv", "rows", "inputs")
 USUAL = {"kind": "kv", "one_part": False}  # of most groups, left out of headers
-
-
 STATES_OF_BEFORE = {"by_head": False, "normed": True}  # what older files do not say
 STATE_KINDS = {one.__name__: one for one in (GatedDeltaNet, Mamba2, ShortConvolution)}
 

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 
 MAX_INTEGER = 2**31 - 1  # largest integer in a header
-
-
 MAX_NAME_LENGTH = 1000
 
 

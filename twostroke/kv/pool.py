@@ -82,13 +82,8 @@ class PagePool:
         self.references, self.frames = ReferenceCounts(max_ids), Frames(num_pages, max_ids)
         self.copies, self.pins = PageCopies(self.page_bytes), Pins()
         releases = Releases(self.references, self.frames, self.copies)
-        self.lock, self.release, self.drop, self.settle = (
-            releases.lock,
-            releases.release,
-            releases.drop,
-            releases.settle,
-        )
-        self.drop_unneeded_copies = releases.drop_unneeded_copies
+        self.lock, self.release, self.drop = releases.lock, releases.release, releases.drop
+        self.settle, self.drop_unneeded_copies = releases.settle, releases.drop_unneeded_copies
         self.group_of = np.zeros(max_ids, np.int16)
         self.stores: dict[str, Store] = {}  # the stores of the tiers "disk" and "remote", if there are any
         self.private: dict[str, PrivatePages] = {}  # what the pool keeps in them, by tier, that nobody else may read

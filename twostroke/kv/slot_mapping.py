@@ -31,10 +31,8 @@ class SlotMapping:
         if count == 1:  # fast path of decoding: array operations cost more than the rest of this
             frames = [[pool.frame(page)] for page in held[:groups]]
             return cls(np.array([[first], [slot], *frames], np.int64), states)
-        order, size = (
-            np.arange(count) + slot,
-            pool.page_size,
-        )  # tokens that do not continue the last page begin a new one
+        # Tokens that do not continue the last page begin a new one.
+        order, size = np.arange(count) + slot, pool.page_size
         frames = pool.frames_of(held).reshape(-1, groups)
         if states is not None:
             frames = np.where(np.reshape(held, frames.shape) == NO_PAGE, NO_PAGE, frames)

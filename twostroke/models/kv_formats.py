@@ -174,7 +174,6 @@ KV_FORMATS = {
     "k8v4": _coded("k8v4", 8, 4),
 }
 
-
 CODED = tuple(name for name, one in KV_FORMATS.items() if one.codes)  # names of those of codes
 
 

@@ -21,8 +21,6 @@ from twostroke.models.stable_repr import LATER, StableRepr
 
 TYPICAL_LENGTH = 8192  # entries of a value for which the layers are divided well
 GROUP_COST = 0.01  # a further group costs as much as so large a part of the memory: each has pages to place in a step
-
-
 EntryKind = Literal["kv", "rows", "inputs"]
 
 

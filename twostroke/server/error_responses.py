@@ -1,14 +1,36 @@
-"""Which API an error is written for: a client reads its own API's error object and no other."""
+"""How an error is written for each API: a client reads its own API's error object and no other."""
 
 from collections.abc import Callable
 from typing import Any
 
 from fastapi import Response
 
-from twostroke.server.anthropic.errors import error_body as anthropic_body
 from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import json_response
-from twostroke.server.ollama.errors import error_body as ollama_body
+from twostroke.server.observability.logs import request_id
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """The body of a response, or the last event of a stream."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    body = {"type": "error", "error": {"type": kind, "message": error.message}}
+    return body | ({"request_id": name} if (name := request_id.get()) is not None else {})
+
+
+def ollama_body(error: ApiError) -> dict[str, Any]:
+    """The body of a response, or the last line of a stream."""
+    return {"error": error.message}
+
 
 _BODIES: dict[str, Callable[[ApiError], dict[str, Any]]] = {"/v1/messages": anthropic_body, "/api/": ollama_body}
 

@@ -14,8 +14,6 @@ FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16
 PANEL = 16
 PAGE_SIZE = 16  # entries
 PACKED_BYTES = 8 << 20  # bytes of a file that are packed, then released, at a time
-
-
 LINE = 64  # bytes that panels are aligned to
 # Bits of a weight, columns of a block, and bytes of the scales of a block of 16 rows (native/weights.h's LAYOUTS).
 LAYOUTS = {

@@ -56,11 +56,7 @@ class Operations:
     """The operations of a forward pass, on PyTorch tensors."""
 
     def __init__(
-        self,
-        device: str = "cpu",
-        dtype: str = "float32",
-        threads: int | None = None,
-        kv_dtype: str | None = None,
+        self, device: str = "cpu", dtype: str = "float32", threads: int | None = None, kv_dtype: str | None = None
     ) -> None:
         """`device`: any PyTorch device. `kv_dtype`: None is `dtype`.
 

@@ -8,11 +8,7 @@ from twostroke.models.config import Experts
 
 
 def route(
-    x: torch.Tensor,
-    router: DenseWeight,
-    selection: torch.Tensor | None,
-    factors: torch.Tensor | None,
-    experts: Experts,
+    x: torch.Tensor, router: DenseWeight, selection: torch.Tensor | None, factors: torch.Tensor | None, experts: Experts
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of each row: [N, chosen] ids and float32 weights; the most probable first, ties by id.
 

@@ -32,8 +32,6 @@ from twostroke.models.formats.tensor import RawTensor
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "swiglu_oai")  # as kernels count them
 PADDING = 256  # buffers of tokens have a multiple of these rows
-
-
 BAND = 8  # tiles of tokens that are next to each other in time
 
 

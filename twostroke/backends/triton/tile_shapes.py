@@ -5,20 +5,10 @@ from dataclasses import dataclass
 from twostroke.backends.triton.packed import ROWS
 
 FEW_TOKENS = 64  # up to these, segments are programs of their own, and packed weights are unpacked in registers
-
-
 WANTED_PROGRAMS = 192  # a matrix is cut along K until so many programs share it
-
-
 SHORTEST = 224  # columns of a segment, at least
-
-
 MAX_SEGMENTS = 8
-
-
 PROCESSORS = 132
-
-
 UNIT = 128  # columns of a segment are a multiple
 
 
@@ -35,8 +25,6 @@ class TileShape:
 
 # Few tokens, by their number, up to and including it.
 TILES = {16: TileShape(64, 16, 128, 4, 3), 32: TileShape(64, 32, 128, 4, 4), 64: TileShape(64, 64, 64, 4, 4)}
-
-
 DEEP = 5  # stages where a multiprocessor has one program: all that hides its loads is its own loads
 
 

@@ -37,8 +37,6 @@ STALL_S = 10.0  # seconds in which a sender gives a sign of life
 REFUSED = "the value does not fit here"
 LOST_S = 60.0  # seconds that others wait for pages into which something is still read
 END_S = 1.0  # seconds in which a read ends, as a rule, once this side has turned away
-
-
 Ended = Callable[["IncomingTransfer"], None]
 
 

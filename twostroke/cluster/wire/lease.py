@@ -38,13 +38,6 @@ class Lease:
     def held(self) -> bool:
         return self.state == "held"
 
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until it ends if nothing happens; 0 once it has ended."""
-        with self._lock:
-            self._look()
-            return max(0.0, self._until - self._clock()) if self._state == "held" else 0.0
-
     def renew(self) -> bool:
         """Begin its time again. Returns False if it has ended."""
         with self._lock:

@@ -28,8 +28,6 @@ MAX_CONNECTIONS = 64  # connections at once
 MAX_PREFILLS = 16  # prefills for receivers at once
 MAX_REMEMBERED = 10_000  # values that are gone, of which it is known why
 SWEEP_S = 0.25  # seconds between looks at leases
-
-
 Compute = Callable[[KVCache, list[int], str], KVCache]  # (value, tokens, which logits) -> the longer value
 
 

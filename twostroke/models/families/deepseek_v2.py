@@ -25,6 +25,7 @@ from twostroke.models.families.family import (
     mlp_of,
     model_of,
 )
+from twostroke.models.families.head_layouts import permuted
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.latent import Latent
 from twostroke.models.rope import yarn_mscale
@@ -176,10 +177,4 @@ class DeepSeekV2(Family):
 def _apart(before: int, rotated: int) -> Callable[[RawTensor], RawTensor]:
     """Puts the second numbers of pairs behind the first ones, at the end of every head."""
     pairs = np.arange(before, before + rotated)
-    order = np.concatenate([np.arange(before), pairs[::2], pairs[1::2]])
-
-    def permute(tensor: RawTensor) -> RawTensor:
-        heads = np.arange(0, tensor.shape[0], len(order))[:, None]
-        return tensor.permute_rows((heads + order).reshape(-1))
-
-    return permute
+    return permuted(np.concatenate([np.arange(before), pairs[::2], pairs[1::2]]))

@@ -39,7 +39,6 @@ GGUF_KEYS = {
     "sliding_window_pattern": "attention.sliding_window_pattern",
 }
 
-
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")  # that may have biases
 
 

@@ -26,7 +26,7 @@ def to_our_layout(config: ModelConfig, layout: Layout) -> dict[str, Transform]:
         if (order == np.arange(len(order))).all():
             continue
         names = (f"layers.{i}.{part}{what}" for part in "qk" for what in ("", "_bias", "_norm"))
-        found |= dict.fromkeys((name for name in names if name in shapes), _permuted(order))
+        found |= dict.fromkeys((name for name in names if name in shapes), permuted(order))
     return found
 
 
@@ -40,7 +40,9 @@ def _order(attention: Attention, layout: Layout) -> np.ndarray:
     return np.concatenate([first, rest[:half], second, rest[half:]])
 
 
-def _permuted(order: np.ndarray) -> Callable[[RawTensor], RawTensor]:
+def permuted(order: np.ndarray) -> Callable[[RawTensor], RawTensor]:
+    """Puts the numbers of every head in this order."""
+
     def permute(tensor: RawTensor) -> RawTensor:
         heads = np.arange(0, tensor.shape[0], len(order))[:, None]
         return tensor.permute_rows((heads + order).reshape(-1))

@@ -51,7 +51,6 @@ SUBSTITUTES = {
     "NVFP4": SubstituteFormat("Q8_0", 0.006),
 }
 
-
 UNPACKED = SubstituteFormat("Q8_0", 0.006)  # of values that a directory quantized in a form that no block holds
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from twostroke.engine.output import Token
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, counted
-from twostroke.server.anthropic.errors import error_body
+from twostroke.server.error_responses import anthropic_body
 from twostroke.server.errors import ApiError
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
@@ -71,7 +71,7 @@ class MessageAnswer(Answer):
         return f"event: {event['type']}\n".encode() + super().encode(event)
 
     def error_event(self, error: ApiError) -> dict[str, Any]:
-        return error_body(error)
+        return anthropic_body(error)
 
     def usage(self) -> dict[str, Any]:
         """Tokens of the prompt are those computed and those found in the prefix index; all are cached unasked."""

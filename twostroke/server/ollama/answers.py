@@ -11,8 +11,8 @@ from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
+from twostroke.server.error_responses import ollama_body
 from twostroke.server.errors import ApiError
-from twostroke.server.ollama.errors import error_body
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.tools.choice_parser import ChoiceParser
 from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText, ThoughtText
@@ -83,7 +83,7 @@ class OllamaAnswer(Answer):
         return to_json(event, inf_nan_mode="null") + b"\n"
 
     def error_event(self, error: ApiError) -> dict[str, Any]:
-        return error_body(error)
+        return ollama_body(error)
 
     def _complete(self, ended: bool) -> list[dict[str, Any]]:
         """The calls that are complete and were not returned yet. One that was cut off has no arguments: left out."""

@@ -187,13 +187,7 @@ def _curve(one: MetricSummary, methods: Sequence[str], baseline: str) -> list[Bl
     others = [name for name in methods if name != baseline]
     length = max(len(values) for values in one.estimates.values())
     places = [place for place in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if place <= length]
-    rows = [
-        (
-            name,
-            *(shown(one.metric, one.estimates[name][place - 1]) for place in places),
-        )
-        for name in methods
-    ]
+    rows = [(name, *(shown(one.metric, one.estimates[name][place - 1]) for place in places)) for name in methods]
     counts = ("items", *(str(one.estimates[methods[0]][place - 1].n) for place in places))
     table = ReportTable((one.metric.title, *(f"token {place}" for place in places)), [*rows, counts])
     figure = Figure(

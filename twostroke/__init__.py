@@ -26,26 +26,10 @@ if TYPE_CHECKING:
     from twostroke.sampling.params import SamplingParams
 
 __all__ = [
-    "LLM",
-    "AsyncDecoding",
-    "AsyncLLM",
-    "Completion",
-    "Conversation",
-    "Decode",
-    "Decoded",
-    "Decoding",
-    "Emit",
-    "KVCache",
-    "Method",
-    "Prefill",
-    "Prefilled",
-    "Program",
-    "Prompt",
-    "SamplingParams",
-    "Token",
-    "TwostrokeError",
+    "LLM", "AsyncDecoding", "AsyncLLM", "Completion", "Conversation", "Decode", "Decoded", "Decoding", "Emit",
+    "KVCache", "Method", "Prefill", "Prefilled", "Program", "Prompt", "SamplingParams", "Token", "TwostrokeError",
     "method",
-]
+]  # fmt: skip
 
 _HOMES = {
     "twostroke.api.async_llm": ("AsyncDecoding", "AsyncLLM"),

@@ -5,13 +5,6 @@ from twostroke.study.explain.explanation import ExplainOptions, Explanation, as_
 from twostroke.study.explain.html_page import page, write_page
 
 __all__ = [
-    "ExplainOptions",
-    "Explanation",
-    "TokenAttention",
-    "as_json",
-    "attention_of",
-    "attention_request",
-    "explain",
-    "page",
-    "write_page",
-]
+    "ExplainOptions", "Explanation", "TokenAttention", "as_json", "attention_of", "attention_request", "explain",
+    "page", "write_page",
+]  # fmt: skip

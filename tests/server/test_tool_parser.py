@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from twostroke.server.tools.dialects import DIALECTS, formats_of
 from twostroke.server.tools.parser import ToolParser, ToolParserFactory, new_id
-from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText
+from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -24,6 +24,10 @@ Read = tuple[str, list[tuple[str, str]]]  # the text, and the calls' names and a
 PARIS = ("weather", '{"city": "Paris"}')
 OBJECT = '{"name": "weather", "arguments": {"city": "Paris"}}'
 HERMES = f"<tool_call>\n{OBJECT}\n</tool_call>"
+
+
+def pieces(parser: ToolParser, text: str, ended: bool = False, cut: bool = False) -> list[Piece]:
+    return [piece for span in parser.spans(text, ended, cut) for piece in span.pieces]
 
 
 def read(text: str, cuts: Sequence[int] = (), sign: str = "", max_calls: int | None = None, cut: bool = False) -> Read:
@@ -347,14 +351,14 @@ def test_every_dialect_is_tried() -> None:
 def test_text_is_held_back_no_longer_than_needed() -> None:
     parser = ToolParser(OFFERED)
     for text in ("Hel", "lo <", "b> ", '{"name": "weather", "arguments": {'):
-        assert parser.push(text)
-    assert ToolParser(OFFERED).push('{"names"') == [PlainText('{"names"')]
-    assert ToolParser(OFFERED).push('```json\n{"name": "Ada"') == [PlainText('```json\n{"name": "Ada"')]
+        assert pieces(parser, text)
+    assert pieces(ToolParser(OFFERED), '{"names"') == [PlainText('{"names"')]
+    assert pieces(ToolParser(OFFERED), '```json\n{"name": "Ada"') == [PlainText('```json\n{"name": "Ada"')]
     parser = ToolParser(OFFERED)
-    start, arguments = parser.push('<tool_call>\n{"name": "weather", "arguments": {"ci')
+    start, arguments = pieces(parser, '<tool_call>\n{"name": "weather", "arguments": {"ci')
     assert isinstance(start, CallStart)
     assert arguments == CallArguments(0, '{"ci')
-    assert parser.push('ty"') == [CallArguments(0, 'ty"')]
+    assert pieces(parser, 'ty"') == [CallArguments(0, 'ty"')]
     assert not parser.complete
 
 
@@ -372,8 +376,8 @@ def test_a_call_that_is_cut_off(sign: str, text: str, calls: list[tuple[str, str
     """It is no text, and does not look complete."""
     assert read(text, (), sign, cut=True) == ("", calls)
     parser = ToolParser(OFFERED, formats_of(sign, ()))
-    parser.push(text)
-    parser.flush(cut=True)
+    pieces(parser, text)
+    pieces(parser, "", ended=True, cut=True)
     assert not (parser.calls and parser.complete)
 
 
@@ -385,10 +389,10 @@ def test_one_call_at_most() -> None:
 def test_an_answer_that_must_call_has_nothing_else() -> None:
     reading = ToolParserFactory(OFFERED, only_calls=True)
     parser = reading()
-    assert parser.push("<tool") == []
-    assert parser.flush(cut=True) == []
-    assert reading().push("Well. ") == []
-    start, *_ = reading().push(HERMES)
+    assert pieces(parser, "<tool") == []
+    assert pieces(parser, "", ended=True, cut=True) == []
+    assert pieces(reading(), "Well. ") == []
+    start, *_ = pieces(reading(), HERMES)
     assert isinstance(start, CallStart)
 
 

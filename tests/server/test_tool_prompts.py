@@ -168,6 +168,6 @@ def test_a_models_special_tokens_are_seen_where_calls_are_written_with_them(tmp_
     ids = tokenizer.encode('[OTHER][TOOL_CALLS]weather[ARGS]{"city": 1}', add_bos=False)
     text = "".join(track.push(Sampled(id)).text for id in [*ids, min(tokenizer.eos_ids)])
     assert text == '[TOOL_CALLS]weather[ARGS]{"city": 1}'
-    start, arguments = reading().push(text)
+    start, arguments = [piece for span in reading().spans(text) for piece in span.pieces]
     assert isinstance(start, CallStart)
     assert arguments == CallArguments(0, '{"city": 1}')

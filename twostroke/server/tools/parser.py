@@ -52,19 +52,11 @@ class ToolParser:
         self._reading: Reading[None] | None = None
         self._openers = {one.opener for one in formats if not one.loose} | {THOUGHT}
 
-    def push(self, text: str) -> list[Piece]:
-        """The pieces that are certain after this text."""
-        return [piece for span in self.spans(text) for piece in span.pieces]
-
-    def flush(self, cut: bool = False) -> list[Piece]:
-        """The pieces held back, once the text has ended.
+    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[TextSpan]:
+        """The stretches that are certain after this text; all that is held back, once the text has `ended`.
 
         The beginning of a call, without a complete name, is plain text; if the text was `cut` off, it is left out.
         """
-        return [piece for span in self.spans("", ended=True, cut=cut) for piece in span.pieces]
-
-    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[TextSpan]:
-        """The stretches that are certain after this text. `ended`, `cut`: see `flush`."""
         self._source.text += text
         self._source.ended = ended
         spans: list[TextSpan] = []

@@ -173,11 +173,11 @@ struct Latent {
   Kinds v_kinds;                   // the kinds of all heads' `v_up`
 };
 
-// A gated MLP: down(act(gate x) * up x).
+// A gated MLP: down(act(gate x) * up x). Without a gate, which is null then, up x is both.
 struct Mlp {
   Linear gate_up, down;
   Mlp(const Matrix* gate, const Matrix* up, const Matrix* down, const float* gate_up_bias, const float* down_bias)
-      : gate_up({gate, up}, gate_up_bias, true), down({down}, down_bias) {}
+      : gate_up(gate ? Linear({gate, up}, gate_up_bias, true) : Linear({up}, gate_up_bias)), down({down}, down_bias) {}
 };
 
 // An MLP that every row passes beside its experts, weighted by the sigmoid of the row's product with `gate` if it has one.

@@ -154,7 +154,8 @@ inline F activated(const Config& c, F gate, F up) {
   return mul(c.activation == GELU ? gelu16(gate) : silu16(gate), up);
 }
 
-// Scales gate and up, and packs the gated rows for the next layer: a unit's four panels are one group of its input.
+// Scales gate and up, and packs the gated rows for the next layer: a unit's panels, four or two without a gate, are one
+// group of its input.
 inline auto gating(const Model& m, const Linear& layer, const float* scales, Rows out, const Linear& next) {
   return [&m, &layer, scales, out, &next](const Job* jobs, int n, int first, int block, const F* sums) {
     for (; n > 0; n -= layer.unit, jobs += layer.unit, sums += layer.unit * ROW_BLOCK)
@@ -163,10 +164,15 @@ inline auto gating(const Model& m, const Linear& layer, const float* scales, Row
         F a[PANEL], b[PANEL];
         for (int i = 0; i < some; i++) {
           const F scale = set1(scales[first + start + i]);
-          auto sum = [&](int panel) {
-            return layer.biased_pair(mul(sums[panel * ROW_BLOCK + start + i], scale), jobs[panel], panel % 2);
+          auto sum = [&](int panel, int which) {
+            return layer.biased_pair(mul(sums[panel * ROW_BLOCK + start + i], scale), jobs[panel], which);
           };
-          a[i] = activated(m.config, sum(0), sum(1)), b[i] = activated(m.config, sum(2), sum(3));
+          auto gated = [&](int half) {
+            if (layer.unit == PAIRS_UNIT) return activated(m.config, sum(2 * half, 0), sum(2 * half + 1, 1));
+            const F up = sum(half, 0);
+            return activated(m.config, up, up);
+          };
+          a[i] = gated(0), b[i] = gated(1);
         }
         put_columns(next.kinds, a, b, out, first + start, some, jobs->column);
       }

@@ -89,7 +89,7 @@ static std::vector<Found> each_chunk(void* team, int rows, int count, const Find
   return found;
 }
 
-// See twostroke_add_block. `mlps`: gate, up and down of each.
+// See twostroke_add_block. `mlps`: gate (or null), up and down of each.
 static Block& add_block(Model& m, const float** norms, void** matrices, const float** biases, const AttentionShape& attention,
                         Router router, void** mlps, int count) {
   auto part = [](void* matrix) { return (const Matrix*)matrix; };
@@ -102,11 +102,11 @@ static Block& add_block(Model& m, const float** norms, void** matrices, const fl
           std::move(qkv), std::move(o), attention, {},       router,   {},       {},       {}};
   if (norms[8]) b.inputs.emplace(BlockInputs{Linear({part(matrices[7])}), Linear({part(matrices[8])}), norms[8]});
   b.mlps.reserve(count);
-  for (int i = 0; i < count && mlps[0]; i++, mlps += 3) {
-    const Matrix *gate = part(mlps[0]), *down = part(mlps[2]);
+  for (int i = 0; i < count && mlps[1]; i++, mlps += 3) {
+    const Matrix *gate = part(mlps[0]), *up = part(mlps[1]), *down = part(mlps[2]);
     auto bias = [&](int which, int size) { return biases[which] ? biases[which] + size_t(i) * size : nullptr; };
-    b.mlps.emplace_back(gate, part(mlps[1]), down, bias(2, 2 * gate->all), bias(3, down->all));
-    for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(mlps[input])->format);
+    b.mlps.emplace_back(gate, up, down, bias(2, (gate ? 2 : 1) * up->all), bias(3, down->all));
+    b.mlp_kinds.add(b.mlps.back().gate_up.kinds);
   }
   return m.blocks.emplace_back(std::move(b));
 }
@@ -336,8 +336,8 @@ void twostroke_add_experts_block(void* model, const float** norms, void** matric
   Block& b = add_block(*(Model*)model, norms, matrices, biases, *attention, chooses, expert_matrices, experts);
   if (!shared) return;
   auto part = [&](int i) { return (const Matrix*)expert_matrices[3 * experts + i]; };
-  for (int input = 0; input < 2; input++) b.mlp_kinds.add(part(input)->format);
   b.shared.emplace(SharedExpert{Mlp(part(0), part(1), part(2), nullptr, nullptr), shared_gate});
+  b.mlp_kinds.add(b.shared->mlp.gate_up.kinds);
 }
 
 // Lets the experts of the last block, and the shared expert, have norms of their own: see ExpertNorms. `factors`: see

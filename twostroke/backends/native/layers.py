@@ -212,9 +212,9 @@ class NativeLayers:
             self._library.twostroke_add_expert_norms(self._handle, norms, factors)
 
     def _mlp(self, prefix: str, mlp: GatedMLP | Experts) -> list[int | None]:
-        """The handles of gate, up and down; where there is no gate, up is both."""
+        """The handles of gate, up and down; None where there is no gate."""
         found = self._weights.handles(prefix, *mlp.inputs, "down")
-        return [found[0], *found[-2:]]
+        return [None] * (3 - len(found)) + found
 
 
 def _pointers(handles: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:

@@ -3,7 +3,6 @@
 
 #include "block.h"
 #include "head.h"
-#include "exchange.h"
 #include "likeliest.h"
 #include "rank_orders.h"
 #include "search.h"
@@ -63,7 +62,6 @@ static void give(Model& m, const Shelf& shelf, Order order) {
 // By the others: follows an order. Its pointers are offsets in the data that it comes with.
 static void obey(Ranks& ranks, const Order& given) {
   const Order order = Shelf(ranks).unpacked(given);
-  if (order.kind == Order::EXCHANGE) return (void)exchange(ranks, order.count, order.width, order.model, order.sums);
   Model& m = *(Model*)ranks.models[order.model];
   if (order.kind == Order::FORWARD) {
     const Ranks::Pool& pool = ranks.pools[order.pool];
@@ -466,18 +464,6 @@ int twostroke_follow(void* handle) {
     obey(ranks, given);
   }
   return int(ranks.lost());
-}
-
-// By rank 0, for measurements: see exchange.h.
-int64_t twostroke_exchange(void* handle, int rows, int width, int rounds, int sums) {
-  Ranks& ranks = *(Ranks*)handle;
-  const Ranks::Pinned pinned(ranks);
-  ranks.give(Order{.kind = Order::EXCHANGE, .model = rounds, .count = rows, .width = width, .sums = bool(sums)});
-  return exchange(ranks, rows, width, rounds, sums);
-}
-// The same: see Ranks::take_account.
-void twostroke_account(void* ranks, int64_t* meetings, int64_t* waited_ns) {
-  std::tie(*meetings, *waited_ns) = ((Ranks*)ranks)->take_account();
 }
 
 // Marks a rank as lost, for all ranks.

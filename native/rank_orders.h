@@ -3,7 +3,7 @@
 #include "model.h"
 
 struct Order {
-  enum Kind : int32_t { LISTEN, FORWARD, LOGITS, SEARCH, EXCHANGE } kind;  // LISTEN: return, there is a message
+  enum Kind : int32_t { LISTEN, FORWARD, LOGITS, SEARCH } kind;  // LISTEN: return, there is a message
   int32_t model, count, pool;  // pool, and kv: the offset in it
   int64_t kv;
   const int64_t* strides;      // [groups, 3]
@@ -11,8 +11,6 @@ struct Order {
   const float* x;              // [count, columns of the head]
   const Noise* noises;         // [count]
   bool by_sketch;
-  int32_t width;               // of exchanges (exchange.h), `count` rows each, `model` times
-  bool sums;
 };
 
 // Memory of an order's arrays. In an order that is given, a pointer is an offset from its beginning, or null.

@@ -12,7 +12,6 @@
 #pragma once
 #include <atomic>
 #include <thread>
-#include <utility>
 
 #include "memory.h"
 #include "mirrored_memory.h"
@@ -87,16 +86,12 @@ class Ranks {
         tell(own);
         break;
       }
-    meetings_.fetch_add(1, std::memory_order_relaxed);
     for (int i = 1; i < size; i++) {
       const int other = (rank + i) % size;
       std::atomic<uint32_t>& theirs = control_.met[other].value;
       wait(theirs, [&](uint32_t value) { return int32_t(value - (number + 1)) >= 0; }, other);
     }
   }
-
-  // The meetings of all threads of this rank since the last call, and the nanoseconds that they waited there.
-  std::pair<int64_t, int64_t> take_account() { return {meetings_.exchange(0), waited_.exchange(0)}; }
 
   // By rank 0: the command that all others are to follow, which must be over before the next.
   template <class Command>
@@ -141,12 +136,9 @@ class Ranks {
     auto over = [&] { return done(word.load(std::memory_order_acquire)) || lost(); };
     if (over()) return;
     const auto began = Clock::now();
-    auto counted = [&] {
-      if (other >= 0) waited_.fetch_add(Time(Clock::now() - began).count(), std::memory_order_relaxed);
-    };
     for (Time waited{};; waited = Clock::now() - began) {
       for (int i = 0; i < 16; i++) {
-        if (over()) return counted();
+        if (over()) return;
         pause_core();
       }
       if (waited > SOON) break;
@@ -159,20 +151,16 @@ class Ranks {
       control_.sleepers.value.fetch_sub(1, std::memory_order_relaxed);
       if (other >= 0 && Time(Clock::now() - began).count() > patience_) lose(LATE + uint32_t(other));
     }
-    counted();
   }
 
   // One thread exchanges for all of this rank.
   void meet_apart(uint32_t number, const Live& live) {
     std::atomic<uint32_t>& own = control_.met[rank].value;
-    meetings_.fetch_add(1, std::memory_order_relaxed);
     uint32_t expected = number;
     if (!begun_.compare_exchange_strong(expected, number + 1))
       return wait(own, [&](uint32_t value) { return int32_t(value - (number + 1)) >= 0; }, -1);
-    const auto began = Clock::now();
     const auto changes = mirror->changes(live);
     if (!lost() && exchange_(changes.data(), int64_t(changes.size()))) lose(1);
-    waited_.fetch_add(Time(Clock::now() - began).count(), std::memory_order_relaxed);
     own.store(number + 1, std::memory_order_release);
     tell(own);
   }
@@ -186,7 +174,6 @@ class Ranks {
   const int64_t patience_;
   const Cores cores_;
   uint32_t taken_ = 0;  // commands
-  std::atomic<int64_t> meetings_{0}, waited_{0};
 
  public:
   // What orders name by number, the same in every rank: models, and the memory of KV pools where this process has it.

@@ -82,8 +82,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "listen": (None, (_POINTER,)),
     "follow": (_INT, (_POINTER,)),
     "lose": (None, (_POINTER, _INT)),
-    "exchange": (ctypes.c_int64, (_POINTER, _INT, _INT, _INT, _INT)),
-    "account": (None, (_POINTER, _POINTER, _POINTER)),
     "lost": (_INT, (_POINTER,)),
     "multiply": (None, (_POINTER, _POINTER, _POINTER, _INT, _POINTER)),
     "weigh": (None, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER)),

@@ -88,17 +88,6 @@ class SharedMemoryRanks:
         if lost:
             raise self._error(lost)
 
-    def exchange(self, rows: int, width: int, rounds: int, sums: bool) -> float:
-        """Seconds of one gather of [rows, width] bytes, or of one all-reduce of float32 sums, the mean of some."""
-        with self.turn:
-            return self.library.twostroke_exchange(self.handle, rows, width, rounds, sums) / rounds / 1e9
-
-    def account(self) -> tuple[int, float]:
-        """Meetings of rank 0's threads since the last call, and the seconds that they waited for others there."""
-        meetings, waited = ctypes.c_int64(), ctypes.c_int64()
-        self.library.twostroke_account(self.handle, ctypes.byref(meetings), ctypes.byref(waited))
-        return meetings.value, waited.value / 1e9
-
     @property
     def failure(self) -> RankLost | None:
         """The error of all calls from now on, if a rank is lost."""

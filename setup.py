@@ -24,7 +24,7 @@ VARIANTS = {
     "avx512": AVX512,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-ON_ARM = {"neon": ["-march=armv8.2-a+dotprod"]}
+ON_ARM = {"i8mm": ["-march=armv8.2-a+dotprod+i8mm"], "neon": ["-march=armv8.2-a+dotprod"]}
 MACHINES = {"x86_64": VARIANTS, "AMD64": VARIANTS, "aarch64": ON_ARM, "arm64": ON_ARM}
 # A wheel for another machine, by a compiler that $CXX names, as tools/wheel.py does it; or for this one.
 PLATFORM = os.getenv("TWOSTROKE_PLATFORM", "")

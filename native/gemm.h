@@ -41,7 +41,7 @@ inline void read_panel(const Matrix& matrix, int panel, F* out) {
 // zero point (an exact integer); the first and the last 16 columns of Q6_K have separate scales. Rows are interleaved,
 // since a row's next product waits for its last one.
 template <Format T, bool MINIMA, int M>
-inline void add_rows(F* acc, const QuantsOf<T>& w, F scale, F second, Minima minima, const Rows& rows, size_t at,
+inline void add_rows(F* acc, const QuantsOf<T, M>& w, F scale, F second, Minima minima, const Rows& rows, size_t at,
                      const Sum* of) {
   I sums[M];
   const int32_t* zeros = rows.zeros + zero_at(zero_of(T)) * rows.all + at;
@@ -74,8 +74,8 @@ inline void add_rows(F* acc, const QuantsOf<T>& w, F scale, F second, Minima min
 }
 
 template <Format T, bool MINIMA, int M>
-[[gnu::always_inline]] inline void add_group(F* acc, const QuantsOf<T>& w, F scale, F second, Minima minima, const Rows& rows,
-                                             int g) {
+[[gnu::always_inline]] inline void add_group(F* acc, const QuantsOf<T, M>& w, F scale, F second, Minima minima,
+                                             const Rows& rows, int g) {
   constexpr int SOME = std::min(M, DOT_ROWS);
   const size_t at = size_t(g) * M;
   const Sum* of = rows.sums + size_t(g / TOGETHER) * TOGETHER * M;
@@ -114,7 +114,7 @@ template <Format T, int M>
   for (int block = 0; block < groups / per_block; block++)
     for (int i = 0; i < per_block; i++, quants += group_bytes(L.bits)) {
       const int g = block * per_block + i;
-      const QuantsOf<T> w(quants);
+      const QuantsOf<T, M> w(quants);
       ahead.step();
       again.step();
       if (asks) later.step();

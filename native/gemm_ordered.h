@@ -67,7 +67,7 @@
 
 // Adds a group's part of the sums of M rows, a multiple of eight, which begin at `at`.
 template <Format T, bool MINIMA, int M>
-[[gnu::always_inline]] inline void add_rows_in_order(F* acc, const QuantsOf<T>& w, const ManyScales* scales, Minima minima,
+[[gnu::always_inline]] inline void add_rows_in_order(F* acc, const QuantsOf<T, M>& w, const ManyScales* scales, Minima minima,
                                                      const Rows& rows, size_t at, const Sum* of) {
   static_assert(M % 8 == 0 && GROUP == 32 && sizeof(Sum) * TOGETHER == 4);
   const int32_t* zeros = rows.zeros + zero_at(zero_of(T)) * rows.all + at;

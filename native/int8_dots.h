@@ -26,13 +26,13 @@ class Quants {
 #elif defined(__ARM_NEON)
 constexpr int DOT_ROWS = 4;
 
-// The instruction wants signed weights. So 128 is subtracted from those of 8 bits, and its products are added.
+// Signed weights of 8 bits count from 128, and have no other zero point (`zero_of`).
 template <int BITS, bool FLOATS = false>
 class Quants {
  public:
   explicit Quants(const uint8_t* group) {
     load_group<BITS, FLOATS>(group, w_);
-    if constexpr (BITS == 8)
+    if constexpr (SIGNED_WEIGHTS && BITS == 8)
       for (I& w : w_) w = w ^ int_set1(int(0x80808080));
   }
 
@@ -46,19 +46,10 @@ class Quants {
       for (int j = FROM; j < FROM + N; j++)
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) sums[m] = dot4(sums[m], w_[j], q + m * GROUP + 4 * j);
-      if constexpr (BITS == 8)
-        for (int m = 0; m < M; m++) sums[m] = add(sums[m], int_set1(128 * total<4 * N>(q + m * GROUP + 4 * FROM)));
     }
   }
 
  private:
-  template <int COUNT>
-  static int32_t total(const int8_t* q) {
-    int32_t total = 0;
-    for (int i = 0; i < COUNT; i++) total += q[i];
-    return total;
-  }
-
   I w_[8];
 };
 #else
@@ -118,6 +109,39 @@ class Quants {
 };
 #endif
 
-// The quants of a format.
-template <Format T>
+#ifdef __ARM_FEATURE_MATMUL_INT8
+// The same for an even number of rows: an instruction multiplies eight columns of two outputs and two rows. The weights of
+// two chunks are zipped for it, once for all rows.
+template <int BITS, bool FLOATS>
+class PairedQuants {
+ public:
+  explicit PairedQuants(const uint8_t* group) {
+    load_group<BITS, FLOATS>(group, w_);
+    for (int j = 0; j < 8; j += 2) zip(w_[j], w_[j + 1]);
+  }
+
+  template <int FROM, int N, int M>
+  void dot(const int8_t* q, I* sums) const {
+    static_assert(M <= DOT_ROWS && M % 2 == 0 && N % 4 == 0);
+#pragma GCC unroll 2
+    for (int m = 0; m < M; m += 2) zip(sums[m], sums[m + 1]);
+#pragma GCC unroll 2
+    for (int j = FROM; j < FROM + N; j += 4)
+#pragma GCC unroll 2
+      for (int m = 0; m < M; m += 2) dot_pair(sums + m, w_ + j, q + m * GROUP + 4 * j, q + (m + 1) * GROUP + 4 * j);
+#pragma GCC unroll 2
+    for (int m = 0; m < M; m += 2) unzip(sums[m], sums[m + 1]);
+  }
+
+ private:
+  I w_[8];
+};
+
+// The quants of a format, for products of ROWS rows.
+template <Format T, int ROWS>
+using QuantsOf = std::conditional_t<(ROWS > 1), PairedQuants<LAYOUTS[T].bits, LAYOUTS[T].floats>,
+                                    Quants<LAYOUTS[T].bits, LAYOUTS[T].floats>>;
+#else
+template <Format T, int>
 using QuantsOf = Quants<LAYOUTS[T].bits, LAYOUTS[T].floats>;
+#endif

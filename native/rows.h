@@ -16,6 +16,7 @@ constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero =
 constexpr bool rounds_minima(Format format) { return FROM_MIDDLE && has_minima(format); }
 // The quant that represents 0 in products.
 constexpr int zero_of(Format format) {
+  if (SIGNED_WEIGHTS && LAYOUTS[format].bits == 8) return 0;
   return rounds_minima(format) ? 1 << (LAYOUTS[format].bits - 1) : LAYOUTS[format].zero;
 }
 // The scales of a block's group, and its minima counted from that quant.

@@ -94,6 +94,13 @@ constexpr bool INTEL = false, AMD = true;
 constexpr bool INTEL = false, AMD = false;
 #endif
 
+// Whether products of int8 take signed weights: as sdot does, and usdot, usmmla (i8mm) and vpdpbusd do not.
+#if defined(__ARM_NEON) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool SIGNED_WEIGHTS = true;
+#else
+constexpr bool SIGNED_WEIGHTS = false;
+#endif
+
 // The scale of int8 quants for numbers of at most this magnitude. Its mantissa has STEP_BITS bits: few enough for the
 // look-up in scales.h, or all of a float.
 #ifdef __AVX512BF16__

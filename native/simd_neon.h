@@ -223,11 +223,38 @@ inline I add_planes(I w, I x) {
   });
 }
 
-// Each lane: four signed weights times the same four int8 activations, added to acc.
+// Each lane: four weights times the same four int8 activations, added to acc.
 inline I dot4(I acc, I weights, const int8_t* q) {
   const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(word_at(q)));
+#ifdef __ARM_FEATURE_MATMUL_INT8
+  return ints([&](int i) { return vusdotq_s32(acc.v[i], bytes_of(weights.v[i]), four); });
+#else
   return ints([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_s32(weights.v[i]), four); });
+#endif
 }
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+// Lanes of both in turn: those of each first half of a register in x, of each second half in y. And back.
+inline void zip(I& x, I& y) {
+  const I a = x, b = y;
+  x = ints([&](int i) { return vzip1q_s32(a.v[i], b.v[i]); });
+  y = ints([&](int i) { return vzip2q_s32(a.v[i], b.v[i]); });
+}
+inline void unzip(I& x, I& y) {
+  const I a = x, b = y;
+  x = ints([&](int i) { return vuzp1q_s32(a.v[i], b.v[i]); });
+  y = ints([&](int i) { return vuzp2q_s32(a.v[i], b.v[i]); });
+}
+// Adds the products of four chunks, which are zipped by two, with two rows of activations to their zipped sums.
+inline void dot_pair(I* sums, const I* chunks, const int8_t* q, const int8_t* next_q) {
+  const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(q)), b = vreinterpretq_s64_s8(vld1q_s8(next_q));
+  const int8x16_t eights[] = {vreinterpretq_s8_s64(vzip1q_s64(a, b)), vreinterpretq_s8_s64(vzip2q_s64(a, b))};
+  for (int j = 0; j < 4; j++) {
+    I& sum = sums[j % 2];
+    sum = ints([&](int i) { return vusmmlaq_s32(sum.v[i], bytes_of(chunks[j].v[i]), eights[j / 2]); });
+  }
+}
+#endif
 
 // The first and the second bfloat16 of each pair.
 inline F firsts(I x) { return float_of(left<16>(x)); }

@@ -116,7 +116,7 @@ inline SketchRows Sketch::prepare(Kinds kinds, Rows rows, const Noise* noises, B
     SketchRows::Row& row = out.row[r];
     alignas(LINE) float few[WIDE];
     for (int i = 0; i < WIDE; i++) few[i] = std::exchange(x[wide_[i]], 0.0f), wide += double(few[i]) * few[i];
-    row.wide_zero = -128 * quantize(few, WIDE, out.wide + r * WIDE, row.wide_scale);
+    row.wide_zero = (SIGNED_WEIGHTS ? 0 : -128) * quantize(few, WIDE, out.wide + r * WIDE, row.wide_scale);
     for (int c = 0; c < cols; c += 16) squares += sum(mul(load(x + c), load(x + c)));
     for (int two = 0; two < twos(); two++) {
       const int first = 2 * two, columns = std::min(2, n - first) * GROUP, i = two * count + r;

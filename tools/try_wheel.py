@@ -1,7 +1,8 @@
 """Tries built wheels as a stranger: a bare environment, no compiler on the path, the first question.
 
 The manylinux wheel must answer with its kernels. The wheel without kernels must say in one line what it lacks, since
-PyTorch is not installed either. The one for ARM answers under emulation, where qemu-user is installed.
+PyTorch is not installed either. The one for ARM answers under emulation, where qemu-user is installed: on a
+processor with i8mm, and on one without.
 """
 
 import os
@@ -12,6 +13,7 @@ import venv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+ON_ARM = {"neoverse-n1": "native-neon", "max": "native-i8mm"}  # processors of qemu, and the kernels that they choose
 ASK = ["generate", "--model", "smollm2-135m", "What is the capital of Japan?"]
 
 
@@ -28,13 +30,18 @@ def answer(wheel: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=alone, cwd=scratch, capture_output=True, text=True, check=False)
 
 
-def emulated_answer(wheel: Path, root: Path) -> subprocess.CompletedProcess[str]:
-    """The same with Python for arm64, under emulation."""
+def install_for_arm(wheel: Path, root: Path) -> None:
+    """Make a folder with Python for arm64 and the wheel."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # its pip
     script = [Path(__file__).with_name("arm_root.sh"), root, wheel]
     subprocess.run(script, env=os.environ | {"PATH": path}, check=True, stdout=subprocess.DEVNULL)
-    command = ["qemu-aarch64", "-L", str(root), str(root / "usr/bin/python3.11"), "-m", "twostroke", *ASK]
+
+
+def emulated_answer(root: Path, processor: str) -> subprocess.CompletedProcess[str]:
+    """The same in that folder, under emulation."""
+    python = ["qemu-aarch64", "-cpu", processor, "-L", str(root), str(root / "usr/bin/python3.11")]
     environment = os.environ | {"PYTHONPATH": str(root / "site")}
+    command = [*python, "-m", "twostroke", *ASK]
     return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
 
 
@@ -51,10 +58,12 @@ def main(folder: Path) -> None:
         if bare.returncode != 1 or "twostroke[torch]" not in bare.stderr or bare.stderr.count("\n") != 1:
             sys.exit(f"error: {pure.name} does not say in one line what it lacks")
         for arm in folder.resolve().glob("*-manylinux*aarch64.whl") if shutil.which("qemu-aarch64") else ():
-            emulated = emulated_answer(arm, scratch / "arm")
-            print(arm.name, emulated.stdout, emulated.stderr, sep="\n")
-            if emulated.returncode or "Tokyo" not in emulated.stdout or "native-neon" not in emulated.stderr:
-                sys.exit(f"error: {arm.name} does not answer with its kernels")
+            install_for_arm(arm, scratch / "arm")
+            for processor, kernels in ON_ARM.items():
+                emulated = emulated_answer(scratch / "arm", processor)
+                print(arm.name, emulated.stdout, emulated.stderr, sep="\n")
+                if emulated.returncode or "Tokyo" not in emulated.stdout or kernels not in emulated.stderr:
+                    sys.exit(f"error: {arm.name} does not answer with {kernels}")
 
 
 if __name__ == "__main__":

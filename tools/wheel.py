@@ -22,7 +22,8 @@ VARIANTS = ("amx", "avx2", "avx512", "avx512bf16")
 ON_ARM = {"manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28", "macosx_13_0_arm64": "aarch64-macos.13.0"}
 # Compiles for a target; processors are named in another way than for GCC.
 CROSS = """#!/bin/bash
-exec {python} -m ziglang c++ -target {target} -mcpu=generic+v8_2a+dotprod "${{@/#-march=*/-O3}}"
+args=("${{@/#-march=armv8.2-a/-mcpu=generic+v8_2a}}")
+exec {python} -m ziglang c++ -target {target} "${{args[@]}}"
 """
 
 
@@ -78,7 +79,7 @@ def main(into: Path) -> None:
             shutil.rmtree(tree / "build", ignore_errors=True)  # objects of other machines
             compiler = cross_compiler(target, Path(scratch))
             wheel = build("--wheel", tree, Path(scratch) / platform, TWOSTROKE_PLATFORM=platform, **compiler)
-            check(wheel, ("neon",))
+            check(wheel, ("i8mm", "neon"))
             shutil.copy(wheel, into)
     for file in sorted(into.iterdir()):
         print(f"{file} ({file.stat().st_size:,} bytes)")

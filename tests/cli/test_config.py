@@ -187,7 +187,10 @@ def test_nothing_is_fetched_for_a_chat_that_cannot_be(
 @pytest.mark.parametrize(
     ("command", "choices"),
     [
-        (("generate",), "auto|native|native-neon|native-amx|native-avx512bf16|native-avx512|native-avx2|triton"),
+        (
+            ("generate",),
+            "auto|native|native-i8mm|native-neon|native-amx|native-avx512bf16|native-avx512|native-avx2|triton",
+        ),
         (("generate",), "radix|hash|off"),
         (("chat",), "drop|window|refuse"),
         (("serve",), "refuse|drop|window"),

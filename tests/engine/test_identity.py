@@ -13,7 +13,8 @@ from twostroke.engine.model_loader import model_identity
 from twostroke.kv.cache import KVCache
 from twostroke.models.rope import Rope
 
-VARIANTS: tuple[str, ...] = library.variants() if library.unavailable() is None else ()
+RUNNABLE: tuple[str, ...] = library.variants() if library.unavailable() is None else ()
+VARIANTS = tuple(dict.fromkeys(map(library.same_bits, RUNNABLE)))  # one of those with the same bits
 TEXT = "In the beginning the engine read the prompt, all of it, at once; and then it wrote, a token at a time. " * 5
 
 

@@ -22,7 +22,7 @@ NEEDED = {
     "amx": (*library.VARIANTS["avx512bf16"], "avx512vbmi", "avx512_vbmi2"),
     "avx512bf16": library.VARIANTS["avx2"],
     "avx512": library.VARIANTS["avx2"],
-    "neon": library.VARIANTS["avx2"],
+    **dict.fromkeys(library.ON_ARM, library.VARIANTS["avx2"]),
 }
 # Files whose schedules are of `tiny_llm`, which only PyTorch computes: its heads are too small for kernels.
 _WITHOUT_KERNELS = ("test_engine", "test_scheduler", "test_quantize")
@@ -40,13 +40,14 @@ def compile_into(directory: Path, variant: str) -> Path:
         "amx": setup["AVX512_BF16"] + _AMX,
         "avx512bf16": [*setup["VARIANTS"]["avx2"], *_AVX512, "-DSOFTWARE_BF16"],
         "avx512": setup["VARIANTS"]["avx2"] + _AVX512,
+        "i8mm": [*setup["VARIANTS"]["avx2"], "-D__ARM_FEATURE_MATMUL_INT8", *_NEON],
         "neon": setup["VARIANTS"]["avx2"] + _NEON,
     }[variant]
     sources = directory / variant
     shutil.copytree(ROOT / "native", sources)
     if variant == "amx":
         shutil.copy(HERE / "tile_instructions.h", sources)
-    elif variant != "neon":
+    elif variant not in library.ON_ARM:
         for source in sources.glob("*.h"):
             source.write_text(re.sub(r"\b_mm512_", "avx512::", source.read_text()))
     built = directory / f"{variant}.so"
@@ -73,7 +74,7 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
         pytest.exit(f"nothing is tested in software: it can run in hardware, or not here ({wanted})", returncode=0)
     if not shutil.which("g++"):
         pytest.exit("nothing is tested in software, since there is no g++", returncode=0)
-    if "neon" in lacking and (reason := lacks_simde()) is not None:
+    if set(library.ON_ARM) & set(lacking) and (reason := lacks_simde()) is not None:
         pytest.exit(reason, returncode=0)
     if _BUILT not in os.environ:
         directory = tempfile.TemporaryDirectory()

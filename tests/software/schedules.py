@@ -1,4 +1,8 @@
-"""A program for any processor, without PyTorch: prints digests of tiny models' answers under several schedules."""
+"""A program for any processor, without PyTorch: prints digests of tiny models' answers under several schedules.
+
+With libraries of kernels as arguments, named by their variants, it takes the best that the processor can run, else
+AVX2's. It first prints that variant, and the name of its bits.
+"""
 
 import hashlib
 import sys
@@ -7,6 +11,7 @@ from pathlib import Path
 from tests import watching
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
+from twostroke.backends.native.backend import NativeBackend
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.sampling.params import SamplingParams
 
@@ -31,10 +36,12 @@ def digest(directory: Path, variant: str, kv_dtype: str, schedule: str) -> str:
 
 
 if __name__ == "__main__":
-    folder, variant, *built = sys.argv[1:]
-    if built:
-        library.use(variant, Path(built[0]))
-    for directory in sorted(Path(folder).iterdir()):
+    folder, *built = map(Path, sys.argv[1:])
+    for path in built:
+        library.use(path.stem, path)
+    variant = library.variants()[0] if built else "avx2"
+    print(variant, NativeBackend(1, variant).arithmetic)
+    for directory in sorted(folder.iterdir()):
         for kv_dtype in KV:
             for schedule in SCHEDULES:
                 print(directory.name, kv_dtype, schedule, digest(directory, variant, kv_dtype, schedule), flush=True)

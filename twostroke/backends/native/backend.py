@@ -70,7 +70,8 @@ class NativeBackend:
     @property
     def arithmetic(self) -> str:
         """Variants round differently, and so may builds of one, and approximate instructions of other vendors."""
-        return f"native-{self.variant}-{library.digest(self.variant)}-{library.vendor()}"
+        variant = library.same_bits(self.variant)
+        return f"native-{variant}-{library.digest(variant)}-{library.vendor()}"
 
     def unsupported(self, config: ModelConfig, matrices: Mapping[str, RawTensor], page_size: int) -> str | None:
         return unsupported(config, matrices, page_size, self.tp, self.kv_dtype)

@@ -20,9 +20,11 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parents[3] / "native"  # in a checkout
 
 # Processor features that each compiled variant needs, fastest prefill first (on AMD processors). Results differ in
-# bits where a variant multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere.
+# bits where a variant multiplies bfloat16: in attention, with bfloat16 weights, and with AMX everywhere. Those on ARM
+# differ only in instructions for sums of integers, so all have the bits of `neon`.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
 VARIANTS: dict[str, tuple[str, ...]] = {
+    "i8mm": ("asimd", "asimddp", "i8mm"),
     "neon": ("asimd", "asimddp"),
     "amx": ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", *_AVX512),
     "avx512bf16": ("avx512_bf16", *_AVX512),
@@ -30,10 +32,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma", "f16c"),
 }
 
-_AT_HWCAP, _HWCAP = 16, {"asimd": 1, "asimddp": 20}  # bits of Linux, arch/arm64/include/uapi/asm/hwcap.h
+ON_ARM = ("i8mm", "neon")
+# Where Linux tells of a feature: AT_HWCAP or AT_HWCAP2, and the bit (arch/arm64/include/uapi/asm/hwcap.h).
+_HWCAPS = {"asimd": (16, 1), "asimddp": (16, 20), "i8mm": (26, 13)}
 _ARM = ("aarch64", "arm64")  # as Linux and as macOS calls it
 
 NAMES = {
+    "i8mm": "NEON with products of int8 matrices",
     "neon": "NEON with dot products",
     "amx": "AMX",
     "avx512bf16": "AVX-512 with bfloat16",
@@ -157,11 +162,15 @@ def array_strides(storages: Sequence[Any]) -> ctypes.Array[ctypes.c_int64]:
 def features(processor: str) -> set[str]:
     """The processor's features: on ARM what the system tells the process, else by the text of /proc/cpuinfo."""
     if platform.machine() == "arm64":
-        return set(_HWCAP)  # every processor of a Mac has them
+        found, size = _INT(), ctypes.c_size_t(ctypes.sizeof(_INT))
+        tell = ctypes.CDLL(None).sysctlbyname
+        tell.argtypes = (ctypes.c_char_p, _POINTER, _POINTER, _POINTER, ctypes.c_size_t)
+        tell(b"hw.optional.arm.FEAT_I8MM", ctypes.byref(found), ctypes.byref(size), None, 0)
+        return set(_HWCAPS) if found.value else set(_HWCAPS) - {"i8mm"}  # every processor of a Mac has the others
     if platform.machine() == "aarch64":
-        told = ctypes.CDLL(None).getauxval
-        told.restype, told.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
-        return {name for name, bit in _HWCAP.items() if told(_AT_HWCAP) >> bit & 1}
+        tell = ctypes.CDLL(None).getauxval
+        tell.restype, tell.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+        return {name for name, (word, bit) in _HWCAPS.items() if tell(word) >> bit & 1}
     return set(processor.partition("flags")[2].partition("\n")[0].split())
 
 
@@ -203,11 +212,11 @@ def unavailable(variant: str | None = None) -> str | None:
         runnable = variants()
     except OSError:
         return "the processor's features cannot be read (/proc/cpuinfo)"
-    wanted = [variant] if variant else ["neon"] if machine in _ARM else list(VARIANTS)
+    here = [name for name in VARIANTS if (name in ON_ARM) == (machine in _ARM)]
+    wanted = [variant] if variant else here
     if any(name in runnable for name in wanted):
         return None
-    foreign = (variant == "neon") != (machine in _ARM)
-    if not any(library_path(name) for name in wanted) and not (variant and foreign):
+    if not any(library_path(name) for name in wanted) and wanted[-1] in here:
         return "it was not compiled: install a C++ compiler, then the package again"
     others = f"; it can run {', '.join(f'native-{name}' for name in runnable)}" if runnable else ""
     has = features(_processor())
@@ -228,6 +237,11 @@ def library_path(variant: str) -> Path | None:
     """The file of a compiled variant; None if it was not compiled."""
     path = PLACES.get(variant) or Path(__file__).parent / f"_native_{variant}.so"
     return path if path.is_file() else None
+
+
+def same_bits(variant: str) -> str:
+    """The compiled variant by which the bits of this one are known: `neon` for all on ARM, else itself."""
+    return "neon" if variant in ON_ARM and library_path("neon") else variant
 
 
 @cache

@@ -1,0 +1,2 @@
+// Compiled for Armv8.2 with products of int8 matrices.
+#include "model.cpp"

@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-nightly test-software test-arm test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-arm bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster
@@ -113,6 +113,9 @@ bench-overhead: $(VENV)/installed-dev  ## the share of a decode step outside of 
 
 bench-cores: $(VENV)/installed-dev  ## how both strokes grow with cores: threads, ranks and engines; 5 minutes (CORES: options)
 	$(BIN)/python -m benchmarks.cores $(CORES)
+
+bench-arm: $(VENV)/installed-dev  ## both strokes on an ARM machine, by weights and kernels, beside llama.cpp: one table to send back; 15 minutes (ARM: options)
+	$(BIN)/python -m benchmarks.arm $(ARM)
 
 bench-plan: $(VENV)/installed-dev  ## how far off a plan's predictions are on this machine; 17 minutes
 	$(BIN)/python -m twostroke plan --verify --output benchmarks/results/plan-verify-$$(date -u +%F).json

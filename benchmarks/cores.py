@@ -81,13 +81,13 @@ def layouts(by_node: list[list[int]]) -> list[Layout]:
     return made
 
 
-def run(layout: Layout, model: str, rounds: int) -> dict[str, Any]:
-    """One row. Ends the program with the engine's words if one fails."""
+def run(layout: Layout, model: str, rounds: int, *options: str) -> dict[str, Any]:
+    """One row, with options of `bench latency`. Ends the program with the engine's words if one fails."""
     processes: list[subprocess.Popen[str]] = []
     for cpus in layout.engines:
         command = [sys.executable, "-m", "twostroke", "bench", "latency", "--model", model, "--json"]
         command += ["--batch", ",".join(map(str, BATCHES)), "--repeats", str(rounds)]
-        command += ["--threads", str(max(1, len(cpus) // layout.tp)), "--tp", str(layout.tp)]
+        command += ["--threads", str(max(1, len(cpus) // layout.tp)), "--tp", str(layout.tp), *options]
         pin = partial(os.sched_setaffinity, 0, cpus) if hasattr(os, "sched_setaffinity") else None
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=pin))
     outputs = [process.communicate()[0] for process in processes]

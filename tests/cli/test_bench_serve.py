@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,9 @@ def test_prompts_that_were_seen_before_are_told(server: Serving, run: Callable[.
 
 
 def test_errors_are_counted_by_kind(
-    tiny_directory: Callable[[str], Path], run_json: Callable[..., dict[str, Any]]
+    tiny_directory: Callable[[str], Path],
+    run_json: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = LLM(str(tiny_directory("llama")), kv_bytes=16 << 20, threads=1, max_running=1)
     with serving(llm, max_queued=1, timeout_s=60) as running:
@@ -96,7 +99,8 @@ def test_errors_are_counted_by_kind(
         facts = run_json(*bench("--url", running.url, *arguments))
         assert facts["completed"] >= 1
         assert facts["errors"] == {"status 429 queue_full": 6 - facts["completed"]}
-        slow = run_json(*bench("--url", running.url, *arguments, "--warmup", 0, "--timeout", 0.05))
+        monkeypatch.setattr(llm.engine, "before_step", lambda _: time.sleep(0.05))  # ten seconds for an answer
+        slow = run_json(*bench("--url", running.url, *arguments, "--warmup", 0, "--timeout", 2))
         assert slow["errors"]["timeout"] >= 1
         eventually(lambda: running.http().get("/health").json()["in_flight"] == 0)
 

@@ -30,7 +30,7 @@ constexpr int DOT_ROWS = 4;
 template <int BITS, bool FLOATS = false>
 class Quants {
  public:
-  explicit Quants(const uint8_t* group) {
+  [[gnu::always_inline]] explicit Quants(const uint8_t* group) {  // not inlined, the weights would go through memory
     load_group<BITS, FLOATS>(group, w_);
     if constexpr (SIGNED_WEIGHTS && BITS == 8)
       for (I& w : w_) w = w ^ int_set1(int(0x80808080));
@@ -43,9 +43,9 @@ class Quants {
       dot<FROM, N, M - DOT_ROWS>(q + DOT_ROWS * GROUP, sums + DOT_ROWS);
     } else {
 #pragma GCC unroll 8
-      for (int j = FROM; j < FROM + N; j++)
+      for (int j = FROM; j < FROM + N; j += 4)
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) sums[m] = dot4(sums[m], w_[j], q + m * GROUP + 4 * j);
+        for (int m = 0; m < M; m++) sums[m] = dot16(sums[m], w_ + j, q + m * GROUP + 4 * j);
     }
   }
 
@@ -115,7 +115,7 @@ class Quants {
 template <int BITS, bool FLOATS>
 class PairedQuants {
  public:
-  explicit PairedQuants(const uint8_t* group) {
+  [[gnu::always_inline]] explicit PairedQuants(const uint8_t* group) {
     load_group<BITS, FLOATS>(group, w_);
     for (int j = 0; j < 8; j += 2) zip(w_[j], w_[j + 1]);
   }

@@ -223,14 +223,20 @@ inline I add_planes(I w, I x) {
   });
 }
 
-// Each lane: four weights times the same four int8 activations, added to acc.
-inline I dot4(I acc, I weights, const int8_t* q) {
-  const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(word_at(q)));
+// Each lane: four weights times four of 16 int8 activations, added to acc.
+template <int FOUR>
+inline I dot4(I acc, I weights, int8x16_t q) {
 #ifdef __ARM_FEATURE_MATMUL_INT8
-  return ints([&](int i) { return vusdotq_s32(acc.v[i], bytes_of(weights.v[i]), four); });
+  return ints([&](int i) { return vusdotq_laneq_s32(acc.v[i], bytes_of(weights.v[i]), q, FOUR); });
 #else
-  return ints([&](int i) { return vdotq_s32(acc.v[i], vreinterpretq_s8_s32(weights.v[i]), four); });
+  return ints([&](int i) { return vdotq_laneq_s32(acc.v[i], vreinterpretq_s8_s32(weights.v[i]), q, FOUR); });
 #endif
+}
+// The products of four chunks with 16 activations, added to acc.
+inline I dot16(I acc, const I* chunks, const int8_t* q) {
+  const int8x16_t all = vld1q_s8(q);
+  const I half = dot4<1>(dot4<0>(acc, chunks[0], all), chunks[1], all);
+  return dot4<3>(dot4<2>(half, chunks[2], all), chunks[3], all);
 }
 
 #ifdef __ARM_FEATURE_MATMUL_INT8

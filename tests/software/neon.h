@@ -24,6 +24,9 @@ inline int32x4_t vusdotq_s32(int32x4_t sum, uint8x16_t a, int8x16_t b) {
   const __m256i products = _mm256_madd_epi16(wide_unsigned(a), wide_signed(b));
   return (int32x4_t)_mm_add_epi32((__m128i)sum, _mm_hadd_epi32(low(products), high(products)));
 }
+inline int32x4_t vusdotq_laneq_s32(int32x4_t sum, uint8x16_t a, int8x16_t b, int lane) {
+  return vusdotq_s32(sum, a, (int8x16_t)vdupq_n_s32(((int32x4_t)b)[lane]));
+}
 // Products of halves: a's first with b's first and second, a's second with b's first and second.
 inline int32x4_t vusmmlaq_s32(int32x4_t sum, uint8x16_t a, int8x16_t b) {
   const __m256i rows = wide_unsigned(a), columns = wide_signed(b);

@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -329,6 +330,38 @@ def test_a_client_that_stays_while_the_model_is_loaded(caplog: pytest.LogCapture
     client.close()
     sockets[0].close()
     assert caplog.text == ""
+
+
+class HeldLoop(asyncio.SelectorEventLoop):
+    """Stands still from `hold` on until it is called from another thread again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holding, self._called = threading.Event(), threading.Event()
+
+    def hold(self) -> None:
+        super().call_soon_threadsafe(lambda: (self._holding.set(), self._called.wait()))
+        self._holding.wait()
+
+    def call_soon_threadsafe(self, *args: Any, **keywords: Any) -> asyncio.Handle:
+        handle = super().call_soon_threadsafe(*args, **keywords)
+        self._called.set()
+        return handle
+
+
+def test_a_call_that_comes_just_when_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is accepted in the turn in which the loop ends, and was left open for ever, unanswered."""
+    loop, sockets = HeldLoop(), listen("127.0.0.1", 0)
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: loop)
+    with LoadingResponder(sockets):
+        httpx.get(f"http://127.0.0.1:{sockets[0].getsockname()[1]}/")  # it has begun
+        loop.hold()
+        client, silent = (socket.create_connection(sockets[0].getsockname(), PATIENCE_S) for _ in range(2))
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    with client, silent:
+        assert client.recv(12) == b"HTTP/1.1 503"
+        assert silent.recv(1) == b"", "one that has sent nothing is closed"
+    sockets[0].close()
 
 
 def test_calls_while_the_model_is_loaded() -> None:

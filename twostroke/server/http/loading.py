@@ -12,6 +12,7 @@ from twostroke.server.errors import ModelLoading
 from twostroke.server.http.raw_response import raw_response
 
 CONNECTION_TIMEOUT_S = 5  # seconds that a call may take
+END_TIMEOUT_S = 1  # for calls that have come when the model is loaded
 
 
 class LoadingResponder:
@@ -20,6 +21,7 @@ class LoadingResponder:
     def __init__(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         self._sockets, self._tls = [sock.dup() for sock in sockets], tls
         self._loop = asyncio.new_event_loop()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._run, name="loading page", daemon=True)
 
     def __enter__(self) -> "LoadingResponder":
@@ -32,17 +34,36 @@ class LoadingResponder:
 
     def _run(self) -> None:
         loop = self._loop
-        started = (asyncio.start_server(_answer, sock=sock, ssl=self._tls) for sock in self._sockets)
+        started = (asyncio.start_server(self._connected, sock=sock, ssl=self._tls) for sock in self._sockets)
         servers = [loop.run_until_complete(one) for one in started]
         loop.run_forever()
+        loop.run_until_complete(self._end(servers))
+        loop.close()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        task = self._loop.create_task(_answer(reader, writer))
+        task.add_done_callback(lambda _: self._writers.discard(writer))
+
+    async def _end(self, servers: Sequence[asyncio.Server]) -> None:
+        """Answer whom the loop has accepted, for a second at most, and leave no connection that nobody would read."""
+        for sock in self._sockets:
+            # Accepts no more. A server that is closed would drop, and not close, what has just been accepted.
+            self._loop.remove_reader(sock)
+        this = asyncio.current_task()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                while tasks := asyncio.all_tasks() - {this}:  # the one that accepts begins the one that answers
+                    await asyncio.wait(tasks)
         for server in servers:
             server.close()
-        tasks = asyncio.all_tasks(loop)  # answers that are being sent
-        loop.run_until_complete(asyncio.wait(tasks, timeout=1) if tasks else asyncio.sleep(0))
-        for task in asyncio.all_tasks(loop):
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in (left := asyncio.all_tasks() - {this}):
             task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+        await asyncio.gather(*left, return_exceptions=True)
+        for _ in range(2):  # transports close their sockets in a turn of the loop
+            await asyncio.sleep(0)
 
 
 LIVE = {"live": True, "ready": False, "draining": False, "loading": True}

@@ -108,7 +108,8 @@ def test_native_computes_what_the_reference_does() -> None:
     assert (native.table[:, 3:] == NO_PAGE).tolist() == (reference.table[:, 3:] == NO_PAGE).tolist()
     for layer in OWN:
         found, expected = (np.nan_to_num(one.entries(layer).astype(np.float32)) for one in (native, reference))
-        assert np.abs(found - expected).max() <= 0.06 * np.abs(expected).max(), layer
+        # 0.035 in the last layer with AVX2 and AVX-512, 0.038 where activations have coarser steps (Zen 4 and 5)
+        assert np.linalg.norm(found - expected) <= 0.045 * np.linalg.norm(expected), layer
     with pytest.raises(KVError, match=r"layer 4 has no entries of its own: those that have are \[0, 1, 2, 3\]"):
         native.entries(4)
     with pytest.raises(KVError, match="the layers of this value differ in shape: name one"):

@@ -57,7 +57,7 @@ build/arm/made: $(VENV)/installed-dev tools/arm_root.sh pyproject.toml
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/arm_root.sh build/arm pytest
 	@touch $@
 
-test-arm: build/arm/made  ## kernels cross-compiled for ARM and run under emulation (g++-aarch64-linux-gnu, qemu-user); a minute
+test-arm: build/arm/made  ## kernels cross-compiled for ARM and run under emulation (g++-aarch64-linux-gnu, qemu-user); two minutes
 	TWOSTROKE_ARM_ROOT=$(CURDIR)/build/arm $(BIN)/python -m pytest tests/software/test_neon.py -k emulation
 
 test-sanitizers: $(VENV)/installed-dev  ## kernels under AddressSanitizer, UBSan and ThreadSanitizer; 10 minutes

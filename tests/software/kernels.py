@@ -25,7 +25,8 @@ NEEDED = {
     **dict.fromkeys(library.ON_ARM, library.VARIANTS["avx2"]),
 }
 # Files whose schedules are of `tiny_llm`, which only PyTorch computes: its heads are too small for kernels.
-_WITHOUT_KERNELS = ("test_engine", "test_scheduler", "test_quantize")
+# And one that starts processes, which have no variants in software.
+_WITHOUT_KERNELS = ("test_engine", "test_scheduler", "test_quantize", "test_process_exit")
 _HAS_SIMDE = ["g++", "-E", "-include", "simde/arm/neon.h", "-o", os.devnull, "-x", "c++", "-"]
 # It compiles in a quarter of -O3's time, and runs in a quarter of -O1's.
 _AVX512 = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "avx512.h")]
@@ -85,7 +86,7 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
     for variant in lacking:
         use(Path(os.environ[_BUILT]) / f"{variant}.so", variant)
     # The rest is tested, except an even share of a real model's rows, which would take many minutes, and what has no
-    # kernels, which `make test` tests.
+    # kernels of these, which `make test` tests.
     tests = f"({' or '.join([*lacking, 'schedule'])}) and not (uneven or {' or '.join(_WITHOUT_KERNELS)})"
     config.option.keyword = config.option.keyword or tests
 

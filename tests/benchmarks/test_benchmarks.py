@@ -1,8 +1,8 @@
 """benchmarks/itl.py, overhead.py and speculation.py: their figures, on tiny models."""
 
 from collections.abc import Callable
-from itertools import islice
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 

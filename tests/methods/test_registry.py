@@ -89,6 +89,13 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, messa
     assert before == METHODS
 
 
+def test_a_file_of_any_name_is_read_as_python(tmp_path: Path) -> None:
+    load_module(written(tmp_path, name="technique.txt"))
+    assert method("twice").name == "twice"
+    with pytest.raises(InvalidRequest, match=r"model\.json cannot be used: line 1: NameError: name 'true'"):
+        load_module(written(tmp_path, '{"tied": true}', name="model.json"))
+
+
 def test_what_is_not_there() -> None:
     with pytest.raises(InvalidRequest, match=r"there is no file /no/such\.py"):
         load_module("/no/such.py")

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -84,12 +85,12 @@ def _restore(known: dict[str, type[Method]]) -> None:
 def _import_file(path: Path) -> None:
     # Two files may have the same name. A dataclass looks up its module by name, so the module must be registered.
     name = f"twostroke_method_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
-    spec = spec_from_file_location(name, path)
+    loader = SourceFileLoader(name, str(path))  # whatever the file's name ends with
+    spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -41,6 +41,7 @@ class Louder(Knobs):
         ({"least": 0}, "least must be an integer of at least 1, not 0"),
         ({"share": 0}, "share must be a number above 0 and at most 1, not 0"),
         ({"anything": math.inf}, "anything must be a finite number, not inf"),
+        ({"anything": 1e31}, "anything must be a finite number, and no larger than 1e+30, not 1e+31"),
         ({"anything": math.nan}, "anything must be a finite number, not nan"),
         ({"loud": 1}, "loud must be true or false, not 1"),
         ({"name": ""}, "name must be a text that is not empty, not ''"),

@@ -9,6 +9,7 @@ options of the command line and the schemas of the server are made from the same
 """
 
 import dataclasses
+import math
 import reprlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ class Checked:
         """Raise InvalidRequest unless the field keeps the rule; it is then of Python's own types."""
         value = getattr(self, name)
         if not rule.accepts(value):
-            self.require(name, False, rule.wanted)
+            huge = rule.most == LARGE and isinstance(value, int | float) and LARGE < abs(value) < math.inf
+            self.require(name, False, f"{rule.wanted}, and no larger than {LARGE:g}" if huge else rule.wanted)
         object.__setattr__(self, name, rule.plain(value))
 
     def require(self, name: str, fine: bool, wanted: str) -> None:

@@ -224,6 +224,7 @@ def test_one_that_is_lost_for_good_hands_its_requests_on(
             thread.join()
         assert found == {kind: sorted(expected[kind], key=_choice) for kind in found}
         assert f"goes on at replica {left}, since" in caplog.text
+        assert "died 5 times in a row" in caplog.text
         health = client.get("/health")
         assert (health.status_code, [one["live"] for one in health.json()["replicas"]]) == (200, [left == 0, left == 1])
         refused = client.get(f"/watch?replica={lost[0]}")

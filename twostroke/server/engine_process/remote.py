@@ -277,6 +277,7 @@ class RemoteEngine:
         while self.failure is None and not self._stopped.wait(BACKOFF_S * 2**self._deaths if self._deaths > 1 else 0):
             if self._deaths >= MAX_DEATHS:
                 self.failure = EngineFailed(f"the engine's process died {self._deaths} times in a row: start it again")
+                log.critical("%s", self.failure)
                 break
             try:
                 return self._open(logging.WARNING)

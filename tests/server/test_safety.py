@@ -237,7 +237,8 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
         assert http.post("/v1/completions", json=long).status_code == 200
         validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
         worker: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
-        worker._process.kill()
+        ask = worker.ask
+        worker.ask = lambda call: (worker._process.kill(), ask(call))  # pyright: ignore[reportUnknownLambdaType]
         answer = http.post("/v1/completions", json=long)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert http.post("/v1/completions", json=long).status_code == 200
@@ -247,6 +248,28 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
         assert http.post("/v1/completions", json=long).status_code == 413
         ended: Any = worker._process
     assert ended.poll() is not None
+
+
+def test_no_body_is_refused_for_a_worker_that_died_before(open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no worker can be started, a call is told to try again."""
+    long = {"prompt": "the", "max_tokens": 2, "user": "x" * 20_000}
+    with serving(open_tiny()) as running, running.http() as http:
+        validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
+
+        def die() -> None:
+            worker: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
+            worker._process.kill()
+            worker._process.wait()
+
+        for _ in range(2):
+            assert http.post("/v1/completions", json=long).status_code == 200
+            die()
+        with monkeypatch.context() as patch:
+            patch.setattr("twostroke.server.body_validation.supervisor.START_CODE", "import sys; sys.exit(1)")
+            refused = http.post("/v1/completions", json=long)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "body_reader_lost")
+            assert refused.headers["retry-after"] == "2"
+        assert http.post("/v1/completions", json=long).status_code == 200
 
 
 def test_a_huge_body_keeps_no_other_waiting(open_tiny: OpenTiny) -> None:

@@ -99,7 +99,7 @@ class _WorkerQueue:
     """A worker process, and who waits for it: the shortest body goes first.
 
     The process begins with the first call. One that dies or takes too long over a body is replaced, and that body is
-    refused.
+    refused. One that has died over none is replaced before the next.
     """
 
     def __init__(self, state: Callable[[], bytes]) -> None:
@@ -137,8 +137,16 @@ class _WorkerQueue:
             self._worker = None
 
     def _ask(self, call: HttpCall | None) -> HttpReply | None:
+        if self._worker is not None and not self._worker.alive:
+            self._worker.end()
+            self._worker = None
         if self._worker is None:
-            self._worker = _WorkerProcess(self._state())
+            try:
+                self._worker = _WorkerProcess(self._state())
+            except (EOFError, OSError) as error:
+                log.error("the process that reads long bodies does not start: %s", error or "it has ended")
+                message = "the process that reads long bodies does not start: try again in 2 s"
+                raise ApiError(503, message, code="body_reader_lost", headers={"retry-after": "2"}) from None
         if call is None:
             return None
         try:
@@ -156,6 +164,7 @@ class _WorkerProcess:
     """One process, which answers one call after another."""
 
     def __init__(self, state: bytes) -> None:
+        """Raises EOFError or OSError if it does not start."""
         ours, theirs = socket.socketpair()
         with theirs:
             # A new session, so that Ctrl-C in a terminal reaches the server alone.
@@ -167,8 +176,16 @@ class _WorkerProcess:
                 start_new_session=True,
             )
         self._pipe = Connection(ours.detach())
-        self._pipe.send_bytes(state)
-        self._pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
+        try:
+            self._pipe.send_bytes(state)
+            self._pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
+        except (EOFError, OSError):
+            self.end()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def ask(self, call: HttpCall) -> HttpReply | None:
         """Raises EOFError or OSError if the process has died or takes too long."""

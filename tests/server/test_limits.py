@@ -93,6 +93,18 @@ def test_one_rule_at_the_limit(where: str, short: Serving, server: Serving) -> N
         )
 
 
+@pytest.mark.parametrize("where", ["pool", "context"])
+def test_every_route_says_that_a_prompt_is_too_long(where: str, short: Serving, server: Serving) -> None:
+    """By the code that clients look for when they shorten a conversation."""
+    running, limit = (short, LIMIT) if where == "pool" else (server, 2048)
+    long = [5] * (limit + 1)
+    asked = {"/completion": "prompt", "/v1/embeddings": "input", "/embedding": "content", "/v1/contexts": "prompt"}
+    with running.http() as http:
+        for path, field in asked.items():
+            answer = http.post(path, json={"model": "tiny", field: long})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), path
+
+
 def test_a_chat_at_the_limit(short: Serving) -> None:
     """The same rule, counted by what the template makes."""
 

@@ -14,7 +14,7 @@ from twostroke.api.scoring import TextOrTokens, scored_request
 from twostroke.engine.options import OWN_DRAFTS
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
-from twostroke.errors import EngineStopped, InvalidRequest, KVError
+from twostroke.errors import ContextLengthExceeded, EngineStopped, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries_by_head import require_heads
 from twostroke.methods import Method, Plain, Prompt
@@ -141,7 +141,7 @@ class RequestMaker:
                 raise InvalidRequest(f"method {method.name} cannot run with model {self.name}: {error}") from None
 
     def encode(self, prompt: TextOrTokens, add_bos: bool | None = None) -> list[int]:
-        """Token ids of a prompt; ids are not changed. Raises InvalidRequest if the model cannot take the prompt."""
+        """Token ids of a prompt; ids are not changed. Raises InvalidRequest, ContextLengthExceeded for too many."""
         if isinstance(prompt, str):
             tokens = self.tokenizer.encode(prompt, add_bos=add_bos)
         else:
@@ -152,7 +152,7 @@ class RequestMaker:
         if any(not 0 <= token < self.config.vocab_size for token in tokens):
             raise InvalidRequest(f"token ids must be from 0 to {self.config.vocab_size - 1}")
         if len(tokens) > self.config.max_position:
-            raise InvalidRequest(
+            raise ContextLengthExceeded(
                 f"the prompt has {len(tokens)} tokens, past the {self.config.max_position} of model {self.name}: "
                 f"shorten it"
             )

@@ -22,7 +22,7 @@ from twostroke.server.contexts import routes as contexts
 from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.contexts.saved import SavedContexts
 from twostroke.server.error_responses import error_response
-from twostroke.server.errors import ApiError, from_validation, invalid
+from twostroke.server.errors import ApiError, from_validation, to_api_error
 from twostroke.server.http.middleware import CallMiddleware, Validator
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
@@ -144,7 +144,7 @@ def _refusal(http: HttpRequest, error: Exception) -> ApiError:
         case ApiError():
             return error
         case InvalidRequest():
-            return invalid(error)
+            return to_api_error(error)
         case RequestValidationError():
             return from_validation(error.errors())
         case HTTPException(status_code=404 | 405):

@@ -21,7 +21,6 @@ from twostroke.backends.page_memory import HostMemory, PageMemory, host_kv_room
 from twostroke.backends.ranks.processes import under_torchrun
 from twostroke.errors import RankLost
 from twostroke.models.config import Experts, ModelConfig
-from twostroke.models.feed_forward import UNGATED
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.formats.transcode import SUBSTITUTES
 from twostroke.models.kv_formats import kv_format
@@ -139,8 +138,6 @@ def unsupported(
         return "it has no gate of attention beside biases, or norms over all heads"
     if tp > 1 and any(layer.beside for layer in config.layers):
         return "it computes attention and states beside each other in one process: leave out tp"
-    if any(layer.feed_forward.bias and layer.feed_forward.activation == UNGATED for layer in config.layers):
-        return "it has no biases of MLPs without a gate"
     if len({layer.feed_forward.activation for layer in config.layers}) > 1:
         return "it wants one activation for all layers"
     mixed = ((layer.post_norms, layer.feed_forward) for layer in config.layers)

@@ -17,11 +17,13 @@ from twostroke.backends.native import backend as native
 from twostroke.backends.native import library
 from twostroke.backends.native import model as native_pass
 from twostroke.backends.native import weights as packed
+from twostroke.backends.native.statistics import packed_noises
 from twostroke.models.formats.encode import ENCODERS, Encoder
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.sampling.draw import NO_NOISE, Noise, gumbel
 from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import sound
+from twostroke.system.scratch import address
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
 
@@ -57,6 +59,18 @@ def noises_of(x: np.ndarray) -> list[Noise]:
     return [Noise.of((1.0, 0.2, 0.0, 3.0, 1e-3)[i % 5], b"seed", i) for i in range(len(x))]
 
 
+def draw_by_sketch(head: native_pass.NativeModel, x: np.ndarray, noises: list[Noise]) -> tuple[list[int], np.ndarray]:
+    """Search with the sketch, even if it is not faster. At most SKETCH_ROWS rows.
+
+    [W, hidden] -> W ids (-1 if logits are not finite), and [W, vocab / PANEL] upper bounds of logits plus noise in each
+    panel.
+    """
+    ids, highest = np.empty(len(x), np.int32), np.empty((len(x), head.head.padded // packed.PANEL), np.float32)
+    places = address(x), len(x), packed_noises(noises), address(ids), address(highest)
+    head.library.twostroke_search(head.handle, *places)
+    return ids.tolist(), highest
+
+
 def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
     """Whether likeliest and sampled tokens equal those of all logits, also with the sketch forced."""
 
@@ -65,7 +79,7 @@ def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
         expected = head.statistics.draw(logits, noises)
         if head.sketch_bytes and len(x) <= native_pass.SKETCH_ROWS:
             finite: Any = np.isfinite(logits).all(-1).tolist()
-            found, _ = head.draw_by_sketch(x, noises)
+            found, _ = draw_by_sketch(head, x, noises)
             if found != [id if known else -1 for id, known in zip(expected, finite, strict=True)]:
                 return False
         return head.search(x, noises) == sound(logits, expected)
@@ -75,7 +89,7 @@ def same_by_all_logits(head: native_pass.NativeModel, x: np.ndarray) -> bool:
 
 def slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
     """[R, panels]: the sketch's upper bound of a panel minus its largest logit."""
-    return head.draw_by_sketch(x, [NO_NOISE] * len(x))[1] - head.logits(x)[0].reshape(len(x), -1, packed.PANEL).max(-1)
+    return draw_by_sketch(head, x, [NO_NOISE] * len(x))[1] - head.logits(x)[0].reshape(len(x), -1, packed.PANEL).max(-1)
 
 
 def noisy_slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
@@ -85,7 +99,7 @@ def noisy_slack(head: native_pass.NativeModel, x: np.ndarray) -> np.ndarray:
     ids = np.arange(logits.shape[1])
     added = [np.zeros(len(ids)) if n.key is None else gumbel(n.key, ids) for n in noises]
     scores = np.stack([logits[i] * n.gain + a for i, n, a in zip(kept, noises, added, strict=True)])
-    gap = head.draw_by_sketch(x[kept], noises)[1] - scores.reshape(len(kept), -1, packed.PANEL).max(-1)
+    gap = draw_by_sketch(head, x[kept], noises)[1] - scores.reshape(len(kept), -1, packed.PANEL).max(-1)
     return gap / np.abs(scores).max(-1, keepdims=True)
 
 

@@ -15,7 +15,7 @@ from twostroke.backends.native.library import NativeBatch, NativeConfig, ThreadT
 from twostroke.backends.native.rope_tables import RopeTables
 from twostroke.backends.native.statistics import NativeStatistics, packed_noises
 from twostroke.backends.native.weight_sources import WeightSource
-from twostroke.backends.native.weights import PAGE_SIZE, PANEL, PackedMatrix, floats
+from twostroke.backends.native.weights import PAGE_SIZE, PackedMatrix, floats
 from twostroke.backends.page_memory import PageMemory
 from twostroke.models.config import GatedMLP, ModelConfig
 from twostroke.models.feed_forward import Activation
@@ -240,9 +240,11 @@ class NativeModel:
 
     def search(self, hidden: np.ndarray, noises: Sequence[Noise]) -> list[int]:
         """Uses the head's sketch if that is faster, and all logits if some are not finite."""
-        ids = self._search(hidden, noises, None)
-        if min(ids) >= 0:
-            return ids
+        ids = np.empty(len(hidden), np.int32)
+        places = self.handle, address(hidden), len(ids), packed_noises(noises), address(ids)
+        self._call(self.library.twostroke_search, *places, None)
+        if ids.min() >= 0:
+            return ids.tolist()
         logits = self.logits(hidden)[0]
         return sound(logits, self.statistics.draw(logits, noises))
 
@@ -254,21 +256,6 @@ class NativeModel:
 
     def to_host(self, hidden: np.ndarray) -> np.ndarray:
         return hidden.astype(np.float32)
-
-    def draw_by_sketch(self, hidden: np.ndarray, noises: Sequence[Noise]) -> tuple[list[int], np.ndarray]:
-        """Search with the sketch, even if it is not faster (for tests). At most SKETCH_ROWS rows.
-
-        [W, hidden] -> W ids (-1 if logits are not finite), and [W, vocab / PANEL] upper bounds of logits plus noise in
-        each panel.
-        """
-        highest = np.empty((len(hidden), self.head.padded // PANEL), np.float32)
-        return self._search(hidden, noises, highest), highest
-
-    def _search(self, hidden: np.ndarray, noises: Sequence[Noise], highest: np.ndarray | None) -> list[int]:
-        ids = np.empty(len(hidden), np.int32)
-        places = self.handle, address(hidden), len(ids), packed_noises(noises), address(ids)
-        self._call(self.library.twostroke_search, *places, None if highest is None else address(highest))
-        return ids.tolist()
 
 
 def _by_group(spans: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.engine_requests import check_length, check_size
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
-from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
+from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, all_of, cancel_on_disconnect
 from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.tenants.tenant import current_tenant, tenant_call
@@ -120,13 +120,9 @@ async def _compute(http: HttpRequest, active_call: ActiveCall, request: Request,
     if engine.llm.model.index is None:
         raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
 
-    async def finish() -> None:
-        async for _ in active_call.updates():
-            pass
-
     with contexts.room(request.prompt_tokens // pool.page_size * pool.page_bytes + body_bytes):
         engine.submit(active_call, [request], None)
-        await cancel_on_disconnect(http.receive, finish())
+        await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
     if request.result is None:
         raise ApiError(413, "there is no memory left for the context: delete others", code="contexts_full")
     return request.result

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """The work's result. If the client disconnects first, the work is cancelled and ClientGone raised."""
+    """The work's result. If the client disconnects first, the work is cancelled and ClientDisconnected raised."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -43,6 +43,12 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def all_of(updates: AsyncIterable[object]) -> None:
+    """Wait for all updates."""
+    async for _ in updates:
+        pass
 
 
 async def _disconnected(receive: Receive) -> None:

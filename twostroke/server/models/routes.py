@@ -10,10 +10,11 @@ from twostroke.server import admin
 from twostroke.server.http.responses import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
+    all_of,
     cancel_on_disconnect,
     json_response,
 )
-from twostroke.server.models.downloads import DownloadStream, ModelDownload, ModelDownloads
+from twostroke.server.models.downloads import DownloadStream, ModelDownloads
 from twostroke.server.models.metrics import exposition
 from twostroke.server.models.served_model import ServedModel
 from twostroke.server.models.served_models import ServedModels
@@ -94,15 +95,10 @@ async def pull(body: NamedBody, http: HttpRequest) -> Response:
         if body.stream:
             return DownloadStream(download)
         try:
-            await cancel_on_disconnect(http.receive, _end(download))
+            await cancel_on_disconnect(http.receive, all_of(download.updates()))
         except ClientDisconnected:  # the download goes on
             return Response(status_code=CLIENT_CLOSED_REQUEST)
     return json_response({"status": "success"})
-
-
-async def _end(download: ModelDownload) -> None:
-    async for _ in download.updates():
-        pass
 
 
 @router.delete("/api/delete")

@@ -11,13 +11,13 @@ from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Prefilled
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
-from twostroke.server.active_call import ActiveCall
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length, choose_method
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import (
     CLIENT_CLOSED_REQUEST,
     ClientDisconnected,
+    all_of,
     cancel_on_disconnect,
     json_response,
 )
@@ -60,7 +60,7 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
         tenant_call.get().reserve([request], engine.llm.max_model_len)
         call_log(http.scope).requests = [request]
         engine.submit(active_call, [request], None)
-        await cancel_on_disconnect(http.receive, _end(active_call))
+        await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
         made: Prefilled = request.result
         found: TokenAttention = await engine.beside_steps(partial(_attention_of, kv=made.kv, queries=made.queries))
     except ClientDisconnected:
@@ -82,8 +82,3 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
 
 def _attention_of(_: LLM, kv: KVCache, queries: Queries) -> TokenAttention:
     return TokenAttention.of(kv, queries)
-
-
-async def _end(active_call: ActiveCall) -> None:
-    async for _ in active_call.updates():
-        pass

@@ -13,20 +13,19 @@ log = logging.getLogger(__name__)
 Choice = Literal["auto", "nixl", "tcp"]
 
 
-def open_transport(choice: Choice, pool: PagePool, devices: str = "lo") -> Transport:
+def open_transport(choice: Choice, pool: PagePool) -> Transport:
     """The transport of a pool: NIXL where it is installed, else TCP, which it says once in the log.
 
     Args:
         choice: "auto", "nixl" or "tcp".
         pool: whose pages move.
-        devices: network devices that NIXL may use (`Nixl`).
 
     Raises WireError: NIXL was asked for, and cannot be used.
     """
     if choice == "tcp":
         return Tcp()
     if (reason := nixl.unavailable(pool)) is None:
-        return nixl.Nixl(pool, devices)
+        return nixl.Nixl(pool)
     if choice == "nixl":
         raise WireError(f"NIXL cannot be used: {reason}")
     log.warning("pages go over plain TCP: %s", reason)

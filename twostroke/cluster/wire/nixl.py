@@ -62,17 +62,14 @@ class Nixl:
 
     name = "nixl"
 
-    def __init__(self, pool: PagePool, devices: str = "lo") -> None:
-        """Register the pool.
+    def __init__(self, pool: PagePool) -> None:
+        """Register the pool, which is in the host's memory.
 
-        Args:
-            pool: in the host's memory.
-            devices: network devices for UCX, such as "lo" or "eth0", or "all"; what the environment says in
-                UCX_NET_DEVICES comes first.
+        UCX uses the loopback device alone, unless the environment names others in UCX_NET_DEVICES.
 
         Raises WireError: NIXL does not start.
         """
-        os.environ.setdefault("UCX_NET_DEVICES", devices)
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
         api = importlib.import_module(f"{_package()}._api")
         assert isinstance(pool.memory, HostMemory)

@@ -22,7 +22,6 @@ def measured_setup(
     page_size: int = 16,
     index: str = "radix",
     scheduler: SchedulerConfig | None = None,  # limits of a step
-    seconds: float = SECONDS,  # how long it is timed
     progress: Callable[[str], None] = lambda _: None,  # called with what is done now
 ) -> EngineSetup:
     """Open a model, time it, and close it again."""
@@ -36,7 +35,7 @@ def measured_setup(
         prefix_index=index,
         max_step_tokens=limits.max_step_tokens,
     ) as llm:
-        return setup_of(llm, time_model(llm, seconds, progress), index, limits, kv_bits, weights or "stored")
+        return setup_of(llm, time_model(llm, SECONDS, progress), index, limits, kv_bits, weights or "stored")
 
 
 def setup_of(

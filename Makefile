@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
-.PHONY: test test-nightly test-software test-arm test-sanitizers test-models test-clients test-cluster test-wheel
+.PHONY: test test-here test-wire test-nightly test-software test-arm test-sanitizers test-models test-clients test-cluster test-wheel
 .PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-arm bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
@@ -38,9 +38,13 @@ serve: $(VENV)/installed-serve  ## the HTTP server and its page, until Ctrl-C
 	$(WHERE)
 	@$(BIN)/twostroke serve --model "$$MODEL"
 
-test: $(VENV)/installed-dev
+test: test-here test-wire
+
+test-here: $(VENV)/installed-dev  ## every test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	TWOSTROKE_TEST_WIRE=1 $(BIN)/python -m pytest $(WIRED)  # the same over the sockets to an engine's process
+
+test-wire: $(VENV)/installed-dev  ## tests of the server again, over the sockets to an engine's process
+	TWOSTROKE_TEST_WIRE=1 $(BIN)/python -m pytest $(WIRED)
 
 WIRED := tests/server/test_openai.py tests/server/test_tenants.py tests/server/test_embeddings.py
 

@@ -26,9 +26,10 @@ NEEDED = {
 }
 # Where tests of kernels and schedules are. A server, the page and Triton's kernels show nothing of them.
 _ROOMS = ("api", "backends", "engine", "kv", "methods", "models", "software", "study/explain")
-# Files whose schedules are of `tiny_llm`, which only PyTorch computes: its heads are too small for kernels.
-# And one that starts processes, which have no variants in software; and what a value of other bits may be used for.
-_WITHOUT_KERNELS = ("test_engine", "test_scheduler", "test_quantize", "test_process_exit", "another_variant")
+# Files whose schedules are of `tiny_llm`, which only PyTorch computes: its heads are too small for kernels. One that
+# starts processes, which have no variants in software. And what takes a real model minutes, and tiny ones show too.
+_WITHOUT_KERNELS = ("test_engine", "test_scheduler", "test_quantize", "test_process_exit")
+_SLOW = ("test_schedules", "another_variant", "uneven")
 _HAS_SIMDE = ["g++", "-E", "-include", "simde/arm/neon.h", "-o", os.devnull, "-x", "c++", "-"]
 # It compiles in a quarter of -O3's time, and runs in a quarter of -O1's.
 _AVX512 = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "avx512.h")]
@@ -87,9 +88,8 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
         os.environ[_BUILT] = directory.name
     for variant in lacking:
         use(Path(os.environ[_BUILT]) / f"{variant}.so", variant)
-    # The rest is tested, except an even share of a real model's rows, which would take many minutes, and what has no
-    # kernels of these, which `make test` tests.
-    tests = f"({' or '.join([*lacking, 'schedule'])}) and not (uneven or {' or '.join(_WITHOUT_KERNELS)})"
+    # What is left out, `make test` tests.
+    tests = f"({' or '.join([*lacking, 'schedule'])}) and not ({' or '.join(_WITHOUT_KERNELS + _SLOW)})"
     config.option.keyword = config.option.keyword or tests
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # none were named
         config.args = [f"{HERE.parent / room}" for room in _ROOMS]

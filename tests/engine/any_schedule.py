@@ -46,7 +46,7 @@ class AnySchedule:
         self.model = functools.cache(self._open)
         self._answer_alone = functools.cache(lambda asked: self._answers(self.model(), [asked], 4096)[0])
 
-    def _open(self, index: str = "off", pages: int | None = 1000, threads: int = 2, backend: str = "native") -> LLM:
+    def _open(self, index: str = "off", pages: int | None = 1000, threads: int = 1, backend: str = "native") -> LLM:
         options: dict[str, Any] = {"prefix_index": index, "threads": threads}
         options |= {"kv_dtype": self.kv_dtype, "kv_groups": self.kv_groups}
         options["kv_bytes"] = None if pages is None else pages * self._page_bytes()

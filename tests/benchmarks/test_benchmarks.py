@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from benchmarks import itl, overhead, speculation
+from benchmarks import itl, overhead, speculation, speculation_workloads
 from benchmarks.speculation_workloads import WORKLOADS, Workload
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -67,7 +67,9 @@ def test_a_load_that_does_not_fit(tiny_llm: Callable[..., LLM]) -> None:
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason=f"no native backend: {library.unavailable()}")
-def test_speculation_takes_turns_and_counts_what_stood() -> None:
+def test_speculation_takes_turns_and_counts_what_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On short prompts: each contender prefills each of them twice."""
+    monkeypatch.setattr(speculation_workloads, "RANDOM_TOKENS", 24)
     llm = LLM("smollm2-135m", backend="native", student="int2", prefix_index="off", kv_bytes=64 << 20)
     chosen = speculation.contenders([3], "student int2", None)
     names = [
@@ -79,7 +81,10 @@ def test_speculation_takes_turns_and_counts_what_stood() -> None:
         "student int2, 3",
     ]
     assert [contender.name for contender in chosen] == names
-    copy, random = WORKLOADS[0], WORKLOADS[-1]
+    again = "Write this text again word for word. Write nothing else.\n\n"
+    texts = ("The mill at Harrow stands where the Tamble leaves the hills.", "It was built in 1784 by Jonas Keld.")
+    asked = [[{"role": "user", "content": again + text}] for text in texts]
+    copy, random = replace(WORKLOADS[0], conversations=lambda _: asked), WORKLOADS[-1]
     results = [speculation.measure(llm, chosen, workload, 1, 1, 12, quiet) for workload in (copy, random)]
     assert llm.pool.num_used == 0
     for found in results:

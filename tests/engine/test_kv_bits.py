@@ -78,6 +78,7 @@ def test_a_large_column_costs_the_others_little() -> None:
 
 
 @needs_native
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", CODED)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=examples(5), deadline=None)

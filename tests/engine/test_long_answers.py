@@ -1,6 +1,7 @@
 """Long answers end with "length" at the context's end or the pool's, and keep every token; prompts are refused."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,22 +18,23 @@ TinyLLM = Callable[..., LLM]
 LONG: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
 PAGES = 10  # 160 entries
 PROMPT = [7, 9, 11] * 8
-CASES: list[Method] = [
+AT_NIGHT = partial(pytest.param, marks=pytest.mark.nightly)  # each has the parts of one that runs each time
+CASES: list[Any] = [
     method("plain"),
     method("repeat"),
-    method("repeat", keep="all"),
-    method("repeat", keep="first", offset="wrong"),
+    AT_NIGHT(method("repeat", keep="all")),
+    AT_NIGHT(method("repeat", keep="first", offset="wrong")),
     method("reread"),
     method("snap", window=4, budget=12),
     method("tova", budget=12),
     method("overfill"),
     method("student"),
     method("best-of", candidates=3),
-    method("refresh", every=5),
-    method("refresh", when="probe", every=5, threshold=0.001),
+    AT_NIGHT(method("refresh", every=5)),
+    AT_NIGHT(method("refresh", when="probe", every=5, threshold=0.001)),
     method("refresh", when="mc-dropout", every=5, threshold=0.5, passes=3),
-    method("speculative"),
-    method("speculative", draft="student"),
+    AT_NIGHT(method("speculative")),
+    AT_NIGHT(method("speculative", draft="student")),
     method("speculative", draft="draft"),
 ]
 

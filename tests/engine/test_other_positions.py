@@ -95,6 +95,7 @@ def ask(llm: LLM, programs: list[Callable[[], Program]], chunk: int, steps: int 
 
 
 @needs_native
+@pytest.mark.thinned
 @pytest.mark.parametrize(("kind", "dtype"), ANY)
 def test_joined_passages_have_the_same_bits_under_every_schedule(kind: str, dtype: str) -> None:
     """Alone, batched, in chunks, with a prefix index, preempted where pages are few."""
@@ -112,6 +113,7 @@ def test_joined_passages_have_the_same_bits_under_every_schedule(kind: str, dtyp
 
 
 @needs_native
+@pytest.mark.thinned
 @pytest.mark.parametrize(("kind", "dtype"), ANY)
 def test_a_joined_value_decodes_alike_wherever_it_was(kind: str, dtype: str, tmp_path: Path) -> None:
     llm = ANY[kind, dtype].model()

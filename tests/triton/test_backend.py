@@ -41,8 +41,6 @@ def distance(mine: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 
-RECURRENT = ("qwen3_5", "qwen3_5moe", "qwen3_next", "granite4-hybrid")  # slow, and test_recurrent.py has more of them
-
 LATENT = "no kernel for latent entries"
 REFUSED = {
     "falcon_h1": "attention and states beside each other",
@@ -57,7 +55,9 @@ def test_every_family(family: str, tiny_llm: TinyLLM, on_gpu: TinyLLM) -> None:
         with pytest.raises(InvalidRequest, match=REFUSED[family]):
             on_gpu(family)
         return
-    llm, prompt = on_gpu(family), ids(18 if family in RECURRENT else 34)  # past a page; past windows and scales
+    llm = on_gpu(family)
+    # Past windows and scales, else past a page.
+    prompt = ids(34 if llm.pool.geometry.windowed or family == "ministral3" else 18)
     mine, theirs = llm.prefill(prompt), tiny_llm(family).prefill(prompt)
     assert mine.tail is not None
     assert theirs.tail is not None

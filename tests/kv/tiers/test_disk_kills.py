@@ -18,8 +18,8 @@ from tests.thinning import examples
 from twostroke.kv.tiers.disk import DiskStore
 from twostroke.kv.tiers.names import private_name
 
-KILLS = examples(50)
-STRIDE = 3 if examples(1) == 1 else 1
+KILLS = examples(20)
+STRIDE = 7 if examples(1) == 1 else 1
 PAGE = 100_000
 
 
@@ -85,7 +85,7 @@ CALLS = ("open", "posix_fallocate", "pwritev", "pwrite", "rename", "unlink", "mk
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_at_every_call(disk: Path, after: bool) -> None:
     """The process ends before, or after, its n-th call that changes something, for every n at night and
-    every third by day; half of a write is done."""
+    every seventh by day; half of a write is done."""
     n, done = 0, b""
     while not done:
         n, count = n + STRIDE, 0

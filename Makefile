@@ -54,7 +54,7 @@ test-nightly: $(VENV)/installed-dev  ## every combination of parameters, and ten
 coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a table, and coverage/index.html
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=twostroke --cov-report=term:skip-covered --cov-report=html:coverage $(COVERED)
 
-test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; 8 minutes; SOFTWARE=neon,i8mm: of ARM
+test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; SOFTWARE=neon,i8mm: of ARM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
 
 build/arm/made: $(VENV)/installed-dev tools/arm_root.sh pyproject.toml

@@ -1,5 +1,6 @@
 """Several models in one server: loaded when they are asked for, and gone when memory is wanted or nobody calls."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -26,7 +27,7 @@ from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.messages import OpenOptions
 from twostroke.server.lifecycle import http_server
 from twostroke.server.models.app import create_models_app
-from twostroke.server.models.asked_model import seconds_of
+from twostroke.server.models.asked_model import AskedModel, seconds_of
 from twostroke.server.models.settings import SharingSettings
 from twostroke.server.models.source import ModelSource
 from twostroke.server.settings import Settings
@@ -206,6 +207,32 @@ def test_watching_loads_nothing(directories: dict[str, Path]) -> None:
 )
 def test_durations(value: Any, seconds: float) -> None:
     assert seconds_of(value) == seconds
+
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.mark.parametrize("padding", [0, 20_000])  # a long body is not read where its name can be told without
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"model": "a", "tools": TOOLS}, "a"),
+        ({"tools": TOOLS, "model": "a"}, "a"),
+        ({"model": "a[1m]", "tools": TOOLS}, "a[1m]"),
+        ({"model": None, "tools": TOOLS}, None),
+        ({"metadata": {"model": "b"}, "tools": TOOLS}, None),
+        ({"model": "a", "metadata": {"model": "b"}}, "a"),
+        ({"model": "a", "response_format": json.loads("[" * 500 + "]" * 500)}, "a"),
+        ({"tools": TOOLS}, None),
+    ],
+)
+def test_the_name_is_that_which_the_routes_read(
+    fields: dict[str, Any], name: str | None, encoding: str, padding: int
+) -> None:
+    for body in (fields | {"user": "x" * padding}, {"user": "x" * padding} | fields):
+        scope = {"path": "/v1/chat/completions"}
+        assert asyncio.run(AskedModel.of(scope, json.dumps(body).encode(encoding))) == AskedModel(name)
 
 
 def test_long_bodies_and_metrics(directories: dict[str, Path]) -> None:

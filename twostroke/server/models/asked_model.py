@@ -1,19 +1,19 @@
 """Which model a call names, and for how long the model should stay. Nothing else of a body is looked at."""
 
 import asyncio
+import json
 import math
 import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from pydantic_core import from_json
 from starlette.types import Scope
 
 from twostroke.server.body_validation.supervisor import LONG_BODY_BYTES
 from twostroke.server.errors import ApiError
 
-_NAMED = re.compile(rb'"(?:model|name)"\s*:\s*"([\w./: -]*)"')
+_AT_AN_END = re.compile(rb'\A\s*{\s*"model"\s*:\s*"([\w./: -]*)"|"model"\s*:\s*"([\w./: -]*)"\s*}\s*\Z')
 _KEEP = re.compile(rb'"keep_alive"')
 _ASKING = {
     "/api/chat": ("messages",),
@@ -39,8 +39,8 @@ class AskedModel:
     async def of(cls, scope: Scope, body: bytes) -> "AskedModel":
         """What a call says in its body, or in its query as `?model=NAME`. Raises ApiError for a wrong `keep_alive`.
 
-        A body that cannot be read says nothing here: the routes say what is wrong with it. Long bodies are searched,
-        and read in another thread only if that finds several names.
+        A body that cannot be read says nothing here: the routes say what is wrong with it. A long one that begins or
+        ends with the name is not read for it, and others are read in another thread.
         """
         query = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model", [None])[-1]
         if not body:
@@ -48,9 +48,9 @@ class AskedModel:
         path: str = scope["path"]
         if len(body) <= LONG_BODY_BYTES:
             return cls._in(_read(body), query, path)
-        found = {name.decode("latin-1") for name in _NAMED.findall(body)}
-        if len(found) == 1 and body.count(b'"model"') == 1 and not _KEEP.search(body):
-            return cls(found.pop())
+        found = _AT_AN_END.search(body)  # elsewhere a name may be that of a tool, or of what somebody quotes
+        if found and found.lastindex and body.count(b'"model"') == 1 and not _KEEP.search(body):
+            return cls(found[found.lastindex].decode("latin-1"))
         return cls._in(await asyncio.to_thread(_read, body), query, path)
 
     @classmethod
@@ -64,10 +64,10 @@ class AskedModel:
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """The fields that matter, of a body that is an object; none of any other."""
+    """The fields that matter, of a body that is an object, read as the routes do; none of any other."""
     try:
-        fields = from_json(body)
-    except ValueError:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
         return {}
     return {key: fields.get(key) for key in _FIELDS} if isinstance(fields, dict) else {}
 

@@ -12,7 +12,7 @@ struct I {
 constexpr int TILE_ROWS = 4, TILE_SUMS = 4, PASS_ROWS = 128, BF16_ROWS = PASS_ROWS;  // see simd_avx512.h
 
 template <class Of>
-inline F floats(const Of& of) {
+[[gnu::always_inline]] inline F floats(const Of& of) {
   return {of(0), of(1), of(2), of(3)};
 }
 template <class Of>

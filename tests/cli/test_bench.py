@@ -85,7 +85,7 @@ def test_workloads_are_interleaved(tiny: str, monkeypatch: pytest.MonkeyPatch) -
         (("--prompt-tokens", "4,x"), 2, "not a number"),
         (("--prompt-tokens", "0"), 2, "at least 1"),
         (("--repeats", "0"), 2, "--repeats"),
-        (("--prompt-tokens", "9000"), 1, "2048"),
+        (("--prompt-tokens", "9000"), 1, "9000 prompt and 64 output tokens are 9064; model "),
         (("--prompt", ""), 1, "empty"),
     ],
 )

@@ -99,7 +99,8 @@ def measure(
     for shape in shapes:
         tokens = shape.prompt_tokens + shape.output_tokens
         if tokens > llm.max_model_len:
-            raise InvalidRequest(f"{shape} needs {tokens} tokens; model {llm.name} has room for {llm.max_model_len}")
+            asked = f"{shape.prompt_tokens} prompt and {shape.output_tokens} output tokens"
+            raise InvalidRequest(f"{asked} are {tokens}; model {llm.name} has room for {llm.max_model_len}")
     measured: list[list[Measurement]] = [[] for _ in shapes]
     for round_number in range(warmup + repeats):
         for shape, mine in zip(shapes, measured, strict=True):

@@ -103,10 +103,19 @@ VLLM_ZENTORCH = replace(
     },
 )
 
+TWOSTROKE = Engine(OURS, adapter="twostroke_native", form="catalog", weights="GGUF {quantization}", without_amx={})
+TWOSTROKE_INT8_KV = replace(
+    TWOSTROKE,
+    name="twostroke-int8-kv",
+    weights="GGUF {quantization}, K and V int8",
+    environment={PROPERTIES: json.dumps({"kv_dtype": "int8"})},
+)
+
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine(OURS, adapter="twostroke_native", form="catalog", weights="GGUF {quantization}", without_amx={}),
+        TWOSTROKE,
+        TWOSTROKE_INT8_KV,
         Engine(
             "llama.cpp",
             adapter="llama_cpp_api",

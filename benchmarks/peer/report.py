@@ -55,7 +55,9 @@ def number(value: float | None) -> str:
 
 
 def ratio_cell(column: str, measured: dict[str, Rates]) -> str:
-    found = ratio({name: COLUMNS[column](one) for name, one in measured.items()}, OURS)
+    ours = ENGINES[OURS].adapter  # our other ways are no peers
+    peers = {name: one for name, one in measured.items() if name == OURS or ENGINES[name].adapter != ours}
+    found = ratio({name: COLUMNS[column](one) for name, one in peers.items()}, OURS)
     return "" if found is None else f"{found.value:.2f} ({found.peer})"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from importlib.metadata import version
 
-from benchmarks.peer.protocol import Generated, Job, Options
+from benchmarks.peer.protocol import PROPERTIES, Generated, Job, Options
 from twostroke import LLM, SamplingParams
 from twostroke.backends.native.library import variants
 
@@ -15,7 +17,8 @@ class Twostroke:
         self.version = version("twostroke")
         other = next((name for name in variants() if name != "amx"), "avx2")  # avx2: raises an error
         backend = "native" if options.amx else f"native-{other}"
-        self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off")
+        more = json.loads(os.environ.get(PROPERTIES, "{}"))
+        self._llm = LLM(options.model, backend=backend, threads=options.threads, prefix_index="off", **more)
 
     def answer(self, job: Job) -> Generated:
         params = SamplingParams(max_tokens=job.output_tokens, ignore_eos=True)  # greedy by default

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.conftest import client_of, eventually
 from tests.server.long_answers import LONG
 from tests.server.wire import in_a_process
 from twostroke.methods import METHODS, load_module
 from twostroke.server.engine_process import remote
 from twostroke.server.engine_process.in_flight import Roster
+from twostroke.server.engine_process.launch import EngineProcess
 from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.engine_process.spare import SpareProcess
 from twostroke.server.lifecycle import make_server
@@ -267,6 +270,34 @@ def test_what_routes_ask_of_the_engine(client: httpx.Client) -> None:
     with client.stream("GET", "/watch") as watching:
         names = (line for line in watching.iter_lines() if line.startswith("event: "))
         assert [next(names) for _ in range(3)] == ["event: hello", "event: steps", "event: pages"]
+
+
+def test_a_connection_is_closed_when_nothing_is_sent() -> None:
+    """Else what is sent goes to whatever file has got its number: here it was the pipe of the next process's start."""
+    process, order = EngineProcess(), list[str]()
+    begun, go, pipe = threading.Event(), threading.Event(), process.pipe
+
+    class Slow:
+        def send_bytes(self, data: bytes) -> None:
+            begun.set()
+            assert go.wait(PATIENCE_S)
+            order.append("sent")
+
+        def close(self) -> None:
+            order.append("closed")
+            pipe.close()
+
+    process.pipe = cast(Any, Slow())
+    threads = [threading.Thread(target=process.send, args=(b"",)), threading.Thread(target=process.end, args=(0,))]
+    for thread in threads:
+        thread.start()
+        assert begun.wait(PATIENCE_S)
+    eventually(lambda: not process.alive)
+    time.sleep(0.1)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["sent", "closed"]
 
 
 def test_an_engine_that_dies_again_and_again_fails(native_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ class HostThread:
     def __init__(self, llm: LLM, generation: int) -> None:
         ours, theirs = socket.socketpair()
         self.note = StepNote()
-        self.pipe = Connection(ours.detach())
+        self.pipe, self._sending = Connection(ours.detach()), threading.Lock()
         self._theirs = Connection(theirs.detach())
         self._host = EngineHost(llm, self._theirs, self.note, generation)
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -33,11 +33,16 @@ class HostThread:
         with self._theirs:
             self._host.serve()
 
+    def send(self, data: bytes) -> None:
+        with self._sending:
+            self.pipe.send_bytes(data)
+
     def kill(self) -> None:
         raise AssertionError("a thread cannot be killed")
 
     def end(self, patience_s: float) -> str:
-        self.pipe.close()
+        with self._sending:
+            self.pipe.close()
         self._thread.join(patience_s)
         return "as a thread"
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +41,10 @@ class Launched(Protocol):
     pipe: Connection
     note: StepNote
     pid: int
+
+    def send(self, data: bytes) -> None:
+        """Raises OSError if it has ended. Any thread may call it."""
+        ...
 
     def kill(self) -> None:
         """End it at once, which who reads from it will see."""
@@ -76,7 +81,7 @@ class EngineProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self.pipe = Connection(ours.detach())
+        self.pipe, self._sending = Connection(ours.detach()), threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -85,7 +90,11 @@ class EngineProcess:
     def open(self, options: "OpenOptions") -> None:
         """Let it open its model."""
         with suppress(OSError):  # it has ended already, which whoever reads will see
-            self.pipe.send_bytes(pickle.dumps(options))
+            self.send(pickle.dumps(options))
+
+    def send(self, data: bytes) -> None:
+        with self._sending:
+            self.pipe.send_bytes(data)
 
     def kill(self) -> None:
         self._process.kill()
@@ -95,7 +104,8 @@ class EngineProcess:
             self._process.wait(patience_s)
         self._process.kill()
         code = self._process.wait()
-        self.pipe.close()
+        with self._sending:  # else what another thread sends could reach a file that gets the number of this one
+            self.pipe.close()
         os.close(self.note.file)
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
 

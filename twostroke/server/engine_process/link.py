@@ -55,7 +55,7 @@ class ProcessLink:
                 except Exception as error:
                     unsendable(message, error)
                 else:
-                    self.process.pipe.send_bytes(data)
+                    self.process.send(data)
                 del message  # a value that it names is not kept while nothing is sent
 
 

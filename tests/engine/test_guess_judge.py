@@ -1,13 +1,13 @@
 """How many guesses pay: by what rows cost, by how many sequences wait for them, and by how guesses fared."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pytest
 
 from twostroke.engine.choice_guesses import MAX_WAIT, Acceptance, ChoiceGuesses
 from twostroke.engine.forecast import Forecast
-from twostroke.engine.guess_judge import TRIAL, TRIALS, GuessJudge
+from twostroke.engine.guess_judge import GuessJudge
 from twostroke.engine.strokes import Guess, Guesses
 from twostroke.models.cost import SequenceRows
 
@@ -16,18 +16,11 @@ DRAFT: Any = "draft"
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3, 4]
 
 
-class Entry(NamedTuple):
-    """What a forecast looks at of a chunk."""
-
-    tokens: list[int]
-    logit_rows: int
-
-
 class Rows(Forecast):
     """Steps of 10 ms, and some milliseconds for each row behind the first."""
 
     def __init__(self, row_ms: float) -> None:
-        self.row_ms, self.asked, self.guess_s = row_ms, 0, 0.0
+        self.row_ms, self.asked = row_ms, 0
 
     def placed(self, entries: Any) -> float:
         return 0.01
@@ -73,7 +66,7 @@ def test_the_number_is_the_best_of_all(row_ms: float) -> None:
 
     def speed(count: int) -> float:
         tokens = 1 + sum(rate**i for i in range(1, count + 1))
-        return tokens / (0.01 + row_ms * count / 1e3)
+        return tokens / (0.01 + row_ms * count / 1e3 + (2e-4 if count else -0.0))
 
     best = max(range(1, 13), key=speed)
     expected = best if speed(best) > 1.02 * speed(0) else 0
@@ -94,25 +87,12 @@ def test_guesses_that_fail_become_rare_and_never_cease() -> None:
     for _ in range(60):
         rounds, decoded = rounds + bool(told.count), decoded + (told.count == 0) * choice.wait
         told = advised(of, Guess(TEXT, guessed=told.count, stood=0), choice)
-        assert told.count <= TRIAL or rounds < 8
+        assert told.count <= 1 or rounds < 8
     assert told.count or choice.wait == MAX_WAIT
-    assert 10 < rounds < 8 + TRIALS * 61 * len(TEXT) * 10 / TRIAL, "trials took more than their share of 10 ms a token"
+    assert rounds > 10
     for _ in range(10):
         told = advised(of, Guess(TEXT, guessed=4, stood=4), choice)
     assert told.count > 2, "it has learned that they are good again"
-
-
-def test_what_steps_with_guesses_took_is_learned() -> None:
-    """A guess that takes longer than its rows were predicted to is dearer from then on, and no step of others is."""
-    forecast = Forecast({MODEL: cast(Any, Rows(0))})
-    alone = [cast(Any, Entry([1], 1)) for _ in range(3)]
-    guessing = [*alone, cast(Any, Entry([1] * 5, 5))]
-    forecast.observe(alone, 0.01, 0.02)
-    forecast.observe([*alone, cast(Any, Entry([1] * 5, 1))], 0.01, 0.02)  # a prompt's
-    assert forecast.guess_s == 0
-    for _ in range(60):
-        forecast.observe(guessing, 0.01, 0.1)
-    assert 0 < forecast.guess_s < 0.01
 
 
 def test_a_draft_has_its_own_price() -> None:

@@ -28,11 +28,10 @@ NO_TOKENS = np.zeros(0, np.int64)
 def calibrate(model: Model) -> StepPredictor:
     """Time a few steps of the model over separate KV memory: the pool's pages are not touched.
 
-    The steps are one row, without and with logits; eight sequences that make a token, and that also judge three
-    guesses, so that many logits have their own price; chunks of 4 rows, 16, 32 and so on; and, after a context of 2,048
-    entries (fewer if the model has fewer positions, or if they exceed 64 MiB), one row, 4 and the last chunk. Takes
-    about a second, or as long as three rounds need. The quickest time of each step counts: delays from outside are not
-    the cost of a row or a key, and `Forecast` follows the machine's load later.
+    The steps are one row, without and with logits; eight sequences that make a token; chunks of 4 rows, 16, 32 and so
+    on; and, after a context of 2,048 entries (fewer if the model has fewer positions, or if they exceed 64 MiB), one
+    row, 4 and the last chunk. Takes about a second, or as long as three rounds need. The quickest time of each step
+    counts: delays from outside are not the cost of a row or a key, and `Forecast` follows the machine's load later.
     """
     began = time.perf_counter()
     entry_bytes, longest = model.pool.entry_bytes, model.max_position
@@ -43,7 +42,6 @@ def calibrate(model: Model) -> StepPredictor:
         [SequenceRows(1)],
         [SequenceRows(1, 0, 1)],
         [SequenceRows(1, 0, 1)] * 8,
-        [SequenceRows(few, 0, few)] * 8,
         [SequenceRows(few)],
         [SequenceRows(1, context)],
     ]

@@ -5,7 +5,7 @@ from collections import defaultdict
 from twostroke.engine.strokes import Guesses
 from twostroke.engine.text_history import Text
 
-MAX_WAIT = 32  # tokens that are decoded without guesses before the next look, times the sequences of a step
+MAX_WAIT = 32  # tokens that are decoded without guesses before the next look
 FORGET = 0.8  # what is left of a choice's counts after a round
 GUIDE = 4.0  # guesses of its own after which a choice's rate counts as much as that of all
 
@@ -48,7 +48,7 @@ class ChoiceGuesses:
         """The share of guesses like the present ones that stand."""
         return self._own[self.kind].rate(guide)
 
-    def longer_wait(self, sequences: int) -> int:
-        """How many tokens to decode without guesses, now that none pay: ever more. All sequences wait for a look."""
-        self.wait = min(MAX_WAIT * sequences, max(sequences, 2 * self.wait))
+    def longer_wait(self) -> int:
+        """How many tokens to decode without guesses, now that none pay: ever more."""
+        self.wait = min(MAX_WAIT, max(1, 2 * self.wait))
         return self.wait

@@ -14,18 +14,13 @@ from twostroke.models.step_predictor import StepCorrection, StepSeconds
 class Forecast:
     """Predicts the seconds of a step over any of an engine's models, corrected by measured steps.
 
-    Steps of single rows, of single rows and guesses, of chunks, and mixed steps have separate corrections: time outside
-    the kernels is a larger part of single-row steps, and only mixed steps must meet the ITL objective.
-
-    Attributes:
-        guess_s: what a guess takes besides what is predicted, as steps with guesses have shown. It holds the program
-            that asks for them, and rows of many sequences, which kernels take in small parts.
+    Steps of single rows, steps of chunks, and mixed steps have separate corrections: time outside the kernels is a
+    larger part of single-row steps, and only mixed steps must meet the ITL objective.
     """
 
     def __init__(self, predictors: Mapping[Model, StepSeconds]) -> None:
         self._predictors = dict(predictors)
         self._corrections: defaultdict[str, StepCorrection] = defaultdict(StepCorrection)
-        self.guess_s = 0.0
 
     @classmethod
     def calibrated(cls, models: Iterable[Model]) -> "Forecast":
@@ -70,26 +65,17 @@ class Forecast:
 
     def observe(self, entries: Sequence[Chunk], predicted: float, measured: float) -> None:
         """Correct later predictions by one measured step; both arguments are seconds."""
-        kind = _kind((len(one.tokens), one.logit_rows) for one in entries)
-        if kind == "guesses":
-            guesses = sum(len(one.tokens) - 1 for one in entries)
-            quiet, known = predicted / self._corrections[kind].factor, self._corrections["single"].typical
-            more = min(max(measured / known - quiet, 0.0), quiet) / guesses
-            self.guess_s += StepCorrection.GAIN * (more - self.guess_s)
-        self._corrections[kind].observe(predicted, measured)
+        self._corrections[_kind(len(one.tokens) for one in entries)].observe(predicted, measured)
 
     def _seconds(self, step: Iterable[tuple[Model, SequenceRows]]) -> float:
         by_model: defaultdict[Model, list[SequenceRows]] = defaultdict(list)
         for model, rows in step:
             by_model[model].append(rows)
-        kind = _kind((rows.count, rows.logits) for group in by_model.values() for rows in group)
+        kind = _kind(rows.count for group in by_model.values() for rows in group)
         seconds = sum(self._predictors[model].seconds(group) for model, group in by_model.items())
         return seconds * self._corrections[kind].factor
 
 
-def _kind(sequences: Iterable[tuple[int, int]]) -> str:
-    """Of a step, by the rows and the rows of logits of each sequence; a sequence with guesses has several of these."""
-    found = {"single" if rows == 1 else "guesses" if logits > 1 else "chunks" for rows, logits in sequences}
-    if "chunks" in found:
-        return "mixed" if len(found) > 1 else "chunks"
-    return "guesses" if "guesses" in found else "single"
+def _kind(counts: Iterable[int]) -> str:
+    single = {count == 1 for count in counts}
+    return "mixed" if len(single) > 1 else "single" if single == {True} else "chunks"

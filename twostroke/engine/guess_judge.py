@@ -8,7 +8,7 @@ may be none: in a full batch a row costs nearly a token's time.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from twostroke.engine.choice_guesses import Acceptance, ChoiceGuesses
+from twostroke.engine.choice_guesses import MAX_WAIT, Acceptance, ChoiceGuesses
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
 from twostroke.engine.strokes import Guess, Guesses
@@ -16,9 +16,8 @@ from twostroke.engine.text_history import NGRAM, Text, TextHistory
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.draw import Sampled
 
+ROUND_S = 2e-4  # of the program and the engine, for a round of guesses
 MARGIN = 1.02  # by which a round must be expected to be quicker
-TRIALS = 0.01  # of the time that plain decoding takes, for guesses that seem not to pay
-TRIAL = 4  # guesses
 MAX_KIND = 8  # tokens of a match beyond which a longer one says no more
 MAX_KNOWN = 4096  # shapes of steps whose seconds are kept
 
@@ -31,7 +30,6 @@ class GuessJudge:
         self._forecast, self._decoding = forecast, decoding
         self.history = TextHistory()
         self._all: defaultdict[tuple[str, int], Acceptance] = defaultdict(Acceptance)
-        self._spare_s = 0.0  # what trials may cost now
         self._known: dict[tuple[Model, int, int, int], float] = {}
 
     def begin(self, salt: bytes) -> ChoiceGuesses:
@@ -50,43 +48,28 @@ class GuessJudge:
         count = most = len(guesses) if draft is None else asks.most
         if asks.judged and asks.most:
             count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
-            count = count or self._trial(min(most, TRIAL), len(asks.tokens), choice, model, draft)
+            if not count and choice.wait == MAX_WAIT:
+                count = min(most, 1)  # now and then: guesses may have become good
+                choice.wait //= 2  # and then as many tokens without
         if count:
             told = Guesses(guesses[:count], count)
         elif draft is not None:
-            told = Guesses((), 0, max_tokens=choice.longer_wait(self._decoding()))
+            told = Guesses((), 0, max_tokens=choice.longer_wait())
         else:
             expected = guesses[: MAX_KIND - choice.kind[1]]
-            told = Guesses((), 0, until=_until_seen(text, choice.longer_wait(self._decoding()), expected))
+            told = Guesses((), 0, until=_until_seen(text, choice.longer_wait(), expected))
         choice.told.append(told)
         return told
-
-    def _trial(self, count: int, told: int, choice: ChoiceGuesses, model: Model, draft: Model | None) -> int:
-        """`count` if guesses that seem not to pay are tried: they may have become good. Else 0.
-
-        Trials of all choices may cost a share of the time that plain decoding takes, which `told` tokens add to.
-        """
-        sequences, context = self._decoding(), 1 << len(choice.text.ids).bit_length()
-        plain = self._step_s(model, sequences, 0, context)
-        if choice.told:  # not for a prompt
-            self._spare_s += TRIALS * told * plain / sequences
-        cost = self._step_s(model, sequences, count, context) + count * self._forecast().guess_s - plain
-        if draft is not None:
-            cost += count * self._step_s(draft, 1, 0, context)
-        if not count or cost > self._spare_s:
-            return 0
-        self._spare_s -= cost
-        return count
 
     def _count(self, rate: float, most: int, choice: ChoiceGuesses, model: Model, draft: Model | None) -> int:
         """The number of guesses of which the most tokens per second are expected; 0: none pays."""
         sequences, context = self._decoding(), 1 << len(choice.text.ids).bit_length()
         best, found, more = MARGIN * sequences / self._step_s(model, sequences, 0, context), 0, 0.0
-        share, guess_s = 1.0, self._forecast().guess_s
+        share = 1.0
         for count in range(1, most + 1):
             share *= rate
             more += share
-            seconds = self._step_s(model, sequences, count, context) + count * guess_s
+            seconds = ROUND_S + self._step_s(model, sequences, count, context)
             if draft is not None:
                 seconds += count * self._step_s(draft, 1, 0, context)
             if (sequences + more) / seconds <= best:

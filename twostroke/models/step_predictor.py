@@ -112,11 +112,6 @@ class StepCorrection:
         return math.exp(self._mean + self._margin)
 
     @property
-    def typical(self) -> float:
-        """The factor in the mean."""
-        return math.exp(self._mean)
-
-    @property
     def _margin(self) -> float:
         return self.DEVIATIONS * self._deviation
 

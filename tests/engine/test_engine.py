@@ -74,6 +74,7 @@ CASES: list[Method] = [
     method("duo-attention", sinks=2, recent=5),
     method("triattention", budget=12, newest=3, every=5),
     method("compose", first="partrep", then="tova:budget=12"),
+    method("compose", first="reread", then="drop:window=9+every=4"),
     method("kvzip", times=2, keep="last", budget=12, part=7),
     method("finch", budget=12, question=3, chunk=40),
     method("rkv", budget=12, every=5, window=3),

@@ -15,6 +15,7 @@ from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 from twostroke.errors import InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
+from twostroke.methods import method
 from twostroke.sampling.params import SamplingParams
 
 needs_native = pytest.mark.skipif(library.unavailable() is not None, reason=str(library.unavailable()))
@@ -90,6 +91,9 @@ def test_what_cannot_be_done_is_one_line() -> None:
     keys, values = kv.entries().transpose(1, 0, 3, 2, 4)
     with pytest.raises(KVError, match="K and V of latent attention are one vector for all heads"):
         KVCache.of_entries(llm, keys, values, np.arange(20), kv.tokens)
+    for technique in (method("d2o"), method("attention-matching"), method("compose", then="d2o")):
+        with pytest.raises(InvalidRequest, match=rf"method {technique.name} cannot run .* are one vector for all heads"):
+            llm.request(PROMPT[:20], SamplingParams(), technique)
     refused: list[dict[str, Any]] = [{"kv_dtype": "int8"}, {"tp": 2}]
     for options in refused:
         for backend in ("reference", *(["native"] if library.unavailable() is None else [])):

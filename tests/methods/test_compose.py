@@ -10,7 +10,7 @@ from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.methods import Compose, Method, PartRep, Prompt, method
+from twostroke.methods import Compose, Compress, Method, PartRep, Prompt, method
 from twostroke.sampling.params import SamplingParams
 
 Native = Callable[..., LLM]
@@ -44,6 +44,15 @@ def test_the_second_gets_the_prompt_of_the_first(first: str, then: str, native_l
 
 
 @needs_native
+def test_a_first_technique_may_score_passages_side_by_side(native_llm: Native) -> None:
+    llm = native_llm()
+    text = "\n\n".join(f"the quick {name} fox jumps over the lazy dog" for name in "abcdefghij")
+    (whole,) = runs_of(llm, Compress(ratio=0.4), llm.tokenizer.encode(text), max_tokens=1)[1]
+    composed = llm.generate([text], method=Compose(first="compress:ratio=0.4", then="tova"), max_tokens=8)[0]
+    assert composed.text == llm.generate([whole.kv.tokens], method=method("tova"), max_tokens=8)[0].text
+
+
+@needs_native
 def test_nothing_is_computed_twice(native_llm: Native) -> None:
     llm = native_llm()
     asked: list[int] = []
@@ -67,6 +76,7 @@ def test_nothing_is_computed_twice(native_llm: Native) -> None:
     ("parameters", "message"),
     [
         ({"then": "none"}, "there is no method 'none'"),
+        ({"then": "n" * 50_000}, "there is no method 'nnn"),
         ({"then": "snap:much=3"}, "method snap has no parameter 'much'"),
         ({"then": "snap:budget"}, "budget must be an integer"),
         ({"first": "compose:first=" * 50_000}, "first must be another technique"),
@@ -96,3 +106,5 @@ def test_what_it_needs_is_what_its_parts_need() -> None:
     both = Compose(first="compress:scorer=draft", then="keydiff:budgets=ada")
     assert (both.companions, both.by_head, both.biased) == (("draft",), True, True)
     assert not Compose(then="drop").by_head
+    assert (Compose(then="drop").goes_on, Compose(first="drop").goes_on) == (True, False)
+    assert (Compose(then="d2o").makes_entries, Compose(then="tova").makes_entries) == (True, False)

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from twostroke.api.llm import LLM
+from twostroke.errors import InvalidRequest
 from twostroke.methods import PartRep
 
 QUESTION = "the quick brown fox jumps over the lazy dog, and over what?"
@@ -33,3 +35,9 @@ def test_the_prompt_that_is_entered(tiny_llm: Callable[..., LLM]) -> None:
     entered = [*asked[:stop], *llm.tokenizer.encode(" Again: ", add_bos=False), *again, *asked[stop:]]
     made = llm.generate([asked], method=PartRep(ratio=0.5, between=" Again: "), **OPTIONS)[0]
     assert made.text == llm.generate([entered], **OPTIONS)[0].text
+
+
+@pytest.mark.parametrize("between", [3, None, ["a"], float("nan")])
+def test_what_is_between_is_a_text(between: Any) -> None:
+    with pytest.raises(InvalidRequest, match="partrep: between must be a text"):
+        PartRep(between=between)

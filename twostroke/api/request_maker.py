@@ -16,7 +16,7 @@ from twostroke.engine.request import Request
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, EngineStopped, InvalidRequest, KVError
 from twostroke.kv.cache import KVCache
-from twostroke.kv.entries_by_head import require_heads
+from twostroke.kv.entries_by_head import require_heads, require_parts
 from twostroke.methods import Method, Plain, Prompt
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
 from twostroke.sampling.params import SamplingParams
@@ -137,6 +137,8 @@ class RequestMaker:
         if method.by_head:
             try:
                 require_heads(self.pool.geometry)
+                if method.makes_entries:
+                    require_parts(self.pool.geometry)
             except KVError as error:
                 raise InvalidRequest(f"method {method.name} cannot run with model {self.name}: {error}") from None
 

@@ -33,6 +33,12 @@ def require_heads(geometry: Geometry) -> tuple[int, int]:
     return len(geometry.kv_layers), geometry.kv_heads
 
 
+def require_parts(geometry: Geometry) -> None:
+    """Raise KVError if K and V are one vector."""
+    if any(group.one_part for _, group in geometry.kv_groups):
+        raise KVError("K and V of latent attention are one vector for all heads, so a technique cannot make them apart")
+
+
 def checked_indices(geometry: Geometry, length: int, indices: np.ndarray) -> np.ndarray:
     """[layers, KV heads, n] int64. Raises KVError unless they choose among so many entries of such a model.
 
@@ -135,8 +141,7 @@ def written(
     Raises KVError: they are none of this model. OutOfPages: nothing has changed.
     """
     geometry = pool.geometry
-    if any(group.one_part for _, group in geometry.kv_groups):
-        raise KVError("K and V of latent attention are one vector for all heads, so a technique cannot make them apart")
+    require_parts(geometry)
     shape = (*require_heads(geometry), len(tokens), geometry.kv_groups[0][1].head_dim)
     if np.shape(keys) != shape or np.shape(values) != shape:
         raise KVError(

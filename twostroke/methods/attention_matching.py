@@ -51,6 +51,10 @@ class AttentionMatching(ByHead, name="attention-matching"):
     def scores(self, kv: KVCache, queries: Queries) -> np.ndarray:
         return attention_by_head(kv, queries)
 
+    @property
+    def makes_entries(self) -> bool:
+        return True
+
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)
         made: Prefilled = yield Prefill(tokens, queries=self.observed)

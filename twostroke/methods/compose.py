@@ -52,6 +52,15 @@ class Compose(Method, name="compose"):
     def biased(self) -> bool:
         return any(one.biased for one in self.parts)
 
+    @property
+    def makes_entries(self) -> bool:
+        return any(one.makes_entries for one in self.parts)
+
+    @property
+    def goes_on(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        _, then = self.parts
+        return then.goes_on
+
     def program(self, prompt: Prompt) -> Program:
         first, then = self.parts
         known = [(yield from self.made(first.program(prompt)))]
@@ -72,7 +81,8 @@ class Compose(Method, name="compose"):
                     if kv.head_positions is None and kv.pending is None and kv.next_position == len(kv):
                         return kv
                     break
-                if not isinstance(asked, Prefill | ReadWeights):
+                strokes = asked if isinstance(asked, list) else [asked]
+                if not all(isinstance(one, Prefill | ReadWeights) for one in strokes):
                     break
                 results.append((yield asked))
         except StopIteration:

@@ -169,7 +169,7 @@ class Compress(Method, name="compress"):
 
     def kept_texts(self, data: bytes) -> list[tuple[int, int]]:
         """The byte ranges (start, stop) of the texts to keep."""
-        return [m.span() for one in self.keep for m in re.finditer(re.escape(one.encode()), data)]
+        return [m.span() for one in self.keep for m in re.finditer(re.escape(one.encode(errors="surrogatepass")), data)]
 
 
 def stretches(

@@ -39,6 +39,10 @@ class D2O(HeavyHitters, name="d2o"):
     def biased(self) -> bool:
         return self.mass
 
+    @property
+    def makes_entries(self) -> bool:
+        return True
+
     def program(self, prompt: Prompt) -> Program:
         tokens, kept = self.copies(prompt)
         kv, worth = yield from self.ranked(tokens, prompt)

@@ -104,6 +104,11 @@ class Method(Checked, ABC):
         """Whether it adds to scores of entries: backends that cannot are then refused."""
         return False
 
+    @property
+    def makes_entries(self) -> bool:
+        """Whether it makes K and V of its own: models with latent attention are then refused."""
+        return False
+
     def kept_so_far(self, prompt: Prompt, kv: KVCache) -> KVCache | None:
         """The part of an unfinished prefill from position 0 that the first decode will need; None: not known yet."""
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.engine.strokes import Decode, Prefill, Prefilled, Program
-from twostroke.fields import number
+from twostroke.fields import number, text
 from twostroke.methods.compress import surprises
 from twostroke.methods.method import Method, Prompt
 
@@ -24,7 +24,7 @@ class PartRep(Method, name="partrep"):
     """
 
     ratio: float = number(0.3, above=0, most=1)  # the share of the tokens that is appended
-    between: str = "\n"  # the text before them
+    between: str = text("\n")  # the text before them
 
     def program(self, prompt: Prompt) -> Program:
         turn = range(len(prompt)) if prompt.turn is None else prompt.turn

@@ -30,11 +30,11 @@ def method(name: str, **parameters: Any) -> Method:
     if name not in METHODS:
         load_installed()
     if name not in METHODS:
-        raise InvalidRequest(f"there is no method {name!r}; there are {', '.join(sorted(METHODS))}")
+        raise InvalidRequest(f"there is no method {name!r:.60}; there are {', '.join(sorted(METHODS))}")
     known = {field.name: field for field in dataclasses.fields(METHODS[name])}
     for parameter in parameters:
         if parameter not in known:
-            raise InvalidRequest(f"method {name} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
+            raise InvalidRequest(f"method {name} has no parameter {parameter!r:.60}; it has {', '.join(known) or 'none'}")
     return METHODS[name](**parameters)
 
 

@@ -9,7 +9,7 @@ from tests.cluster.wire.pairs import Pair, local
 from tests.engine.test_engine import CASES
 from twostroke.engine.strokes import Decode, Prefill, Program
 from twostroke.errors import InvalidRequest
-from twostroke.methods import METHODS, Method, Plain
+from twostroke.methods import METHODS, Method, Plain, method
 from twostroke.methods.method import Prompt
 
 PROMPT = [7, 9, 11] * 9
@@ -58,6 +58,15 @@ def test_a_technique_has_to_say_that_it_goes_on(
     monkeypatch.setattr(Loop, "goes_on", True)
     monkeypatch.setattr(Loop, "side_by_side", False)
     assert both.moved(PROMPT, Loop(), **OPTIONS) == local(both.first, PROMPT, Loop(), **OPTIONS)
+
+
+@pytest.mark.parametrize("first", ["partrep", "compress:ratio=0.2+last=0"])
+def test_what_goes_on_from_more_than_a_value_is_refused(first: str, pair: Callable[..., Pair]) -> None:
+    both = pair()
+    text = both.first.tokenizer.encode("\n\n".join(f"the fox {n} jumps over the dog" for n in "abcdefgh"))
+    with pytest.raises(InvalidRequest, match="let one process do both"):
+        both.prefilled(text, method("compose", first=first, then="drop:window=9"))
+    assert both.sender.num_offers == 0
 
 
 TAUGHT = [one for one in CASES if one.name in ("overfill", "refresh") and getattr(one, "when", "") != "mc-dropout"]

@@ -25,13 +25,15 @@ from twostroke.kv.pages import HOST
 from twostroke.methods.method import Method, Prompt
 
 NO_LOGITS = np.empty((0, 0), np.float32)
+NEEDS_MORE = "this technique needs more of its first prefill than a value: let one process do both"
 CARRIED = ("model", "recompute", "stream")  # fields of a decode that go along with its value
 
 
 def prefill_program(method: Method, prompt: Prompt, offer: ValueOffer) -> Program:
     """A technique's strokes up to what crosses, which goes out while it is computed. The result is the value.
 
-    Raises InvalidRequest: the technique goes on after its first decode, and does not say so.
+    Raises InvalidRequest: the technique goes on after its first decode, and does not say so; or it goes on from more
+    than a value and queries.
     """
     program = method.program(prompt)
     try:
@@ -39,6 +41,8 @@ def prefill_program(method: Method, prompt: Prompt, offer: ValueOffer) -> Progra
         while not isinstance(asked, Decode):
             if isinstance(asked, list) and any(isinstance(one, Decode) for one in asked):
                 raise _goes_on(method)
+            if method.goes_on and not _makes_a_value(asked):
+                raise InvalidRequest(NEEDS_MORE)
             if isinstance(asked, Prefill) and asked.after is None:
                 asked = replace(asked, progress=partial(_grown, method, prompt, offer))
             result = yield asked
@@ -117,8 +121,8 @@ def remote_prefill(receiver: Receiver, handle: ValueHandle) -> Callable[[Prefill
     """
 
     def prefill(stroke: Prefill) -> Future[KVCache]:
-        if stroke.after is None or stroke.queries is not None or stroke.logprobs is not None or stroke.logits == "all":
-            raise InvalidRequest("this technique needs more of its teacher than a value: let one process do both")
+        if stroke.after is None or stroke.queries is not None or not _makes_a_value(stroke):
+            raise InvalidRequest(NEEDS_MORE)
         return receiver.extend(handle, stroke.after, stroke.tokens, stroke.logits)
 
     return prefill
@@ -191,6 +195,12 @@ class _Waiter(Future[ReceivedValue]):
     def cancel(self) -> bool:
         self._arrival.left(self)
         return super().cancel()
+
+
+def _makes_a_value(asked: Any) -> bool:
+    """Whether it is one prefill that gives no logits, scores or hidden states, which do not cross."""
+    more = isinstance(asked, Prefill) and (asked.logprobs, asked.states, asked.hidden) != (None, None, None)
+    return isinstance(asked, Prefill) and asked.logits != "all" and not more
 
 
 def _goes_on(method: Method) -> InvalidRequest:

@@ -62,7 +62,7 @@ def contender(name: str, **parameters: Any) -> Contender:
     """
     if name not in SETTINGS and name not in METHODS:
         known = sorted(METHODS.keys() | SETTINGS.keys())
-        raise InvalidRequest(f"there is no method {name!r}; there are {', '.join(known)}")
+        raise InvalidRequest(f"there is no method {name!r:.60}; there are {', '.join(known)}")
     base, own = SETTINGS.get(name, (name, {}))
     spelled = ",".join(f"{key}={value}" for key, value in parameters.items())
     return Contender(f"{name}:{spelled}" if spelled else name, method(base, **(own | parameters)))

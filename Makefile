@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: run chat serve coverage soak cluster check wheel clean
 .PHONY: image test-image
 .PHONY: test test-here test-wire test-nightly test-software test-arm test-sanitizers test-models test-clients test-cluster test-wheel
-.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-arm bench-plan bench-speculation bench-passages bench-embeddings bench-cluster bench-compression
+.PHONY: bench-peers bench-serve bench-killed bench-quality bench-kv-bits bench-entries bench-hybrid bench-itl bench-tiers bench-wire bench-overhead bench-cores bench-arm bench-plan bench-speculation bench-passages bench-league bench-refresh bench-embeddings bench-cluster bench-compression
 
 # NVIDIA Dynamo, with NIXL, has an environment of its own, which sees all of ours.
 CLUSTER := .venv-cluster

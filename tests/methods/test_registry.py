@@ -8,6 +8,7 @@ import pytest
 
 from twostroke.errors import InvalidRequest
 from twostroke.methods import METHODS, load_installed, load_module, method, registry
+from twostroke.study.evaluate.contenders import at_budgets, contender
 
 TECHNIQUE = """
 from dataclasses import dataclass
@@ -47,6 +48,18 @@ def test_a_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="twice: times must be an integer from 1 to 4, not 5"):
         method("twice", times=5)
     load_module(str(tmp_path / "mine.py"))  # once more does nothing
+
+
+def test_a_parameter_may_have_any_name() -> None:
+    """Also that of a function's own argument, from `--method-option name=x` or a body."""
+    for make in (method, contender):
+        with pytest.raises(InvalidRequest, match="method tova has no parameter 'name'; it has"):
+            make("tova", name=3)
+    for given in ("name", "shares", "length"):
+        with pytest.raises(InvalidRequest, match=f"method tova has no parameter '{given}'"):
+            at_budgets("tova", (), None, **{given: 3})
+    with pytest.raises(InvalidRequest, match="method tova has no parameter 'name'"):
+        method("compose", then="tova:name=3")
 
 
 def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ from twostroke.study.evaluate.tasks import (
 
 if TYPE_CHECKING:
     from twostroke.study.evaluate.contenders import Contender
-    from twostroke.study.evaluate.evaluation import Evaluation, ItemRecords
+    from twostroke.study.evaluate.evaluation import Evaluation
+    from twostroke.study.evaluate.run_directory import ItemRecords
     from twostroke.study.evaluate.summary import Summary
 
 FLAGS = {

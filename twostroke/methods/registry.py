@@ -25,16 +25,16 @@ GROUP = "twostroke.methods"  # of entry points
 loaded_sources: set[str] = set()  # sources that were imported
 
 
-def method(name: str, **parameters: Any) -> Method:
+def method(name: str, /, **parameters: Any) -> Method:
     """A method by name. Raises InvalidRequest naming an unknown method or parameter."""
     if name not in METHODS:
         load_installed()
     if name not in METHODS:
         raise InvalidRequest(f"there is no method {name!r:.60}; there are {', '.join(sorted(METHODS))}")
     known = {field.name: field for field in dataclasses.fields(METHODS[name])}
-    for parameter in parameters:
-        if parameter not in known:
-            raise InvalidRequest(f"method {name} has no parameter {parameter!r:.60}; it has {', '.join(known) or 'none'}")
+    if unknown := [one for one in parameters if one not in known]:
+        there = ", ".join(known) or "none"
+        raise InvalidRequest(f"method {name} has no parameter {unknown[0]!r:.60}; it has {there}")
     return METHODS[name](**parameters)
 
 

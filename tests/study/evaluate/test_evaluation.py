@@ -1,6 +1,7 @@
 """Runs are written continuously, resume where they stopped, and are summarized correctly."""
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.study.evaluate.contenders import Contender, contender
-from twostroke.study.evaluate.evaluation import Evaluation, ItemRecords
+from twostroke.study.evaluate.evaluation import Evaluation
 from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.options import NAMES, EvaluationOptions
+from twostroke.study.evaluate.report import Heading, write
+from twostroke.study.evaluate.run_directory import ItemRecords
 from twostroke.study.evaluate.summary import summarize
 from twostroke.study.evaluate.task import Task
 from twostroke.study.evaluate.tasks import LongForm, NameIndex, Perplexity
@@ -107,6 +110,12 @@ def test_another_run_is_kept_apart(changes: dict[str, Any], message: str, tiny_l
     assert (tmp_path / "items.jsonl").read_text() == before
 
 
+def test_another_kv_dtype_is_another_run(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    evaluation(tiny_llm(), limit=1).run(tmp_path)
+    with pytest.raises(InvalidRequest, match="a run of other weights, or with K and V of another dtype or layout:"):
+        evaluation(tiny_llm(kv_dtype="bfloat16"), limit=1).run(tmp_path)
+
+
 def test_records(tiny_llm: TinyLLM) -> None:
     """Bytes against a computation by hand, shares against the records, and the baseline against itself."""
     llm = tiny_llm()
@@ -172,6 +181,8 @@ def test_perplexity_is_the_models_own(tiny_llm: TinyLLM, monkeypatch: pytest.Mon
         ({"methods": []}, "at least one method"),
         ({"methods": METHODS[:1] * 2}, "each once"),
         ({"baseline": "ptdo"}, "baseline 'ptdo' is not among the methods plain, repeat, ptdo:sinks=2"),
+        ({"task": Perplexity(1 << 20)}, "perplexity has no item with these parameters"),
+        ({"task": NameIndex(2000)}, r"item .* of nameindex: the prompt has .* leave room for an answer"),
         ({"limit": 0}, "limit must be an integer of at least 1"),
         ({"temperature": -1.0}, "temperature must be a number of at least 0"),
         ({"methods": [contender("student")]}, "method student needs a student: open the model with one"),
@@ -184,11 +195,76 @@ def test_bad_options(changes: dict[str, Any], message: str, tiny_llm: TinyLLM) -
 
 def test_a_directory_that_is_none(tiny_llm: TinyLLM, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (tmp_path / "items.jsonl").write_text("")
+    (tmp_path / "items.jsonl").write_text("{}\n")
     with pytest.raises(InvalidRequest, match="cannot hold this run"):
         evaluation(tiny_llm()).run(tmp_path / "file")
     with pytest.raises(InvalidRequest, match="items of an unknown run"):
         evaluation(tiny_llm()).run(tmp_path)
+
+
+def test_what_is_no_directory_is_said_without_numbers(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    run = evaluation(tiny_llm())
+    (tmp_path / "file").write_text("")
+    for place, why in [("/dev/null", "it is no directory"), (f"{tmp_path}/file/below", "Not a directory")]:
+        with pytest.raises(InvalidRequest) as error:
+            run.run(Path(place))
+        assert str(error.value) == f"{place} cannot hold this run: {why}"
+
+
+def test_a_run_without_room_is_one_line_and_continues(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    llm, done = tiny_llm(), []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def no_more(count: int) -> None:
+        done.append(count)
+        if count == 2:  # no file grows beyond what the first batch takes, and half a line
+            size = (tmp_path / "items.jsonl").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, before[1]))
+
+    try:
+        with pytest.raises(InvalidRequest) as error:
+            evaluation(llm).run(tmp_path, no_more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(error.value) == f"{tmp_path} cannot hold this run: File too large"
+    lines = evaluation(llm).run(tmp_path, done.append)
+    assert done == [0, 2, 2, 4, 5]
+    assert (tmp_path / "items.jsonl").read_text() == "".join(line.dump() for line in lines)
+
+
+def test_two_runs_do_not_write_at_once(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    llm = tiny_llm()
+    refused: list[str] = []
+
+    def another(done: int) -> None:
+        with pytest.raises(InvalidRequest, match="another run writes there: wait for its end") as error:
+            evaluation(llm).run(tmp_path)
+        refused.append(str(error.value))
+
+    lines = evaluation(llm).run(tmp_path, another)
+    assert len(refused) == 4
+    assert (tmp_path / "items.jsonl").read_text() == "".join(line.dump() for line in lines)
+    assert evaluation(llm).run(tmp_path) == lines
+
+
+def test_killed_before_its_settings_were_written(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    (tmp_path / "items.jsonl").touch()
+    run = evaluation(tiny_llm(), limit=1)
+    lines = run.run(tmp_path)
+    assert json.loads((tmp_path / "settings.json").read_text()) == json.loads(json.dumps(run.settings))
+    assert (tmp_path / "items.jsonl").read_text() == lines[0].dump()
+
+
+def test_a_report_is_replaced_whole(tiny_llm: TinyLLM, tmp_path: Path) -> None:
+    run = evaluation(tiny_llm(), limit=1)
+    summary = summarize(run, run.run(tmp_path))
+    write(tmp_path, summary.as_dict(), [Heading(1, "a run")])
+    before = (tmp_path / "summary.json").read_text()
+    (tmp_path / "report.md").unlink()
+    (tmp_path / "report.md").mkdir()
+    with pytest.raises(InvalidRequest, match=f"{tmp_path} cannot hold this run: it is a directory"):
+        write(tmp_path, summary.as_dict(), [Heading(1, "a run")])
+    assert (tmp_path / "summary.json").read_text() == before
 
 
 def test_students_and_their_teacher(tiny_llm: TinyLLM) -> None:

@@ -36,7 +36,7 @@ class Contender:
 IN_ENTRIES = {"snap": "budget", "rkv": "budget", "drop": "window"}  # methods that count entries, and their parameter
 
 
-def at_budgets(name: str, shares: Sequence[float], length: int | None, **parameters: Any) -> list[Contender]:
+def at_budgets(name: str, shares: Sequence[float], length: int | None, /, **parameters: Any) -> list[Contender]:
     """A method once for each share of the prompt that it is to keep; once if it keeps all, or if `parameters` say it.
 
     `length`: tokens of a prompt, for methods that count entries. Raises InvalidRequest if they do not know it.
@@ -55,7 +55,7 @@ def at_budgets(name: str, shares: Sequence[float], length: int | None, **paramet
     return [contender(name, **parameters, **{field: max(1, int(share * length) - sinks)}) for share in shares]
 
 
-def contender(name: str, **parameters: Any) -> Contender:
+def contender(name: str, /, **parameters: Any) -> Contender:
     """A contender by the name of a setting or a method; `parameters` replace its own.
 
     `contender("ptdo", sinks=8)` is called "ptdo:sinks=8". Raises InvalidRequest for an unknown name.

@@ -1,43 +1,34 @@
-"""Running an evaluation batch by batch. Each finished item is a line of JSON, and a later run continues there."""
+"""Running an evaluation batch by batch."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from twostroke.api.llm import LLM
 from twostroke.api.open_engine import MAIN
-from twostroke.errors import InvalidRequest
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.methods.method import Prompt
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.contenders import Contender
 from twostroke.study.evaluate.measure import Case, Comparison, RecordsByMeasure
 from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.options import EvaluationOptions
+from twostroke.study.evaluate.run_directory import ItemRecords, run_directory
 from twostroke.study.evaluate.task import Item, Task, encode_answer, encode_prompt, random_stream
-
-ITEMS, SETTINGS = "items.jsonl", "settings.json"
-
-
-@dataclass(frozen=True)
-class ItemRecords:
-    """An item's records. `measures` are by measure, then by contender."""
-
-    item: str
-    measures: RecordsByMeasure
-
-    def dump(self) -> str:
-        return json.dumps({"item": self.item, "measures": self.measures}) + "\n"
 
 
 class Evaluation:
     """Methods compared on the same items."""
 
     def __init__(self, llm: LLM, task: Task, contenders: Sequence[Contender], options: EvaluationOptions) -> None:
-        """Raises InvalidRequest for what cannot be measured, FetchError if the task's data cannot be had."""
+        """
+        Raises:
+            InvalidRequest: it cannot be measured. ContextLengthExceeded: an item is too long for the model. FetchError:
+            the task's data cannot be had.
+        """
         names = [contender.name for contender in contenders]
         for contender in contenders:
             llm.require_method(contender.method)
@@ -58,6 +49,13 @@ class Evaluation:
             )
             for item in task.items(llm.tokenizer, options.limit, options.seed)
         ]
+        if not self.cases:
+            raise InvalidRequest(f"{task.name} has no item with these parameters: choose others")
+        for case in self.cases:
+            try:
+                llm.model.require_room(len(case.prompt))
+            except ContextLengthExceeded as error:
+                raise ContextLengthExceeded(f"item {case.item.id} of {task.name}: {error}") from None
         wanted = options.measures or task.measures
         self.measures = [measure for name, measure in MEASURES.items() if name in wanted]  # what is measured, in order
         for measure in self.measures:
@@ -111,9 +109,19 @@ class Evaluation:
             progress: called with the number of items done.
 
         Raises:
-            InvalidRequest: the directory holds a run with other settings, or cannot be written.
+            InvalidRequest: the directory holds a run with other settings, another run writes there, or it cannot be
+            written.
         """
-        known = {} if directory is None else self._resume(directory)
+        with nullcontext() if directory is None else run_directory(directory, self.settings) as held:
+            known = {} if held is None else held.known
+            return self._run(known, (lambda _: None) if held is None else held.add, progress)
+
+    def _run(
+        self,
+        known: dict[str, ItemRecords],
+        keep: Callable[[Sequence[ItemRecords]], None],
+        progress: Callable[[int], None],
+    ) -> list[ItemRecords]:
         todo = [case for case in self.cases if case.item.id not in known]
         progress(len(self.cases) - len(todo))
         if todo and self.options.timings:  # the first pass also reads the weights into memory
@@ -124,9 +132,7 @@ class Evaluation:
                 break
             lines = self._measure(todo[start : start + self.options.batch])
             known |= {line.item: line for line in lines}
-            if directory is not None:
-                with (directory / ITEMS).open("a", encoding="utf-8") as stream:
-                    stream.writelines(line.dump() for line in lines)
+            keep(lines)
             progress(len(self.cases) - len(todo) + start + len(lines))
         return [known[case.item.id] for case in self.cases if case.item.id in known]
 
@@ -147,37 +153,3 @@ class Evaluation:
                 for record in made.values() if kept is not None else ():
                     record["kept_ratio"] = record["kept_bytes"] / kept
         return [ItemRecords(case.item.id, records) for case, records in zip(cases, known, strict=True)]
-
-    def _resume(self, directory: Path) -> dict[str, ItemRecords]:
-        """The lines that the directory has. Without settings, it is created and gets them."""
-        settings, items = directory / SETTINGS, directory / ITEMS
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if not settings.exists():
-                if items.exists():
-                    raise InvalidRequest(f"{directory} has items of an unknown run: choose another directory")
-                settings.write_text(json.dumps(self.settings, indent=1) + "\n", encoding="utf-8")
-            _require_equal(directory, json.loads(settings.read_text(encoding="utf-8")), self.settings)
-            items.touch()
-            return _read(items)
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(f"{directory} cannot hold this run: {error}") from None
-
-
-def _require_equal(directory: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
-    for field in mine.keys() | known.keys():
-        if (theirs := known.get(field)) != (own := json.loads(json.dumps(mine.get(field)))):
-            raise InvalidRequest(
-                f"{directory} holds a run whose {field} is {json.dumps(theirs)}, not {json.dumps(own)}: "
-                f"choose another directory"
-            )
-
-
-def _read(path: Path) -> dict[str, ItemRecords]:
-    """The lines of a file. An unfinished last line, left by a killed run, is cut off."""
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return {row["item"]: ItemRecords(row["item"], row["measures"]) for row in rows}

@@ -11,10 +11,12 @@ from twostroke.study.charts import STYLE, as_file
 from twostroke.study.evaluate.measure import Metric
 from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.plots import by_bytes, curves, intervals
+from twostroke.study.evaluate.run_directory import writing
 from twostroke.study.evaluate.statistics import Estimate
 from twostroke.study.evaluate.summary import MetricSummary, Summary
 from twostroke.study.evaluate.task import data_text
 from twostroke.system import strict_json
+from twostroke.system.atomic_files import atomic_replace
 
 MANY = 8  # methods up to which every pair is shown
 # Of the plots, one for each form of a measure's metrics.
@@ -233,12 +235,20 @@ def _percent(metric: Metric) -> str:
 
 
 def write(directory: Path, facts: dict[str, Any], blocks: Sequence[Block]) -> None:
-    """summary.json, report.md, report.html, and plot.svg: the page's first plot, of the league if there is one."""
-    (directory / "summary.json").write_text(strict_json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    (directory / "report.md").write_text(markdown(blocks), encoding="utf-8")
-    (directory / "report.html").write_text(page(blocks), encoding="utf-8")
+    """summary.json, report.md, report.html, and plot.svg: the page's first plot, of the league if there is one.
+
+    Raises InvalidRequest if there is no room; a file is then as it was.
+    """
+    texts = {
+        "summary.json": strict_json.dumps(facts, indent=1) + "\n",
+        "report.md": markdown(blocks),
+        "report.html": page(blocks),
+    }
     if figure := next((block for block in blocks if isinstance(block, Figure)), None):
-        (directory / "plot.svg").write_text(as_file(figure.svg), encoding="utf-8")
+        texts["plot.svg"] = as_file(figure.svg)
+    for name, text in texts.items():
+        with writing(directory), atomic_replace(directory / name) as file:
+            file.write(text.encode())
 
 
 def markdown(blocks: Sequence[Block]) -> str:

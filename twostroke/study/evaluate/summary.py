@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.study.evaluate.evaluation import Evaluation, ItemRecords
+from twostroke.study.evaluate.evaluation import Evaluation
 from twostroke.study.evaluate.measure import Measure, Metric
+from twostroke.study.evaluate.run_directory import ItemRecords
 from twostroke.study.evaluate.statistics import Estimate, bootstrap, bootstrap_columns, mcnemar, wilson
 
 

@@ -167,7 +167,7 @@ check: $(VENV)/installed-dev
 
 $(VENV)/installed: pyproject.toml setup.py $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing Twostroke, which compiles its CPU kernels: a minute and a half on two cores, the first time"
+	@echo "Installing Twostroke, which compiles its CPU kernels: a minute on two cores, the first time"
 	$(BIN)/python -m pip install --quiet --editable .
 	@$(BIN)/python -c "from twostroke.backends.native import library; exit(library.unavailable())" \
 	|| { echo "Installing PyTorch, which is used instead and is slower"; $(BIN)/python -m pip install --quiet --editable '.[torch]'; }

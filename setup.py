@@ -40,6 +40,10 @@ HEADERS = sorted(str(path) for path in Path("native").glob("*.h"))
 class Build(build_ext):
     """Names the libraries without a Python version: they are loaded by ctypes, and use nothing of Python's."""
 
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.parallel = os.cpu_count() or 1  # not as an option of `setup`: an editable install forgets those
+
     def get_ext_filename(self, fullname: str) -> str:
         return f"{Path(*fullname.split('.'))}.so"
 
@@ -91,5 +95,4 @@ if __name__ == "__main__":
     setup(
         ext_modules=[native(variant) for variant in MACHINES[MACHINE]] if COMPILES else [],
         cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
-        options={"build_ext": {"parallel": str(os.cpu_count() or 1)}},
     )

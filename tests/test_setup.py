@@ -1,5 +1,7 @@
 """Kernels are compiled once for the same sources: an extra that is installed later takes what is there."""
 
+import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = ("amx", "avx512bf16", "avx512", "avx2")
@@ -45,6 +48,12 @@ def test_the_same_sources_are_compiled_once(tmp_path: Path) -> None:
     (tmp_path / "native" / "avx2.cpp").write_text('extern "C" int one() { return 2; }\n')
     assert build(tmp_path)[0] == 1
     assert len(list((tmp_path / "build" / "kernels").iterdir())) == len(VARIANTS)
+
+
+def test_libraries_are_compiled_beside_each_other() -> None:
+    """In an editable installation too, which makes the command anew and takes no option of `setup`."""
+    distribution = Distribution({"cmdclass": {"build_ext": runpy.run_path(str(ROOT / "setup.py"))["Build"]}})
+    assert distribution.reinitialize_command("build_ext").parallel == os.cpu_count()
 
 
 def test_every_file_of_data_goes_into_the_wheel() -> None:

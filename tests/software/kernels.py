@@ -37,7 +37,7 @@ _NEON = ["-O2", "-Wno-psabi", "-DIN_SOFTWARE", "-include", str(HERE / "neon.h")]
 _AMX = ["-mavx512vbmi", "-mavx512vbmi2", "-D__AMX_BF16__", "-include", str(HERE / "float16.h")]
 
 
-def compile_into(directory: Path, variant: str) -> Path:
+def compile_into(directory: Path, variant: str, *more: str) -> Path:
     """Compile native/ with tile instructions and float16, or AVX-512, in software. Raises CalledProcessError."""
     setup = runpy.run_path(str(ROOT / "setup.py"))
     flags = {
@@ -55,7 +55,7 @@ def compile_into(directory: Path, variant: str) -> Path:
         for source in sources.glob("*.h"):
             source.write_text(re.sub(r"\b_mm512_", "avx512::", source.read_text()))
     built = directory / f"{variant}.so"
-    command = ["g++", *setup["FLAGS"], *flags, "-fPIC", "-shared", sources / f"{variant}.cpp", "-o", built]
+    command = ["g++", *setup["FLAGS"], *flags, *more, "-fPIC", "-shared", sources / f"{variant}.cpp", "-o", built]
     subprocess.run(command, check=True)
     return built
 

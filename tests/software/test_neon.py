@@ -33,7 +33,8 @@ pytestmark = pytest.mark.skipif("avx2" not in library.variants(), reason="no AVX
 def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if (reason := kernels.lacks_simde()) is not None:
         pytest.skip(reason)
-    return kernels.compile_into(tmp_path_factory.mktemp("software"), request.param)
+    # A few products take no time, however little of them is optimized; to compile the rest does.
+    return kernels.compile_into(tmp_path_factory.mktemp("software"), request.param, "-Og")
 
 
 @pytest.mark.parametrize("rows", [1, 5, 21, 70])

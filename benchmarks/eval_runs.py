@@ -18,6 +18,11 @@ def words(command: Sequence[str], options: dict[str, Any], *flags: str) -> list[
     return [sys.executable, "-m", "twostroke", *command, *flags, *given]
 
 
+def file_name(model: str) -> str:
+    """A model's name as that of a directory: it may be a path or a hub id."""
+    return model.strip("/").replace("/", "-")
+
+
 def share_minutes(steps: dict[str, Callable[[float], list[str]]], minutes: float) -> None:
     """Run the command that each step makes of its minutes: a part of those left. Say which had none or failed."""
     end = monotonic() + 60 * minutes

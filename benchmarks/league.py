@@ -17,7 +17,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from benchmarks.eval_runs import share_minutes, words
+from benchmarks.eval_runs import file_name, share_minutes, words
 from benchmarks.league_page import write
 from benchmarks.results_file import RESULTS
 
@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.task}-{self.length}"
+        return f"{file_name(self.model)}-{self.task}-{self.length}"
 
     def command(self, measured: str, options: argparse.Namespace, minutes: float) -> list[str]:
         """A run of `twostroke eval`, whose directory is of this cell, these methods and these budgets."""

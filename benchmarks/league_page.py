@@ -138,6 +138,8 @@ def write(directory: Path, page: Path) -> Path:
         lines = [(claim, "; ".join(found)) for claim, *pair in CLAIMS if (found := judged(quality, *pair))]
         verdicts += [f"### {model}: {task['name']}, {length} tokens", table(("claim", "here"), lines)] if lines else []
         save("league", {"rows": ", ".join(HEADER)}, cell.name, {"n": quality["n"], "rows": made, "claims": lines})
+    if len(parts) == 1:
+        raise SystemExit(f"no cell in {directory} has a summary of its quality: {page} stays as it is")
     closing = ["## Which published claims hold?", "KL and points: of the first technique less the second."]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(part.strip() for part in [*parts, *(closing if verdicts else []), *verdicts]) + "\n")

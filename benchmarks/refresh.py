@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.eval_runs import Summary, difference, estimate, share_minutes, shown, table, words
+from benchmarks.eval_runs import Summary, difference, estimate, file_name, share_minutes, shown, table, words
 from benchmarks.results_file import RESULTS, save
 from twostroke.study.evaluate.wikipedia import articles
 
@@ -79,7 +79,7 @@ def policies(directory: Path) -> str:
 
 def steps(options: argparse.Namespace, student: str) -> dict[str, Callable[[float], list[str]]]:
     """Commands of a student, in order: make it, note looks, and the runs of both kinds."""
-    directory: Path = options.output / f"{options.model}-{student}"
+    directory: Path = options.output / f"{file_name(options.model)}-{student}"
     made, tokens = directory / "student", options.tokens
     name = str(made) if student == "pruned" else student
     asked = {"threads": options.threads, "max-tokens": tokens}
@@ -141,6 +141,8 @@ def write(directory: Path, page: Path) -> Path:
         made = rows(known.get("judged"), known.get("led"))
         parts += [f"## {own.name}", about, table(HEADER, made)]
         save("refresh", {"rows": ", ".join(HEADER)}, own.name, {"tokens": tokens, "about": about, "rows": made})
+    if len(parts) == 1:
+        raise SystemExit(f"no run in {directory} has a summary: {page} stays as it is")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(part.strip() for part in parts) + "\n")
     return page

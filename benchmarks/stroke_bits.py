@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     weights, each = options.weights.split(","), dict[Cell, np.ndarray]()
+    if not 2 <= len(weights) <= len(ROLES) or not options.kv.startswith(KV[0]) or options.texts < 1:
+        parser.error(f"two or three --weights, {KV[0]} first in --kv, and at least one of --texts")
     exact: list[np.ndarray] = []
     for kv in options.kv.split(","):
         companions = dict(zip(ROLES[1:], weights[1:], strict=False))

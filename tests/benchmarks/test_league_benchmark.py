@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import league_page
+from benchmarks import league_page, refresh
 from benchmarks.league import SLOW, Cell
 
 NAMES = ["plain", "streaming:window=96", "snapkv-by-head:budget=100", "duo-attention"]
@@ -59,6 +59,15 @@ def test_the_page_orders_techniques_and_judges_claims(
     assert saved[0][2] == "tiny-ruler-400"
 
 
+def test_a_page_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("what was found")
+    for write in (league_page.write, refresh.write):
+        with pytest.raises(SystemExit, match=f"{page} stays as it is"):
+            write(tmp_path / "cells", page)
+    assert page.read_text() == "what was found"
+
+
 def test_verdicts_turn_with_the_difference_and_want_items(summary: dict[str, Any]) -> None:
     (found,) = league_page.judged(summary, "streaming", "snapkv-by-head")
     assert found.startswith("**contradicted**; right answers agree: KL +0.30 [+0.20, +0.40], -40 points")
@@ -78,3 +87,5 @@ def test_a_cell_is_a_run_of_eval() -> None:
     assert all(name in methods for name in SLOW)
     (methods,) = (word for word in Cell("tiny", "ruler", 30_000).command("serving", options, 3.0) if "methods" in word)
     assert "kvzip" not in methods
+    words = Cell("/a/path", "ruler", 400).command("quality", options, 3.0)
+    assert {"--model=/a/path", "--output=cells/a-path-ruler-400/quality"} <= set(words)

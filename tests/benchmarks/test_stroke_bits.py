@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.stroke_bits import continued, rows
+from benchmarks.stroke_bits import continued, main, rows
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 
@@ -31,3 +31,13 @@ def test_rows() -> None:
     made = rows({("bfloat16", a, b): np.array([[1 + one, one]] * 3) for (a, b), one in kl.items()}, weights)
     assert made[1] == {"kv": "bfloat16", "prefill": "stored", "decode": "int3", "kl": [0.5] * 3, "surprise": [0.5] * 3}
     assert made[-1]["decode_less_prefill"] == pytest.approx([0.3] * 3)
+
+
+@pytest.mark.parametrize("words", ["--weights=stored", "--weights=bf16,int4,int3,int2", "--kv=int8", "--texts=0"])
+def test_what_cannot_be_compared_is_refused(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["stroke_bits", "--model=nowhere", words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "two or three --weights, bfloat16 first in --kv" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`twostroke eval`: its JSON, its files, and its messages for bad input."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import Result
 
+from twostroke import methods
 from twostroke.cli.eval import split_methods
 
 SMALL = ("--names", 4, "--limit", 3, "--seed", 1, "--max-tokens", 4)
@@ -43,6 +45,26 @@ def test_json_and_report(run_json: Callable[..., dict[str, Any]], tiny: str, tmp
         assert {"plain", "ptdo", "ptdo+sinks"} <= shown
     assert "nan" not in page.lower().replace("nanoseconds", "")
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_command_of_a_report_repeats_it(run_json: Callable[..., dict[str, Any]], tiny: str, tmp_path: Path) -> None:
+    """Also with techniques of one's own, and options that are flags."""
+    modules: list[str] = []
+    for name in ("first", "second"):
+        text = f"from twostroke.methods import Plain\nclass One(Plain, name='the {name}'): pass\n"
+        (tmp_path / f"{name}.py").write_text(text)
+        modules += ["--method-module", str(tmp_path / f"{name}.py")]
+    flags = ("--kv-reserve", "--no-timings", "--ignore-eos", "--raw", "--measure", "answers")
+    facts = run_json(
+        "eval", "nameindex", "-m", tiny, *SMALL, *modules, *flags, "--methods", "plain,the first,the second"
+    )
+    _, *words = shlex.split(facts["command"])
+    again = run_json(*words)
+    for name in ("first", "second"):
+        methods.METHODS.pop(f"the {name}")
+    assert again["command"] == facts["command"]
+    assert (again["settings"], again["n"]) == (facts["settings"], 3)
+    assert all(flag in words for flag in (*modules, *flags))
 
 
 def test_a_table_for_people(run: Callable[..., Result], tiny: str) -> None:

@@ -122,6 +122,22 @@ def test_every_method_under_every_schedule(chosen: Method, sampling: dict[str, A
     assert tight.pool.num_used == tight.engine.cached_pages(tight.pool)
 
 
+def test_what_is_no_program_is_one_line(tiny_llm: TinyLLM) -> None:
+    """A method without a yield, and a stroke that is none."""
+    llm = tiny_llm(prefix_index="off")
+
+    def other() -> Program:
+        yield cast("Any", 5)
+
+    for program, message in (
+        (lambda: 5, "is a generator, whose body has a yield, not int"),
+        (other, "and ReadWeights, not int"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            run(llm, cast("Any", program))
+    assert (llm.engine.num_running, llm.pool.num_used) == (0, 0)
+
+
 def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
     """Ten requests in room for two and a half end with the same tokens as alone."""
     prompts = [[k + 2] * 20 for k in range(10)]

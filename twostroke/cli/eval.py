@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from twostroke.study.evaluate.run_directory import ItemRecords
     from twostroke.study.evaluate.summary import Summary
 
-FLAGS = {
-    ("chat", True): "--chat",
-    ("chat", False): "--raw",
-    ("timings", False): "--no-timings",
-    ("ignore_eos", True): "--ignore-eos",
-}
-
 app = typer.Typer(help="Compare techniques on the same items.", no_args_is_help=True)
 
 
@@ -194,12 +187,17 @@ def command_line(task: Task, *options: ContenderOptions | EvalOptions | ModelOpt
     for group in (task, *options):
         for field in fields(group):
             value = getattr(group, field.name)
-            if value == field.default:
-                continue
-            flag = FLAGS.get((field.name, value))
-            shown = without_password(str(value)) if field.name == "kv_remote" else str(value)
-            words += [flag] if flag else [f"--{field.name.replace('_', '-')}", shown]
+            if value != field.default:
+                words += _spelled(field.name.replace("_", "-"), value)
     return shlex.join(words)
+
+
+def _spelled(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return ["--raw" if (name, value) == ("chat", False) else f"--{name}" if value else f"--no-{name}"]
+    values = value if isinstance(value, list) else [value]
+    shown = [without_password(str(one)) if name == "kv-remote" else str(one) for one in values]
+    return [word for one in shown for word in (f"--{name}", one)]
 
 
 def print_table(summary: "Summary") -> None:

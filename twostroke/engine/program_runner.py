@@ -1,6 +1,6 @@
 """Runs programs: opens the strokes that they yield and sends them the results."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -49,7 +49,10 @@ class ProgramRunner:
     def start(self, choice: Choice) -> None:
         """Start the choice's program, also again after a preemption."""
         choice.num_decodes = choice.num_emits = choice.num_guesses = 0
-        choice.program = choice.request.make_program()
+        program = choice.request.make_program()
+        if not isinstance(program, Generator):
+            raise InvalidRequest(f"a program is a generator, whose body has a yield, not {type(program).__name__}")
+        choice.program = program
         self._advance(choice, None)
 
     def resume(self, choice: Choice) -> None:

@@ -70,9 +70,14 @@ class Serving:
             connection.close()
 
     @property
+    def state(self) -> Any:
+        """What routes share: `engine`, `contexts`."""
+        return self.server.config.app.state  # pyright: ignore
+
+    @property
     def front(self) -> LLM:
         """The model as routes see it."""
-        return self.server._app.state.engine.llm  # pyright: ignore[reportPrivateUsage]
+        return self.state.engine.llm
 
     @property
     def pages_used(self) -> int:

@@ -107,7 +107,7 @@ def test_branches_share_their_pages(running: Serving) -> None:
     page = running.llm.pool.page_size
     root = post(running, CHAT, messages=[{"role": "user", "content": FOX * 90}], **OPTIONS, keep="root")
     size = root["usage"]["total_tokens"]
-    contexts = running.server.config.app.state.contexts  # pyright: ignore
+    contexts = running.state.contexts
     before = contexts.size
     for i in range(16):
         fork = post(running, "/v1/contexts/root/fork", name=f"b{i}", at=15, text=f" try {i}")
@@ -180,7 +180,7 @@ def test_a_tree_outlives_the_server(tiny_directory: Callable[[str], Path], tmp_p
         with two.http() as http:
             data = {one["name"]: one for one in http.get("/v1/contexts").json()["data"]}
             assert [data[name]["tier"] for name in ("root", "one", "ids")] == ["pool", "pool", "disk"]
-            shared = two.server.config.app.state.contexts  # pyright: ignore
+            shared = two.state.contexts
             root, fork = (set(shared.get(name).pages) for name in ("root", "one"))
             assert len(root & fork) >= len(fork) - 1, "a fork shares its pages again"
             assert http.delete("/v1/contexts/ids").status_code == 200

@@ -352,7 +352,7 @@ def test_two_posts_of_one_name(running: Serving) -> None:
 def test_the_limit_counts_what_is_being_computed(open_tiny: Callable[..., LLM]) -> None:
     llm = open_tiny()
     with serving(llm, max_context_bytes=20 * llm.pool.page_bytes) as running, ThreadPoolExecutor() as threads:
-        contexts: Contexts = running.server.config.app.state.contexts  # pyright: ignore
+        contexts: Contexts = running.state.contexts
         with llm.engine.lock, running.http() as http:  # nobody steps meanwhile
             first = threads.submit(put, running, tokens=IDS)
             eventually(lambda: contexts.size)
@@ -362,7 +362,7 @@ def test_the_limit_counts_what_is_being_computed(open_tiny: Callable[..., LLM]) 
 
 
 def test_a_client_that_goes_leaves_nothing(running: Serving) -> None:
-    contexts: Contexts = running.server.config.app.state.contexts  # pyright: ignore
+    contexts: Contexts = running.state.contexts
     with running.llm.engine.lock:
         with running.leaving({"tokens": IDS, "name": "mine"}, "/v1/contexts"):
             eventually(lambda: contexts.size)

@@ -20,6 +20,7 @@ from tests.server.long_answers import LONG
 from tests.server.loop_clock import LoopClock
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
+from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.http.loading import LoadingResponder
 from twostroke.server.lifecycle import make_server
 from twostroke.server.listener import Listener, Place
@@ -162,7 +163,7 @@ def test_a_client_that_never_reads(native_directory: Path, loop_clock: LoopClock
     llm = LLM(str(native_directory), kv_bytes=32 << 20, threads=1)
     settings: Any = {"model_name": "tiny", "grace_s": 0.5, "write_timeout_s": 1000.0}
     server = make_server(llm, Settings(**settings), "127.0.0.1", 0)
-    engine = server._app.state.engine  # pyright: ignore[reportPrivateUsage]
+    engine: AsyncEngine = server.config.app.state.engine  # pyright: ignore
     asked = b'{"prompt": "the", "max_tokens": 600, "ignore_eos": true, "n": 4, "stream": true, "logprobs": 5}'
     call = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     call += b"content-length: %d\r\n\r\n" % len(asked) + asked

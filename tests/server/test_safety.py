@@ -235,7 +235,7 @@ def test_a_body_that_ends_the_worker_is_refused(open_tiny: OpenTiny, monkeypatch
     long = {"prompt": "the", "max_tokens": 2, "user": "x" * 20_000}
     with serving(open_tiny()) as running, running.http() as http:
         assert http.post("/v1/completions", json=long).status_code == 200
-        validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
+        validator: BodyValidator = running.state.engine.body_validator
         worker: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
         ask = worker.ask
         worker.ask = lambda call: (worker._process.kill(), ask(call))  # pyright: ignore[reportUnknownLambdaType]
@@ -254,7 +254,7 @@ def test_no_body_is_refused_for_a_worker_that_died_before(open_tiny: OpenTiny, m
     """While no worker can be started, a call is told to try again."""
     long = {"prompt": "the", "max_tokens": 2, "user": "x" * 20_000}
     with serving(open_tiny()) as running, running.http() as http:
-        validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
+        validator: BodyValidator = running.state.engine.body_validator
 
         def die() -> None:
             worker: Any = validator._long._worker  # pyright: ignore[reportPrivateUsage]
@@ -277,7 +277,7 @@ def test_a_huge_body_keeps_no_other_waiting(open_tiny: OpenTiny) -> None:
     with serving(open_tiny()) as running, running.http() as http, ThreadPoolExecutor(1) as threads:
         huge: dict[str, Any] = {"json": {"prompt": "word " * 300_000}, "timeout": 100}
         assert http.post("/v1/completions", **huge).status_code == 400
-        validator: BodyValidator = running.server._app.state.engine.body_validator  # pyright: ignore[reportPrivateUsage]
+        validator: BodyValidator = running.state.engine.body_validator
         worker: Any = validator._huge._worker  # pyright: ignore[reportPrivateUsage]
         worker._process.send_signal(signal.SIGSTOP)
         try:
@@ -292,7 +292,7 @@ def test_a_huge_body_keeps_no_other_waiting(open_tiny: OpenTiny) -> None:
 def test_the_worker_ends_with_the_server(open_tiny: OpenTiny) -> None:
     with serving(open_tiny()) as running, running.http() as http:
         http.post("/tokenize", json={"prompt": TEXT * 3000})
-        worker: Any = running.server._app.state.engine.body_validator._long._worker  # pyright: ignore[reportPrivateUsage]
+        worker: Any = running.state.engine.body_validator._long._worker
         assert worker._process.poll() is None
     assert worker._process.poll() is not None
 

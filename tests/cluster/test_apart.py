@@ -36,7 +36,8 @@ def ask(
 
 
 def in_one_process(llm: LLM, technique: dict[str, Any], **sampling: Any) -> str:
-    return llm.chat(MESSAGES, method=method(**technique), **LIMITS, **sampling).text
+    options = dict(technique)
+    return llm.chat(MESSAGES, method=method(options.pop("name"), **options), **LIMITS, **sampling).text
 
 
 def crossed(worker: ClusterProcess) -> list[tuple[int, int]]:

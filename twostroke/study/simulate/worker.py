@@ -60,7 +60,8 @@ class SimulatedWorker:
         self.number, self.setup = number, setup
         self._events, self._over, self._watch = events, over, watch
         self.clock = VirtualClock(events.now)
-        self._technique = method(**{"name": "plain", **setup.technique.method})
+        options = dict(setup.technique.method)
+        self._technique = method(options.pop("name", "plain"), **options)
         self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool

@@ -138,6 +138,13 @@ def test_what_is_no_program_is_one_line(tiny_llm: TinyLLM) -> None:
     assert (llm.engine.num_running, llm.pool.num_used) == (0, 0)
 
 
+def test_an_empty_prompt_is_refused_before_any_technique(tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(student="int8", draft="int8")
+    for chosen in CASES:
+        with pytest.raises(InvalidRequest, match="the prompt is empty: give at least one token"):
+            llm.request([], SamplingParams(), chosen)
+
+
 def test_preempted_again_and_again(tiny_llm: TinyLLM) -> None:
     """Ten requests in room for two and a half end with the same tokens as alone."""
     prompts = [[k + 2] * 20 for k in range(10)]

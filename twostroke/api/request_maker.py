@@ -103,6 +103,8 @@ class RequestMaker:
         if method is not None and not isinstance(method, Method):
             raise InvalidRequest(f'a method is made by twostroke.method("repeat", ...), not {method!r:.60}')
         tokens, chosen = self.encode(prompt), method or Plain()
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: give at least one token")
         self.model.require_room(len(tokens))
         self.require_method(chosen)
         params.check_vocabulary(self.config.vocab_size)

@@ -193,8 +193,9 @@ def test_what_is_no_bias_is_one_line(tiny_llm: Callable[..., LLM]) -> None:
     for wrong, words in (
         (bias[:, :, 1:], "a bias is floats of shape"),
         (np.zeros(bias.shape, int), "a bias is floats of shape"),
-        (np.full(bias.shape, np.nan), "a finite number, or -inf"),
-        (np.full(bias.shape, np.inf), "a finite number, or -inf"),
+        (np.full(bias.shape, np.nan), r"a finite number \(float32\), or -inf"),
+        (np.full(bias.shape, np.inf), r"a finite number \(float32\), or -inf"),
+        (np.full(bias.shape, 1e300), r"a finite number \(float32\), or -inf"),
     ):
         with pytest.raises(KVError, match=words):
             kv.with_bias(wrong)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -158,6 +159,9 @@ def test_positions_that_do_not_exist_are_refused_before_work(pool: PagePool) -> 
     for position, why in ((23, "positions end at 31: .* at 32, so move them by 1 less"), (-1, "begin at 0")):
         with pytest.raises(KVError, match=why):
             kv.at(position)
+    for move in (KVCache.at, KVCache.resumed_at):
+        with pytest.raises(KVError, match="a position is an integer, not 2"):
+            move(kv, cast("Any", 2.5))
     with pytest.raises(KVError, match="begin at 0"):  # an entry in the midst lies before the first one
         prefill(kv[4:].resumed_at(0), [1]).at(2)
     assert pool.num_used == used

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from twostroke.errors import InvalidRequest
-from twostroke.methods import METHODS, load_installed, load_module, method, registry
+from twostroke.methods import METHODS, load_installed, load_module, method, method_of, registry
 from twostroke.study.evaluate.contenders import at_budgets, contender
 
 TECHNIQUE = """
@@ -52,9 +53,11 @@ def test_a_file(tmp_path: Path) -> None:
 
 def test_a_parameter_may_have_any_name() -> None:
     """Also that of a function's own argument, from `--method-option name=x` or a body."""
-    for make in (method, contender):
+    for make in (lambda: method_of("tova", {"name": 3}), lambda: contender("tova", name=3)):
         with pytest.raises(InvalidRequest, match="method tova has no parameter 'name'; it has"):
-            make("tova", name=3)
+            make()
+    body: Any = {"name": "tova", "sinks": 2}
+    assert method(**body) == method_of("tova", {"sinks": 2})
     for given in ("name", "shares", "length"):
         with pytest.raises(InvalidRequest, match=f"method tova has no parameter '{given}'"):
             at_budgets("tova", (), None, **{given: 3})

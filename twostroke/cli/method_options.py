@@ -47,6 +47,6 @@ class MethodOptions:
         """Raises BadParameter for a pair that is not key=value, InvalidRequest for an unknown method or parameter."""
         pairs = dict(parse_pair(pair) for pair in self.method_option or ())
         load_method_modules(self.method_module)
-        from twostroke.methods import method
+        from twostroke.methods import method_of
 
-        return method(self.method, **pairs)
+        return method_of(self.method, pairs)

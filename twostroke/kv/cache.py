@@ -5,6 +5,7 @@ An entry is a token, its position, and its K (after RoPE) and V in every layer. 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,7 @@ class KVCache(CacheView):
 
     def resumed_at(self, position: int) -> KVCache:
         """The same entries with another position, at least 0, for the next one. K is not rotated again."""
+        position = _position(position)
         if position < 0:
             raise KVError(f"positions begin at 0: {position} is not a position")
         if self.pool.geometry.states and position != self.next_position:  # chunks end at other places then
@@ -146,6 +148,7 @@ class KVCache(CacheView):
             KVError: an entry would lie before 0 or past the model's positions. OutOfPages: no room for the new K.
             PageLost: its pages are gone or damaged. After an error nothing has changed.
         """
+        position = _position(position)
         if not len(self):
             return self.resumed_at(position)
         if not (distance := position - int(self.table[0, POSITION])):
@@ -359,3 +362,11 @@ class KVCache(CacheView):
         """Read what `write_to` wrote, to the end of the source. Raises the errors of `load`."""
         entry_table = stream.read(source, pool)
         return cls._in_fresh_pages(pool, entry_table, np.unique(entry_table.pages))
+
+
+def _position(given: object) -> int:
+    """Raises KVError for what is no integer."""
+    try:
+        return operator.index(given)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise KVError(f"a position is an integer, not {given!r:.60}") from None

@@ -175,9 +175,10 @@ def biased(pool: PagePool, contents: EntryTable, bias: np.ndarray) -> EntryTable
             f"a bias is floats of shape [layers, KV heads, n], here {list(shape)}, not {given.dtype} "
             f"{list(given.shape)}"
         )
-    if not (given < np.inf).all():
-        raise KVError("a bias is a finite number, or -inf for an entry that a head does not see")
-    by_entry = given.transpose(2, 0, 1).astype(np.float32)
+    with np.errstate(over="ignore"):
+        by_entry = given.transpose(2, 0, 1).astype(np.float32)
+    if not (by_entry < np.inf).all():
+        raise KVError("a bias is a finite number (float32), or -inf for an entry that a head does not see")
     tail = contents.tail if contents.tail is not None and contents.tail.pending is not None else None
     unknown = (Stretch(len(contents), None, NOTHING),) if len(contents) else ()
     made = replace(contents, bias=by_entry, stretches=unknown, tail=tail)

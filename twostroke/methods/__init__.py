@@ -24,7 +24,7 @@ from twostroke.methods.passages import Passages
 from twostroke.methods.plain import Plain
 from twostroke.methods.q_filters import QFilters
 from twostroke.methods.refresh import Refresh
-from twostroke.methods.registry import load_installed, load_module, method
+from twostroke.methods.registry import load_installed, load_module, method, method_of
 from twostroke.methods.repeat import Repeat
 from twostroke.methods.reread import Reread
 from twostroke.methods.rkv import RKV
@@ -38,5 +38,5 @@ __all__ = [
     "D2O", "METHODS", "RKV", "AttentionMatching", "BestOf", "ChunkKV", "Compose", "Compress", "CriticalKV", "CurDKV",
     "Drop", "DuoAttention", "ExpectedAttention", "Finch", "HeavyHitters", "KVzip", "KeyDiff", "KeyNorms", "LagKV",
     "Method", "OverFill", "PartRep", "Passages", "Plain", "Prompt", "QFilters", "Refresh", "Repeat", "Reread", "Snap",
-    "Speculative", "Student", "Tova", "TriAttention", "load_installed", "load_module", "method",
+    "Speculative", "Student", "Tova", "TriAttention", "load_installed", "load_module", "method", "method_of",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import parsed_value, text
 from twostroke.kv.cache import KVCache
 from twostroke.methods.method import Method, Prompt
-from twostroke.methods.registry import method
+from twostroke.methods.registry import method_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Compose(Method, name="compose"):
             name, _, rest = given.partition(":")
             self.require(field, name != self.name, "another technique")
             pairs = [pair.partition("=") for pair in rest.split("+")] if rest else []
-            yield method(name, **{key: parsed_value(value) for key, _, value in pairs})
+            yield method_of(name, {key: parsed_value(value) for key, _, value in pairs})
 
     @property
     def companions(self) -> tuple[str, ...]:

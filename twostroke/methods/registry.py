@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
@@ -25,8 +25,13 @@ GROUP = "twostroke.methods"  # of entry points
 loaded_sources: set[str] = set()  # sources that were imported
 
 
-def method(name: str, /, **parameters: Any) -> Method:
+def method(name: str, **parameters: Any) -> Method:
     """A method by name. Raises InvalidRequest naming an unknown method or parameter."""
+    return method_of(name, parameters)
+
+
+def method_of(name: str, parameters: Mapping[str, Any]) -> Method:
+    """The same of parameters that a user has written, among which `name` may be."""
     if name not in METHODS:
         load_installed()
     if name not in METHODS:

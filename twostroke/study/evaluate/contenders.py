@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import InvalidRequest
-from twostroke.methods import METHODS, Method, method
+from twostroke.methods import METHODS, Method, method_of
 
 # Techniques that papers name, and which are settings of a method here.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,4 +65,4 @@ def contender(name: str, /, **parameters: Any) -> Contender:
         raise InvalidRequest(f"there is no method {name!r:.60}; there are {', '.join(known)}")
     base, own = SETTINGS.get(name, (name, {}))
     spelled = ",".join(f"{key}={value}" for key, value in parameters.items())
-    return Contender(f"{name}:{spelled}" if spelled else name, method(base, **(own | parameters)))
+    return Contender(f"{name}:{spelled}" if spelled else name, method_of(base, own | parameters))

@@ -5,7 +5,7 @@
 
 #include "attention_vectors.h"
 
-// Rows of integers of 16 bits: [rows, width].
+// Rows of integers of 16 bits: [rows, width]. Each four of them have the order in which codes become words (simd_avx512.h).
 struct Words {
   int16_t* words;
   int width;
@@ -25,23 +25,30 @@ struct WordSums {
   F at(int row, size_t at) const { return to_float(load_bytes((const uint8_t*)(sums + size_t(row) * width + at))); }
 };
 
-constexpr int CODE_ROWS = TILE_SUMS / 2;  // rows that share one pass over codes
-
-// Sums of 16 columns of R rows: `fours` times four codes of each column, at code(i), with words(row, i).
-template <int R, class Code, class Word>
-void sum_codes(int fours, const Code& code, const Word& words, const auto& put) {
-  I low[R], high[R];
-  for (int r = 0; r < R; r++) low[r] = high[r] = int_zero();
+// Sums of 16 C columns of R rows: `fours` times four words of each row, with the four codes of each column at code(i, c).
+// Loops over rows are unrolled, or the sums would begin and end in memory.
+template <int R, int C, class Code, class Put>
+void sum_codes(int fours, const int16_t* words, int width, Code code, Put put) {
+  I acc[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) acc[r][c] = int_zero();
   for (int i = 0; i < fours; i++) {
-    const uint8_t* codes = code(i);
-    const I a = widen_codes(codes), b = widen_codes(codes + 32);
+    I even[C], odd[C];
+    for (int c = 0; c < C; c++) {
+      const I codes = load_bytes(code(i, c));
+      even[c] = even_codes(codes), odd[c] = odd_codes(codes);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const I four = four_words(words(r, i));
-      low[r] = dot_words(low[r], a, four), high[r] = dot_words(high[r], b, four);
+      const int16_t* four = words + r * width + 4 * i;
+      for (int c = 0; c < C; c++) acc[r][c] = dot_words(acc[r][c], even[c], four);
+      for (int c = 0; c < C; c++) acc[r][c] = dot_words(acc[r][c], odd[c], four + 2);
     }
   }
-  for (int r = 0; r < R; r++) put(r, sums_of_two(low[r], high[r]));
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) put(r, c, acc[r][c]);
 }
 
 struct CodeProducts {
@@ -66,12 +73,17 @@ struct CodeProducts {
   // sums [rows, KEYS] of queries [rows, dim].
   void score(const Words& queries, int rows, const uint8_t* const* keys, int count, const WordSums& sums,
              Fetching& fetching) const {
-    for (int i = 0; i < count; i++) {
-      fetching.ask(1);
-      in_row_tiles<CODE_ROWS>(rows, 0, [&]<int R>(int row) {
-        sum_codes<R>(dim / 4, [&](int d) { return keys[i] + 4 * PAGE_SIZE * d; }, [&](int r, int d) {
-          return queries.words + size_t(row + r) * dim + 4 * d;
-        }, [&](int r, I sum) { store(sums.sums + size_t(row + r) * KEYS + PAGE_SIZE * i, sum); });
+    for (int i = 0; i < count; i += 2) {
+      fetching.ask(2);
+      in_row_tiles(rows, 0, [&]<int R>(int row) {
+        constexpr int P = std::min(2, SUMS<R>);
+        for (int page = i; page < std::min(i + 2, count); page += P) {
+          const uint8_t *one = keys[page], *other = keys[std::min(page + 1, count - 1)];  // the last one may come twice
+          int32_t* to = sums.sums + size_t(row) * KEYS + PAGE_SIZE * page;
+          auto code = [=](int d, int p) { return (p ? other : one) + 4 * PAGE_SIZE * d; };
+          auto put = [=](int r, int p, I sum) { store(to + r * KEYS + PAGE_SIZE * p, sum); };
+          sum_codes<R, P>(dim / 4, queries.words + size_t(row) * dim, dim, code, put);
+        }
       });
     }
   }
@@ -79,13 +91,18 @@ struct CodeProducts {
   void sum(const Words& shares, int rows, const uint8_t* const* values, const uint8_t* columns, int count,
            const WordSums& sums, Fetching& fetching) const {
     constexpr int FOURS = PAGE_SIZE / 4;
-    auto page = [&](int i) { return columns ? columns + size_t(i) * PAGE_SIZE * dim : values[i]; };
-    in_row_tiles<CODE_ROWS>(rows, 0, [&]<int R>(int row) {
-      for (int d = 0; d < dim; d += 16) {
-        fetching.ask(count / 2);
-        sum_codes<R>(FOURS * count, [&](int i) { return page(i / FOURS) + i % FOURS * 4 * dim + 4 * d; }, [&](int r, int i) {
-          return shares.words + size_t(row + r) * KEYS + 4 * i;
-        }, [&](int r, I sum) { store(sums.sums + size_t(row + r) * dim + d, sum); });
+    const uint8_t* pages[SPLIT];
+    for (int i = 0; i < count; i++) pages[i] = columns ? columns + size_t(i) * PAGE_SIZE * dim : values[i];
+    in_row_tiles(rows, 0, [&]<int R>(int row) {
+      constexpr int C = std::min(2, SUMS<R>);
+      for (int d = 0; d < dim; d += 16 * C) {
+        fetching.ask(C * count / 2);
+        int32_t* to = sums.sums + size_t(row) * dim + d;
+        auto code = [=, at = pages, width = dim](int i, int c) {
+          return at[i / FOURS] + 4 * (i % FOURS * width + d + 16 * c);
+        };
+        auto put = [=, width = dim](int r, int c, I sum) { store(to + r * width + 16 * c, sum); };
+        sum_codes<R, C>(FOURS * count, shares.words + size_t(row) * KEYS, KEYS, code, put);
       }
     });
   }

@@ -224,21 +224,20 @@ inline F swap_lanes(F v) {
   if constexpr (H == 4) return {_mm256_permute2f128_ps(v.a, v.a, 1), _mm256_permute2f128_ps(v.b, v.b, 1)};
   if constexpr (H == 8) return {v.b, v.a};
 }
-inline I widen_codes(const uint8_t* codes) {
-  auto wide = [](const uint8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); };
-  return {wide(codes), wide(codes + 16)};
+// Integers of 16 bits: see simd_avx512.h.
+inline I even_codes(I codes) {
+  auto even = [](__m256i v) { return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8); };
+  return {even(codes.a), even(codes.b)};
 }
+inline I odd_codes(I codes) { return {_mm256_srai_epi16(codes.a, 8), _mm256_srai_epi16(codes.b, 8)}; }
 inline void store_words(int16_t* p, I v) {  // values fit
-  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8));
+  auto ordered = [](__m256i v) { return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8); };
+  _mm256_storeu_si256((__m256i*)p, ordered(_mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8)));
 }
-inline I four_words(const int16_t* p) { return both(_mm256_set1_epi64x(*(const int64_t*)p)); }
-inline I dot_words(I acc, I words, I four) {
-  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(words.a, four.a)),
-          _mm256_add_epi32(acc.b, _mm256_madd_epi16(words.b, four.b))};
-}
-inline I sums_of_two(I x, I y) {
-  auto of = [](__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); };
-  return {of(x.a, x.b), of(y.a, y.b)};
+inline I dot_words(I acc, I words, const int16_t* two) {
+  const __m256i same = _mm256_set1_epi32(word_at(two));
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(words.a, same)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(words.b, same))};
 }
 
 // The first or the second of each of 16 pairs.

@@ -156,18 +156,21 @@ inline F swap_lanes(F v) {
   if constexpr (H == 4) return _mm512_shuffle_f32x4(v, v, 0xb1);
   if constexpr (H == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
 }
-// Integers of 16 bits: 32 of them from 8 bits, 16 to memory, and for each lane the product of its two with the first or
-// last two of four, added to acc.
-inline I widen_codes(const uint8_t* codes) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)codes)); }
-inline void store_words(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(v)); }
-inline I four_words(const int16_t* p) { return _mm512_set1_epi64(*(const int64_t*)p); }
-inline I dot_words(I acc, I words, I four) { return _mm512_dpwssd_epi32(acc, words, four); }
-// Sums of two lanes each, of a and then of b.
-inline I sums_of_two(I a, I b) {
-  const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const I odd = _mm512_add_epi32(even, int_set1(1));
-  return _mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b));
+// Of each four codes of 8 bits the first and the third as integers of 16 bits, or the second and the fourth. Integers of 16
+// bits go to memory in this order of each four.
+inline I even_codes(I codes) { return _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8); }
+inline I odd_codes(I codes) { return _mm512_srai_epi16(codes, 8); }
+inline void store_words(int16_t* p, I v) {
+  alignas(64) static constexpr auto PLACES = [] {
+    std::array<uint16_t, 32> places{};
+    for (int i = 0; i < 16; i++) places[i] = uint16_t(2 * (i / 4 * 4 + i % 2 * 2 + i / 2 % 2));
+    return places;
+  }();
+  const I words = _mm512_permutexvar_epi16(load_bytes((const uint8_t*)PLACES.data()), v);
+  _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(words));
 }
+// Each lane: its two words times the same two, added to acc.
+inline I dot_words(I acc, I words, const int16_t* two) { return _mm512_dpwssd_epi32(acc, words, int_set1(word_at(two))); }
 // The first and the second bfloat16 of each pair.
 inline F firsts(I v) { return (F)_mm512_slli_epi32(v, 16); }
 inline F seconds(I v) { return (F)_mm512_and_si512(v, int_set1(int(0xffff0000))); }

@@ -183,8 +183,11 @@ inline I right(I x) {
 }
 inline void store(int32_t* p, I x) { store_bytes((uint8_t*)p, x); }
 inline int16x8_t narrow(int32x4_t a, int32x4_t b) { return vcombine_s16(vmovn_s32(a), vmovn_s32(b)); }
-inline void store_words(int16_t* p, I x) {  // values fit
-  vst1q_s16(p, narrow(x.v[0], x.v[1])), vst1q_s16(p + 8, narrow(x.v[2], x.v[3]));
+inline void store_words(int16_t* p, I x) {  // values fit; in the order of simd_avx512.h
+  for (int i = 0; i < 4; i++) {
+    const int16x4_t four = vmovn_s32(x.v[i]), halves = vreinterpret_s16_s32(vrev64_s32(vreinterpret_s32_s16(four)));
+    vst1_s16(p + 4 * i, vzip1_s16(four, halves));
+  }
 }
 inline void store_int8(int8_t* p, I x) {  // values fit
   vst1q_s8(p, vcombine_s8(vmovn_s16(narrow(x.v[0], x.v[1])), vmovn_s16(narrow(x.v[2], x.v[3]))));
@@ -281,22 +284,20 @@ inline F swap_lanes(F x) {
   if constexpr (H >= 4) return floats([&](int i) { return x.v[i ^ H / 4]; });
 }
 // Integers of 16 bits: see simd_avx512.h.
-inline I widen_codes(const uint8_t* codes) {
-  return ints([&](int i) { return vreinterpretq_s32_s16(vmovl_s8(vld1_s8((const int8_t*)codes + 8 * i))); });
+inline I even_codes(I codes) {
+  return ints(
+      [&](int i) { return vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(vreinterpretq_s16_s32(codes.v[i]), 8), 8)); });
 }
-inline I four_words(const int16_t* p) {
-  const int16x4_t four = vld1_s16(p);
-  return ints([&](int) { return vreinterpretq_s32_s16(vcombine_s16(four, four)); });
+inline I odd_codes(I codes) {
+  return ints([&](int i) { return vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(codes.v[i]), 8)); });
 }
-inline I dot_words(I acc, I words, I four) {
+inline I dot_words(I acc, I words, const int16_t* two) {
+  const int16x8_t same = vreinterpretq_s16_s32(vdupq_n_s32(word_at(two)));
   return ints([&](int i) {
-    const int16x8_t a = vreinterpretq_s16_s32(words.v[i]), b = vreinterpretq_s16_s32(four.v[i]);
-    const int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b)), high = vmull_s16(vget_high_s16(a), vget_high_s16(b));
+    const int16x8_t one = vreinterpretq_s16_s32(words.v[i]);
+    const int32x4_t low = vmull_s16(vget_low_s16(one), vget_low_s16(same)), high = vmull_high_s16(one, same);
     return vaddq_s32(acc.v[i], vpaddq_s32(low, high));
   });
-}
-inline I sums_of_two(I x, I y) {
-  return {vpaddq_s32(x.v[0], x.v[1]), vpaddq_s32(x.v[2], x.v[3]), vpaddq_s32(y.v[0], y.v[1]), vpaddq_s32(y.v[2], y.v[3])};
 }
 
 // The first or the second of each of 16 pairs.

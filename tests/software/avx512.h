@@ -72,7 +72,7 @@ inline __m512i int_halves(const Of& of) { return filled<&Lanes::int_half>(of).in
 FLOATS(add_ps) FLOATS(sub_ps) FLOATS(mul_ps) FLOATS(div_ps) FLOATS(max_ps) FLOATS(min_ps)
 SUMS(fmadd_ps) SUMS(fnmadd_ps)
 INTS(add_epi32) INTS(sub_epi32) INTS(mullo_epi32) INTS(max_epi32)
-SHIFTS(slli_epi32) SHIFTS(srli_epi32) SHIFTS(slli_epi16) SHIFTS(srli_epi16)
+SHIFTS(slli_epi32) SHIFTS(srli_epi32) SHIFTS(slli_epi16) SHIFTS(srli_epi16) SHIFTS(srai_epi16)
 #undef FLOATS
 #undef SUMS
 #undef INTS
@@ -81,7 +81,6 @@ SHIFTS(slli_epi32) SHIFTS(srli_epi32) SHIFTS(slli_epi16) SHIFTS(srli_epi16)
 inline __m512 setzero_ps() { return __m512{}; }
 inline __m512i setzero_si512() { return __m512i{}; }
 inline __m512 set1_ps(float x) { return halves([&](int) { return _mm256_set1_ps(x); }); }
-inline __m512i set1_epi64(long long x) { return int_halves([&](int) { return _mm256_set1_epi64x(x); }); }
 inline __m512i set1_epi32(int x) { return int_halves([&](int) { return _mm256_set1_epi32(x); }); }
 inline __m512i set1_epi8(char x) { return int_halves([&](int) { return _mm256_set1_epi8(x); }); }
 template <class... Ints>
@@ -179,14 +178,12 @@ inline __m512i shuffle_epi8(Lanes a, Lanes places) {
   return int_halves([&](int i) { return _mm256_shuffle_epi8(a.int_half[i], places.int_half[i]); });
 }
 inline __m512 permute_ps(Lanes a, int order) { return shuffle_ps(a, a, order); }
-inline __m512i permutex2var_epi32(Lanes a, Lanes places, Lanes b) {
-  return int_lanes([&](int i) { return (places.u[i] & 16 ? b : a).i[places.u[i] & 15]; });
-}
 inline __m512 permutexvar_ps(Lanes places, Lanes a) { return lanes([&](int i) { return a.f[places.u[i] & 15]; }); }
 inline __m512i permutexvar_epi16(Lanes places, Lanes a) {
   return word_lanes([&](int i) { return a.words[places.words[i] & 31]; });
 }
 inline __m256 castps512_ps256(Lanes a) { return a.half[0]; }
+inline __m256i castsi512_si256(Lanes a) { return a.int_half[0]; }
 inline __m256 extractf32x8_ps(Lanes a, int which) { return a.half[which]; }
 
 inline __m512 cvtepi32_ps(Lanes a) { return halves([&](int i) { return _mm256_cvtepi32_ps(a.int_half[i]); }); }
@@ -212,11 +209,6 @@ inline __m256i cvtepi32_epi16(Lanes a) { return narrowed<__m256i, uint16_t>(a); 
 inline __m128i cvtepi32_epi8(Lanes a) { return narrowed<__m128i, uint8_t>(a); }
 inline __m512i cvtepu16_epi32(__m256i a) { return widened<uint16_t>(a); }
 inline __m512i cvtepu8_epi32(__m128i a) { return widened<uint8_t>(a); }
-inline __m512i cvtepi8_epi16(__m256i a) {
-  return int_halves([&](int i) {
-    return _mm256_cvtepi8_epi16(i ? _mm256_extracti128_si256(a, 1) : _mm256_castsi256_si128(a));
-  });
-}
 inline __m512i cvtepi8_epi32(__m128i a) { return widened<int8_t>(a); }
 
 // Rounds to the nearest bfloat16, ties to even. Subnormal inputs and results are 0.

@@ -107,6 +107,7 @@ def test_a_key_of_limits_over_http(open_tiny: Callable[..., LLM], tmp_path: Path
         '[anna]\nkey = "a"\nrequests_per_minute = 2\ntokens_per_minute = 4000\nmethods = ["plain"]\n'
         '[bert]\nkey = ["b", "b2"]\nmodels = ["another"]\n'
         '[boss]\nkey = "c"\nadmin = true\n'
+        '[composer]\nkey = "d"\nmethods = ["compose", "repeat", "snap"]\n'
     )
     with serving(open_tiny(), api_key_file=str(file)) as running, running.http() as http:
         first = complete(http, "a")
@@ -116,6 +117,10 @@ def test_a_key_of_limits_over_http(open_tiny: Callable[..., LLM], tmp_path: Path
         assert first.headers["x-ratelimit-remaining-requests"] == "1"
         assert first.headers["x-ratelimit-limit-tokens"] == "4000"
         assert complete(http, "a", method="repeat").status_code == 403
+        assert complete(http, "d", method="compose").status_code == 200
+        refused = complete(http, "d", method={"name": "compose", "then": "tova"})
+        assert refused.status_code == 403
+        assert "may not use the method tova" in refused.json()["error"]["message"]
         refused = complete(http, "a")
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1

@@ -41,6 +41,10 @@ class Compose(Method, name="compose"):
             yield method_of(name, {key: parsed_value(value) for key, _, value in pairs})
 
     @property
+    def techniques(self) -> tuple[str, ...]:
+        return (self.name, *(one.name for one in self.parts))
+
+    @property
     def companions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(role for one in self.parts for role in one.companions))
 

@@ -90,6 +90,11 @@ class Method(Checked, ABC):
         return f"{self.name}: "
 
     @property
+    def techniques(self) -> tuple[str, ...]:
+        """The names of the techniques that it runs, its own first."""
+        return (self.name,)
+
+    @property
     def companions(self) -> tuple[str, ...]:
         """The roles of the models that it takes besides the engine's own ("student", "draft")."""
         return ()

@@ -61,7 +61,8 @@ def choose_method(
         technique = method(named, **parameters)
     except InvalidRequest as error:
         raise invalid(error, "method") from None
-    current_tenant().require(served, technique.name)
+    for one in technique.techniques:
+        current_tenant().require(served, one)
     return technique
 
 

@@ -5,6 +5,9 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,39 +48,45 @@ from twostroke.study.explain import explanation
 # worker waits long for another; pytest-xdist would begin with the files that have the most tests.
 LONGEST = [
     "tests/engine/test_engine.py",
-    "tests/triton/test_backend.py",
     "tests/backends/ranks/test_native.py",
-    "tests/server/test_thoughts.py",
-    "tests/cli/test_serve.py",
-    "tests/software/test_neon.py",
-    "tests/triton/test_recurrent.py",
-    "tests/triton/test_ranks.py",
+    "tests/triton/test_backend.py",
     "tests/backends/ranks/test_distributed_ranks.py",
-    "tests/page/test_trust.py",
-    "tests/page/test_chat.py",
-    "tests/server/test_models.py",
-    "tests/methods/test_guesser.py",
-    "tests/api/test_process_exit.py",
     "tests/backends/ranks/test_reference.py",
-    "tests/page/test_everyday.py",
-    "tests/triton/test_kv_bits.py",
-    "tests/page/test_presses.py",
-    "tests/backends/ranks/test_lost_ranks.py",
-    "tests/server/test_engine_process.py",
-    "tests/triton/test_model.py",
-    "tests/models/test_real_models.py",
+    "tests/methods/test_guesser.py",
+    "tests/cli/test_serve.py",
+    "tests/triton/test_recurrent.py",
+    "tests/server/test_models.py",
+    "tests/server/test_thoughts.py",
     "tests/engine/test_long_answers.py",
-    "tests/backends/test_sketch.py",
-    "tests/test_threads.py",
-    "tests/server/test_contexts.py",
-    "tests/page/test_markdown.py",
-    "tests/engine/test_other_positions.py",
-    "tests/study/plan/test_local_engine.py",
-    "tests/server/test_json_schema.py",
-    "tests/server/test_safety.py",
-    "tests/backends/test_native_experts.py",
+    "tests/api/test_process_exit.py",
+    "tests/page/test_chat.py",
+    "tests/triton/test_ranks.py",
+    "tests/models/test_real_models.py",
+    "tests/software/test_neon.py",
     "tests/chaos/test_chaos.py",
-    "tests/page/test_model_choice.py",
+    "tests/models/test_against_transformers.py",
+    "tests/study/plan/test_local_engine.py",
+    "tests/triton/test_kv_bits.py",
+    "tests/server/test_safety.py",
+    "tests/test_threads.py",
+    "tests/models/test_families_on_native.py",
+    "tests/page/test_trust.py",
+    "tests/backends/test_native.py",
+    "tests/kv/tiers/test_disk_kills.py",
+    "tests/methods/test_tiers.py",
+    "tests/backends/ranks/test_lost_ranks.py",
+    "tests/cli/test_bench_serve.py",
+    "tests/kv/test_algebra.py",
+    "tests/cli/test_plan_load.py",
+    "tests/cli/test_app.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/backends/test_sketch.py",
+    "tests/cli/test_chat.py",
+    "tests/server/test_openai.py",
+    "tests/server/test_json_schema.py",
+    "tests/page/test_everyday.py",
+    "tests/engine/test_bias.py",
+    "tests/methods/test_speculative.py",
 ]
 PASSED = pytest.StashKey[bool]()
 PagePool.max_elsewhere = 1 << 16  # to clear the books of a million pages takes a third of the time to open a model
@@ -86,6 +95,10 @@ MODULES = itertools.count(1)
 # A busy machine must not fail a property, nor a client that leaves its patience to httpx, which has five seconds.
 for what in ("connect", "read", "write", "pool"):
     setattr(httpx_defaults.DEFAULT_TIMEOUT_CONFIG, what, PATIENCE_S)
+# What a client trusts is read once: it took 19 ms of processor time of each, and nearly none speaks TLS.
+for library in filter(find_spec, ("httpx", "httpx2")):  # openai and anthropic may have the second
+    transports: Any = import_module(f"{library}._transports.default")
+    transports.create_ssl_context = cache(transports.create_ssl_context)
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", settings.get_profile("quiet"), max_examples=1000)
 settings.load_profile("quiet")

@@ -4,6 +4,7 @@ MODEL ?= qwen2.5-coder-1.5b
 MINUTES ?= 10
 LIMIT ?= 80
 SOFTWARE ?= amx,avx512bf16,avx512
+WORKERS ?= 3
 PROMPT ?= Explain how a CPU works to a 5-year-old.
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,10 +39,13 @@ serve: $(VENV)/installed-serve  ## the HTTP server and its page, until Ctrl-C
 	$(WHERE)
 	@$(BIN)/twostroke serve --model "$$MODEL"
 
+# By file, since fixtures are of files. Three workers fill two cores: each waits a third of the time.
+IN_WORKERS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: test-here test-wire
 
 test-here: $(VENV)/installed-dev  ## every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(IN_WORKERS)
 
 test-wire: $(VENV)/installed-dev  ## tests of the server again, over the sockets to an engine's process
 	TWOSTROKE_TEST_WIRE=1 $(BIN)/python -m pytest $(WIRED)
@@ -49,13 +53,13 @@ test-wire: $(VENV)/installed-dev  ## tests of the server again, over the sockets
 WIRED := tests/server/test_openai.py tests/server/test_tenants.py tests/server/test_embeddings.py
 
 test-nightly: $(VENV)/installed-dev  ## every combination of parameters, and ten times as many examples of properties
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not models" --hypothesis-profile=nightly
+	$(IN_WORKERS) -m "not models" --hypothesis-profile=nightly
 
 coverage: $(VENV)/installed-dev  ## which lines of the package the tests run; a table, and coverage/index.html
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=twostroke --cov-report=term:skip-covered --cov-report=html:coverage $(COVERED)
+	$(IN_WORKERS) --cov=twostroke --cov-report=term:skip-covered --cov-report=html:coverage $(COVERED)
 
 test-software: $(VENV)/installed-dev  ## kernels of AMX and AVX-512 in software emulation; SOFTWARE=neon,i8mm: of ARM
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --software $(SOFTWARE)
+	$(IN_WORKERS) --software $(SOFTWARE)
 
 build/arm/made: $(VENV)/installed-dev tools/arm_root.sh pyproject.toml
 	PATH="$(CURDIR)/$(BIN):$$PATH" tools/arm_root.sh build/arm pytest

@@ -36,8 +36,7 @@ def ask(
 
 
 def in_one_process(llm: LLM, technique: dict[str, Any], **sampling: Any) -> str:
-    options = dict(technique)
-    return llm.chat(MESSAGES, method=method(options.pop("name"), **options), **LIMITS, **sampling).text
+    return llm.chat(MESSAGES, method=method(**technique), **LIMITS, **sampling).text
 
 
 def crossed(worker: ClusterProcess) -> list[tuple[int, int]]:

@@ -16,7 +16,6 @@ from tests.server.long_answers import LONG
 from twostroke.api.conversation.fitting import cut_passages
 from twostroke.api.llm import LLM
 from twostroke.methods import method
-from twostroke.methods.method import Method
 
 SAMPLED: Any = {"max_tokens": 20, "temperature": 1.0, "seed": 5}
 MESSAGES: Any = [{"role": "system", "content": "be quick"}, {"role": "user", "content": "the fox?"}]
@@ -34,10 +33,6 @@ TOOLS: Any = [
 
 def texts(llm: LLM, prompts: list[Any], **options: Any) -> list[list[str]]:
     return [[output.text for output in completion.outputs] for completion in llm.generate(prompts, **options)]
-
-
-def from_body(fields: dict[str, Any]) -> Method:
-    return method(fields["name"], **{field: value for field, value in fields.items() if field != "name"})
 
 
 def flat(lists: list[list[str]]) -> list[str]:
@@ -169,7 +164,7 @@ def test_methods(client: openai.OpenAI, reference: LLM) -> None:
         {"name": "compose", "first": "partrep:ratio=0.5", "then": "keydiff:budget=4"},
     )
     for chosen in several:
-        few = reference.generate([prompt], max_tokens=12, method=from_body(chosen))[0].text
+        few = reference.generate([prompt], max_tokens=12, method=method(**chosen))[0].text
         asked: Any = {"method": chosen}
         assert client.completions.create(model="tiny", prompt=prompt, extra_body=asked, **fields).choices[0].text == few
     with pytest.raises(openai.BadRequestError, match="window must be an integer from 1 to 64"):
@@ -186,7 +181,7 @@ def test_methods_that_need_a_student(client: openai.OpenAI, open_tiny: Callable[
     chosen += [{"name": "speculative", "draft": "student"}, {"name": "reread", "times": [" again "], "scope": "turn"}]
     asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     llm = open_tiny(student="int8")
-    expected = [llm.chat(MESSAGES, method=from_body(fields), max_tokens=12).text for fields in chosen]
+    expected = [llm.chat(MESSAGES, method=method(**fields), max_tokens=12).text for fields in chosen]
     with serving(open_tiny(student="int8")) as running:
         for fields, text in zip(chosen, expected, strict=True):
             made = running.client.chat.completions.create(**asked, extra_body={"method": fields})
@@ -207,7 +202,7 @@ def test_what_a_method_counts_is_in_the_answer(client: openai.OpenAI, reference:
     """As a whole and in a stream, in every API of OpenAI."""
     text = "the quick brown fox jumps over the lazy dog\n\nwho jumps?"
     wanted: Any = {"name": "compress", "budget": 4}
-    expected = reference.chat(text, method=from_body(wanted), max_tokens=4)
+    expected = reference.chat(text, method=method(**wanted), max_tokens=4)
     facts = dataclasses.asdict(expected.facts)
     assert facts["dropped_tokens"] > 0
     fields: Any = {"model": "tiny", "temperature": 0, "extra_body": {"method": wanted}}

@@ -60,8 +60,7 @@ class SimulatedWorker:
         self.number, self.setup = number, setup
         self._events, self._over, self._watch = events, over, watch
         self.clock = VirtualClock(events.now)
-        options = dict(setup.technique.method)
-        self._technique = method(options.pop("name", "plain"), **options)
+        self._technique = method(**{"name": "plain", **setup.technique.method})
         self.engine = setup.open(self.clock, None if watch is None else self._see)
         self.model = self.engine.models[ROLE]
         self.pool = self.model.pool

@@ -21,7 +21,7 @@ METHODS = {
     "plain": method("plain"),
     "repeat": method("repeat", sinks=3),
     "best-of": method("best-of", candidates=2),
-    "speculative": method("speculative", guesses=3),
+    "speculative": method("speculative", guesses=3, adaptive=False),
     "drop": method("drop", window=30, every=4, by="attention", observed=8),
     "key-norm": method("drop", window=30, every=4, by="key-norm"),
     "snap": method("snap", window=4, budget=40),

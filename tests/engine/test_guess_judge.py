@@ -1,19 +1,20 @@
 """How many guesses pay: by what rows cost, by how many sequences wait for them, and by how guesses fared."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from twostroke.engine.choice_guesses import MAX_WAIT, Acceptance, ChoiceGuesses
+from twostroke.engine.acceptance import AcceptanceByKind
+from twostroke.engine.draft_guesses import MAX_WAIT, DraftGuesses
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.guess_judge import GuessJudge
+from twostroke.engine.guess_prices import GuessPrices
 from twostroke.engine.strokes import Guess, Guesses
 from twostroke.models.cost import SequenceRows
 
 MODEL: Any = "model"
 DRAFT: Any = "draft"
-TEXT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3, 4]
 
 
 class Rows(Forecast):
@@ -43,83 +44,111 @@ class DearRows(Rows):
 
 
 def judge(row_ms: float, sequences: int = 1) -> GuessJudge:
-    return GuessJudge(lambda: Rows(row_ms), lambda: sequences)
+    return GuessJudge(GuessPrices(lambda: Rows(row_ms)), None, lambda: sequences)  # type: ignore[arg-type]
 
 
-def advised(of: GuessJudge, asks: Guess, choice: ChoiceGuesses | None = None, draft: Any = None) -> Guesses:
-    return of.advise(asks, choice or of.begin(b""), MODEL, draft)
+def advised(of: GuessJudge, asks: Guess, choice: DraftGuesses | None = None) -> Guesses:
+    return of.advise(asks, choice or of.begin(), 100, MODEL, DRAFT)
 
 
-def test_free_rows_are_all_used_and_dear_ones_never() -> None:
-    assert advised(judge(0), Guess(TEXT)).tokens == [5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3, 4]
-    assert advised(judge(0), Guess(TEXT, most=3)).tokens == [5, 6, 7]
-    told = advised(judge(10), Guess(TEXT))
-    assert (told.tokens, told.count) == ((), 0)
-    assert advised(judge(10), Guess(TEXT, judged=False, most=5)).tokens == [5, 6, 7, 8, 9]
+# Lookups, of a whole step ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row_ms", [0.1, 1.0, 4.0])
-def test_the_number_is_the_best_of_all(row_ms: float) -> None:
-    """Against the definition: tokens over seconds, at the rate of what was never tried."""
-    rate = Acceptance().rate()
-    rate = Acceptance(0, 0).rate(rate)
+def definition(row_ms: float, chances: Sequence[Sequence[float]], sequences: int) -> float:
+    """The most tokens per second of any numbers of guesses, none included."""
+    likely = sorted((chance for some in chances for chance in some), reverse=True)
 
     def speed(count: int) -> float:
-        tokens = 1 + sum(rate**i for i in range(1, count + 1))
-        return tokens / (0.01 + row_ms * count / 1e3 + (2e-4 if count else -0.0))
+        return (sequences + sum(likely[:count])) / (0.01 + row_ms * (sequences - 1 + count) / 1e3)
 
-    best = max(range(1, 13), key=speed)
-    expected = best if speed(best) > 1.02 * speed(0) else 0
-    assert advised(judge(row_ms), Guess(TEXT)).count == expected
+    return max(speed(count) for count in range(len(likely) + 1))
 
 
-def test_the_more_sequences_wait_the_fewer_are_tried() -> None:
-    counts = [advised(judge(0.5, sequences), Guess(TEXT)).count for sequences in (1, 2, 4, 8, 16, 32)]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > 2
-    assert counts[-1] == 0
+@pytest.mark.parametrize("row_ms", [0.0, 0.1, 1.0, 4.0, 10.0])
+@pytest.mark.parametrize("sequences", [2, 5, 32])
+def test_the_numbers_are_the_best_of_all(row_ms: float, sequences: int) -> None:
+    chances = {"a": [0.9, 0.8, 0.5, 0.1], "b": [0.3], "c": [], "d": [0.99, 0.98, 0.97]}
+    counts = judge(row_ms).counts(MODEL, chances, sequences, 100)
+    assert all(counts[lane] <= len(some) for lane, some in chances.items())
+    tokens = sequences + sum(sum(some[: counts[lane]]) for lane, some in chances.items())
+    seconds = 0.01 + row_ms * (sequences - 1 + sum(counts.values())) / 1e3
+    best = definition(row_ms, list(chances.values()), sequences)
+    assert best / 1.02 <= tokens / seconds <= best * 1.000001
+    if row_ms == 0:
+        assert all(counts[lane] == len(some) for lane, some in chances.items())
+    if row_ms == 10:
+        assert not any(counts.values())
 
 
-def test_guesses_that_fail_become_rare_and_never_cease() -> None:
-    of = judge(1)
-    choice = of.begin(b"")
-    told, rounds, decoded = advised(of, Guess(TEXT), choice), 0, 0
-    for _ in range(60):
-        rounds, decoded = rounds + bool(told.count), decoded + (told.count == 0) * choice.wait
-        told = advised(of, Guess(TEXT, guessed=told.count, stood=0), choice)
-        assert told.count <= 1 or rounds < 8
-    assert told.count or choice.wait == MAX_WAIT
-    assert rounds > 10
-    for _ in range(10):
-        told = advised(of, Guess(TEXT, guessed=4, stood=4), choice)
-    assert told.count > 2, "it has learned that they are good again"
+def test_a_step_that_proves_dear_is_not_tried_again_at_once() -> None:
+    """Prices follow what steps took, also those of guesses that were never timed before."""
+    prices = GuessPrices(lambda: Rows(0.1))
+    of, chances = GuessJudge(prices, None, lambda: 1), {lane: [0.8, 0.64] for lane in range(16)}  # type: ignore[arg-type]
+    assert sum(of.counts(MODEL, chances, 16, 100).values()) == 32
+    plain = prices.seconds(MODEL, 16, 0, 100)
+    prices.observe(MODEL, 16, 0, 100, 1.2 * plain)
+    assert prices.seconds(MODEL, 16, 0, 100) == pytest.approx(1.2 * plain)
+    for _ in range(20):
+        prices.observe(MODEL, 16, 32, 100, 4 * plain)
+    assert prices.seconds(MODEL, 16, 32, 100) == pytest.approx(4 * plain, rel=0.1)
+    assert sum(of.counts(MODEL, chances, 16, 100).values()) < 32
+    for _ in range(10_000):
+        prices.observe(MODEL, 16, 0, 100, 1.2 * plain)
+    assert sum(of.counts(MODEL, chances, 16, 100).values()) == 32, "the machine may have changed"
+
+
+def test_one_slow_step_counts_little() -> None:
+    prices = GuessPrices(lambda: Rows(0.1))
+    plain = prices.seconds(MODEL, 4, 0, 100)
+    for _ in range(3):
+        prices.observe(MODEL, 4, 0, 100, plain)
+    prices.observe(MODEL, 4, 0, 100, 100 * plain)
+    assert prices.seconds(MODEL, 4, 0, 100) < 1.2 * plain
+
+
+# Drafts, of one sequence ----------------------------------------------------------------------------------------------
 
 
 def test_a_draft_has_its_own_price() -> None:
-    assert advised(judge(0.1), Guess(TEXT, "draft", most=8), draft=DRAFT).count in range(1, 8)
-    told = advised(judge(3), Guess(TEXT, "draft", most=8), draft=DRAFT)
+    assert advised(judge(0.1), Guess("draft", most=8)).count in range(1, 8)
+    told = advised(judge(3), Guess("draft", most=8))
     assert (told.count, told.max_tokens) == (0, 1)
+    assert advised(judge(3), Guess("draft", most=8, judged=False)).count == 8
 
 
-def test_when_to_ask_again() -> None:
-    """Behind tokens that occurred before; not at once where guesses do not pay."""
-    of = judge(10)
-    choice = of.begin(b"")
-    until = advised(of, Guess([1, 2, 3, 4, 5, 6, 7, 8]), choice).until
-    assert until is not None
+def test_the_more_sequences_wait_the_fewer_are_tried() -> None:
+    def counts(of: Callable[[int], GuessJudge]) -> list[int]:
+        return [advised(of(sequences), Guess("draft", most=8)).count for sequences in (1, 2, 4, 8, 16, 32)]
 
-    def sampled(*ids: int) -> Any:
-        return [cast(Any, type("Id", (), {"id": id})()) for id in ids]
+    found = counts(lambda sequences: judge(0.1, sequences))
+    assert found == sorted(found, reverse=True)
+    assert found[0]
+    assert not found[-1]
 
-    assert not until(sampled(3))
-    assert not until(sampled(2, 3, 9))
-    assert until(sampled(2, 3, 4))
-    assert until(sampled(9, 9, 4, 5, 6))
-    of = judge(10)
-    choice = of.begin(b"")
-    choice.wait = 16
-    until = advised(of, Guess([*TEXT[:8], 1, 2, 3]), choice).until  # a short match may become a long one
-    assert until is not None
-    assert not until(sampled(4, 5, 6, 7))
-    assert until(sampled(4, 5, 6, 7, 8))
-    assert not until(sampled(4, 5, 6, 7, 9))
+
+def test_guesses_that_fail_become_rare_and_never_cease() -> None:
+    of = judge(0.1)
+    choice = of.begin()
+    told, rounds = advised(of, Guess("draft"), choice), 0
+    for _ in range(80):
+        rounds += bool(told.count)
+        told = advised(of, Guess("draft", guessed=told.count, stood=0), choice)
+        assert told.count <= 1 or rounds < 12
+    assert told.count or choice.wait == MAX_WAIT
+    assert rounds > 5
+    for _ in range(20):
+        told = advised(of, Guess("draft", guessed=4, stood=4), choice)
+    assert told.count > 2, "it has learned that they are good again"
+
+
+def test_what_others_learned_guides_a_new_choice() -> None:
+    of_all = AcceptanceByKind()
+    one, other = AcceptanceByKind(of_all), AcceptanceByKind(of_all)
+    before = other.rate(5)
+    for _ in range(50):
+        one.add(5, 1, 0)
+    assert one.rate(5) < other.rate(5) < before / 2
+    assert other.rate(6) == before
+    for _ in range(50):
+        other.add(5, 1, 1)
+    assert other.rate(5) > 0.9

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.engine.text_history import NGRAM, NOTHING, TextHistory
+from twostroke.engine.text_history import NGRAM, TextHistory
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -15,19 +15,21 @@ def test_what_followed_before(texts: list[tuple[bytes, list[int]]], cuts: list[i
     for group, ids in texts:
         text, left = history.begin(group), ids
         for cut in [*cuts, len(ids)]:  # however it grows
-            text.extend(left[:cut])
+            if cut == 1:
+                text.add(left[0]) if left else None
+            else:
+                text.extend(left[:cut])
             left = left[cut:]
     group, own = texts[-1]
     earlier = [ids for other, ids in texts[:-1] if other == group]
     places = [(ids, i) for ids in [*earlier, own] for i in range(NGRAM, len(ids)) if ids[i - NGRAM : i] == own[-NGRAM:]]
-    found = text.continuation(5)
-    if len(own) < NGRAM or not places:
-        assert found == NOTHING
+    found = text.find()
+    assert (found is None) == (not places)
+    if found is None:
         return
     assert NGRAM <= found.match <= len(own)
-    assert text.occurs([])
     last = own[-found.match :]
-    assert any(ids[i - found.match : i] == last and ids[i : i + 5] == found.tokens for ids, i in places)
+    assert any(ids[i - found.match : i] == last and ids[i : i + 5] == found.tokens(5) for ids, i in places)
 
 
 def test_the_longest_of_several_places() -> None:
@@ -36,7 +38,8 @@ def test_the_longest_of_several_places() -> None:
         history.begin(b"").extend(ids)
     text = history.begin(b"")
     text.extend([0, 8, 1, 2, 3])
-    assert text.continuation(9) == (4, [50])
+    assert (found := text.find()) is not None
+    assert (found.match, found.tokens(9), found.next_token, found.moved()) == (4, [50], 50, None)
 
 
 def test_old_texts_are_forgotten() -> None:
@@ -49,9 +52,10 @@ def test_old_texts_are_forgotten() -> None:
     first.extend([1, 2])  # it goes on, and is found by nobody
     text = history.begin(b"")
     text.extend([1000, 1001, 1002])
-    assert text.continuation(3) == NOTHING
+    assert text.find() is None
     text.extend([170, 171, 172])
-    assert text.continuation(3).tokens == [173, 174, 175]
+    assert (found := text.find()) is not None
+    assert found.tokens(3) == [173, 174, 175]
 
 
 @pytest.mark.parametrize("group", [b"", b"x"])
@@ -60,8 +64,9 @@ def test_groups_are_apart(group: bytes) -> None:
     history.begin(b"y").extend(range(50))
     text = history.begin(group)
     text.extend([10, 11, 12])
-    assert text.continuation(3) == NOTHING
-    assert not text.occurs([20, 21, 22])
+    assert text.find() is None
+    text.extend([20, 21, 22])
+    assert text.find() is None
 
 
 def test_groups_of_one_slot_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,4 +77,4 @@ def test_groups_of_one_slot_share_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     for group in (b"b", b""):
         text = history.begin(group)
         text.extend([7, 1, 2, 3])
-        assert (text.continuation(9), text.occurs([])) == (NOTHING, False)
+        assert text.find() is None

@@ -30,6 +30,7 @@ TECHNIQUES: list[Method] = [
     method("refresh", when="entropy", threshold=6.8, every=2),
     method("refresh", when="budget", budget=300, every=1),
     method("refresh", when="probe", every=3, threshold=0.9),
+    method("speculative", guesses=4, adaptive=False),
     method("speculative", draft="student", guesses=4, adaptive=False),
     method("speculative", draft="draft", guesses=4, adaptive=False),
     method("drop", window=9, every=4),

@@ -11,10 +11,11 @@ from twostroke.backends.hidden_inputs import HiddenInputs
 from twostroke.backends.interface import LazyLogits
 from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.engine.lane import Lane, LastQueries, LastRows, reopen_last
+from twostroke.engine.lookup import LookupGuesses
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
 from twostroke.engine.prefix_match import match_prefix, with_windows
-from twostroke.engine.strokes import Decode, Decoded
+from twostroke.engine.strokes import Decode, Decoded, GuessRound
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.kv.entries import Tail
 from twostroke.sampling.draw import Draw, Noise, Sampled
@@ -46,6 +47,7 @@ class DecodeLane(Lane[Decode]):
         self._rows: deque[tuple[Model, LazyLogits]] = deque()  # rows to sample from, each with its model
         self._hidden: np.ndarray | None = None  # of a model that takes hidden states: its own, before the next token
         self._placeholder = False  # whether a placeholder stands for the token that is being drawn
+        self._num_drawn = 0  # tokens that were drawn and are not read yet
         if tail is not None and tail.pending is not None:
             todo = [tail.pending]
         elif not stroke.recompute and (row := _first_row(tail, model, models)) is not None:
@@ -56,7 +58,7 @@ class DecodeLane(Lane[Decode]):
         else:
             base, todo = reopen_last(base)
         base, todo, again = with_windows(model, base, todo)
-        if model.config.takes_hidden and (todo or again or stroke.guesses):
+        if model.config.takes_hidden and (todo or again or stroke.guesses or stroke.lookup):
             raise InvalidRequest(f"model {model.name} decodes only behind the logits of a prefill, without guesses")
         # Tokens for which the context and the pool have room. The last of them is never entered, and yet it counts:
         # a prompt and its answer together take at most `max_model_len` tokens.
@@ -66,7 +68,7 @@ class DecodeLane(Lane[Decode]):
             raise ContextLengthExceeded(
                 f"the context is full: model {model.name} has {model.max_position} positions, the pool {slots} slots"
             )
-        self.guesses = [] if record.complete else _possible(stroke.guesses, model, self._room - 1)
+        self.guesses = [] if record.complete else in_vocabulary(stroke.guesses[: self._room - 1], model)
         self._num_before = len(todo)  # tokens to enter before the first guess
         known = [s.id for s in record.sampled]
         # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
@@ -102,6 +104,11 @@ class DecodeLane(Lane[Decode]):
         return len(self.todo) == 1 or (bool(self.todo) and self.model.config.takes_hidden)
 
     @property
+    def awaits_token(self) -> bool:
+        """Whether a drawn token is still wanted: the stroke has not ended, and no guess before it was wrong."""
+        return self.result is None and self._num_drawn > 0
+
+    @property
     def ready(self) -> bool:
         """Whether the lane has a row to sample from."""
         return bool(self._rows) and not self.todo and self.result is None and self.missing is None
@@ -134,7 +141,7 @@ class DecodeLane(Lane[Decode]):
 
     def take_draws(self) -> list[tuple[Model, LazyLogits, Draw]]:
         """Take what to sample next: (model, one row, draw). After guesses, all rows whose draws are already known."""
-        asked = self._draw()
+        asked, self._num_drawn = self._draw(), 1
         if len(self._rows) == 1:
             return [(*self._rows.popleft(), asked)]
         if asked.simple:  # rows of one model at a time, so that what is drawn comes in order
@@ -143,6 +150,7 @@ class DecodeLane(Lane[Decode]):
         else:
             self._rows[-1][1].read()  # rows are sampled one by one: compute the logits of all at once
             rows = [self._rows[0]]
+        self._num_drawn = len(rows)
         for _ in rows:
             self._rows.popleft()
         return [(*row, replace(asked, noise=self._noise(i)) if i else asked) for i, row in enumerate(rows)]
@@ -171,9 +179,14 @@ class DecodeLane(Lane[Decode]):
         stroke, output = self.stroke, self.output
         last = len(self.record.sampled) + 1 == stroke.max_tokens or len(output.ids) + 1 == output.params.max_tokens
         if model is self.model and not (
-            last or self.full or self.guesses or stroke.queries or stroke.states or self._hidden is not None
+            last or self.full or self.may_guess or stroke.queries or stroke.states or self._hidden is not None
         ):
             self._placeholder, self.todo = True, [-1 - number]
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether it guesses, or may when its next token is known."""
+        return bool(self.guesses)
 
     def _entered(self, token: int) -> bool:
         """Whether the token was entered before it was known; names it in that case."""
@@ -189,19 +202,23 @@ class DecodeLane(Lane[Decode]):
         """Record a sampled token, which the output already has. The next step enters it, or it stays pending."""
         sampled, stroke = self.record.sampled, self.stroke
         sampled.append(token)
+        self._num_drawn -= 1
         entered = self._entered(token.id)
-        wrong = len(self.guesses) + 1 - len(sampled) if self.guesses else int(entered)
         if (
             self.output.finish_reason is not None
             or (stroke.max_tokens is not None and len(sampled) >= stroke.max_tokens)
             or (stroke.until is not None and stroke.until(sampled))
         ):
-            self._complete(wrong)
+            self._complete(self._num_wrong(entered))
         elif self.guesses:
             if self.guesses[: len(sampled)][len(sampled) - 1 :] != [token.id]:
-                self._complete(wrong)
+                self._complete(self._num_wrong(entered))
         elif not entered:
             self.todo.append(token.id)
+
+    def _num_wrong(self, entered: bool) -> int:
+        """Number of last entries that do not belong to a stroke which ends now; `entered`: see `_entered`."""
+        return len(self.guesses) + 1 - len(self.record.sampled) if self.guesses else int(entered)
 
     @property
     def full(self) -> bool:
@@ -248,7 +265,9 @@ class DecodeLane(Lane[Decode]):
         self._forget()
         self.kv = self.writer.freeze(Tail(self.model.id, pending=sampled[-1].id))
         queries, states = self.queries.all(wrong), self.states.rows(wrong)
-        self.result = Decoded(self.kv, tuple(sampled), self.output.finish_reason, queries, states)
+        self.result = Decoded(
+            self.kv, tuple(sampled), self.output.finish_reason, queries, states, tuple(self.record.rounds)
+        )
 
     def _forget(self) -> None:
         self._rows.clear()
@@ -263,6 +282,8 @@ class DecodeRecord:
         # number of tokens that the choice had when a stroke with emit=False began; None for other strokes
         self.start: int | None = None
         self.finish_reason: str | None = None  # that of the output when the stroke was complete
+        self.lookup: LookupGuesses | None = None  # of a stroke with `lookup`
+        self.rounds: list[GuessRound] = []
 
 
 def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> tuple[Model, LazyLogits] | None:
@@ -278,6 +299,6 @@ def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> 
     return (model, StoredLogits(logits)) if logits.shape[1] <= model.config.vocab_size else None
 
 
-def _possible(guesses: Sequence[int], model: Model, room: int) -> list[int]:
-    """The leading guesses that are in the vocabulary, at most `room`."""
-    return list(takewhile(lambda id: 0 <= id < model.config.vocab_size, guesses[:room]))
+def in_vocabulary(guesses: Sequence[int], model: Model) -> list[int]:
+    """The leading guesses that are in the vocabulary."""
+    return list(takewhile(lambda id: 0 <= id < model.config.vocab_size, guesses))

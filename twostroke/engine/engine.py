@@ -9,6 +9,7 @@ from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.concurrency import FairLock, LeaderFollower
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.guess_judge import GuessJudge
+from twostroke.engine.guess_prices import GuessPrices
 from twostroke.engine.itl_objective import comfortable_itl_ms
 from twostroke.engine.lane import Lane
 from twostroke.engine.load_queue import LoadQueue, measure_stores
@@ -94,8 +95,10 @@ class Engine:
             assert called is not None, "an engine that steps is there"
             return called()
 
-        judge = GuessJudge(forecast_now, lambda: max(1, sum(1 for one in queues.running if one.output.ids)))
-        self.programs = ProgramRunner(self.models, default, judge, wake, clock)
+        self._judge = GuessJudge(
+            GuessPrices(forecast_now), self.budget, lambda: max(1, sum(1 for one in queues.running if one.output.ids))
+        )
+        self.programs = ProgramRunner(self.models, default, self._judge, wake, clock)
         self.placement = Placement(self.budget, self._queues, self.programs.index_computed, clock)
         self.flight = StepInFlight(self.placement, clock)
         idle = self.flight.clear  # nobody may step for a long time
@@ -333,6 +336,7 @@ class Engine:
         began, requests, flight = self._clock(), self.requests, self.flight
         arrived = requests.collect_arrivals()
         requests.admit(self.config.max_running)
+        self._judge.guess(self._queues.running)
         chunks, failed = self.placement.place(plan(self._queues.running, self.config, self._fits))
         step = ScheduledStep(chunks, None if self.forecast is None else self.forecast.placed(chunks), began)
         self.report = StepReport.of(step)
@@ -367,7 +371,9 @@ class Engine:
         return self.models[self.default].backend.asynchronous if wanted is None else wanted
 
     def _observe(self, step: ScheduledStep, seconds: float | None) -> None:
-        """Correct the forecast by a step that is over, and took so many seconds."""
+        """Correct forecasts by a step that is over, and took so many seconds."""
+        if step.chunks and seconds is not None and self.forecast is not None:
+            self._judge.observe(step.chunks, seconds)
         if self.forecast is not None and step.predicted is not None and step.chunks and seconds is not None:
             self.forecast.observe(step.chunks, step.predicted, seconds)
 

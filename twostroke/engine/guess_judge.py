@@ -5,73 +5,126 @@ token if it and those before it are right. So the most tokens per second are exp
 may be none: in a full batch a row costs nearly a token's time.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from twostroke.engine.choice_guesses import MAX_WAIT, Acceptance, ChoiceGuesses
-from twostroke.engine.forecast import Forecast
+from twostroke.engine.acceptance import AcceptanceByKind
+from twostroke.engine.draft_guesses import MAX_WAIT, DraftGuesses
+from twostroke.engine.guess_prices import GuessPrices
+from twostroke.engine.lookup import LookupGuesses
+from twostroke.engine.lookup_lane import LookupLane
 from twostroke.engine.model import Model
-from twostroke.engine.strokes import Guess, Guesses
-from twostroke.engine.text_history import NGRAM, Text, TextHistory
-from twostroke.models.cost import SequenceRows
-from twostroke.sampling.draw import Sampled
+from twostroke.engine.page_budget import PageBudget
+from twostroke.engine.request import Choice
+from twostroke.engine.step import Chunk
+from twostroke.engine.strokes import Guess, Guesses, Lookup
+from twostroke.engine.text_history import TextHistory
 
-ROUND_S = 2e-4  # of the program and the engine, for a round of guesses
-MARGIN = 1.02  # by which a round must be expected to be quicker
-MAX_KIND = 8  # tokens of a match beyond which a longer one says no more
-MAX_KNOWN = 4096  # shapes of steps whose seconds are kept
+Key = TypeVar("Key", bound=Hashable)
+
+ROUND_S = 2e-4  # of the program and the engine, for a round of a draft
+MARGIN = 1.02  # by which guesses must be expected to be quicker
 
 
 class GuessJudge:
     """One for an engine: what all choices have read and said, and how guesses of each kind fared."""
 
-    def __init__(self, forecast: Callable[[], Forecast], decoding: Callable[[], int]) -> None:
-        """`forecast`: predicts steps; `decoding`: how many sequences decode now."""
-        self._forecast, self._decoding = forecast, decoding
-        self.history = TextHistory()
-        self._all: defaultdict[tuple[str, int], Acceptance] = defaultdict(Acceptance)
-        self._known: dict[tuple[Model, int, int, int], float] = {}
+    def __init__(self, prices: GuessPrices, budget: PageBudget, decoding: Callable[[], int]) -> None:
+        """`decoding`: how many sequences decode now."""
+        self._prices, self._budget, self._decoding = prices, budget, decoding
+        self._history = TextHistory()
+        self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind()
 
-    def begin(self, salt: bytes) -> ChoiceGuesses:
-        return ChoiceGuesses(self.history.begin(salt))
+    # Lookups, of a whole step ---------------------------------------------------------------------------------------
 
-    def advise(self, asks: Guess, choice: ChoiceGuesses, model: Model, draft: Model | None) -> Guesses:
-        """How many guesses to try now, and what they are where no draft makes them."""
-        text = choice.text
-        text.extend(asks.tokens)
-        if asks.guessed:
-            choice.learn(asks.guessed, asks.stood)
-            self._all[choice.kind].add(asks.guessed, asks.stood)
-        found = text.continuation(asks.most) if draft is None else None
-        guesses = [] if found is None else list(found.tokens)
-        choice.kind = (asks.source or "", 0 if found is None else min(found.match, MAX_KIND))
-        count = most = len(guesses) if draft is None else asks.most
+    def lookup(self, asked: Lookup, salt: bytes) -> LookupGuesses:
+        """Guesses for a decode; `salt`: of its request."""
+        return LookupGuesses(asked, self._history.begin(salt), self._lookups)
+
+    def guess(self, running: Iterable[Choice]) -> None:
+        """Let lanes guess as many tokens in the next step as pay together."""
+        offers: defaultdict[Model, dict[LookupLane, Sequence[int]]] = defaultdict(dict)
+        decoding: defaultdict[Model, int] = defaultdict(int)
+        for choice in running:
+            for lane in choice.lanes:
+                if lane.decoding:
+                    decoding[lane.model] += 1
+                    if isinstance(lane, LookupLane) and (guesses := lane.offered_guesses()):
+                        offers[lane.model][lane] = guesses
+        for model, lanes in offers.items():
+            self._guess(model, lanes, decoding[model])
+
+    def _guess(self, model: Model, offers: Mapping[LookupLane, Sequence[int]], sequences: int) -> None:
+        counts = Counter({lane: len(guesses) for lane, guesses in offers.items() if not lane.lookup.asked.judged})
+        judged = {lane: lane.lookup.chances(len(offers[lane])) for lane in offers if lane not in counts}
+        if judged:
+            counts |= self.counts(model, judged, sequences, max(len(lane.writer) for lane in judged))
+        # Nobody gives up a page for a guess: there must be room for what all lanes enter.
+        wanted = sum(self._budget.pages_for(model.pool, 1 + count) for count in counts.values())
+        if counts and self._budget.could_hold(model.pool, wanted + sequences * model.pool.pages_to_go_on):
+            for lane, count in counts.items():
+                lane.guess(offers[lane][:count])
+
+    def counts(
+        self, model: Model, chances: Mapping[Key, Sequence[float]], sequences: int, context: int
+    ) -> Counter[Key]:
+        """The number of guesses of each of which, together, the most tokens per second are expected.
+
+        Args:
+            model: that of the step.
+            chances: of each one's guesses to stand, none greater than that before it.
+            sequences: how many make a token in the step, with or without guesses.
+            context: entries before them.
+        """
+        likely = sorted(((chance, key) for key, some in chances.items() for chance in some), key=_chance, reverse=True)
+        best, found = MARGIN * sequences / self._prices.seconds(model, sequences, 0, context), 0
+        expected, most = float(sequences), len(likely)
+        for count, (chance, _) in enumerate(likely, 1):
+            expected += chance
+            if count > 8 and count % 4 and count < most:  # rows are computed some at a time
+                continue
+            if (speed := expected / self._prices.seconds(model, sequences, count, context)) > best:
+                best, found = speed, count
+        return Counter(key for _, key in likely[:found])
+
+    def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """A step of these chunks took so long. Only steps in which each row makes a token are like those judged."""
+        models = {chunk.lane.model for chunk in chunks}
+        if len(models) == 1 and all(len(chunk.tokens) == chunk.logit_rows for chunk in chunks):
+            guesses = sum(chunk.logit_rows for chunk in chunks) - len(chunks)
+            context = max(int(chunk.slot_mapping.positions[0]) for chunk in chunks)
+            self._prices.observe(models.pop(), len(chunks), guesses, context, seconds)
+
+    # Drafts, of one sequence ----------------------------------------------------------------------------------------
+
+    def begin(self) -> DraftGuesses:
+        return DraftGuesses(self._drafts)
+
+    def advise(self, asks: Guess, choice: DraftGuesses, context: int, model: Model, draft: Model) -> Guesses:
+        """How many guesses of a draft pay now; `context`: tokens so far."""
+        choice.learn(asks)
+        if choice.given_up:
+            return Guesses(0)
+        count = asks.most
         if asks.judged and asks.most:
-            count = self._count(choice.rate(self._all[choice.kind].rate()), most, choice, model, draft)
+            count = self._count(choice.rate(asks), asks.most, context, model, draft)
             if not count and choice.wait == MAX_WAIT:
-                count = min(most, 1)  # now and then: guesses may have become good
+                count = 1  # now and then: guesses may have become good
                 choice.wait //= 2  # and then as many tokens without
-        if count:
-            told = Guesses(guesses[:count], count)
-        elif draft is not None:
-            told = Guesses((), 0, max_tokens=choice.longer_wait())
-        else:
-            expected = guesses[: MAX_KIND - choice.kind[1]]
-            told = Guesses((), 0, until=_until_seen(text, choice.longer_wait(), expected))
+        told = Guesses(count) if count else Guesses(0, max_tokens=choice.longer_wait())
         choice.told.append(told)
         return told
 
-    def _count(self, rate: float, most: int, choice: ChoiceGuesses, model: Model, draft: Model | None) -> int:
+    def _count(self, rate: float, most: int, context: int, model: Model, draft: Model) -> int:
         """The number of guesses of which the most tokens per second are expected; 0: none pays."""
-        sequences, context = self._decoding(), 1 << len(choice.text.ids).bit_length()
-        best, found, more = MARGIN * sequences / self._step_s(model, sequences, 0, context), 0, 0.0
-        share = 1.0
+        sequences, prices = self._decoding(), self._prices
+        best, found, more = MARGIN * sequences / prices.seconds(model, sequences, 0, context), 0, 0.0
+        share, drafting = 1.0, prices.seconds(draft, 1, 0, context)
         for count in range(1, most + 1):
             share *= rate
             more += share
-            seconds = ROUND_S + self._step_s(model, sequences, count, context)
-            if draft is not None:
-                seconds += count * self._step_s(draft, 1, 0, context)
+            seconds = ROUND_S + prices.seconds(model, sequences, count, context) + count * drafting
             if (sequences + more) / seconds <= best:
                 if found or count > 4:  # a row may be dear where instructions for more rows begin
                     break
@@ -79,24 +132,6 @@ class GuessJudge:
             best, found = (sequences + more) / seconds, count
         return found
 
-    def _step_s(self, model: Model, sequences: int, guesses: int, context: int) -> float:
-        """Seconds of a step of sequences that each make a token, one of them behind so many guesses."""
-        shape = model, sequences, guesses, context
-        if (known := self._known.get(shape)) is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            alone = [SequenceRows(1, context, 1)] * (sequences - 1)
-            step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
-            known = self._known[shape] = self._forecast().seconds(model, step)
-        return known
 
-
-def _until_seen(text: Text, wait: int, expected: Sequence[int]) -> Callable[[Sequence[Sampled]], bool]:
-    """Whether a short match has become a long one, or enough tokens were sampled and the last few occurred before."""
-
-    def ask_again(sampled: Sequence[Sampled]) -> bool:
-        if expected and len(sampled) == len(expected) and [one.id for one in sampled] == expected:
-            return True
-        return len(sampled) >= wait and text.occurs([one.id for one in sampled[-NGRAM:]])
-
-    return ask_again
+def _chance(one: tuple[float, object]) -> float:
+    return one[0]

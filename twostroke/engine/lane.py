@@ -107,8 +107,13 @@ class Lane(ABC, Generic[StrokeKind]):
 
     @property
     def decoding(self) -> bool:
-        """Whether exactly one token is left to enter, the state of a decoding lane at every step."""
+        """Whether exactly one token that it knows is left to enter, the state of a decoding lane at every step."""
         return False
+
+    @property
+    def num_next(self) -> int:
+        """Number of tokens that it enters in the next step, where `decoding`."""
+        return 1
 
     @property
     def whole(self) -> bool:

@@ -23,6 +23,7 @@ from twostroke.engine.choice_state import ACTIVE, PARKED, PREEMPTED
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane
 from twostroke.engine.lane import Lane
+from twostroke.engine.lookup_lane import LookupLane
 from twostroke.engine.page_budget import PageBudget, pages_held
 from twostroke.engine.pending import PENDING
 from twostroke.engine.prefill_lane import PrefillLane
@@ -149,6 +150,8 @@ class Placement:
                 error.__traceback__ = None  # its frames hold values, whose pages would not come back
                 if lane.has_placeholder:  # nobody gives up a page for a token that may be the last
                     return None
+                if isinstance(lane, LookupLane) and lane.drop_guesses():  # nor for a guess that costs nothing
+                    continue
                 if count > MIN_CHUNK and lane.model.pool.geometry.windowed:
                     count //= 2  # the fewer at once, the fewer pages windowed layers need
                     continue

@@ -8,6 +8,7 @@ from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.decode_lane import DecodeLane, DecodeRecord
 from twostroke.engine.guess_judge import GuessJudge
 from twostroke.engine.lane import Lane
+from twostroke.engine.lookup_lane import LookupLane
 from twostroke.engine.model import Model
 from twostroke.engine.output import ChoiceOutput
 from twostroke.engine.pending import PENDING, PendingFuture, Raised
@@ -132,19 +133,22 @@ class ProgramRunner:
             return
         model = self._model(stroke.model)
         seed = choice.seed(stroke.stream)
-        choice.lanes.append(
-            DecodeLane(slot, model, stroke, output, seed, record, self._by_identity, choice.request.cache_salt)
-        )
+        salt, kind = choice.request.cache_salt, DecodeLane if stroke.lookup is None else LookupLane
+        if stroke.lookup is not None and record.lookup is None:
+            record.lookup = self._judge.lookup(stroke.lookup, salt)
+            pending = () if stroke.kv.pending is None else (stroke.kv.pending,)
+            record.lookup.begin([*stroke.kv.tokens, *pending, *(one.id for one in record.sampled)])
+        choice.lanes.append(kind(slot, model, stroke, output, seed, record, self._by_identity, salt))
 
     def _guess(self, choice: Choice, stroke: Guess) -> Guesses:
         """The same as before after a preemption, so that its strokes are the same."""
         if (known := choice.guesses) is None:
-            known = choice.guesses = self._judge.begin(choice.request.cache_salt)
+            known = choice.guesses = self._judge.begin()
         choice.num_guesses += 1
         if choice.num_guesses <= len(known.told):
             return known.told[choice.num_guesses - 1]
-        draft = None if stroke.source is None else self._model(stroke.source)
-        return self._judge.advise(stroke, known, self._model(None), draft)
+        context = choice.request.prompt_tokens + len(choice.output.ids)
+        return self._judge.advise(stroke, known, context, self._model(None), self._model(stroke.source))
 
     def _draft_output(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
         """An output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twostroke.engine.choice_guesses import ChoiceGuesses
 from twostroke.engine.choice_state import NEW, Shortage
 from twostroke.engine.decode_lane import DecodeRecord
+from twostroke.engine.draft_guesses import DraftGuesses
 from twostroke.engine.lane import Lane
 from twostroke.engine.output import ChoiceOutput, Token
 from twostroke.engine.pending import PENDING, PendingFuture, Raised
@@ -47,7 +47,7 @@ class Choice:
         self.side_by_side = False
         self.records: list[DecodeRecord] = []
         self.num_decodes = self.num_emits = self.emits_done = self.num_guesses = 0
-        self.guesses: ChoiceGuesses | None = None  # since its program has asked for some
+        self.guesses: DraftGuesses | None = None  # since its program has asked for some
         self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
         self.held_token: Token | None = None  # the last token, while it is not certain that another can follow it
         self.sharing: dict[int, SharedPrefill] = {}  # by slot: prefills that siblings wait for or may take
@@ -133,6 +133,19 @@ class Choice:
         ended = self.output.finish_reason is not None or len(record.sampled) == stroke.max_tokens
         if record.sampled and ended:
             record.complete, record.finish_reason = True, self.output.finish_reason
+
+    def give_up_guesses(self) -> bool:
+        """Let its program start again without guesses, behind the tokens that it has made; the caller preempts it.
+
+        A draft's values take pages, and they must not be why an answer ends. Returns False for a choice without guesses
+        (those of lookups take none), or one that has begun again already.
+        """
+        if self.guesses is None or self.guesses.given_up or self.emits_done:
+            return False
+        self.guesses.given_up, self.guesses.told = True, []
+        self.given, self.records = tuple(self.output.ids), []
+        self.output = ChoiceOutput(self.request.params, self.request.tokenizer, self.index)
+        return True
 
     def _was_given(self, token: Token) -> bool:
         """Whether a token is one of the given, sampled again. Raises InvalidRequest if it is another."""

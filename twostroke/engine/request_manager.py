@@ -118,7 +118,7 @@ class RequestManager:
             # Its frames hold values, whose pages would not come back; where a future has brought it, all of the step.
             error.__traceback__ = None
             hopeless = isinstance(error, ContextLengthExceeded) or not self._placement.preempt_for(choice, error)
-            if hopeless and not self._programs.end_with_length(choice):
+            if hopeless and not self._end_with_length(choice):
                 raise
         for lane in choice.lanes:
             if lane.missing is not None and lane.on_close is None:
@@ -144,9 +144,16 @@ class RequestManager:
         """End the choices that found no page even alone."""
         for choice, lane, error in failed:
             if lane in choice.lanes:
-                if not self._programs.end_with_length(choice, lane):
+                if not self._end_with_length(choice, lane):
                     self.fail({choice.request}, error)
                 self._retire(choice)
+
+    def _end_with_length(self, choice: Choice, lane: Lane | None = None) -> bool:
+        """See `ProgramRunner`. A choice with a draft, which holds pages too, goes on without first."""
+        if choice.give_up_guesses():
+            self._placement.preempt(choice)
+            return True
+        return self._programs.end_with_length(choice, lane)
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
         # A traceback must not keep KV values alive. A typed error needs no traceback: its message is enough. For

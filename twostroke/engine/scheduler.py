@@ -1,7 +1,7 @@
 """Decides how many tokens each lane enters in the next step.
 
 There is one rule: every lane has known tokens that are not entered yet, and a step lets lanes catch up within a token
-budget. Lanes that are one token behind (decoding) come first, one token each; the others share the rest of the
+budget. Lanes that are one token behind (decoding) come first, with their guesses; the others share the rest of the
 budget, whole or in chunks (chunked prefill, Agrawal et al. 2023, Sarathi). Chunking, prefix hits and replays after a
 preemption are only lanes with more or fewer tokens to enter.
 
@@ -46,10 +46,10 @@ def plan(running: Iterable[Choice], config: SchedulerConfig, fits: Callable[[Pla
         fits: whether a step would meet the ITL objective; called only if prefill would delay decoding lanes.
     """
     lanes = [(choice, lane) for choice in running for lane in choice.lanes if lane.todo and lane.missing is None]
-    chosen = [(choice, lane, 1) for choice, lane in lanes if lane.decoding]
+    chosen = [(choice, lane, lane.num_next) for choice, lane in lanes if lane.decoding]
     # All decoding lanes go, even beyond the budget: leaving some out would stall streams to save a little time.
     # The oldest other lane enters at least one token: decoding never starves a prefill.
-    budget = max(1, config.max_step_tokens - len(chosen))
+    budget = max(1, config.max_step_tokens - sum(count for _, _, count in chosen))
     behind = [(choice, lane) for choice, lane in lanes if not lane.decoding]
     todo = [len(lane.todo) for _, lane in behind]
     share = share_whole if any(lane.whole for _, lane in behind) else share_budget

@@ -132,4 +132,4 @@ class StepInFlight:
 
 def _waits(choice: Choice, lane: DecodeLane) -> bool:
     """Whether a lane still wants its token: it was not preempted or ended, and no guess before was wrong."""
-    return lane in choice.lanes and lane.result is None
+    return lane in choice.lanes and lane.awaits_token

@@ -23,6 +23,27 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """Guesses of a decode: what followed its last few tokens before, in its text or in another of the same cache salt.
+
+    Attributes:
+        most: the most guesses of a step.
+        judged: whether fewer are tried where fewer pay (`engine/guess_judge.py`).
+    """
+
+    most: int = 16
+    judged: bool = True
+
+
+@dataclass(frozen=True)
+class GuessRound:
+    """Guesses that a decode tried in one step, and how many of them stood."""
+
+    guesses: Sequence[int]
+    stood: int
+
+
+@dataclass(frozen=True)
 class Prefill:
     """Enter tokens. The result is a `KVCache`, or a `Prefilled` with logits="all" or what else it is to return.
 
@@ -85,6 +106,7 @@ class Decode:
         states: also return the hidden states of the last `states` entered tokens.
         guesses: guesses of the first tokens. They are entered at once; guesses that match the sampled tokens stay, and
             the stroke ends with the first sampled token that was not guessed.
+        lookup: guess all along what followed the last few tokens before. Not with `guesses`, `queries` or `states`.
     """
 
     kv: KVCache
@@ -99,16 +121,14 @@ class Decode:
     queries: int = 0
     states: int = 0
     guesses: Sequence[int] = ()
+    lookup: Lookup | None = None
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Ask what comes next in the choice's text, and how many guesses of it pay now. The result is `Guesses`."""
+    """Ask how many guesses of the next tokens pay now, if a model makes them. The result is `Guesses`."""
 
-    tokens: Sequence[int]  # those of the text that no earlier `Guess` had; at first the prompt and what was decoded
-    # role of the model that will guess, if they pay. None: the guesses are what followed the last few tokens before, in
-    # this text or in others of the same cache salt that programs have told in this way.
-    source: str | None = None
+    source: str  # role of the model that will guess, if they pay
     most: int = 32  # the most guesses
     judged: bool = True  # whether fewer are told where fewer pay
     # guessed, stood: how many of the last guesses were entered, and how many of them were right
@@ -118,13 +138,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Guesses:
-    """What is thought of the next tokens."""
+    """How many guesses pay."""
 
-    tokens: Sequence[int]  # the guesses, for `Decode.guesses`; empty where a model is to make them
-    count: int  # how many pay; 0: decode without, and then ask again
-    # max_tokens, until: when to ask again, for the fields of `Decode`
+    count: int  # 0: decode `max_tokens` without, and then ask again
     max_tokens: int | None = None
-    until: Callable[[Sequence[Sampled]], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -194,13 +211,17 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The result of a decode. The last token of `kv` is pending; `queries` and `states` are of its last entries."""
+    """The result of a decode. The last token of `kv` is pending; `queries` and `states` are of its last entries.
+
+    `rounds` are the guesses that `Decode.lookup` tried.
+    """
 
     kv: KVCache
     sampled: Sequence[Sampled] = field(default_factory=list)
     finish_reason: str | None = None  # "stop" or "length" if the request ended, None if only the stroke did
     queries: Queries = NO_QUERIES
     states: np.ndarray | None = None
+    rounds: Sequence[GuessRound] = ()
 
     @property
     def tokens(self) -> list[int]:

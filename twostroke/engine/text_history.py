@@ -21,14 +21,24 @@ FACTORS = (1_000_003, 998_244_353, 1_540_483_477)  # of the numbers of a slot
 MAX_TOKENS = 1 << 20  # of all texts: the oldest are forgotten
 
 
-class Continuation(NamedTuple):
-    """What followed the last `match` tokens of a text at an earlier place."""
+class TextPlace(NamedTuple):
+    """An earlier place of a text's last `match` tokens: before `start` of a text that goes on there."""
 
     match: int
-    tokens: Sequence[int]
+    text: "Text"
+    start: int
 
+    @property
+    def next_token(self) -> int:
+        return self.text.ids[self.start]
 
-NOTHING = Continuation(0, ())
+    def tokens(self, most: int) -> Sequence[int]:
+        """What followed there, at most so many tokens."""
+        return self.text.ids[self.start : self.start + most]
+
+    def moved(self) -> "TextPlace | None":
+        """The place behind its next token; None: the text ends there."""
+        return TextPlace(self.match + 1, self.text, self.start + 1) if self.start + 1 < len(self.text.ids) else None
 
 
 class TextHistory:
@@ -63,6 +73,12 @@ class TextHistory:
         text, place = self._latest[slot].tolist()
         return text, place
 
+    def replace(self, slot: int, text: int, place: int) -> tuple[int, int]:
+        """Put a place of a text into a slot. Returns what was there."""
+        before = self.latest(slot)
+        self._latest[slot] = text, place
+        return before
+
     def replace_latest(self, slots: np.ndarray, text: int, places: np.ndarray) -> np.ndarray:
         """Put places of a text into slots. Returns what was there: [n, 2]."""
         before = self._latest[slots]
@@ -90,27 +106,29 @@ class Text:
             before = self._history.replace_latest(slots, self.number, np.arange(start, len(self.ids)))
             self._before += map(tuple, before.tolist())
 
-    def occurs(self, more: Sequence[int]) -> bool:
-        """Whether the last few tokens, with these behind the text, occurred before. This is quick."""
-        last = [*self.ids[-NGRAM:], *more[-NGRAM:]][-NGRAM:]
-        if len(last) < NGRAM:
-            return False
-        number, place = self._history.latest(self._slot(last))
-        text = self._history.of(number)
-        return text is not None and text.group == self.group and text.ids[place - NGRAM : place] == last
+    def add(self, token: int) -> None:
+        """`extend` by one token, quicker."""
+        ids = self.ids
+        if (length := len(ids)) >= NGRAM:
+            self._before.append(self._history.replace(self._slot(ids[-NGRAM:]), self.number, length))
+        ids.append(token)
+        self._history.grown(self.number, 1)
 
-    def continuation(self, most: int) -> Continuation:
-        """What followed the longest match, of up to CANDIDATES places; of equals the latest."""
+    def find(self) -> TextPlace | None:
+        """Where the longest match ends, of up to CANDIDATES places; of equals the latest."""
         if len(self.ids) < NGRAM:
-            return NOTHING
-        best, (number, place) = NOTHING, self._history.latest(self._slot(self.ids[-NGRAM:]))
+            return None
+        best: TextPlace | None = None
+        number, index = self._history.latest(self._slot(self.ids[-NGRAM:]))
         for _ in range(CANDIDATES):
             text = self._history.of(number)
             if text is None:
                 break
-            if text.group == self.group and (match := self._match(text, place)) > max(best.match, NGRAM - 1):
-                best = Continuation(match, text.ids[place : place + most])
-            number, place = text.before(place)
+            if text.group == self.group:
+                match = self._match(text, index)
+                if match > (NGRAM - 1 if best is None else best.match):
+                    best = TextPlace(match, text, index)
+            number, index = text.before(index)
         return best
 
     def before(self, place: int) -> tuple[int, int]:
@@ -120,7 +138,8 @@ class Text:
     def _match(self, text: "Text", place: int) -> int:
         """How many of the last tokens stand before a place of a text."""
         match = 0
-        for own, other in zip(reversed(self.ids[-MAX_MATCH:]), reversed(text.ids[:place][-MAX_MATCH:]), strict=False):
+        before = text.ids[max(0, place - MAX_MATCH) : place]
+        for own, other in zip(reversed(self.ids[-MAX_MATCH:]), reversed(before), strict=False):
             if own != other:
                 break
             match += 1

@@ -7,12 +7,13 @@ temperature the answer is the plain request's, token by token; a draft guesses w
 guesses (`sampling/draw.py`), and so mostly what the model will say (Daliri et al. 2025, arXiv:2408.07978).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twostroke.engine.options import GUESSER
-from twostroke.engine.strokes import Decode, Decoded, Guess, Guesses, Prefill, Prefilled, Program
+from twostroke.engine.strokes import Decode, Decoded, Guess, Guesses, Lookup, Prefill, Prefilled, Program
 from twostroke.fields import flag, integer, text
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
@@ -32,7 +33,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Speculative(Method, name="speculative"):
-    """In rounds: guess some tokens, then decode with the guesses."""
+    """Guess some tokens, then decode with the guesses."""
 
     goes_on = True
 
@@ -53,6 +54,15 @@ class Speculative(Method, name="speculative"):
         return () if self.draft == "lookup" else (self.draft,)
 
     def program(self, prompt: Prompt) -> Program:
+        if self.draft != "lookup":
+            return (yield from self.drafted(prompt))
+        kv = yield Prefill(prompt)
+        run: Decoded = yield Decode(kv, lookup=Lookup(self.guesses, self.adaptive))
+        guessed = sum(len(one.guesses) for one in run.rounds)
+        return Speculation(len(run.rounds), guessed, sum(one.stood for one in run.rounds))
+
+    def drafted(self, prompt: Prompt) -> Program:
+        """In rounds: another model guesses some tokens, then the model decodes with the guesses."""
         reads = min(len(prompt), self.context) if self.draft == GUESSER else 0
         made = yield Prefill(prompt, hidden=reads or None)
         kv, hidden = (made.kv, made.hidden) if isinstance(made, Prefilled) else (made, None)
@@ -61,22 +71,21 @@ class Speculative(Method, name="speculative"):
         known = [*prompt[len(prompt) - reads + 1 :], *run.tokens]  # what the head has not entered
         drafted: KVCache | None = None
         rounds = guessed = accepted = 0
-        ask = Guess([*prompt, *run.tokens], *self.companions, most=self.guesses, judged=self.adaptive)
+        ask = Guess(*self.companions, most=self.guesses, judged=self.adaptive)
         while run.finish_reason is None:
             told: Guesses = yield ask
-            guesses = told.tokens
+            guesses: Sequence[int] = ()
             if told.count and self.draft == GUESSER:
                 head: KVCache = yield Prefill(known, drafted, model=GUESSER, inputs=hidden)
                 draft: Decoded = yield Decode(head, model=GUESSER, max_tokens=told.count, emit=False)
                 drafted, guesses, known, hidden = head, draft.tokens, [], None
                 del head, draft
-            elif told.count and self.companions:
+            elif told.count:
                 draft = yield (yield from self.drafting(run, drafted, told.count))
                 drafted, guesses = draft.kv if self.draft == "draft" else None, draft.tokens
                 del draft  # a student's would keep the last page of the model's own
             asked = len(guesses) + 1 if told.count else told.max_tokens
-            states = asked if reads and asked else 0
-            run = yield Decode(run.kv, guesses=guesses, max_tokens=asked, until=told.until, states=states)
+            run = yield Decode(run.kv, guesses=guesses, max_tokens=asked, states=asked or 0 if reads else 0)
             if run.states is not None:
                 known = [*known, *run.tokens]
                 hidden = run.states[-1] if hidden is None else np.concatenate([hidden, run.states[-1]])
@@ -84,8 +93,7 @@ class Speculative(Method, name="speculative"):
                 drafted = drafted[: len(run.kv)].with_tail(None)  # without wrong guesses
             stood = common_prefix_length(run.tokens, guesses)
             rounds, guessed, accepted = rounds + bool(guesses), guessed + len(guesses), accepted + stood
-            ask = replace(ask, tokens=run.tokens, guessed=len(guesses), stood=stood)
-        yield replace(ask, most=0)  # so the engine knows all of the answer
+            ask = replace(ask, guessed=len(guesses), stood=stood)
         return Speculation(rounds, guessed, accepted)
 
     def drafting(self, run: Decoded, drafted: KVCache | None, count: int) -> Program:

@@ -10,7 +10,7 @@ from typing import Any
 from twostroke.api.llm import LLM
 from twostroke.api.open_engine import MAIN
 from twostroke.engine.request import Request
-from twostroke.engine.strokes import Decode, Decoded, Prefill, Prefilled, Program, Stroke, driven
+from twostroke.engine.strokes import Decode, Decoded, GuessRound, Prefill, Prefilled, Program, Stroke, driven
 from twostroke.kv.cache import KVCache
 from twostroke.kv.common_prefix import common_prefix_length
 from twostroke.methods import Method, Prompt
@@ -121,9 +121,11 @@ class _Recorder:
 
     def _record(self, stroke: Stroke, given: dict[bytes, int], result: Any) -> None:
         if isinstance(stroke, Prefill):
-            kv, tokens, guesses = result.kv if isinstance(result, Prefilled) else result, stroke.tokens, ()
+            kv, tokens, rounds = result.kv if isinstance(result, Prefilled) else result, stroke.tokens, []
         elif isinstance(stroke, Decode) and isinstance(result, Decoded):
-            kv, tokens, guesses = result.kv, result.tokens, stroke.guesses
+            kv, tokens, rounds = result.kv, result.tokens, [*result.rounds]
+            if stroke.guesses:
+                rounds = [GuessRound(stroke.guesses, common_prefix_length(stroke.guesses, tokens))]
         else:
             return
         role, after = stroke.model or MAIN, _entries(kv)
@@ -135,7 +137,6 @@ class _Recorder:
         if isinstance(stroke, Decode) or not self._decoded:
             self._last = after
         self._decoded = self._decoded or isinstance(stroke, Decode)
-        right = common_prefix_length(guesses, tokens)
         tokenizer, first = self._llm.tokenizer, kv.next_position
         self.strokes.append(
             CacheStroke(
@@ -146,7 +147,11 @@ class _Recorder:
                 self._spans({entry: at for entry, at in after.items() if entry not in given}),
                 first,
                 shown_tokens(tokenizer, tokens),
-                tuple(GuessedToken(token, i < right) for i, token in enumerate(shown_tokens(tokenizer, guesses))),
+                tuple(
+                    GuessedToken(token, i < one.stood)
+                    for one in rounds
+                    for i, token in enumerate(shown_tokens(tokenizer, one.guesses))
+                ),
             )
         )
 

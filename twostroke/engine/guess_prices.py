@@ -1,0 +1,68 @@
+"""What steps with guesses cost: as predicted, corrected by steps that were measured."""
+
+from collections.abc import Callable
+from math import log2
+
+from twostroke.engine.forecast import Forecast
+from twostroke.engine.model import Model
+from twostroke.models.cost import SequenceRows
+
+MAX_KNOWN = 4096  # shapes of steps whose predicted seconds are kept
+GAIN = 0.2  # weight of a measured step in its correction
+MAX_SURPRISE = (
+    1.5  # a step counts as at most so many times slower or quicker than expected: the machine may have paused
+)
+FORGET = 0.999  # what is left of a dearer step's surplus after each other step, so that it is tried again
+
+
+class GuessPrices:
+    """Seconds of steps in which so many sequences make a token, behind so many guesses in all.
+
+    Predictions are of steps that were timed when the model was calibrated, and few of them are like these: logits of
+    many rows, rows of many sequences, and what Python does for each. So there is a factor for steps of about so many
+    sequences and guesses.
+    """
+
+    def __init__(self, forecast: Callable[[], Forecast]) -> None:
+        self._forecast = forecast
+        self._predicted: dict[tuple[Model, int, int, int], float] = {}
+        self._factors: dict[tuple[Model, int], dict[int, float]] = {}  # by sequences, and then by guesses
+
+    def seconds(self, model: Model, sequences: int, guesses: int, context: int) -> float:
+        """Expected seconds; `context`: entries before a sequence's rows."""
+        return self.predicted(model, sequences, guesses, context) * self._factor(model, sequences, guesses)
+
+    def observe(self, model: Model, sequences: int, guesses: int, context: int, seconds: float) -> None:
+        """A step took so long."""
+        factors, size = self._factors.setdefault((model, _size(sequences)), {}), _size(guesses)
+        expected = self._factor(model, sequences, guesses)
+        measured = seconds / self.predicted(model, sequences, guesses, context)
+        if factors:
+            measured = min(max(measured, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
+        if (plain := factors.get(0)) is not None:
+            for other, factor in factors.items():
+                if factor > plain and other != size:
+                    factors[other] = plain + (factor - plain) * FORGET
+        factors[size] = expected + GAIN * (measured - expected) if size in factors else measured
+
+    def predicted(self, model: Model, sequences: int, guesses: int, context: int) -> float:
+        """Predicted seconds of a step of sequences that each make a token, one of them behind all guesses."""
+        context = 1 << context.bit_length()
+        shape = model, sequences, guesses, context
+        if (known := self._predicted.get(shape)) is None:
+            if len(self._predicted) >= MAX_KNOWN:
+                self._predicted.clear()
+            alone = [SequenceRows(1, context, 1)] * (sequences - 1)
+            step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
+            known = self._predicted[shape] = self._forecast().seconds(model, step)
+        return known
+
+    def _factor(self, model: Model, sequences: int, guesses: int) -> float:
+        """Of the steps of so many sequences that were measured, those of the most similar number of guesses."""
+        factors, size = self._factors.get((model, _size(sequences))), _size(guesses)
+        return factors[min(factors, key=lambda known: (abs(known - size), known))] if factors else 1.0
+
+
+def _size(count: int) -> int:
+    """The same for numbers that are about equal."""
+    return 1 + round(2 * log2(count)) if count else 0

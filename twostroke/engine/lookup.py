@@ -1,0 +1,66 @@
+"""Prompt lookup of one decode: what followed its last few tokens before, and how likely that is to follow again.
+
+A look costs nothing but the look: as each token comes it is compared with what followed before, whether that was tried
+as a guess or not. So it is known how guesses fare without any trial.
+"""
+
+from collections.abc import Sequence
+
+from twostroke.engine.acceptance import AcceptanceByKind
+from twostroke.engine.strokes import Lookup
+from twostroke.engine.text_history import Text, TextPlace
+
+MIN_CHANCE = 0.05  # guesses that are less likely to stand are not considered
+
+
+class LookupGuesses:
+    """Of one decode, also after a preemption."""
+
+    def __init__(self, asked: Lookup, text: Text, of_all: AcceptanceByKind) -> None:
+        """`text`: of this decode, empty; `of_all`: how guesses of all decodes fared, by the length of their match."""
+        self.asked, self._text, self._acceptance = asked, text, AcceptanceByKind(of_all)
+        self._place: TextPlace | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The tokens before those that are decoded."""
+        self._text.extend(prompt)
+        self._place = self._text.find()
+
+    def add(self, token: int) -> None:
+        """Another token was decoded."""
+        place, right = self._place, False
+        if place is not None:
+            right = place.next_token == token
+            self._acceptance.add(_kind(place.match), 1, right)
+        self._text.add(token)
+        self._place = (place.moved() if place is not None and right else None) or self._text.find()
+
+    @property
+    def found(self) -> bool:
+        """Whether there is anything to guess."""
+        return self._place is not None
+
+    def guesses(self, most: int) -> Sequence[int]:
+        """What followed before, at most so many tokens."""
+        return () if self._place is None else self._place.tokens(most)
+
+    def chances(self, count: int) -> list[float]:
+        """The chance of each of the next guesses to stand, which those before it must: ever smaller.
+
+        At most `count`, and none below `MIN_CHANCE`.
+        """
+        chances: list[float] = []
+        if self._place is None:
+            return chances
+        chance, match = 1.0, self._place.match
+        for ahead in range(count):
+            chance *= self._acceptance.rate(_kind(match + ahead))
+            if chance < MIN_CHANCE:
+                break
+            chances.append(chance)
+        return chances
+
+
+def _kind(match: int) -> int:
+    """Matches of about the same length are of one kind."""
+    return match if match < 8 else 8 if match < 12 else 12 if match < 20 else 20

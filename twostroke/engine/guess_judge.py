@@ -35,15 +35,19 @@ class GuessJudge:
         self._prices, self._budget, self._decoding = prices, budget, decoding
         self._history = TextHistory()
         self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind()
+        self._asked = False  # whether any program has asked for guesses: others' steps do not wait for a judge
 
     # Lookups, of a whole step ---------------------------------------------------------------------------------------
 
     def lookup(self, asked: Lookup, salt: bytes) -> LookupGuesses:
         """Guesses for a decode; `salt`: of its request."""
+        self._asked = True
         return LookupGuesses(asked, self._history.begin(salt), self._lookups)
 
     def guess(self, running: Iterable[Choice]) -> None:
         """Let lanes guess as many tokens in the next step as pay together."""
+        if not self._asked:
+            return
         offers: defaultdict[Model, dict[LookupLane, Sequence[int]]] = defaultdict(dict)
         decoding: defaultdict[Model, int] = defaultdict(int)
         for choice in running:
@@ -90,15 +94,16 @@ class GuessJudge:
 
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """A step of these chunks took so long. Only steps in which each row makes a token are like those judged."""
-        models = {chunk.lane.model for chunk in chunks}
+        models = {chunk.lane.model for chunk in chunks} if self._asked else ()
         if len(models) == 1 and all(len(chunk.tokens) == chunk.logit_rows for chunk in chunks):
             guesses = sum(chunk.logit_rows for chunk in chunks) - len(chunks)
             context = max(int(chunk.slot_mapping.positions[0]) for chunk in chunks)
-            self._prices.observe(models.pop(), len(chunks), guesses, context, seconds)
+            self._prices.observe(chunks[0].lane.model, len(chunks), guesses, context, seconds)
 
     # Drafts, of one sequence ----------------------------------------------------------------------------------------
 
     def begin(self) -> DraftGuesses:
+        self._asked = True
         return DraftGuesses(self._drafts)
 
     def advise(self, asks: Guess, choice: DraftGuesses, context: int, model: Model, draft: Model) -> Guesses:

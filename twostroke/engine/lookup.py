@@ -18,13 +18,13 @@ class LookupGuesses:
 
     def __init__(self, asked: Lookup, text: Text, of_all: AcceptanceByKind) -> None:
         """`text`: of this decode, empty; `of_all`: how guesses of all decodes fared, by the length of their match."""
-        self.asked, self._text, self._acceptance = asked, text, AcceptanceByKind(of_all)
+        self.asked, self.text, self._acceptance = asked, text, AcceptanceByKind(of_all)
         self._place: TextPlace | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
         """The tokens before those that are decoded."""
-        self._text.extend(prompt)
-        self._place = self._text.find()
+        self.text.extend(prompt)
+        self._place = self.text.find()
 
     def add(self, token: int) -> None:
         """Another token was decoded."""
@@ -32,8 +32,8 @@ class LookupGuesses:
         if place is not None:
             right = place.next_token == token
             self._acceptance.add(_kind(place.match), 1, right)
-        self._text.add(token)
-        self._place = (place.moved() if place is not None and right else None) or self._text.find()
+        self.text.add(token)
+        self._place = (place.moved() if place is not None and right else None) or self.text.find()
 
     @property
     def found(self) -> bool:

@@ -37,8 +37,7 @@ class GuessPrices:
         factors, size = self._factors.setdefault((model, _size(sequences)), {}), _size(guesses)
         expected = self._factor(model, sequences, guesses)
         measured = seconds / self.predicted(model, sequences, guesses, context)
-        if factors:
-            measured = min(max(measured, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
+        measured = min(max(measured, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
         if (plain := factors.get(0)) is not None:
             for other, factor in factors.items():
                 if factor > plain and other != size:

@@ -22,12 +22,18 @@ from tests.server.long_answers import unhurried
 from tests.server.loop_clock import LoopClock
 from tests.server.wire import over_the_wire
 from twostroke.api.llm import LLM
+from twostroke.engine.strokes import Program
+from twostroke.errors import InvalidRequest
+from twostroke.methods.method import Prompt
+from twostroke.methods.plain import Plain
 from twostroke.server.app import create_app
 from twostroke.server.lifecycle import HttpServer, make_server
 from twostroke.server.settings import Settings
 
 WIRE = bool(os.environ.get("TWOSTROKE_TEST_WIRE"))  # whether engines are reached as those of other processes are
 LOCAL = pytest.mark.skipif(WIRE, reason="reaches into the engine, or sends it what no other process has")
+
+FAILING = [9, 9, 9]  # see `failing_program`
 
 
 class ShortSleeps:
@@ -177,3 +183,16 @@ async def asgi(llm: LLM, **settings: Any) -> AsyncGenerator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         yield client
+
+
+@pytest.fixture
+def failing_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of FAILING raises InvalidRequest, as one may that found out late."""
+    sound = Plain.program
+
+    def program(self: Plain, prompt: Prompt) -> Program:
+        if list(prompt) == FAILING:
+            raise InvalidRequest("this program fails")
+        return (yield from sound(self, prompt))
+
+    monkeypatch.setattr(Plain, "program", program)

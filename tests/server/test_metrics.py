@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import Serving, eventually, serving
+from tests.server.conftest import FAILING, Serving, eventually, serving
 from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
@@ -77,7 +77,7 @@ def test_snapshots_of_states(tiny_llm: Callable[..., LLM]) -> None:
         assert (seen["kv_snapshots"], seen["kv_snapshots_evicted_total"]) == (0, 3)
 
 
-def test_aborted_and_failed_requests(running: Serving) -> None:
+def test_aborted_and_failed_requests(running: Serving, failing_program: None) -> None:
     stream = running.client.completions.create(model="tiny", prompt="the", stream=True, extra_body=LONG)
     next(iter(stream))
     busy = read(running)
@@ -87,7 +87,7 @@ def test_aborted_and_failed_requests(running: Serving) -> None:
     eventually(lambda: read(running)["aborted_requests_total"] == 1)
     assert read(running)["finished_requests_total:aborted"] == 1
     with running.http() as http:
-        assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
+        assert http.post("/v1/completions", json={"prompt": FAILING}).status_code == 400
     assert read(running)["errors_total:InvalidRequest"] == 1
 
 

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.server.conftest import Serving, asgi, eventually, serving
+from tests.server.conftest import FAILING, Serving, asgi, eventually, serving
 from tests.server.long_answers import LONG
 from twostroke.api.llm import LLM
 
@@ -106,7 +106,7 @@ def test_spans_of_every_kind_of_call(running: Serving, exporter: InMemorySpanExp
             assert span.attributes["gen_ai.operation.name"] == operation
 
 
-def test_what_ends_early_is_an_error(running: Serving, exporter: InMemorySpanExporter) -> None:
+def test_what_ends_early_is_an_error(running: Serving, exporter: InMemorySpanExporter, failing_program: None) -> None:
     """A deadline, a client that goes, and a prompt that fails."""
     with running.http() as http:
         assert http.post("/v1/completions", json=BODY | {"timeout": 1e-9, **LONG}).status_code == 504
@@ -114,7 +114,7 @@ def test_what_ends_early_is_an_error(running: Serving, exporter: InMemorySpanExp
         next(iter(stream))
         stream.close()
         eventually(lambda: len(whole(exporter)) == 2)
-        assert http.post("/v1/completions", json={"prompt": ""}).status_code == 400
+        assert http.post("/v1/completions", json={"prompt": FAILING}).status_code == 400
         eventually(lambda: len(whole(exporter)) == 3)
     late, gone, failed = whole(exporter)
     assert [span.status.status_code for span in (late, gone, failed)] == [trace.StatusCode.ERROR] * 3

@@ -175,8 +175,10 @@ inline void multiply(const Job& job, Rows rows, int count, F* out, Workspace& wo
 
 inline int most_panels(int, int) { return 2; }  // panels that a member takes at a time, with many rows
 
-// 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK].
+// 16 outputs of each of `count` rows from `first` on, for each of n panels: sums [n][ROW_BLOCK]. They end with a block
+// or with all rows, and then idle rows are computed too.
 inline void multiply(const Job* jobs, int n, Rows rows, int first, int count, F* sums, Workspace& work) {
+  if (first + count == rows.count) count = rows.tiled - first;
   for (int row = 0; row < count; row += PASS_ROWS) {  // a tile of rows stays in cache for all n
     const Rows tile = rows.at(first + row);
     const int some = std::min(PASS_ROWS, count - row);

@@ -27,7 +27,9 @@ struct Rows {
     const int start = row / TILE * TILE, before = row - start, stride = tile_rows(start);
     return {size_t(start) * groups() + before, stride - before, stride};
   }
+  static constexpr int MAX_IDLE = 0;  // see rows.h
   static size_t bytes(size_t rows, int cols) { return 2 * rows * cols; }
+  static size_t tiled_bytes(size_t rows, int cols) { return bytes(rows, cols); }
   static Rows in(uint8_t* memory, int count, int cols) { return {(uint16_t*)memory, count, cols}; }
 };
 
@@ -55,6 +57,8 @@ inline void put_group(Kinds, F a, F b, Rows rows, Place place, int g) { put_grou
 inline void put_groups(Kinds, const F* a, const F* b, Rows rows, Place place, int g) {
   for (int i = 0; i < PANEL; i++) put_group(a[i], b[i], rows, place.group(g) + i);
 }
+
+inline void clear_idle(Kinds, Rows, int) {}
 
 // Copies all groups of a row to a row of other rows.
 inline void copy_row(Kinds, Rows from, int row, Rows to, int to_row) {

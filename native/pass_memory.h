@@ -64,7 +64,8 @@ class PassMemory {
       norms_of_experts_ |= b.expert_norms.has_value();
       if (b.shared) shared_gated_ = std::max(shared_gated_, Rows::bytes(rows, b.shared->mlp.down.cols));
       if (!b.mixed()) continue;
-      gated_ = std::max(gated_, Rows::bytes(rows * b.router.chosen, b.intermediate()) + LINE * (1 + b.router.experts));
+      const size_t most = rows * b.router.chosen + Rows::MAX_IDLE * b.router.experts;
+      gated_ = std::max(gated_, Rows::tiled_bytes(most, b.intermediate()) + LINE * (1 + b.router.experts));
       logits_ = std::max(logits_, rows * b.router.stride());
       choices_ = std::max(choices_, rows * b.router.chosen);
     }
@@ -84,7 +85,8 @@ class PassMemory {
 
   // The gated rows of an expert, which begin at a new cache line.
   static Rows gated_of(uint8_t* gated, const Routes::Group& group, int cols) {
-    return Rows::in(gated + round_up(Rows::bytes(group.first, cols), LINE) + LINE * group.expert, group.count, cols);
+    const size_t before = Rows::tiled_bytes(group.first + Rows::MAX_IDLE * group.expert, cols);
+    return Rows::in(gated + round_up(before, LINE) + LINE * group.expert, group.count, cols);
   }
 
   Places of(size_t block) const {

@@ -10,6 +10,13 @@
 // in memory; the rest is in tiles of half as many, and so on. The sums of the smallest tiles fit in registers.
 constexpr int ROW_BLOCK = PASS_ROWS;  // rows whose activations stay in cache for all panels
 
+// The rows of tiles that hold so many. Each tile is a pass over the weights, so three small ones take longer than a large
+// one in which some rows are idle.
+constexpr int tiled_rows(int count) {
+  const int whole = round_up(count, 16);
+  return whole - count <= MAX_IDLE_ROWS ? whole : count % 4 == 3 ? count + 1 : count;
+}
+
 // The index, in a group's zeros, of the initial value of sums for a zero point: 8, 16, 128, or 32 for each half (Q6_K).
 constexpr int ZEROS = 5;
 constexpr int zero_at(int zero) { return zero == 8 ? 0 : zero == 16 ? 1 : zero == 128 ? 2 : 3; }
@@ -36,24 +43,26 @@ struct Place {
 
 // Packed rows. A tile holds one group after another, each with the tile's rows side by side.
 struct Rows {
+  static constexpr int MAX_IDLE = MAX_IDLE_ROWS;
   int8_t* q;
   float* step;     // scales of quants
   int32_t* zeros;  // corrections for the weights' zero points: by format, with stride `all`
   Sum* sums;       // step * sum of q: by row, in blocks of TOGETHER groups
   uint16_t* b;     // the row in bfloat16
-  int count, cols;
-  size_t all;      // groups of all rows
+  int count, tiled, cols;  // tiled: `count`, and idle rows that fill a tile
+  size_t all;              // groups of all rows
   int groups() const { return cols / GROUP; }
   // The rows from `row` on, which begins a tile.
   Rows at(int row) const {
     const size_t g = size_t(row) * groups();
-    return {q + GROUP * g, step + g, zeros + g, sums + row * sums_of(cols), b + GROUP * g, count - row, cols, all};
+    return {q + GROUP * g, step + g, zeros + g, sums + row * sums_of(cols), b + GROUP * g, count - row,
+            tiled - row,   cols,     all};
   }
   Place place(int row) const {
     int start = row / PASS_ROWS * PASS_ROWS, stride = PASS_ROWS;
     for (;; stride /= 2) {
-      for (; row - start >= stride && count - start >= stride;) start += stride;
-      if (count - start >= stride) break;
+      for (; row - start >= stride && tiled - start >= stride;) start += stride;
+      if (tiled - start >= stride) break;
     }
     const int before = row - start;
     return {size_t(start) * groups() + before, start * sums_of(cols) + TOGETHER * before, stride - before, stride};
@@ -61,15 +70,17 @@ struct Rows {
   // Whether the group is the last, and its block of TOGETHER groups is incomplete.
   bool lonely(int g) const { return g + 1 == groups() && (g + 1) % TOGETHER; }
   static size_t sums_of(int cols) { return round_up(cols / GROUP, TOGETHER); }
-  static size_t bytes(size_t rows, int cols) {
+  static size_t bytes(int count, int cols) { return tiled_bytes(tiled_rows(count), cols); }
+  static size_t tiled_bytes(size_t rows, int cols) {
     return rows * (3 * cols + size_t(cols / GROUP) * 4 * (1 + ZEROS) + sums_of(cols) * sizeof(Sum));
   }
   static Rows in(uint8_t* memory, int count, int cols) {
-    const size_t g = size_t(count) * (cols / GROUP);
+    const int tiled = tiled_rows(count);
+    const size_t g = size_t(tiled) * (cols / GROUP);
     float* step = (float*)(memory + GROUP * g);
     int32_t* zeros = (int32_t*)(step + g);
     Sum* sums = (Sum*)(zeros + ZEROS * g);
-    return {(int8_t*)memory, step, zeros, sums, (uint16_t*)(sums + count * sums_of(cols)), count, cols, g};
+    return {(int8_t*)memory, step, zeros, sums, (uint16_t*)(sums + tiled * sums_of(cols)), count, tiled, cols, g};
   }
 };
 
@@ -97,7 +108,7 @@ inline void fetch_rows(Kinds kinds, Rows rows) {
   if (!kinds.ints) return;
   fetch_near(rows.q, rows.all * GROUP);
   fetch_near(rows.step, rows.all * sizeof(*rows.step));
-  fetch_near(rows.sums, rows.count * Rows::sums_of(rows.cols) * sizeof(*rows.sums));
+  fetch_near(rows.sums, rows.tiled * Rows::sums_of(rows.cols) * sizeof(*rows.sums));
   kinds.each_zero([&](int which, int, int) { fetch_near(rows.zeros + which * rows.all, rows.all * sizeof(*rows.zeros)); });
 }
 
@@ -157,6 +168,17 @@ inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place pla
   for (int i = 0; i < PANEL && kinds.bf16; i++) round_group(a[i], b[i], rows, place.group(g) + i);
 }
 
+// Clears a group of idle rows. Their products go nowhere, but processors are slow with very small numbers.
+inline void clear_idle(Kinds kinds, Rows rows, int g) {
+  for (int row = rows.count; row < rows.tiled; row++) {
+    const Place place = rows.place(row);
+    if (kinds.bf16) std::fill_n(rows.b + place.group(g) * GROUP, GROUP, 0);
+    if (!kinds.ints) continue;
+    rows.step[place.group(g)] = 0;
+    for (int i = 0; i < 1 + rows.lonely(g); i++) put_sum(rows.sums + place.sum(g) + i, 0);
+  }
+}
+
 // Copies all groups of a row to a row of other rows.
 inline void copy_row(Kinds kinds, Rows from, int row, Rows to, int to_row) {
   const Place source = from.place(row), target = to.place(to_row);
@@ -169,6 +191,7 @@ inline void copy_row(Kinds kinds, Rows from, int row, Rows to, int to_row) {
     kinds.each_zero([&](int which, int, int) { to.zeros[which * to.all + to_at] = from.zeros[which * from.all + at]; });
     for (int i = 0; i < 1 + from.lonely(g); i++) to.sums[target.sum(g) + i] = from.sums[source.sum(g) + i];
   }
+  for (int g = 0; g < to.groups() && to_row + 1 == to.count; g++) clear_idle(kinds, to, g);
 }
 
 // The form of 32 columns that products use.

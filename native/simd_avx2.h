@@ -9,6 +9,7 @@ struct I {
 };
 
 constexpr int TILE_ROWS = 4, TILE_SUMS = 4, PASS_ROWS = 128, BF16_ROWS = PASS_ROWS;  // see simd_avx512.h
+constexpr int MAX_IDLE_ROWS = 2;
 
 #define PAIR(type, name, op) \
   inline type name(type x, type y) { return {op(x.a, y.a), op(x.b, y.b)}; }

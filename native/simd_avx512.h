@@ -8,6 +8,7 @@ constexpr int TILE_ROWS = 8;    // rows that share one pass over keys or values
 constexpr int TILE_SUMS = 16;   // vectors of 16 sums in such a pass: as many as registers hold
 constexpr int PASS_ROWS = 128;  // rows that share a pass over weights
 constexpr int BF16_ROWS = 8;    // the same for bfloat16 weights
+constexpr int MAX_IDLE_ROWS = 3;  // rows.h: to compute so many in vain is quicker than further passes
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline F set1(float x) { return _mm512_set1_ps(x); }

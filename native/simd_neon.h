@@ -10,6 +10,7 @@ struct I {
 };
 
 constexpr int TILE_ROWS = 4, TILE_SUMS = 4, PASS_ROWS = 128, BF16_ROWS = PASS_ROWS;  // see simd_avx512.h
+constexpr int MAX_IDLE_ROWS = 2;
 
 template <class Of>
 [[gnu::always_inline]] inline F floats(const Of& of) {

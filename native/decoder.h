@@ -24,7 +24,7 @@ inline void put_columns(Kinds kinds, const F* a, const F* b, Rows rows, int firs
     else
       put_group(kinds, a[i], b[i], rows, place, column / GROUP), i++;
   }
-  if (first + count == rows.count) clear_idle(kinds, rows, column / GROUP);
+  if (rows.idle_behind(first + count)) clear_idle(kinds, rows, column / GROUP);
 }
 
 // Panels in the order of computation: of all outputs, or of those that a rank computes (ranks.h).

@@ -22,6 +22,7 @@ struct Rows {
   uint16_t* b;
   int count, cols;
   int groups() const { return cols / GROUP; }
+  bool idle_behind(int) const { return false; }
   int tile_rows(int start) const { return std::clamp(count - start, 0, TILE); }
   Place place(int row) const {
     const int start = row / TILE * TILE, before = row - start, stride = tile_rows(start);
@@ -58,7 +59,7 @@ inline void put_groups(Kinds, const F* a, const F* b, Rows rows, Place place, in
   for (int i = 0; i < PANEL; i++) put_group(a[i], b[i], rows, place.group(g) + i);
 }
 
-inline void clear_idle(Kinds, Rows, int) {}
+inline void clear_idle(Kinds, const Rows&, int) {}
 
 // Copies all groups of a row to a row of other rows.
 inline void copy_row(Kinds, Rows from, int row, Rows to, int to_row) {

@@ -7,7 +7,8 @@
 void prepare_row(const float* x, const Linear& layer, Rows rows, int row) {
   const Place place = rows.place(row);
   for (int g = 0; g < rows.groups(); g++, x += GROUP) put_group(layer.kinds, load(x), load(x + 16), rows, place, g);
-  for (int g = 0; g < rows.groups() && row + 1 == rows.count; g++) clear_idle(layer.kinds, rows, g);
+  if (rows.idle_behind(row + 1))
+    for (int g = 0; g < rows.groups(); g++) clear_idle(layer.kinds, rows, g);
 }
 
 // The same for row `row` of x, after a norm if one is given.

@@ -52,6 +52,8 @@ struct Rows {
   int count, tiled, cols;  // tiled: `count`, and idle rows that fill a tile
   size_t all;              // groups of all rows
   int groups() const { return cols / GROUP; }
+  // Whether idle rows begin there.
+  bool idle_behind(int row) const { return row == count && count != tiled; }
   // The rows from `row` on, which begins a tile.
   Rows at(int row) const {
     const size_t g = size_t(row) * groups();
@@ -169,7 +171,7 @@ inline void put_groups(Kinds kinds, const F* a, const F* b, Rows rows, Place pla
 }
 
 // Clears a group of idle rows. Their products go nowhere, but processors are slow with very small numbers.
-inline void clear_idle(Kinds kinds, Rows rows, int g) {
+[[gnu::noinline, gnu::cold]] inline void clear_idle(Kinds kinds, const Rows& rows, int g) {
   for (int row = rows.count; row < rows.tiled; row++) {
     const Place place = rows.place(row);
     if (kinds.bf16) std::fill_n(rows.b + place.group(g) * GROUP, GROUP, 0);
@@ -191,7 +193,8 @@ inline void copy_row(Kinds kinds, Rows from, int row, Rows to, int to_row) {
     kinds.each_zero([&](int which, int, int) { to.zeros[which * to.all + to_at] = from.zeros[which * from.all + at]; });
     for (int i = 0; i < 1 + from.lonely(g); i++) to.sums[target.sum(g) + i] = from.sums[source.sum(g) + i];
   }
-  for (int g = 0; g < to.groups() && to_row + 1 == to.count; g++) clear_idle(kinds, to, g);
+  if (to.idle_behind(to_row + 1))
+    for (int g = 0; g < to.groups(); g++) clear_idle(kinds, to, g);
 }
 
 // The form of 32 columns that products use.

@@ -44,6 +44,8 @@ DEFINITIONS = {
     "tokens_per_second": "tokens after the first / (last token - first token), so many streams at once (prompts are in "
     "the prefix index if several); the model's prefill is left out, a draft model's is not",
     "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
+    "while_all": "the same of tokens and time from the last answer's first token to the first answer's last: with "
+    "guesses answers end one after another, and a server has others to put in their places, which this run has not",
     "whole_s": "arrival to last token including prefill, sum over the workload's prompts",
     "acceptance": "accepted guesses / guesses; None if there were none",
     "tokens_per_pass": "tokens after the first / passes of the model that judge them; plain decoding has 1",
@@ -75,6 +77,7 @@ class Turn:
     """One measurement, as in `DEFINITIONS`."""
 
     tokens_per_second: float
+    while_all: float
     whole_s: float
     acceptance: float | None
     tokens_per_pass: float
@@ -112,10 +115,14 @@ def take_turn(
     if streams > 1:
         answer(llm, prompts, Plain(), salt, max_tokens=1)  # so that no prefill is among the decodes
     others, answers, seconds = Others(), list[Completion](), 0.0
+    while_all, all_s = 0, 0.0
     for some in (prompts[i : i + streams] for i in range(0, len(prompts), streams)):
         made = answer(llm, some, contender.method, salt, **sampling)
         times = [answer.timings.tokens for answer in made]
         seconds += max(one[-1] for one in times) - min(one[0] for one in times)
+        first, last = max(one[0] for one in times), min(one[-1] for one in times)
+        if last > first:
+            while_all, all_s = while_all + sum(first < at <= last for one in times for at in one), all_s + last - first
         answers += made
     decoded = sum(len(answer.tokens) - 1 for answer in answers)
     if not decoded:
@@ -125,6 +132,7 @@ def take_turn(
     guessed = sum(one.guessed for one in work)
     turn = Turn(
         tokens_per_second=decoded / seconds,
+        while_all=while_all / all_s if all_s else decoded / seconds,
         whole_s=whole,
         acceptance=sum(one.accepted for one in work) / guessed if guessed else None,
         tokens_per_pass=decoded / max(decoded - sum(one.accepted for one in work), sum(one.rounds for one in work)),
@@ -142,10 +150,12 @@ class Found:
     turns: dict[str, list[Turn]]
     answers: list[list[Token]]
 
-    def of_plain(self, name: str) -> float:
-        """See `DEFINITIONS`."""
+    def of_plain(self, name: str, while_all: bool = False) -> float:
+        """See `DEFINITIONS`; with `while_all` the ratio of that."""
         plain = next(iter(self.turns.values()))
         pairs = zip(self.turns[name], plain, strict=True)
+        if while_all:
+            return median(mine.while_all / other.while_all for mine, other in pairs)
         return median(mine.tokens_per_second / other.tokens_per_second for mine, other in pairs)
 
     def medians(self, name: str) -> dict[str, float | None]:
@@ -154,6 +164,7 @@ class Found:
         return {
             "tokens_per_second": median(turn.tokens_per_second for turn in turns),
             "of_plain": self.of_plain(name),
+            "while_all_of_plain": self.of_plain(name, while_all=True),
             "whole_s": median(turn.whole_s for turn in turns),
             "acceptance": turns[-1].acceptance,
             "tokens_per_pass": turns[-1].tokens_per_pass,
@@ -200,8 +211,8 @@ def table(title: str, results: Sequence[Found]) -> str:
     lines = [
         f"**{title}**: medians of {rounds}, every answer the plain one to the bit",
         "",
-        "| workload | at once | decoding | tokens/s | of plain | accepted | tokens/pass |",
-        "|---|--:|---|--:|--:|--:|--:|",
+        "| workload | at once | decoding | tokens/s | of plain | while all answer | accepted | tokens/pass |",
+        "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
     for found in results:
         for name in found.turns:
@@ -209,7 +220,8 @@ def table(title: str, results: Sequence[Found]) -> str:
             accepted = "" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
             lines.append(
                 f"| {found.workload.name} | {found.streams} | {name} | {one['tokens_per_second']:.1f} "
-                f"| {one['of_plain']:.2f} | {accepted} | {one['tokens_per_pass']:.2f} |"
+                f"| {one['of_plain']:.2f} | {one['while_all_of_plain']:.2f} | {accepted} "
+                f"| {one['tokens_per_pass']:.2f} |"
             )
     lines.append("")
     for found in results:

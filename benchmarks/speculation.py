@@ -132,7 +132,7 @@ def take_turn(
     guessed = sum(one.guessed for one in work)
     turn = Turn(
         tokens_per_second=decoded / seconds,
-        while_all=while_all / all_s if all_s else decoded / seconds,
+        while_all=while_all / all_s if while_all else decoded / seconds,
         whole_s=whole,
         acceptance=sum(one.accepted for one in work) / guessed if guessed else None,
         tokens_per_pass=decoded / max(decoded - sum(one.accepted for one in work), sum(one.rounds for one in work)),

@@ -1,6 +1,8 @@
 """How many guesses pay: by what rows cost, by how many sequences wait for them, and by how guesses fared."""
 
+import itertools
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -54,30 +56,36 @@ def advised(of: GuessJudge, asks: Guess, choice: DraftGuesses | None = None) -> 
 # Lookups, of a whole step ---------------------------------------------------------------------------------------------
 
 
-def definition(row_ms: float, chances: Sequence[Sequence[float]], sequences: int) -> float:
-    """The most tokens per second of any numbers of guesses, none included."""
-    likely = sorted((chance for some in chances for chance in some), reverse=True)
-
-    def speed(count: int) -> float:
-        return (sequences + sum(likely[:count])) / (0.01 + row_ms * (sequences - 1 + count) / 1e3)
-
-    return max(speed(count) for count in range(len(likely) + 1))
+def speeds(row_ms: float, chances: Sequence[Sequence[float]], counts: Sequence[int], sequences: int) -> float:
+    """The geometric mean of all sequences' tokens per second."""
+    tokens = prod(1 + sum(some[:count]) for some, count in zip(chances, counts, strict=True)) ** (1 / sequences)
+    return tokens / (0.01 + row_ms * (sequences - 1 + sum(counts)) / 1e3)
 
 
-@pytest.mark.parametrize("row_ms", [0.0, 0.1, 1.0, 4.0, 10.0])
-@pytest.mark.parametrize("sequences", [2, 5, 32])
+@pytest.mark.parametrize("row_ms", [0.0, 0.1, 0.5, 1.0, 4.0, 10.0])
+@pytest.mark.parametrize("sequences", [4, 5, 32])
 def test_the_numbers_are_the_best_of_all(row_ms: float, sequences: int) -> None:
+    """Of any numbers of guesses, none included."""
     chances = {"a": [0.9, 0.8, 0.5, 0.1], "b": [0.3], "c": [], "d": [0.99, 0.98, 0.97]}
     counts = judge(row_ms).counts(MODEL, chances, sequences, 100)
-    assert all(counts[lane] <= len(some) for lane, some in chances.items())
-    tokens = sequences + sum(sum(some[: counts[lane]]) for lane, some in chances.items())
-    seconds = 0.01 + row_ms * (sequences - 1 + sum(counts.values())) / 1e3
-    best = definition(row_ms, list(chances.values()), sequences)
-    assert best / 1.02 <= tokens / seconds <= best * 1.000001
+    some = list(chances.values())
+    best = max(
+        speeds(row_ms, some, numbers, sequences)
+        for numbers in itertools.product(*(range(len(one) + 1) for one in some))
+    )
+    assert best / 1.02 <= speeds(row_ms, some, [counts[lane] for lane in chances], sequences) <= best * 1.000001
     if row_ms == 0:
         assert all(counts[lane] == len(some) for lane, some in chances.items())
     if row_ms == 10:
         assert not any(counts.values())
+
+
+def test_a_few_do_not_gain_at_the_cost_of_many() -> None:
+    sure = [0.99**i for i in range(1, 9)]
+    alone = judge(0.5).counts(MODEL, {"a": sure}, 1, 100)
+    assert alone["a"] == 8
+    assert not judge(0.5).counts(MODEL, {"a": sure}, 16, 100).total()
+    assert judge(0.5).counts(MODEL, dict.fromkeys(range(16), sure), 16, 100).total() > 16
 
 
 def test_a_step_that_proves_dear_is_not_tried_again_at_once() -> None:

@@ -1,12 +1,14 @@
 """Decides how many guesses of the next tokens pay, so that speculation is never slower than plain decoding.
 
 A guess costs a row of a step, which all sequences of the step wait for, and perhaps a step of a draft. It yields a
-token if it and those before it are right. So the most tokens per second are expected from some number of guesses, which
-may be none: in a full batch a row costs nearly a token's time.
+token if it and those before it are right. So some number of guesses is expected to be quickest, which may be none: in a
+full batch a row costs nearly a token's time.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import log
 from typing import TypeVar
 
 from twostroke.engine.acceptance import AcceptanceByKind
@@ -73,7 +75,10 @@ class GuessJudge:
     def counts(
         self, model: Model, chances: Mapping[Key, Sequence[float]], sequences: int, context: int
     ) -> Counter[Key]:
-        """The number of guesses of each of which, together, the most tokens per second are expected.
+        """The number of guesses of each with which, together, sequences are expected to be quickest.
+
+        A guess makes its own sequence quicker and all of the step slower. What is greatest is the product of all
+        speeds, so that a few do not gain at the cost of the others (proportional fairness, Kelly 1997).
 
         Args:
             model: that of the step.
@@ -81,16 +86,21 @@ class GuessJudge:
             sequences: how many make a token in the step, with or without guesses.
             context: entries before them.
         """
-        likely = sorted(((chance, key) for key, some in chances.items() for chance in some), key=_chance, reverse=True)
-        best, found = MARGIN * sequences / self._prices.seconds(model, sequences, 0, context), 0
-        expected, most = float(sequences), len(likely)
-        for count, (chance, _) in enumerate(likely, 1):
-            expected += chance
-            if count > 8 and count % 4 and count < most:  # rows are computed some at a time
+        gains: list[tuple[float, Key]] = []
+        for key, some in chances.items():
+            tokens = list(accumulate(some, initial=1.0))
+            gains += [(log(after / before), key) for before, after in pairwise(tokens)]
+        gains.sort(key=_gain, reverse=True)
+        plain, most = log(self._prices.seconds(model, sequences, 0, context) / MARGIN), len(gains)
+        best, found, gained = 0.0, 0, 0.0
+        for count, (gain, _) in enumerate(gains, 1):
+            gained += gain
+            if count > 8 and count % (count // 16 * 4 or 4) and count < most:  # a look takes time too
                 continue
-            if (speed := expected / self._prices.seconds(model, sequences, count, context)) > best:
-                best, found = speed, count
-        return Counter(key for _, key in likely[:found])
+            lost = sequences * (log(self._prices.seconds(model, sequences, count, context)) - plain)
+            if gained - lost > best:
+                best, found = gained - lost, count
+        return Counter(key for _, key in gains[:found])
 
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """A step of these chunks took so long. Only steps in which each row makes a token are like those judged."""
@@ -138,5 +148,5 @@ class GuessJudge:
         return found
 
 
-def _chance(one: tuple[float, object]) -> float:
+def _gain(one: tuple[float, object]) -> float:
     return one[0]

@@ -52,9 +52,11 @@ class LookupGuesses:
         chances: list[float] = []
         if self._place is None:
             return chances
-        chance, match = 1.0, self._place.match
+        chance, rate, kind, match = 1.0, 0.0, -1, self._place.match
         for ahead in range(count):
-            chance *= self._acceptance.rate(_kind(match + ahead))
+            if (other := _kind(match + ahead)) != kind:
+                kind, rate = other, self._acceptance.rate(other)
+            chance *= rate
             if chance < MIN_CHANCE:
                 break
             chances.append(chance)

@@ -45,6 +45,14 @@ class DearRows(Rows):
         super().__init__(10)
 
 
+class FreeRows(Rows):
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def seconds(self, model: Any, step: Sequence[SequenceRows]) -> float:
+        return 0.0
+
+
 def judge(row_ms: float, sequences: int = 1) -> GuessJudge:
     return GuessJudge(GuessPrices(lambda: Rows(row_ms)), None, lambda: sequences)  # type: ignore[arg-type]
 
@@ -103,6 +111,12 @@ def test_a_step_that_proves_dear_is_not_tried_again_at_once() -> None:
     for _ in range(10_000):
         prices.observe(MODEL, 16, 0, 100, 1.2 * plain)
     assert sum(of.counts(MODEL, chances, 16, 100).values()) == 32, "the machine may have changed"
+
+
+def test_free_steps_are_no_error() -> None:
+    prices = GuessPrices(FreeRows)
+    prices.observe(MODEL, 4, 0, 100, 0.0)
+    assert GuessJudge(prices, None, lambda: 1).counts(MODEL, {"a": [0.5]}, 4, 100)["a"] in (0, 1)  # type: ignore[arg-type]
 
 
 def test_one_slow_step_counts_little() -> None:

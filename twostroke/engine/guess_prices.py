@@ -8,10 +8,9 @@ from twostroke.engine.model import Model
 from twostroke.models.cost import SequenceRows
 
 MAX_KNOWN = 4096  # shapes of steps whose predicted seconds are kept
+MIN_S = 1e-9  # a step is never free
 GAIN = 0.2  # weight of a measured step in its correction
-MAX_SURPRISE = (
-    1.5  # a step counts as at most so many times slower or quicker than expected: the machine may have paused
-)
+MAX_SURPRISE = 1.5  # a step counts as at most so many times slower or quicker: the machine may have paused
 FORGET = 0.999  # what is left of a dearer step's surplus after each other step, so that it is tried again
 
 
@@ -53,7 +52,7 @@ class GuessPrices:
                 self._predicted.clear()
             alone = [SequenceRows(1, context, 1)] * (sequences - 1)
             step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
-            known = self._predicted[shape] = self._forecast().seconds(model, step)
+            known = self._predicted[shape] = max(MIN_S, self._forecast().seconds(model, step))
         return known
 
     def _factor(self, model: Model, sequences: int, guesses: int) -> float:

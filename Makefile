@@ -39,7 +39,7 @@ serve: $(VENV)/installed-serve  ## the HTTP server and its page, until Ctrl-C
 	$(WHERE)
 	@$(BIN)/twostroke serve --model "$$MODEL"
 
-# By file, since fixtures are of files. Three workers fill two cores: each waits a third of the time.
+# By file, since fixtures are of files.
 IN_WORKERS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: test-here test-wire

@@ -45,7 +45,8 @@ DEFINITIONS = {
     "the prefix index if several); the model's prefill is left out, a draft model's is not",
     "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
     "while_all": "the same of tokens and time from the last answer's first token to the first answer's last: with "
-    "guesses answers end one after another, and a server has others to put in their places, which this run has not",
+    "guesses answers end one after another, and a server has others to put in their places, which this run has not; "
+    "tokens_per_second where no token falls between",
     "whole_s": "arrival to last token including prefill, sum over the workload's prompts",
     "acceptance": "accepted guesses / guesses; None if there were none",
     "tokens_per_pass": "tokens after the first / passes of the model that judge them; plain decoding has 1",

@@ -372,9 +372,10 @@ class Engine:
 
     def _observe(self, step: ScheduledStep, seconds: float | None) -> None:
         """Correct forecasts by a step that is over, and took so many seconds."""
-        if step.chunks and seconds is not None and self.forecast is not None:
-            self._judge.observe(step.chunks, seconds)
-        if self.forecast is not None and step.predicted is not None and step.chunks and seconds is not None:
+        if self.forecast is None or not step.chunks or seconds is None:
+            return
+        self._judge.observe(step.chunks, seconds)
+        if step.predicted is not None:
             self.forecast.observe(step.chunks, step.predicted, seconds)
 
     def _fits(self, planned: Plan) -> bool:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import log
+from operator import itemgetter
 from typing import TypeVar
 
 from twostroke.engine.acceptance import AcceptanceByKind
@@ -90,7 +91,7 @@ class GuessJudge:
         for key, some in chances.items():
             tokens = list(accumulate(some, initial=1.0))
             gains += [(log(after / before), key) for before, after in pairwise(tokens)]
-        gains.sort(key=_gain, reverse=True)
+        gains.sort(key=itemgetter(0), reverse=True)
         plain, most = log(self._prices.seconds(model, sequences, 0, context) / MARGIN), len(gains)
         best, found, gained = 0.0, 0, 0.0
         for count, (gain, _) in enumerate(gains, 1):
@@ -146,7 +147,3 @@ class GuessJudge:
                 continue
             best, found = (sequences + more) / seconds, count
         return found
-
-
-def _gain(one: tuple[float, object]) -> float:
-    return one[0]

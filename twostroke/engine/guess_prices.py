@@ -29,13 +29,13 @@ class GuessPrices:
 
     def seconds(self, model: Model, sequences: int, guesses: int, context: int) -> float:
         """Expected seconds; `context`: entries before a sequence's rows."""
-        return self.predicted(model, sequences, guesses, context) * self._factor(model, sequences, guesses)
+        return self._predict(model, sequences, guesses, context) * self._factor(model, sequences, guesses)
 
     def observe(self, model: Model, sequences: int, guesses: int, context: int, seconds: float) -> None:
         """A step took so long."""
         factors, size = self._factors.setdefault((model, _size(sequences)), {}), _size(guesses)
         expected = self._factor(model, sequences, guesses)
-        measured = seconds / self.predicted(model, sequences, guesses, context)
+        measured = seconds / self._predict(model, sequences, guesses, context)
         measured = min(max(measured, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
         if (plain := factors.get(0)) is not None:
             for other, factor in factors.items():
@@ -43,7 +43,7 @@ class GuessPrices:
                     factors[other] = plain + (factor - plain) * FORGET
         factors[size] = expected + GAIN * (measured - expected) if size in factors else measured
 
-    def predicted(self, model: Model, sequences: int, guesses: int, context: int) -> float:
+    def _predict(self, model: Model, sequences: int, guesses: int, context: int) -> float:
         """Predicted seconds of a step of sequences that each make a token, one of them behind all guesses."""
         context = 1 << context.bit_length()
         shape = model, sequences, guesses, context

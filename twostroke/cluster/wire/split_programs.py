@@ -199,8 +199,9 @@ class _Waiter(Future[ReceivedValue]):
 
 def _makes_a_value(asked: Any) -> bool:
     """Whether it is one prefill that gives no logits, scores or hidden states, which do not cross."""
-    more = isinstance(asked, Prefill) and (asked.logprobs, asked.states, asked.hidden) != (None, None, None)
-    return isinstance(asked, Prefill) and asked.logits != "all" and not more
+    if not isinstance(asked, Prefill) or asked.logits == "all":
+        return False
+    return asked.logprobs is None and asked.states is None and asked.hidden is None
 
 
 def _goes_on(method: Method) -> InvalidRequest:

@@ -3,22 +3,15 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from twostroke.backends.page_memory import HostMemory, Layout, PageMemory
+from twostroke.backends.ranks.rank_group import RankGroup
 from twostroke.backends.ranks.sharding import Shard
 from twostroke.errors import InvalidRequest
 from twostroke.models.layer_groups import PageShape
-
-
-class RankMessenger(Protocol):
-    """Sends requests to all other ranks."""
-
-    def ask(self, *message: object) -> list[Any]:
-        """Send a message, and return the answers, results of `act_on_shard`. Raises RankLost."""
-        ...
 
 
 class PageShards:
@@ -64,10 +57,11 @@ class PageShards:
 class ShardedMemory:
     """Rank 0's view of pages whose heads are in several ranks. Implements `backends.page_memory.PageMemory`.
 
-    `storages` have rank 0's heads alone; everything else is of whole pages and entries.
+    `storages` have rank 0's heads alone; everything else is of whole pages and entries. The other ranks answer with
+    results of `act_on_shard`.
     """
 
-    def __init__(self, ranks: RankMessenger, number: int, shapes: PageShards, own: PageMemory) -> None:
+    def __init__(self, ranks: RankGroup, number: int, shapes: PageShards, own: PageMemory) -> None:
         """`own`: rank 0's pages, of the shape that `shapes` gives it."""
         self.ranks, self.number, self.shapes, self.own = ranks, number, shapes, own
         self.storages: Sequence[Any] = self.own.storages

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -136,16 +135,8 @@ class TorchRanks:
                 raise
 
     def _meet(self, own: str, staged: bool) -> None:
-        for answer in self.group.receive_all():
-            if isinstance(answer, Exception):
-                raise answer
+        self.group.receive_all()
         self.links = Collectives(self.group, own, staged)
-
-    def ask(self, *message: object) -> list[Any]:
-        """Send a message to all other ranks, and take their answers. Raises RankLost."""
-        with self.group.turn:
-            self.group.send_all(*message)
-            return self.group.receive_all()
 
     @contextmanager
     def together(self, *message: object) -> Generator[None]:
@@ -181,19 +172,17 @@ class TorchRanks:
         if self.links.device == "cpu":
             return host_kv_room()
         each = -(-weights // self.group.size)
-        return self.group.size * min(device_kv_room(self.links.device, each), *self.ask("room", each))
+        return self.group.size * min(device_kv_room(self.links.device, each), *self.group.ask("room", each))
 
     def memory(self, num_pages: int, shape: PageShape) -> ShardedMemory:
         """Zeroed pages. Raises OutOfPages."""
         with self.group.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
             shapes = PageShards(num_pages, shape, self.group.size)
-            for answer in self.ask("memory", number, num_pages, shape):
-                if isinstance(answer, Exception):
-                    raise answer
+            self.group.ask("memory", number, num_pages, shape)
             self._pools[number] = True
             own = self._new_memory(num_pages, shapes.of(0), self.links.device)
-            made = ShardedMemory(self, number, shapes, own)
+            made = ShardedMemory(self.group, number, shapes, own)
         weakref.finalize(made, self._pools.__setitem__, number, False)
         return made
 

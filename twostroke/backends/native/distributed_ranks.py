@@ -123,21 +123,11 @@ class DistributedRanks:
 
     def receive_all(self) -> list[Any]:
         """One answer of each. Raises RankLost, or the error that one answers with."""
-        found = self.group.receive_all()
-        for answer in found:
-            if isinstance(answer, BaseException):
-                raise answer
-        return found
+        return self.group.receive_all()
 
     def guarded(self, rank: int, action: Callable[..., Any], *args: Any) -> Any:
         """The result of an action with a rank's line, which raises RankLost by itself."""
         return action(*args)
-
-    def ask(self, *message: object) -> list[Any]:
-        """Send a message to all other ranks, and take their answers. Raises RankLost."""
-        with self.turn:
-            self.send_all(*message)
-            return self.receive_all()
 
     def call(self, function: Callable[..., int], *args: Any) -> None:
         """Call a native function that all ranks take part in. Raises RankLost if one is lost, before or meanwhile."""
@@ -158,9 +148,9 @@ class DistributedRanks:
         shapes = PageShards(num_pages, shape, self.size, "pairs")
         with self.turn:
             number = next((one for one, used in self._pools.items() if not used), len(self._pools))
-            self.ask("memory", number, num_pages, shape)
+            self.group.ask("memory", number, num_pages, shape)
             self._pools[number] = True
-            made = ShardedMemory(self, number, shapes, own := shapes.memory(0))
+            made = ShardedMemory(self.group, number, shapes, own := shapes.memory(0))
         _lend(self._link, number, own, 0)
         weakref.finalize(made, self._pools.__setitem__, number, False)
         return made

@@ -121,11 +121,7 @@ class Followers:
 
     def receive_all(self) -> list[Any]:
         """One answer of each. Raises RankLost, or the error that one answers with."""
-        found = [self.guarded(rank, peer.receive) for rank, peer in enumerate(self.peers, 1)]
-        for answer in found:
-            if isinstance(answer, BaseException):
-                raise answer
-        return found
+        return raise_first([self.guarded(rank, peer.receive) for rank, peer in enumerate(self.peers, 1)])
 
     def guarded(self, rank: int, action: Callable[..., Any], *args: Any) -> Any:
         """The result of an action with a rank's peer. Raises RankLost."""
@@ -168,6 +164,14 @@ def _end(
             watcher.join()
     for peer in peers:
         peer.close()
+
+
+def raise_first(answers: list[Any]) -> list[Any]:
+    """The answers of ranks. Raises the first that is an error."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers
 
 
 def exit_with_parent(parent: int) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from twostroke.backends.ranks.processes import raise_first
 from twostroke.errors import InvalidRequest, RankLost
 
 dist: Any = distributed  # its stores and process groups are documented, but not in its `__all__`
@@ -151,8 +152,14 @@ class RankGroup:
             self.send(message, rank)
 
     def receive_all(self) -> list[Any]:
-        """Receive one answer of each other rank, at rank 0."""
-        return [self.receive(rank) for rank in range(1, self.size)]
+        """One answer of each other rank, at rank 0. Raises RankLost, or the error that one answers with."""
+        return raise_first([self.receive(rank) for rank in range(1, self.size)])
+
+    def ask(self, *message: object) -> list[Any]:
+        """Send a message from rank 0 to all others, and take their answers. Raises what `receive_all` raises."""
+        with self.turn:
+            self.send_all(*message)
+            return self.receive_all()
 
     # Bytes of all ----------------------------------------------------------------------------------------------
 

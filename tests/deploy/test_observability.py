@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from twostroke.api.llm import LLM
-from twostroke.server.observability.metrics import Metrics
+from twostroke.server.observability.metrics import Metrics, ServerMetrics
+from twostroke.server.tenants.api_keys import ApiKeys
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
@@ -25,7 +26,7 @@ def exposition(llm: LLM) -> str:
     """What a server answers at `/metrics` before its first call."""
 
     async def answer() -> bytes:
-        return Metrics(llm).exposition("")[0]
+        return bytes(ServerMetrics(ApiKeys()).exposition(Metrics(llm).exported, "").body)
 
     return asyncio.run(answer()).decode()
 

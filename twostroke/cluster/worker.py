@@ -15,6 +15,7 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, ZmqSource
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import Disconnected, EngineShutdown, InvalidArgument
+from prometheus_client import ProcessCollector
 
 from twostroke.api.async_llm import publish, updates
 from twostroke.api.llm import LLM
@@ -76,6 +77,7 @@ class DynamoWorker(LLMEngine):
         self._card, self._identity = write_card(llm, address.cards), identity(llm)[:8]
         self._grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self._metrics = Metrics(llm)
+        ProcessCollector(registry=self._metrics.registry)
         endpoint, card = f"{address.namespace}.{_component(role)}.{ENDPOINT}", f"{self._card.name} {student}"
         self._registration = Registration(endpoint, address.discovery, self.name, card)
         self._num_mismatched = 0  # answers that were begun by a model of another identity

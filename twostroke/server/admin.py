@@ -9,6 +9,7 @@ from fastapi import Request as HttpRequest
 from twostroke.engine.engine import Engine
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
 from twostroke.server.http.responses import json_response
+from twostroke.server.observability.metrics import ServerMetrics
 from twostroke.server.tenants.tenant import current_tenant
 
 router = APIRouter()
@@ -63,8 +64,8 @@ async def version() -> Response:
 async def metrics(http: HttpRequest, engine: CurrentEngine) -> Response:
     """All metrics, in Prometheus' text format or in OpenMetrics, as the header Accept asks."""
     engine.metrics.families = await engine.families()
-    text, media_type = engine.metrics.exposition(http.headers.get("accept", ""))
-    return Response(text, headers={"content-type": media_type, "vary": "accept"})
+    server: ServerMetrics = http.app.state.metrics
+    return server.exposition(engine.metrics.exported, http.headers.get("accept", ""))
 
 
 @router.post("/reset_prefix_cache")

@@ -29,8 +29,7 @@ from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.request_target import AbsoluteTargets
 from twostroke.server.llamacpp import embedding, status
 from twostroke.server.llamacpp import generate as llamacpp
-from twostroke.server.observability.metrics import Metrics
-from twostroke.server.observability.tenant_metrics import TenantCollector
+from twostroke.server.observability.metrics import Metrics, ServerMetrics
 from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
@@ -71,9 +70,9 @@ def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host
     settings, llm = settings or Settings(), served.llm
     load_installed()
     keys = ApiKeys(settings.api_key, settings.api_key_file)
-    metrics = Metrics(llm, (settings.model_name or llm.name) if settings.vllm_metrics else None)
-    metrics.registry.register(TenantCollector(keys))
-    engine = AsyncEngine(served, settings, metrics)
+    metrics = ServerMetrics(keys)
+    vllm_name = (settings.model_name or llm.name) if settings.vllm_metrics else None
+    engine = AsyncEngine(served, settings, Metrics(llm, vllm_name))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -84,6 +83,7 @@ def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host
         await engine.stop()
 
     app = routes_app(engine, lifespan)
+    app.state.metrics = metrics
     surround(app, settings, keys, engine.body_validator, host, metrics.responded)
     return app
 

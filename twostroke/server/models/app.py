@@ -20,11 +20,10 @@ from twostroke.server.http.paths import RouteTable
 from twostroke.server.models import routes
 from twostroke.server.models.dispatcher import ModelBodyValidator, ModelDispatcher
 from twostroke.server.models.downloads import ModelDownloads, OpenModel
-from twostroke.server.models.metrics import ServerMetrics
 from twostroke.server.models.served_models import ServedModels
 from twostroke.server.models.settings import SharingSettings
 from twostroke.server.models.source import ModelSource
-from twostroke.server.observability.metrics import Metrics
+from twostroke.server.observability.metrics import Metrics, ServerMetrics
 from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import api_docs
 from twostroke.server.settings import Settings

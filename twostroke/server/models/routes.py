@@ -15,10 +15,12 @@ from twostroke.server.http.responses import (
     json_response,
 )
 from twostroke.server.models.downloads import DownloadStream, ModelDownloads
-from twostroke.server.models.metrics import exposition
+from twostroke.server.models.metrics import ModelsCollector
 from twostroke.server.models.served_model import ServedModel
 from twostroke.server.models.served_models import ServedModels
-from twostroke.server.ollama.models import API_VERSION, NamedBody, change, model_facts
+from twostroke.server.observability.metrics import ServerMetrics
+from twostroke.server.ollama.models import NamedBody, change, model_facts
+from twostroke.server.ollama.models import version as ollama_version
 from twostroke.server.openai.routes.models import described, listed
 from twostroke.server.page.routes import file, root
 
@@ -31,6 +33,7 @@ router.get("/")(root)
 router.get("/page/{name:path}")(file)
 router.get("/load")(admin.load)  # of all models
 router.get("/version")(admin.version)
+router.get("/api/version")(ollama_version)
 
 
 async def served_models(http: HttpRequest) -> ServedModels:
@@ -56,12 +59,6 @@ async def look_up(name: str, models: Models) -> Response:
 def _described(models: ServedModels, model: ServedModel, name: str) -> dict[str, Any]:
     room = model.source.config.max_position if model.engine is None else model.engine.llm.max_model_len
     return described(name, model.name, models.created, room) | {"status": {"value": model.state}}
-
-
-@router.get("/api/version")
-async def api_version() -> Response:
-    """The version of Ollama's API that this one follows."""
-    return json_response({"version": API_VERSION})
 
 
 @router.get("/api/tags")
@@ -136,5 +133,5 @@ async def metrics(http: HttpRequest, models: Models) -> Response:
     for model in list(models.all.values()):
         if (engine := model.engine) is not None:  # of one that has left, what was read last
             engine.metrics.families = await engine.families() if model.loaded else engine.metrics.families or ()
-    text, media_type = exposition(models, http.app.state.metrics, http.headers.get("accept", ""))
-    return Response(text, headers={"content-type": media_type, "vary": "accept"})
+    server: ServerMetrics = http.app.state.metrics
+    return server.exposition(ModelsCollector(models), http.headers.get("accept", ""))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from fastapi import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -21,8 +22,10 @@ from twostroke.engine.step import StepReport
 from twostroke.kv.pages import TIERS
 from twostroke.kv.states import num_snapshots
 from twostroke.server.observability.outcome import FINISH_REASONS, OUTCOMES, finish_reasons, outcome
+from twostroke.server.observability.tenant_metrics import TenantCollector
 from twostroke.server.observability.tier_metrics import TierCollector
 from twostroke.server.observability.vllm_names import VllmNames
+from twostroke.server.tenants.api_keys import ApiKeys
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -188,7 +191,7 @@ class _Families(Collector):
 
 
 class Metrics:
-    """Every metric of one server, in its own registry.
+    """Every metric of one model, in its own registry.
 
     A series that counts exists from the start, as 0: an alert on its increase sees the first event.
     """
@@ -200,7 +203,6 @@ class Metrics:
         # what `engine_families` has read where the engine is; None where that is here
         self.families: Sequence[Metric] | None = None
         own.register(_Families(lambda: engine_families(llm) if self.families is None else self.families))
-        ProcessCollector(registry=own)
         self.exported = own  # the registry of what is shown
         if vllm_name is not None:
             self.exported = CollectorRegistry()
@@ -240,8 +242,6 @@ class Metrics:
             "rejected_requests", "Requests refused because the queue is full", "reason", ["queue_full"]
         )
         self._errors = counter("errors", "Prompts that failed", "error", FAILURES)
-        self._responses = counter("http_responses", "HTTP responses", "status", STATUSES)
-        self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=own)
         self._age = Gauge(
             "twostroke_step_age_seconds", "Seconds since the engine was last between two steps", registry=own
         )
@@ -273,10 +273,6 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
 
-    def responded(self, status: int) -> None:
-        """Count an HTTP response."""
-        self._responses.labels(status).inc()
-
     def finished(self, request: Request, error: Exception | None) -> None:
         """Count a prompt that is done, cancelled or failed."""
         self._tokens.labels("prompt").inc(request.prompt_tokens)
@@ -295,11 +291,32 @@ class Metrics:
             for value in values(request):
                 histogram.observe(value)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics and their media type: Prometheus' text or OpenMetrics, as the header Accept asks.
+
+class ServerMetrics:
+    """What is counted of the server and of no model."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        disable_created_metrics()
+        self._registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
+        own.register(TenantCollector(keys))
+        self._responses = Counter("twostroke_http_responses", "HTTP responses", ["status"], registry=own)
+        for status in STATUSES:
+            self._responses.labels(status)
+        self._tasks = Gauge("twostroke_tasks", "Tasks of the event loop, this answer's own included", registry=own)
+
+    def responded(self, status: int) -> None:
+        """Count an HTTP response."""
+        self._responses.labels(status).inc()
+
+    def exposition(self, of_models: Collector, accept: str) -> Response:
+        """These metrics and those of models, as Prometheus' text or OpenMetrics, as the header Accept asks.
 
         Called on the event loop.
         """
         self._tasks.set(len(asyncio.all_tasks()))
+        registry = CollectorRegistry()
+        registry.register(self._registry)
+        registry.register(of_models)
         encode, media_type = choose_encoder(accept)
-        return encode(self.exported), media_type
+        return Response(encode(registry), headers={"content-type": media_type, "vary": "accept"})

@@ -1,12 +1,14 @@
-"""No wait is silent."""
+"""No wait is silent, and reports say what was measured."""
 
 import math
 import time
+from dataclasses import asdict
 
 import pytest
 
 from tests.server.conftest import eventually
 from twostroke.cli import report
+from twostroke.study.traffic.objectives import Objectives
 
 
 def test_a_wait_without_a_terminal_writes_lines(
@@ -51,3 +53,13 @@ def test_a_quick_wait_writes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: py
     with report.ProgressDisplay("loading tiny") as progress:
         progress("loading tiny", 1, 2)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [((0.2, None), "TTFT of 200 ms"), ((None, 0.05), "ITL of 50 ms"), ((0.2, 0.05), "TTFT of 200 ms and ITL of 50 ms")],
+)
+def test_goodput_names_the_objectives_that_were_given(limits: tuple[float | None, float | None], words: str) -> None:
+    """And nothing else of them: the percentile is no time."""
+    facts = {"goodput": 1234.5, "objectives": asdict(Objectives(*limits))}
+    assert report.goodput_text(facts) == f"goodput 1,234.50 requests/s within {words}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke.cli.options import JsonFlag, spread
-from twostroke.cli.report import latency_table, print_json, print_lines, progress_bar
+from twostroke.cli.report import goodput_text, latency_table, print_json, print_lines, progress_bar, rates_text
 from twostroke.cli.traffic import Number, Tokens, TrafficOptions, above_zero, parse_range
 from twostroke.errors import InvalidRequest
 from twostroke.system.extras import requires_extra
@@ -123,17 +123,9 @@ def print_report(facts: dict[str, Any]) -> None:
 
 def remarks(facts: dict[str, Any]) -> list[str]:
     """Lines of text: rates, then what limits their validity."""
-    lines: list[str] = []
-    if facts["duration_s"]:
-        lines.append(
-            f"{facts['completed']} of {facts['sent']} requests in {facts['duration_s']:.1f} s: "
-            f"{facts['requests_per_second']:.2f} requests/s, {facts['output_tokens_per_second']:.1f} generated and "
-            f"{facts['total_tokens_per_second']:.1f} tokens/s in all"
-        )
+    lines = [rates_text(facts)] if facts["duration_s"] else []
     if facts["goodput"] is not None:
-        met = {key: value for key, value in facts["objectives"].items() if value is not None}
-        wanted = " and ".join(f"{key.removesuffix('_s').upper()} of {value * 1e3:g} ms" for key, value in met.items())
-        lines.append(f"goodput {facts['goodput']:.2f} requests/s within {wanted}")
+        lines.append(goodput_text(facts))
     lines.append(
         f"{facts['model']} at {facts['url']} ({facts['server']}), seed {facts['seed']}, "
         f"after {facts['warmup']} requests to warm up, client at {facts['client_cpu'] or 0:.0%} of a core, "

@@ -96,6 +96,22 @@ def latency_table(facts: Mapping[str, Any], form: str) -> "Table":
     return table
 
 
+def rates_text(facts: Mapping[str, Any]) -> str:
+    """How many requests there were, in what time, and the rates."""
+    return (
+        f"{facts['completed']:,} of {facts['sent']:,} requests in {facts['duration_s']:,.1f} s: "
+        f"{facts['requests_per_second'] or 0:,.2f} requests/s, {facts['output_tokens_per_second'] or 0:,.1f} generated "
+        f"and {facts['total_tokens_per_second'] or 0:,.1f} tokens/s in all"
+    )
+
+
+def goodput_text(facts: Mapping[str, Any]) -> str:
+    """The goodput within the objectives that were given."""
+    met = {name: facts["objectives"][f"{name}_s"] for name in ("ttft", "itl")}
+    wanted = " and ".join(f"{name.upper()} of {limit * 1e3:g} ms" for name, limit in met.items() if limit is not None)
+    return f"goodput {facts['goodput']:,.2f} requests/s within {wanted}"
+
+
 def size(count: int) -> str:
     """Bytes for people."""
     value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]

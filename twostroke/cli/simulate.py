@@ -85,7 +85,9 @@ class EngineOptions:
         from twostroke.engine.scheduler import SchedulerConfig
         from twostroke.study.simulate.machine_setup import machine_setup
 
-        scheduler = SchedulerConfig(self.max_step_tokens, self.max_running, self.itl_ms)
+        shared: dict[str, Any] = {name: getattr(self, name) for name in ("weights", "kv_bits", "kv_bytes", "page_size")}
+        shared["index"] = self.prefix_index
+        shared["scheduler"] = SchedulerConfig(self.max_step_tokens, self.max_running, self.itl_ms)
         if self.on == HERE:
             from twostroke.study.simulate.local_setup import measured_setup
 
@@ -93,27 +95,13 @@ class EngineOptions:
                 raise typer.BadParameter("this machine is measured: leave out --tp, --efficiency and --host-us")
             if self.method != "plain":
                 raise typer.BadParameter("techniques are simulated on machines with a name: say --on h100, for example")
-            return measured_setup(
-                name,
-                self.weights,
-                self.kv_bits,
-                self.kv_bytes,
-                self.page_size,
-                self.prefix_index,
-                scheduler,
-                progress=note,
-            )
+            return measured_setup(name, **shared, progress=note)
         return machine_setup(
             name,
             self.on,
-            weights=self.weights,
-            kv_bits=self.kv_bits,
+            **shared,
             tp=self.tp,
             efficiency=self.efficiency,
-            kv_bytes=self.kv_bytes,
-            page_size=self.page_size,
-            index=self.prefix_index,
-            scheduler=scheduler,
             host_s=(self.host_us or 0.0) / 1e6,
             method=self.method,
             draft=self.draft,

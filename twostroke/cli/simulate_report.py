@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twostroke.cli.report import latency_table, print_lines
+from twostroke.cli.report import goodput_text, latency_table, print_lines, rates_text
 
 
 def _ms(seconds: float | None) -> str:
@@ -84,15 +84,9 @@ def _trace(work: dict[str, Any]) -> str:
 def remarks(facts: dict[str, Any]) -> list[str]:
     """Lines of text: rates, what was assumed, and how long it took."""
     engine, workers = facts["engine"], facts["workers"]
-    lines = [
-        f"{facts['completed']:,} of {facts['sent']:,} requests in {facts['duration_s']:,.1f} s: "
-        f"{facts['requests_per_second'] or 0:,.2f} requests/s, {facts['output_tokens_per_second'] or 0:,.1f} generated "
-        f"and {facts['total_tokens_per_second'] or 0:,.1f} tokens/s in all"
-    ]
+    lines = [rates_text(facts)]
     if facts["goodput"] is not None:
-        met = {key: facts["objectives"][key] for key in ("ttft_s", "itl_s") if facts["objectives"][key] is not None}
-        wanted = " and ".join(f"{key.removesuffix('_s').upper()} of {value * 1e3:g} ms" for key, value in met.items())
-        lines.append(f"goodput {facts['goodput']:,.2f} requests/s within {wanted} ({facts['met']:.1%} of all)")
+        lines.append(f"{goodput_text(facts)} ({facts['met']:.1%} of all)")
     lines.append(
         f"prefix hits {facts['hit_rate'] or 0:.1%} of prefilled tokens, {facts['preemptions']:,} preemptions, "
         f"{facts['steps']:,} steps"

@@ -10,7 +10,7 @@ from typing import Any
 
 from twostroke.errors import CheckpointError
 from twostroke.fields import rules
-from twostroke.models.checkpoints.huggingface.json_files import read_json
+from twostroke.models.checkpoints.huggingface.json_files import read_optional
 from twostroke.sampling.params import SamplingParams
 
 FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -38,4 +38,4 @@ def gguf_generation(metadata: Mapping[str, Any], source: Path) -> dict[str, floa
 def directory_generation(directory: Path) -> dict[str, float]:
     """The defaults of a Hugging Face directory. Raises CheckpointError if its generation_config.json is unreadable."""
     path = directory / "generation_config.json"
-    return generation_defaults(read_json(path), path) if path.is_file() else {}
+    return generation_defaults(read_optional(path), path)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from twostroke.errors import CheckpointError
-from twostroke.models.checkpoints.huggingface.json_files import read_json
+from twostroke.models.checkpoints.huggingface.json_files import read_optional
 from twostroke.models.checkpoints.huggingface.safetensors import read_safetensors
 from twostroke.models.formats.tensor import RawTensor
 
@@ -74,14 +74,14 @@ def directory_pooling(directory: Path) -> Pooling:
     path = directory / "modules.json"
     if not path.is_file():
         return Pooling()
-    prompts = _optional(directory / "config_sentence_transformers.json")
+    prompts = read_optional(directory / "config_sentence_transformers.json")
     mode: Mode = "last"
     refusal, normalized = None, False
     dense: list[Dense] = []
     for module in _modules(path):
         kind = str(module.get("type")).rpartition(".")[2]
         if kind == "Pooling":
-            config = _optional(directory / str(module.get("path")) / "config.json")
+            config = read_optional(directory / str(module.get("path")) / "config.json")
             asked = [name.removeprefix("pooling_mode_") for name, on in config.items() if on is True]
             asked = [str(config["pooling_mode"])] if "pooling_mode" in config else asked
             asked = [name for name in asked if name != "include_prompt"]
@@ -104,7 +104,7 @@ def directory_pooling(directory: Path) -> Pooling:
 
 def _dense(folder: Path) -> Dense:
     """That of a folder. Raises CheckpointError."""
-    function = str(_optional(folder / "config.json").get("activation_function"))
+    function = str(read_optional(folder / "config.json").get("activation_function"))
     if function.rpartition(".")[2] != "Identity":
         raise CheckpointError(f"{folder}: a dense layer with the activation {function:.60} is not supported: Identity")
     tensors = read_safetensors(folder / "model.safetensors")
@@ -128,7 +128,3 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise CheckpointError(f"{path}: must hold a list of modules")
     return found
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

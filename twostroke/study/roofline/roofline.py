@@ -31,11 +31,6 @@ class RooflinePart:
     def seconds(self) -> float:
         return max(self.compute_s, self.memory_s)
 
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte of weights and KV."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
     def __mul__(self, times: float) -> "RooflinePart":
         counts = (self.flops, self.bytes, self.compute_s, self.memory_s)
         return RooflinePart(self.name, *(times * count for count in counts))

@@ -7,6 +7,11 @@ from typing import Any
 from twostroke.errors import CheckpointError
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object in a file that may be missing; {} if it is. Raises CheckpointError."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError."""
     try:

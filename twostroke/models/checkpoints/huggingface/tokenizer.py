@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from twostroke.errors import CheckpointError
 from twostroke.models.checkpoints.checkpoint import GgufTokenizerSource
 from twostroke.models.checkpoints.gguf import tokenizer as gguf_tokenizer
-from twostroke.models.checkpoints.huggingface.json_files import read_json
+from twostroke.models.checkpoints.huggingface.json_files import read_json, read_optional
 from twostroke.models.checkpoints.sentencepiece_model import read_sentencepiece
 
 log = logging.getLogger(__name__)
@@ -29,16 +29,16 @@ FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 def read_directory(directory: Path) -> dict[str, Any]:
     """The arguments of `Tokenizer`. Raises CheckpointError if the tokenizer is missing or of an unknown kind."""
-    config = _optional(directory / "tokenizer_config.json")
+    config = read_optional(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config |= _optional(directory / "special_tokens_map.json")
+        config |= read_optional(directory / "special_tokens_map.json")
     special = {f"{key}_token": _text_of(value) for key in NAMED if (value := config.get(f"{key}_token"))}
     backend, prefixed = _backend(directory, config, special)
     try:
         _add_tokens(backend, _declared(directory, config), directory)
     except (TypeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{directory}: added tokens cannot be read: {error!r:.100}") from None
-    model = _optional(directory / "config.json")
+    model = read_optional(directory / "config.json")
     text = model.get("text_config")
     model = {**text, **model} if isinstance(text, dict) else model
     _check_size(backend, model.get("vocab_size"), directory)
@@ -132,7 +132,7 @@ def _declared(directory: Path, config: Mapping[str, Any]) -> list[tuple[int | No
             flags["special"] = flags.get("special", False) or token["content"] in names
             found.append((int(id), AddedToken(token["content"], **flags)))
     else:
-        legacy = _optional(directory / "added_tokens.json")
+        legacy = read_optional(directory / "added_tokens.json")
         specials = names | {_text_of(token) for token in extra}
         for text, id in sorted(legacy.items(), key=lambda item: item[1]):
             found.append((id, AddedToken(text, normalized=text not in specials, special=text in specials)))
@@ -167,7 +167,7 @@ def _check_size(backend: tokenizers.Tokenizer, stated: Any, where: Path) -> None
 
 def _eos_ids(directory: Path, model: Mapping[str, Any]) -> set[int]:
     """The ids that end an answer, as in transformers: of generation_config.json, else of config.json."""
-    eos = _optional(directory / "generation_config.json").get("eos_token_id")
+    eos = read_optional(directory / "generation_config.json").get("eos_token_id")
     eos = model.get("eos_token_id") if eos is None else eos
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(id) is int for id in eos_ids):
@@ -183,7 +183,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if files:
         return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     # The last is where processors of models with vision had it.
-    entry = config.get("chat_template") or _optional(directory / "chat_template.json").get("chat_template")
+    entry = config.get("chat_template") or read_optional(directory / "chat_template.json").get("chat_template")
     if isinstance(entry, str):
         return {"default": entry}
     return {one["name"]: one["template"] for one in entry or []}
@@ -191,8 +191,3 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _text_of(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    """The object in a file that may be missing; {} if it is."""
-    return read_json(path) if path.is_file() else {}

@@ -17,9 +17,7 @@ get update
 get --yes --download-only install python3.11 libstdc++6 > "$apt/log"
 for package in "$apt"/cache/archives/*.deb; do dpkg-deb --extract "$package" "$root"; done
 rm -rf "$root/site"
-names=$(cd "$(dirname "$0")/.." && python3 -c "
-import tomllib
-print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')")
+names=$(python3 "$(dirname "$0")/requirements.py")
 mapfile -t wanted <<< "$names"
 python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target "$root/site" \
     --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 \

@@ -30,6 +30,27 @@ MAX_DEATHS = 5  # in a row, without a step between them
 BACKOFF_S = 0.5  # seconds before a process that follows two deaths in a row; twice as long with each
 
 
+class Siblings:
+    """Other engines of the same model, as one of them tells them of itself: none, unless a subclass knows some."""
+
+    def can_replace(self, engine: "RemoteEngine") -> bool:
+        """Whether another engine can go on with its requests."""
+        return False
+
+    def came(self, engine: "RemoteEngine") -> None:
+        """Its process has its requests."""
+
+    def went(self, engine: "RemoteEngine") -> None:
+        """Its process has ended, and its KV with it."""
+
+    def pages_changed(self, engine: "RemoteEngine", changes: list[Change]) -> None:
+        """Its prefix index has got or lost pages."""
+
+    def not_taken(self, left: list[InFlight]) -> list[InFlight]:
+        """Those of its requests that no other engine goes on with."""
+        return left
+
+
 class RemoteEngine:
     """The engine of a process, and of the next one when it dies.
 
@@ -37,9 +58,9 @@ class RemoteEngine:
     A process that dies again and again without a step is not started any more: then `failure` says why.
     """
 
-    def __init__(self, opener: LinkOpener, watchdog_s: float = 0.0) -> None:
+    def __init__(self, opener: LinkOpener, watchdog_s: float = 0.0, siblings: Siblings | None = None) -> None:
         """Start the process and open the model; `watchdog_s`: see `Watchdog`. Raises as `LLM`, and ModelChanged."""
-        self._opener = opener
+        self._opener, self.number, self._siblings = opener, opener.number, siblings or Siblings()
         self._link: ProcessLink | None = opener.open()
         self.llm = opener.llm
         self.failure: EngineFailed | None = None
@@ -71,24 +92,6 @@ class RemoteEngine:
     @property
     def parts(self) -> "Sequence[RemoteEngine]":
         return (self,)
-
-    @property
-    def replaceable(self) -> bool:
-        """Whether another engine can go on with its requests: for a subclass, as is what is below."""
-        return False
-
-    def came(self) -> None:
-        """The process has its requests."""
-
-    def went(self) -> None:
-        """The process has ended, and its KV with it."""
-
-    def pages_changed(self, changes: list[Change]) -> None:
-        """Its prefix index has got or lost pages."""
-
-    def not_taken(self, left: list[InFlight]) -> list[InFlight]:
-        """Those of its requests that no other engine goes on with."""
-        return left
 
     def start(self, publish: Publish, on_step: OnStep) -> None:
         self._publish, self._on_step = publish, on_step
@@ -194,7 +197,7 @@ class RemoteEngine:
         with self._lock:
             left = self._roster.clear()
         if not self._stopped.is_set():
-            left = self.not_taken(left)
+            left = self._siblings.not_taken(left)
         self._publish([one.cut_short(None if one.cancelled else self._reason) for one in left])
 
     def _watch(self) -> None:
@@ -238,7 +241,7 @@ class RemoteEngine:
                         self._roster.remove(found)
             if (suspect := self._roster.released()) is not None and self._link is not None:
                 self._link.outbox.put(suspect)
-        self.pages_changed(news.pages)
+        self._siblings.pages_changed(self, news.pages)
         for seconds, report in news.steps:
             self._on_step(seconds, report)
         if news.steps:
@@ -260,7 +263,7 @@ class RemoteEngine:
             link.outbox.put(None)
             told = self._stopped.is_set() or bool(self._rest)
             asks = [] if self._rest else self._asks.clear()  # those of a rest wait for its end
-        self.went()
+        self._siblings.went(self)
         accused = link.process.note.read()
         how = link.process.end(STOP_S if told else END_S)
         refuse_all(asks, EngineRestarting("the engine's process has died and is started again: try again"))
@@ -285,7 +288,7 @@ class RemoteEngine:
                 log.error("the engine's process cannot be started: %s", error)
                 self._deaths += 1
                 self.failure = error if isinstance(error, ModelChanged) else None
-                if self.replaceable:
+                if self._siblings.can_replace(self):
                     self._give_up()
         return None
 
@@ -301,6 +304,6 @@ class RemoteEngine:
                 link.outbox.put(message)
             if self._stopped.is_set():
                 link.outbox.put(Stop())
-        self.came()
+        self._siblings.came(self)
         log.log(level, "the engine is there again (process %d); %d requests go on", link.process.pid, len(going_on))
         return link

@@ -23,7 +23,7 @@ from twostroke.server.engine_process.codec import RemoteValue
 from twostroke.server.engine_process.in_flight import InFlight
 from twostroke.server.engine_process.launch import Launch
 from twostroke.server.engine_process.link import LinkOpener
-from twostroke.server.engine_process.remote import RemoteEngine
+from twostroke.server.engine_process.remote import RemoteEngine, Siblings
 from twostroke.server.served_engine import OnStep, Publish
 
 log = logging.getLogger(__name__)
@@ -33,26 +33,26 @@ log = logging.getLogger(__name__)
 class _Sent:
     """A request in flight: to whom it went, the pages that it has there as load, and whether it is to end."""
 
-    replica: "Replica"
+    replica: RemoteEngine
     pages: int
     cancelled: bool = False
 
 
-class ReplicatedEngine:
+class ReplicatedEngine(Siblings):
     """A `ServedEngine` of several."""
 
     def __init__(self, launches: Sequence[Launch], watchdog_s: float = 0.0) -> None:
         """Start a process with each of `launches`, one after the other. Raises what `LLM` raises, or ModelChanged."""
-        self._router = KvAware[Replica]()
+        self._router = KvAware[RemoteEngine]()
         self._lock = threading.Lock()
         self._sent: dict[Request, _Sent] = {}
         self._publish: Publish = lambda updates: None
-        self.parts: list[Replica] = []  # the replicas
+        self.parts: list[RemoteEngine] = []  # the replicas
         try:
             for launch in launches:
                 known = self.parts[0].llm if self.parts else None
                 opener = LinkOpener(launch, len(self.parts), len(launches), known)
-                self.parts.append(Replica(self, opener, watchdog_s))
+                self.parts.append(RemoteEngine(opener, watchdog_s, self))
         except BaseException:
             self.stop()
             raise
@@ -104,7 +104,7 @@ class ReplicatedEngine:
     def beside_steps(self, action: Callable[[LLM], Any]) -> "Future[Any]":
         return self._one_for(action).beside_steps(action)
 
-    def _choice(self, request: Request) -> "tuple[Replica, int]":
+    def _choice(self, request: Request) -> tuple[RemoteEngine, int]:
         """A replica for a request, and the pages that it has there as load."""
         size, router = self.llm.pool.page_size, self._router
         pages = -(-len(request.prompt) // size) + len(request.choices)
@@ -115,7 +115,7 @@ class ReplicatedEngine:
         names = page_names(request.prompt, size, root_of(request.cache_salt))
         return router.choose(RoutedCall(pages, names)) or self._anyone, pages
 
-    def _home(self, action: Any) -> "Replica | None":
+    def _home(self, action: Any) -> RemoteEngine | None:
         """The replica that has a value which a function is given."""
         if isinstance(action, RemoteValue):
             return None if action.lost else self.parts[action.generation % len(self.parts)]
@@ -124,30 +124,31 @@ class ReplicatedEngine:
             return next((home for home in homes if home is not None), None)
         return None
 
-    def _one_for(self, action: Any) -> "Replica":
+    def _one_for(self, action: Any) -> RemoteEngine:
         with self._lock:
             return self._home(action) or self._router.least() or self._anyone
 
     @property
-    def _anyone(self) -> "Replica":
+    def _anyone(self) -> RemoteEngine:
         """One to wait for while none is there."""
         return next((one for one in self.parts if one.alive), self.parts[0])
 
     # For replicas: called by the threads of their processes -----------------------------------------------------------
 
-    def came(self, replica: "Replica") -> None:
-        """A replica is there, with the requests that it has."""
-        with self._lock:
-            self._router.join(replica)
-            for sent in self._sent.values():
-                if sent.replica is replica:
-                    self._router.add(replica, sent.pages)
+    def can_replace(self, engine: RemoteEngine) -> bool:
+        return any(one is not engine and one.alive and not one.restarting for one in self.parts)
 
-    def went(self, replica: "Replica") -> None:
-        """A replica is gone, with its KV."""
+    def came(self, engine: RemoteEngine) -> None:
         with self._lock:
-            if replica in self._router.loads:
-                self._router.leave(replica)
+            self._router.join(engine)
+            for sent in self._sent.values():
+                if sent.replica is engine:
+                    self._router.add(engine, sent.pages)
+
+    def went(self, engine: RemoteEngine) -> None:
+        with self._lock:
+            if engine in self._router.loads:
+                self._router.leave(engine)
 
     def not_taken(self, left: list[InFlight]) -> list[InFlight]:
         """Hand requests of a replica that cannot be started to others. Returns those that end with it."""
@@ -166,38 +167,13 @@ class ReplicatedEngine:
             log.warning("a request goes on at replica %d, since its own cannot be started", sent.replica.number)
         return ended
 
-    def pages_changed(self, replica: "Replica", changes: list[Change]) -> None:
-        """A replica's prefix index has got or lost pages."""
+    def pages_changed(self, engine: RemoteEngine, changes: list[Change]) -> None:
         with self._lock:
-            self._router.tell(replica, changes)
+            self._router.tell(engine, changes)
 
-    def _deliver(self, replica: "Replica", updates: list[Update]) -> None:
+    def _deliver(self, replica: RemoteEngine, updates: list[Update]) -> None:
         with self._lock:
             for update in updates:
                 if update.done and (sent := self._sent.pop(update.request, None)) is not None:
                     self._router.done(replica, sent.pages)
         self._publish(updates)
-
-
-class Replica(RemoteEngine):
-    """One of them."""
-
-    def __init__(self, whole: ReplicatedEngine, opener: LinkOpener, watchdog_s: float) -> None:
-        self.number, self._whole = opener.number, whole
-        super().__init__(opener, watchdog_s)
-
-    @property
-    def replaceable(self) -> bool:
-        return any(one is not self and one.alive and not one.restarting for one in self._whole.parts)
-
-    def came(self) -> None:
-        self._whole.came(self)
-
-    def went(self) -> None:
-        self._whole.went(self)
-
-    def not_taken(self, left: list[InFlight]) -> list[InFlight]:
-        return self._whole.not_taken(left)
-
-    def pages_changed(self, changes: list[Change]) -> None:
-        self._whole.pages_changed(self, changes)

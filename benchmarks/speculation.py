@@ -41,13 +41,12 @@ DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # default of --draft
 WARM_UP = 8  # tokens of warm-up answers
 
 DEFINITIONS = {
-    "tokens_per_second": "tokens after the first / (last token - first token), so many streams at once (prompts are in "
-    "the prefix index if several); the model's prefill is left out, a draft model's is not",
+    "tokens_per_second": "tokens after the first / (last token - first token); so many streams, each of which has its "
+    "next answer when one ends; prompts are in the prefix index, so a model's prefill is left out, a draft's is not",
     "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
-    "while_all": "the same of tokens and time from the last answer's first token to the first answer's last: with "
-    "guesses answers end one after another, and a server has others to put in their places, which this run has not; "
-    "tokens_per_second where no token falls between",
-    "whole_s": "arrival to last token including prefill, sum over the workload's prompts",
+    "while_all": "the same until an answer ends and none is left to take its place: with guesses the last answers end "
+    "one after another, and a server has more of them; tokens_per_second where no token falls between",
+    "whole_s": "arrival to last token of all, with what is left of prefill",
     "acceptance": "accepted guesses / guesses; None if there were none",
     "tokens_per_pass": "tokens after the first / passes of the model that judge them; plain decoding has 1",
     "repetition3": "share of three tokens in a row that occurred before in the same answer",
@@ -110,31 +109,25 @@ def answer(
 def take_turn(
     llm: LLM, contender: Contender, workload: Workload, prompts: Sequence[Sequence[int]], tokens: int, streams: int = 1
 ) -> tuple[Turn, list[list[Token]]]:
-    """Answer a workload's prompts, so many at once, with at most that many tokens each."""
+    """Answer a workload's prompts with at most that many tokens each; the engine runs so many at once."""
     sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": workload.temperature, "seed": 0}
     salt = b"before" if contender.before else urandom(8)  # other texts are not guessed from
-    if streams > 1:
-        answer(llm, prompts, Plain(), salt, max_tokens=1)  # so that no prefill is among the decodes
-    others, answers, seconds = Others(), list[Completion](), 0.0
-    while_all, all_s = 0, 0.0
-    for some in (prompts[i : i + streams] for i in range(0, len(prompts), streams)):
-        made = answer(llm, some, contender.method, salt, **sampling)
-        times = [answer.timings.tokens for answer in made]
-        seconds += max(one[-1] for one in times) - min(one[0] for one in times)
-        first, last = max(one[0] for one in times), min(one[-1] for one in times)
-        if last > first:
-            while_all, all_s = while_all + sum(first < at <= last for one in times for at in one), all_s + last - first
-        answers += made
+    answer(llm, prompts, Plain(), salt, max_tokens=1)  # so that no prefill is among the decodes
+    others = Others()
+    answers = answer(llm, prompts, contender.method, salt, **sampling)
+    tokens_at = [answer.timings.tokens for answer in answers]
+    first, last = min(one[0] for one in tokens_at), max(one[-1] for one in tokens_at)
+    until = sorted(one[-1] for one in tokens_at)[-streams]
     decoded = sum(len(answer.tokens) - 1 for answer in answers)
     if not decoded:
         raise InvalidRequest(f"every answer to {workload.name!r} is one token long: nothing is decoded")
-    whole = sum(answer.timings.tokens[-1] - answer.timings.arrival for answer in answers)
+    while_all = sum(first < at <= until for one in tokens_at for at in one)
     work = [answer.facts for answer in answers if isinstance(answer.facts, Speculation)]
     guessed = sum(one.guessed for one in work)
     turn = Turn(
-        tokens_per_second=decoded / seconds,
-        while_all=while_all / all_s if while_all else decoded / seconds,
-        whole_s=whole,
+        tokens_per_second=decoded / (last - first),
+        while_all=while_all / (until - first) if while_all else decoded / (last - first),
+        whole_s=last - min(answer.timings.arrival for answer in answers),
         acceptance=sum(one.accepted for one in work) / guessed if guessed else None,
         tokens_per_pass=decoded / max(decoded - sum(one.accepted for one in work), sum(one.rounds for one in work)),
         others_cpu=others.cpu,
@@ -187,7 +180,7 @@ def measure(
     say: Callable[[str], None],
 ) -> Found:
     """Turns of every contender, after a short warm-up answer of each. Raises Differs, InvalidRequest."""
-    prompts, by_name = workload.prompts(llm, max(2, streams)), {contender.name: contender for contender in chosen}
+    prompts, by_name = workload.prompts(llm, 2 * streams), {contender.name: contender for contender in chosen}
     if (needed := max(map(len, prompts)) + tokens) > llm.config.max_position:
         raise InvalidRequest(
             f"{workload.name!r} needs {needed} positions, and {llm.name} has {llm.config.max_position}"
@@ -259,8 +252,8 @@ def facts(results: Sequence[Found], tokens: int) -> dict[str, Any]:
     return {"max_tokens": tokens, "answers": answers, "rows": rows}
 
 
-def open_model(name: str, options: argparse.Namespace) -> tuple[str, LLM, list[Contender]]:
-    """(name in results, the engine with its companions, contenders)."""
+def open_model(name: str, streams: int, options: argparse.Namespace) -> tuple[str, LLM, list[Contender]]:
+    """(name in results, an engine with its companions that runs so many answers at once, contenders)."""
     student = None if options.student == "off" else options.student
     draft = options.draft or DRAFTS.get(name)
     if draft in (name, "off"):
@@ -273,8 +266,9 @@ def open_model(name: str, options: argparse.Namespace) -> tuple[str, LLM, list[C
         student=student,
         draft=draft,
         threads=options.threads,
-        prefix_index="radix" if max(options.streams) > 1 else "off",
-        kv_bytes=(1 << 28) + (max(options.streams) - 1 << 26),
+        prefix_index="radix",
+        kv_bytes=(1 << 28) + (streams - 1 << 26),
+        max_running=streams,
     )
     title = name if stored else f"{name} in {options.weights}"
     student_label = draft_label = None
@@ -316,12 +310,13 @@ def main() -> None:
     options = parser.parse_args()
     workloads = [workload for workload in WORKLOADS if workload.name in options.workloads]
     for model in options.models:
-        title, llm, chosen = open_model(model, options)
-        results: list[Found] = []
-        cells: list[tuple[Workload, int]] = [(one, streams) for one in workloads for streams in options.streams]
-        for one, streams in cells:
-            results.append(measure(llm, chosen, one, streams, options.rounds, options.tokens, say))
-            say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # results so far
+        results, title = list[Found](), ""
+        for streams in options.streams:
+            title, llm, chosen = open_model(model, streams, options)
+            for one in workloads:
+                results.append(measure(llm, chosen, one, streams, options.rounds, options.tokens, say))
+                say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # results so far
+            llm.close()
         print(table(title, results), flush=True)
 
 

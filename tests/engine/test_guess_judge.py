@@ -10,9 +10,9 @@ import pytest
 from twostroke.engine.acceptance import AcceptanceByKind
 from twostroke.engine.draft_guesses import MAX_WAIT, DraftGuesses
 from twostroke.engine.forecast import Forecast
-from twostroke.engine.guess_judge import GuessJudge
+from twostroke.engine.guess_judge import MARGIN, ROUND_S, GuessJudge
 from twostroke.engine.guess_prices import GuessPrices
-from twostroke.engine.strokes import Guess, Guesses
+from twostroke.engine.strokes import Guess, Guesses, Lookup
 from twostroke.models.cost import SequenceRows
 
 MODEL: Any = "model"
@@ -22,8 +22,8 @@ DRAFT: Any = "draft"
 class Rows(Forecast):
     """Steps of 10 ms, and some milliseconds for each row behind the first."""
 
-    def __init__(self, row_ms: float) -> None:
-        self.row_ms, self.asked = row_ms, 0
+    def __init__(self, row_ms: float, draft_ms: float = 4) -> None:
+        self.row_ms, self.draft_ms, self.asked = row_ms, draft_ms, 0
 
     def placed(self, entries: Any) -> float:
         return 0.01
@@ -34,7 +34,7 @@ class Rows(Forecast):
     def seconds(self, model: Any, step: Sequence[SequenceRows]) -> float:
         self.asked += 1
         if model == DRAFT:
-            return 0.004
+            return self.draft_ms / 1e3
         return 0.01 + self.row_ms * (sum(one.count for one in step) - 1) / 1e3
 
 
@@ -53,8 +53,8 @@ class FreeRows(Rows):
         return 0.0
 
 
-def judge(row_ms: float, sequences: int = 1) -> GuessJudge:
-    return GuessJudge(GuessPrices(lambda: Rows(row_ms)), None, lambda: sequences)  # type: ignore[arg-type]
+def judge(row_ms: float, sequences: int = 1, draft_ms: float = 4) -> GuessJudge:
+    return GuessJudge(GuessPrices(lambda: Rows(row_ms, draft_ms)), None, lambda: sequences)  # type: ignore[arg-type]
 
 
 def advised(of: GuessJudge, asks: Guess, choice: DraftGuesses | None = None) -> Guesses:
@@ -146,6 +146,44 @@ def test_the_more_sequences_wait_the_fewer_are_tried() -> None:
     assert found == sorted(found, reverse=True)
     assert found[0]
     assert not found[-1]
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 6])
+def test_a_draft_makes_the_product_of_speeds_greatest(sequences: int) -> None:
+    of, row_s, draft_s = judge(0.2, sequences, 1), 2e-4, 1e-3
+    asks, choice = Guess("draft", most=8, guessed=9, stood=9), of.begin()
+    told = advised(of, asks, choice).count
+    rate = choice.rate(asks)
+
+    def product(count: int) -> float:
+        plain = 0.01 + (sequences - 1) * row_s
+        step = ROUND_S + plain + count * (row_s + draft_s)
+        return sum(rate**ahead for ahead in range(count + 1)) * (plain / step) ** sequences
+
+    best = max(range(9), key=product)
+    assert told == (best if product(best) > MARGIN else 0)
+    assert (told > 0) == (sequences < 6)
+
+
+def test_what_a_salt_has_learned_says_little_of_another() -> None:
+    """Texts of one repeat four tokens of their prompts at a time, and those of the other three."""
+    of, starts, right, wrong = judge(0), range(0, 50, 5), 0.0, 0.0
+
+    def chance(salt: bytes, text: int, repeated: int) -> float:
+        found, prompt = of.lookup(Lookup(), salt), range(100 * text, 100 * text + 60)
+        found.begin(prompt)
+        for start in starts:
+            for token in (*prompt[start : start + repeated], -1):
+                found.add(token)
+        for token in prompt[50:53]:
+            found.add(token)
+        return found.chances(1)[0] if found.chances(1) else 0.0
+
+    for text in range(8):
+        right, wrong = chance(b"right", 2 * text, 4), chance(b"wrong", 2 * text + 1, 3)
+    new = of.lookup(Lookup(), b"new")
+    new.begin([*range(60), 0, 1, 2])
+    assert wrong < 0.1 < 0.4 < new.chances(1)[0] < 0.6 < 0.9 < right
 
 
 def test_guesses_that_fail_become_rare_and_never_cease() -> None:

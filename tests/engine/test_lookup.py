@@ -43,6 +43,30 @@ def test_chances_shrink_and_follow_what_came() -> None:
     assert wrong.chances(16)[:1] < [0.3]
 
 
+def test_other_texts_are_of_another_kind_than_its_own() -> None:
+    """What is learned of texts that were answered before says nothing of a text that repeats itself."""
+    history = TextHistory()
+    other = lookup([*range(100)], history)
+    answer = lookup([0, 1, 2], history)
+    for token in range(3, 100):  # stands in the other text, always
+        assert answer.guesses(1) == [token]
+        answer.add(token)
+    assert answer.chances(1) == []
+    assert other.chances(1) == []
+    sure, unknown = 0.9, AcceptanceByKind().rate(None)
+    of_salt = AcceptanceByKind()
+    for prompt, first in (([*range(9), 0, 1, 2], unknown), ([10, 11, 12], unknown)):  # of its own text; of the other
+        found = LookupGuesses(Lookup(), history.begin(b""), of_salt)
+        found.begin(prompt)
+        assert found.chances(1) == [first]
+    for token in range(13, 60):
+        found.add(token)
+    assert found.chances(1)[0] > sure
+    own = LookupGuesses(Lookup(), history.begin(b"salt"), of_salt)
+    own.begin([*range(100), 10, 11, 12])
+    assert own.chances(1) == [unknown]
+
+
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_a_place_is_one_where_the_same_stood_before(prompt: list[int], answer: list[int]) -> None:
     found, text = lookup(prompt), [*prompt]

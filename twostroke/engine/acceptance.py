@@ -27,20 +27,20 @@ class Acceptance:
 
 
 class AcceptanceByKind:
-    """How guesses of each kind fared: those of one choice, guided by those of all."""
+    """How guesses of each kind fared: those of one choice or of one salt, guided by those of more."""
 
-    def __init__(self, of_all: "AcceptanceByKind | None" = None) -> None:
-        """`of_all`: what is thought of a kind of which there was nothing yet; None: these are all choices'."""
-        self._all = of_all
+    def __init__(self, of_more: "AcceptanceByKind | None" = None, forget: float = FORGET_ALL) -> None:
+        """`of_more`: what is thought of a kind of which there was nothing yet; None: these are of all."""
+        self._of_more, self._forget = of_more, forget
         self._kinds: defaultdict[Hashable, Acceptance] = defaultdict(
-            Acceptance if of_all is None else lambda: Acceptance(0, 0)
+            Acceptance if of_more is None else lambda: Acceptance(0, 0)
         )
 
     def add(self, kind: Hashable, guessed: int, stood: int) -> None:
-        self._kinds[kind].add(guessed, stood, FORGET_ALL if self._all is None else FORGET_OWN)
-        if self._all is not None:
-            self._all.add(kind, guessed, stood)
+        self._kinds[kind].add(guessed, stood, self._forget)
+        if self._of_more is not None:
+            self._of_more.add(kind, guessed, stood)
 
     def rate(self, kind: Hashable) -> float:
         """The share of guesses of a kind that stands."""
-        return self._kinds[kind].rate(None if self._all is None else self._all.rate(kind))
+        return self._kinds[kind].rate(None if self._of_more is None else self._of_more.rate(kind))

@@ -1,6 +1,6 @@
 """What one choice has asked about a draft's guesses, and how they fared."""
 
-from twostroke.engine.acceptance import AcceptanceByKind
+from twostroke.engine.acceptance import FORGET_OWN, AcceptanceByKind
 from twostroke.engine.strokes import Guess, Guesses
 
 MAX_WAIT = 32  # tokens that are decoded without guesses before the next try
@@ -12,7 +12,7 @@ class DraftGuesses:
     def __init__(self, of_all: AcceptanceByKind) -> None:
         self.told = list[Guesses]()
         self.given_up = False  # whether no guess is told any more
-        self._acceptance = AcceptanceByKind(of_all)
+        self._acceptance = AcceptanceByKind(of_all, FORGET_OWN)
         self.wait = 0
 
     def learn(self, asks: Guess) -> None:

@@ -28,6 +28,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 ROUND_S = 2e-4  # of the program and the engine, for a round of a draft
 MARGIN = 1.02  # by which guesses must be expected to be quicker
+MAX_SALTS = 4096  # of which it is known how lookups fared
 
 
 class GuessJudge:
@@ -38,6 +39,7 @@ class GuessJudge:
         self._prices, self._budget, self._decoding = prices, budget, decoding
         self._history = TextHistory()
         self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind()
+        self._lookups_of: dict[bytes, AcceptanceByKind] = {}  # by salt
         self._asked = False  # whether any program has asked for guesses: others' steps do not wait for a judge
 
     # Lookups, of a whole step ---------------------------------------------------------------------------------------
@@ -45,7 +47,10 @@ class GuessJudge:
     def lookup(self, asked: Lookup, salt: bytes) -> LookupGuesses:
         """Guesses for a decode; `salt`: of its request."""
         self._asked = True
-        return LookupGuesses(asked, self._history.begin(salt), self._lookups)
+        if salt not in self._lookups_of and len(self._lookups_of) >= MAX_SALTS:
+            self._lookups_of.clear()
+        of_salt = self._lookups_of.setdefault(salt, AcceptanceByKind(self._lookups))
+        return LookupGuesses(asked, self._history.begin(salt), of_salt)
 
     def guess(self, running: Iterable[Choice]) -> None:
         """Let lanes guess as many tokens in the next step as pay together."""
@@ -133,17 +138,18 @@ class GuessJudge:
         return told
 
     def _count(self, rate: float, most: int, context: int, model: Model, draft: Model) -> int:
-        """The number of guesses of which the most tokens per second are expected; 0: none pays."""
+        """The number of guesses of which the product of all speeds is expected to be greatest; 0: none pays."""
         sequences, prices = self._decoding(), self._prices
-        best, found, more = MARGIN * sequences / prices.seconds(model, sequences, 0, context), 0, 0.0
-        share, drafting = 1.0, prices.seconds(draft, 1, 0, context)
+        plain = log(prices.seconds(model, sequences, 0, context) * MARGIN ** (-1 / sequences))
+        drafting = prices.seconds(draft, 1, 0, context)
+        best, found, share, tokens = 0.0, 0, 1.0, 1.0
         for count in range(1, most + 1):
             share *= rate
-            more += share
+            tokens += share
             seconds = ROUND_S + prices.seconds(model, sequences, count, context) + count * drafting
-            if (sequences + more) / seconds <= best:
-                if found or count > 4:  # a row may be dear where instructions for more rows begin
-                    break
-                continue
-            best, found = (sequences + more) / seconds, count
+            gained = log(tokens) - sequences * (log(seconds) - plain)
+            if gained > best:
+                best, found = gained, count
+            elif found or count > 4:  # a row may be dear where instructions for more rows begin
+                break
         return found

@@ -6,7 +6,7 @@ as a guess or not. So it is known how guesses fare without any trial.
 
 from collections.abc import Sequence
 
-from twostroke.engine.acceptance import AcceptanceByKind
+from twostroke.engine.acceptance import FORGET_OWN, AcceptanceByKind
 from twostroke.engine.strokes import Lookup
 from twostroke.engine.text_history import Text, TextPlace
 
@@ -16,9 +16,9 @@ MIN_CHANCE = 0.05  # guesses that are less likely to stand are not considered
 class LookupGuesses:
     """Of one decode, also after a preemption."""
 
-    def __init__(self, asked: Lookup, text: Text, of_all: AcceptanceByKind) -> None:
-        """`text`: of this decode, empty; `of_all`: how guesses of all decodes fared, by the length of their match."""
-        self.asked, self.text, self._acceptance = asked, text, AcceptanceByKind(of_all)
+    def __init__(self, asked: Lookup, text: Text, of_salt: AcceptanceByKind) -> None:
+        """`text`: of this decode, empty; `of_salt`: how guesses of decodes with the same salt fared, by their kind."""
+        self.asked, self.text, self._acceptance = asked, text, AcceptanceByKind(of_salt, FORGET_OWN)
         self._place: TextPlace | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -31,7 +31,7 @@ class LookupGuesses:
         place, right = self._place, False
         if place is not None:
             right = place.next_token == token
-            self._acceptance.add(_kind(place.match), 1, right)
+            self._acceptance.add(self._kind(place), 1, right)
         self.text.add(token)
         self._place = (place.moved() if place is not None and right else None) or self.text.find()
 
@@ -52,9 +52,9 @@ class LookupGuesses:
         chances: list[float] = []
         if self._place is None:
             return chances
-        chance, rate, kind, match = 1.0, 0.0, -1, self._place.match
+        chance, rate, kind, place = 1.0, 0.0, None, self._place
         for ahead in range(count):
-            if (other := _kind(match + ahead)) != kind:
+            if (other := self._kind(place, ahead)) != kind:
                 kind, rate = other, self._acceptance.rate(other)
             chance *= rate
             if chance < MIN_CHANCE:
@@ -62,7 +62,7 @@ class LookupGuesses:
             chances.append(chance)
         return chances
 
-
-def _kind(match: int) -> int:
-    """Matches of about the same length are of one kind."""
-    return match if match < 8 else 8 if match < 12 else 12 if match < 20 else 20
+    def _kind(self, place: TextPlace, ahead: int = 0) -> tuple[int, bool]:
+        """Guesses behind matches of about the same length, in its own text or in others, are of one kind."""
+        match = place.match + ahead
+        return match if match < 8 else 8 if match < 12 else 12 if match < 20 else 20, place.text is self.text

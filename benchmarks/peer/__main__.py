@@ -83,6 +83,7 @@ def run(
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds; medians are reported.")] = 5,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     amx: Annotated[bool, typer.Option(help="Whether engines may use the processor's tiles, if it has any.")] = True,
+    apart: Annotated[bool, typer.Option("--apart", help="Load an engine for each turn: two do not fit.")] = False,
     work: Work = WORK,
     output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
 ) -> None:
@@ -100,7 +101,7 @@ def run(
     path = free_name(output, f"peers-{datetime.now(UTC):%Y-%m-%d}")
     for model, workload in todo:
         try:
-            measurements = compare(model, workload, chosen, rounds, threads, work, say, amx=amx)
+            measurements = compare(model, workload, chosen, rounds, threads, work, say, amx=amx, apart=apart)
         except TwostrokeError as error:
             say(f"{model}: {error}")
             continue

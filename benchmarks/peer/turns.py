@@ -96,9 +96,11 @@ def compare(
     say: Say,
     *,
     amx: bool = True,
+    apart: bool = False,
 ) -> list[Measured]:
     """The measurements of each engine, in the given order. The workers end with this call.
 
+    `apart`: an engine is loaded for each of its turns, and ends behind it, so that no two need memory at once.
     Raises TwostrokeError if the model is not available, or its context is too short for the workload.
     """
     prompts = PromptSource(model, work)
@@ -106,27 +108,41 @@ def compare(
     if context > prompts.longest:
         raise TwostrokeError(f"{model} has {prompts.longest} positions, and {workload.name} needs {context}")
     measurements = {name: Measured(name) for name in engines}
+
+    def loaded(name: str) -> Worker | None:
+        return load(measurements[name], model, context, workload.batch, threads, work, say, amx=amx)
+
+    def turn(workers: dict[str, Worker], name: str, round_number: int) -> None:
+        """Round 0 warms up. An engine that fails leaves the workers."""
+        measured = measurements[name]
+        say(f"{model}, {workload.name}: round {round_number} of {rounds}, {name}")
+        others = [(measurements[other], worker) for other, worker in workers.items() if other != name]
+        try:
+            with idleness(others):
+                made = take_turn(workers[name], prompts.make(workload, round_number), workload, round_number)
+            time.sleep(SETTLE_S)
+            measured.peak_rss_bytes = workers[name].peak_rss_bytes()
+            measured.turns += [made] if round_number else []
+        except WorkerFailed as failure:
+            measured.failure = str(failure)
+            say(f"{name}: {failure}")
+            workers.pop(name).close()
+
+    if apart:
+        for round_number in range(1, rounds + 1):
+            for name in turn_order(list(engines), round_number):
+                if measurements[name].failure is None and (worker := loaded(name)) is not None:
+                    with worker:
+                        alone = {name: worker}
+                        turn(alone, name, 0)
+                        if alone:
+                            turn(alone, name, round_number)
+        return list(measurements.values())
     with ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for measured in measurements.values():
-            if (worker := load(measured, model, context, workload.batch, threads, work, say, amx=amx)) is not None:
-                workers[measured.engine] = stack.enter_context(worker)
-        # Round 0 warms up: all engines run once before any is measured.
-        for round_number in range(rounds + 1):
+        workers = {name: stack.enter_context(worker) for name in engines if (worker := loaded(name)) is not None}
+        for round_number in range(rounds + 1):  # all engines run once before any is measured
             for name in turn_order(list(workers), round_number):
-                measured = measurements[name]
-                say(f"{model}, {workload.name}: round {round_number} of {rounds}, {name}")
-                others = [(measurements[other], worker) for other, worker in workers.items() if other != name]
-                try:
-                    with idleness(others):
-                        turn = take_turn(workers[name], prompts.make(workload, round_number), workload, round_number)
-                    time.sleep(SETTLE_S)
-                    measured.peak_rss_bytes = workers[name].peak_rss_bytes()
-                    measured.turns += [turn] if round_number else []
-                except WorkerFailed as failure:
-                    measured.failure = str(failure)
-                    say(f"{name}: {failure}")
-                    workers.pop(name).close()
+                turn(workers, name, round_number)
     return list(measurements.values())
 
 

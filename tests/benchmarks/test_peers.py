@@ -1,9 +1,12 @@
 """The figures of `benchmarks/peer`: rates, medians, ratios, and the table made of them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.peer import turns
+from benchmarks.peer.client import WorkerFailed
 from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.figures import Rates, medians, rates, ratio, together, turn_order
 from benchmarks.peer.protocol import Generated, Job
@@ -66,6 +69,55 @@ def test_every_engine_is_first_once() -> None:
     assert [order[0] for order in orders] == names
     assert all(sorted(order) == names for order in orders)
     assert turn_order(names, 3) == names
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_engines_of_which_two_do_not_fit_are_loaded_for_each_turn(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    events: list[str] = []
+
+    class OneWorker:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> "OneWorker":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            events.append(f"{self.name} ends")
+
+        def cpu_seconds(self) -> float:
+            return 0.0
+
+        def peak_rss_bytes(self) -> int:
+            return 1
+
+        def answer(self, job: Job) -> Generated:
+            events.append(f"{self.name} answers {job.output_tokens}")
+            if self.name == "b":
+                raise WorkerFailed("out of memory")
+            return Generated([[1, 2]], [[1.0, 2.0]])
+
+    def loaded(measured: Measured, *_: object, **__: object) -> OneWorker:
+        events.append(f"{measured.engine} is loaded")
+        return OneWorker(measured.engine)
+
+    monkeypatch.setattr(turns, "load", loaded)
+    monkeypatch.setattr(turns, "SETTLE_S", 0)
+    monkeypatch.setattr(turns, "PromptSource", lambda *_: SimpleNamespace(longest=99, make=lambda *_: [[1]]))
+    found = turns.compare("m", Workload("w", 1, 20), ["a", "b"], 2, 1, Path(), lambda _: None, apart=apart)
+    assert [(one.engine, len(one.turns), one.failure) for one in found] == [("a", 2, None), ("b", 0, "out of memory")]
+    of_a = ["a answers 8", "a answers 20"]
+    if apart:
+        turn_of_a = ["a is loaded", *of_a, "a ends"]
+        assert [one for one in events if one != "b ends"] == ["b is loaded", "b answers 8", *turn_of_a, *turn_of_a]
+        assert events[2] == "b ends"
+    else:
+        assert events[:2] == ["a is loaded", "b is loaded"]
+        assert [one for one in events if "a answers" in one] == [*of_a, "a answers 20"]
+    assert events.count("b answers 8") == 1
 
 
 def test_table_chooses_the_best_peer_for_each_column() -> None:

@@ -68,7 +68,7 @@ class DecodeLane(Lane[Decode]):
             raise ContextLengthExceeded(
                 f"the context is full: model {model.name} has {model.max_position} positions, the pool {slots} slots"
             )
-        self.guesses = [] if record.complete else in_vocabulary(stroke.guesses[: self._room - 1], model)
+        self.guesses = [] if record.complete else [*in_vocabulary(stroke.guesses[: self._room - 1], model)]
         self._num_before = len(todo)  # tokens to enter before the first guess
         known = [s.id for s in record.sampled]
         # After a preemption: tokens sampled before agree with guesses, or the stroke would be over.
@@ -299,6 +299,9 @@ def _first_row(tail: Tail | None, model: Model, models: Mapping[str, Model]) -> 
     return (model, StoredLogits(logits)) if logits.shape[1] <= model.config.vocab_size else None
 
 
-def in_vocabulary(guesses: Sequence[int], model: Model) -> list[int]:
+def in_vocabulary(guesses: Sequence[int], model: Model) -> Sequence[int]:
     """The leading guesses that are in the vocabulary."""
-    return list(takewhile(lambda id: 0 <= id < model.config.vocab_size, guesses))
+    size = model.config.vocab_size
+    if not guesses or (min(guesses) >= 0 and max(guesses) < size):  # as nearly always
+        return guesses
+    return list(takewhile(lambda id: 0 <= id < size, guesses))

@@ -7,8 +7,7 @@ full batch a row costs nearly a token's time.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
-from math import log
+from math import log, log1p
 from operator import itemgetter
 from typing import TypeVar
 
@@ -94,16 +93,19 @@ class GuessJudge:
         """
         gains: list[tuple[float, Key]] = []
         for key, some in chances.items():
-            tokens = list(accumulate(some, initial=1.0))
-            gains += [(log(after / before), key) for before, after in pairwise(tokens)]
+            tokens = 1.0
+            for chance in some:
+                gains.append((log1p(chance / tokens), key))
+                tokens += chance
         gains.sort(key=itemgetter(0), reverse=True)
-        plain, most = log(self._prices.seconds(model, sequences, 0, context) / MARGIN), len(gains)
+        seconds = self._prices.of_step(model, sequences, context)
+        plain, most = log(seconds(0) / MARGIN), len(gains)
         best, found, gained = 0.0, 0, 0.0
         for count, (gain, _) in enumerate(gains, 1):
             gained += gain
             if count > 8 and count % (count // 16 * 4 or 4) and count < most:  # a look takes time too
                 continue
-            lost = sequences * (log(self._prices.seconds(model, sequences, count, context)) - plain)
+            lost = sequences * (log(seconds(count)) - plain)
             if gained - lost > best:
                 best, found = gained - lost, count
         return Counter(key for _, key in gains[:found])

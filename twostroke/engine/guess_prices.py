@@ -1,13 +1,14 @@
 """What steps with guesses cost: as predicted, corrected by steps that were measured."""
 
 from collections.abc import Callable
+from functools import cache
 from math import log2
 
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
 from twostroke.models.cost import SequenceRows
 
-MAX_KNOWN = 4096  # shapes of steps whose predicted seconds are kept
+MAX_KNOWN = 256  # shapes of steps whose predicted seconds are kept, by their guesses
 MIN_S = 1e-9  # a step is never free
 GAIN = 0.2  # weight of a measured step in its correction
 MAX_SURPRISE = 1.5  # a step counts as at most so many times slower or quicker: the machine may have paused
@@ -24,18 +25,41 @@ class GuessPrices:
 
     def __init__(self, forecast: Callable[[], Forecast]) -> None:
         self._forecast = forecast
-        self._predicted: dict[tuple[Model, int, int, int], float] = {}
+        self._predicted: dict[tuple[Model, int, int], dict[int, float]] = {}  # by shape, and then by guesses
         self._factors: dict[tuple[Model, int], dict[int, float]] = {}  # by sequences, and then by guesses
 
     def seconds(self, model: Model, sequences: int, guesses: int, context: int) -> float:
         """Expected seconds; `context`: entries before a sequence's rows."""
-        return self._predict(model, sequences, guesses, context) * self._factor(model, sequences, guesses)
+        return self.of_step(model, sequences, context)(guesses)
+
+    def of_step(self, model: Model, sequences: int, context: int) -> Callable[[int], float]:
+        """Expected seconds by the number of guesses."""
+        shape = model, sequences, 1 << context.bit_length()
+        if (predicted := self._predicted.get(shape)) is None:
+            if len(self._predicted) >= MAX_KNOWN:
+                self._predicted.clear()
+            predicted = self._predicted[shape] = {}
+        factors = self._factors.get((model, _size(sequences)))
+        near: dict[int, float] = {}
+
+        def seconds(guesses: int) -> float:
+            if (known := predicted.get(guesses)) is None:
+                known = predicted[guesses] = self._predict(*shape, guesses)
+            if not factors:
+                return known
+            size = _size(guesses)
+            if (factor := near.get(size)) is None:
+                factor = near[size] = _nearest(factors, size)
+            return known * factor
+
+        return seconds
 
     def observe(self, model: Model, sequences: int, guesses: int, context: int, seconds: float) -> None:
         """A step took so long."""
+        seconds_of = self.of_step(model, sequences, context)
         factors, size = self._factors.setdefault((model, _size(sequences)), {}), _size(guesses)
-        expected = self._factor(model, sequences, guesses)
-        measured = seconds / self._predict(model, sequences, guesses, context)
+        expected = _nearest(factors, size) if factors else 1.0
+        measured = seconds / seconds_of(guesses) * expected
         measured = min(max(measured, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
         if (plain := factors.get(0)) is not None:
             for other, factor in factors.items():
@@ -43,24 +67,19 @@ class GuessPrices:
                     factors[other] = plain + (factor - plain) * FORGET
         factors[size] = expected + GAIN * (measured - expected) if size in factors else measured
 
-    def _predict(self, model: Model, sequences: int, guesses: int, context: int) -> float:
+    def _predict(self, model: Model, sequences: int, context: int, guesses: int) -> float:
         """Predicted seconds of a step of sequences that each make a token, one of them behind all guesses."""
-        context = 1 << context.bit_length()
-        shape = model, sequences, guesses, context
-        if (known := self._predicted.get(shape)) is None:
-            if len(self._predicted) >= MAX_KNOWN:
-                self._predicted.clear()
-            alone = [SequenceRows(1, context, 1)] * (sequences - 1)
-            step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
-            known = self._predicted[shape] = max(MIN_S, self._forecast().seconds(model, step))
-        return known
-
-    def _factor(self, model: Model, sequences: int, guesses: int) -> float:
-        """Of the steps of so many sequences that were measured, those of the most similar number of guesses."""
-        factors, size = self._factors.get((model, _size(sequences))), _size(guesses)
-        return factors[min(factors, key=lambda known: (abs(known - size), known))] if factors else 1.0
+        alone = [SequenceRows(1, context, 1)] * (sequences - 1)
+        step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
+        return max(MIN_S, self._forecast().seconds(model, step))
 
 
+def _nearest(factors: dict[int, float], size: int) -> float:
+    """Of the steps that were measured, the factor of those of the most similar number of guesses."""
+    return factors[min(factors, key=lambda known: (abs(known - size), known))]
+
+
+@cache
 def _size(count: int) -> int:
     """The same for numbers that are about equal."""
     return 1 + round(2 * log2(count)) if count else 0

@@ -31,7 +31,7 @@ class LookupGuesses:
         place, right = self._place, False
         if place is not None:
             right = place.next_token == token
-            self._acceptance.add(self._kind(place), 1, right)
+            self._acceptance.add(_kind(place.match, place.text is self.text), 1, right)
         self.text.add(token)
         self._place = (place.moved() if place is not None and right else None) or self.text.find()
 
@@ -52,9 +52,10 @@ class LookupGuesses:
         chances: list[float] = []
         if self._place is None:
             return chances
-        chance, rate, kind, place = 1.0, 0.0, None, self._place
+        chance, rate, kind = 1.0, 0.0, -1
+        match, own = self._place.match, self._place.text is self.text
         for ahead in range(count):
-            if (other := self._kind(place, ahead)) != kind:
+            if (other := _kind(match + ahead, own)) != kind:
                 kind, rate = other, self._acceptance.rate(other)
             chance *= rate
             if chance < MIN_CHANCE:
@@ -62,7 +63,7 @@ class LookupGuesses:
             chances.append(chance)
         return chances
 
-    def _kind(self, place: TextPlace, ahead: int = 0) -> tuple[int, bool]:
-        """Guesses behind matches of about the same length, in its own text or in others, are of one kind."""
-        match = place.match + ahead
-        return match if match < 8 else 8 if match < 12 else 12 if match < 20 else 20, place.text is self.text
+
+def _kind(match: int, own: bool) -> int:
+    """Guesses behind matches of about the same length, in their own text or in another, are of one kind."""
+    return 2 * (match if match < 8 else 8 if match < 12 else 12 if match < 20 else 20) + own

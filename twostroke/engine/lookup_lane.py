@@ -48,13 +48,17 @@ class LookupLane(DecodeLane):
 
     def offered_guesses(self) -> Sequence[int]:
         """What it could guess in the next step; no token is sampled in vain."""
-        if len(self.todo) != 1 or not self.lookup.found or self._tried or self.has_placeholder or self.missing:
+        stroke, record = self.stroke, self.record
+        if len(self.todo) != 1 or self._tried or self.has_placeholder or self.missing or record.complete:
             return ()
-        sampled, output = len(self.record.sampled), self.output
-        left = min(self._room - sampled, self.num_guesses + 1)
-        for most, made in ((self.stroke.max_tokens, sampled), (output.params.max_tokens, len(output.ids))):
-            left = left if most is None else min(left, most - made)
-        return () if self.record.complete or left < 2 else in_vocabulary(self.lookup.guesses(left - 1), self.model)
+        if stroke.lookup is None or not self.lookup.found:
+            return ()
+        left = min(self._room - len(record.sampled), stroke.lookup.most + 1)
+        if stroke.max_tokens is not None:
+            left = min(left, stroke.max_tokens - len(record.sampled))
+        if (most := self.output.params.max_tokens) is not None:
+            left = min(left, most - len(self.output.ids))
+        return in_vocabulary(self.lookup.guesses(left - 1), self.model) if left > 1 else ()
 
     def guess(self, tokens: Sequence[int]) -> None:
         """Enter these behind the next token."""

@@ -4,6 +4,7 @@ Saxena 2023 (prompt lookup); Oliaro et al. 2024, "SuffixDecoding" (arXiv:2411.04
 table says where each few tokens occurred last, and the longest match is found by going back from there.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -19,6 +20,8 @@ MAX_MATCH = 32  # tokens that are compared
 SLOTS = 1 << 18  # of the table; a later place takes the slot of an earlier one
 FACTORS = (1_000_003, 998_244_353, 1_540_483_477)  # of the numbers of a slot
 MAX_TOKENS = 1 << 20  # of all texts: the oldest are forgotten
+PLACE_BITS = 32  # of a mark, which is a text's number and a place in it; -1: none
+PLACES = (1 << PLACE_BITS) - 1
 
 
 class TextPlace(NamedTuple):
@@ -48,7 +51,8 @@ class TextHistory:
         self._max_tokens, self.num_tokens = max_tokens, 0
         self._texts: OrderedDict[int, Text] = OrderedDict()
         self._numbers = count()
-        self._latest = np.full((SLOTS, 2), -1, np.int64)  # of each slot: a text, and the place behind its few tokens
+        self._latest = array("q", [-1]) * SLOTS  # of each slot: the mark behind its few tokens
+        self._latest_view = np.frombuffer(self._latest, np.int64)
 
     def begin(self, group: bytes) -> "Text":
         """A new text, empty. `group`: a cache salt."""
@@ -68,21 +72,20 @@ class TextHistory:
         while self.num_tokens > self._max_tokens and len(self._texts) > 1:
             self.num_tokens -= len(self._texts.popitem(last=False)[1].ids)
 
-    def latest(self, slot: int) -> tuple[int, int]:
-        """(text, place) in a slot."""
-        text, place = self._latest[slot].tolist()
-        return text, place
+    def latest(self, slot: int) -> int:
+        """The mark in a slot."""
+        return self._latest[slot]
 
-    def replace(self, slot: int, text: int, place: int) -> tuple[int, int]:
-        """Put a place of a text into a slot. Returns what was there."""
-        before = self.latest(slot)
-        self._latest[slot] = text, place
+    def replace(self, slot: int, mark: int) -> int:
+        """Put a mark into a slot. Returns what was there."""
+        before = self._latest[slot]
+        self._latest[slot] = mark
         return before
 
-    def replace_latest(self, slots: np.ndarray, text: int, places: np.ndarray) -> np.ndarray:
-        """Put places of a text into slots. Returns what was there: [n, 2]."""
-        before = self._latest[slots]
-        self._latest[slots, 0], self._latest[slots, 1] = text, places
+    def replace_latest(self, slots: np.ndarray, marks: np.ndarray) -> np.ndarray:
+        """Put marks into slots. Returns what was there: [n]."""
+        before = self._latest_view[slots]
+        self._latest_view[slots] = marks
         return before
 
 
@@ -93,25 +96,29 @@ class Text:
         self._history, self.number, self.group = history, number, group
         self._seed = crc32(group)  # so that texts of other groups are not even looked at
         self.ids: list[int] = []
-        self._before: list[tuple[int, int]] = []  # of each place in the table: where the same few tokens were before
+        self._marks = number << PLACE_BITS
+        self._before = array("q")  # of each place in the table: the mark where the same few tokens were before
+        self._slot_of_last: int | None = None  # of its last few tokens, if it is known
 
     def extend(self, ids: Iterable[int]) -> None:
         length = len(self.ids)
         start = max(NGRAM, length)
         self.ids += ids
+        self._slot_of_last = None
         self._history.grown(self.number, len(self.ids) - length)
         if len(self.ids) > start:
             known = np.array(self.ids[start - NGRAM : -1], np.int64)
             slots = self._slots(np.lib.stride_tricks.sliding_window_view(known, NGRAM))
-            before = self._history.replace_latest(slots, self.number, np.arange(start, len(self.ids)))
-            self._before += map(tuple, before.tolist())
+            before = self._history.replace_latest(slots, self._marks + np.arange(start, len(self.ids)))
+            self._before.frombytes(before.tobytes())
 
     def add(self, token: int) -> None:
         """`extend` by one token, quicker."""
         ids = self.ids
         if (length := len(ids)) >= NGRAM:
-            self._before.append(self._history.replace(self._slot(ids[-NGRAM:]), self.number, length))
+            self._before.append(self._history.replace(self._slot(), self._marks + length))
         ids.append(token)
+        self._slot_of_last = None
         self._history.grown(self.number, 1)
 
     def find(self) -> TextPlace | None:
@@ -119,29 +126,27 @@ class Text:
         if len(self.ids) < NGRAM:
             return None
         best: TextPlace | None = None
-        number, index = self._history.latest(self._slot(self.ids[-NGRAM:]))
+        mark = self._history.latest(self._slot())
         for _ in range(CANDIDATES):
-            text = self._history.of(number)
+            text, place = self._history.of(mark >> PLACE_BITS), mark & PLACES
             if text is None:
                 break
             if text.group == self.group:
-                match = self._match(text, index)
+                match = self._match(text.ids, place)
                 if match > (NGRAM - 1 if best is None else best.match):
-                    best = TextPlace(match, text, index)
-            number, index = text.before(index)
+                    best = TextPlace(match, text, place)
+            mark = text.before(place)
         return best
 
-    def before(self, place: int) -> tuple[int, int]:
-        """(text, place) where the few tokens before a place occurred before that, or others of their slot."""
+    def before(self, place: int) -> int:
+        """The mark where the few tokens before a place occurred before that, or others of their slot."""
         return self._before[place - NGRAM]
 
-    def _match(self, text: "Text", place: int) -> int:
+    def _match(self, other: Sequence[int], place: int) -> int:
         """How many of the last tokens stand before a place of a text."""
-        match = 0
-        before = text.ids[max(0, place - MAX_MATCH) : place]
-        for own, other in zip(reversed(self.ids[-MAX_MATCH:]), reversed(before), strict=False):
-            if own != other:
-                break
+        own, match = self.ids, 0
+        most = min(MAX_MATCH, place, len(own))
+        while match < most and own[-1 - match] == other[place - 1 - match]:
             match += 1
         return match
 
@@ -149,5 +154,8 @@ class Text:
         """The slots of [n, NGRAM] tokens."""
         return ((ngrams * FACTORS).sum(1) + self._seed) % SLOTS
 
-    def _slot(self, ngram: Sequence[int]) -> int:
-        return (sum(map(mul, ngram, FACTORS)) + self._seed) % SLOTS
+    def _slot(self) -> int:
+        """The slot of its last few tokens."""
+        if self._slot_of_last is None:
+            self._slot_of_last = (sum(map(mul, self.ids[-NGRAM:], FACTORS)) + self._seed) % SLOTS
+        return self._slot_of_last

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from twostroke.errors import InvalidRequest
 
 LARGE = 1e30  # sums and products of float32 numbers beyond it may overflow
+LARGEST = (1 << 63) - 1  # integer: a larger one fits in no word, and far larger ones in no float
 _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
@@ -110,7 +111,7 @@ class Rule:
     @property
     def bounds(self) -> str:
         """The range in words, such as `from 0 to 1`; empty where there is none to speak of."""
-        least, most = (None if bound is None or abs(bound) >= LARGE else bound for bound in (self.least, self.most))
+        least, most = (None if bound is None or abs(bound) >= LARGEST else bound for bound in (self.least, self.most))
         if self.kind is str:
             return "" if least is None else "that is not empty" if least == 1 else f"of at least {least:g} characters"
         if least is not None and most is not None:
@@ -137,8 +138,9 @@ class Checked:
         """Raise InvalidRequest unless the field keeps the rule; it is then of Python's own types."""
         value = getattr(self, name)
         if not rule.accepts(value):
-            huge = rule.most == LARGE and isinstance(value, int | float) and LARGE < abs(value) < math.inf
-            self.require(name, False, f"{rule.wanted}, and no larger than {LARGE:g}" if huge else rule.wanted)
+            most = rule.most if rule.most in (LARGE, LARGEST) else math.inf
+            huge = isinstance(value, int | float) and most < abs(value) < math.inf
+            self.require(name, False, f"{rule.wanted}, and no larger than {most:g}" if huge else rule.wanted)
         object.__setattr__(self, name, rule.plain(value))
 
     def require(self, name: str, fine: bool, wanted: str) -> None:
@@ -188,7 +190,7 @@ def integer(
     default: int | None,
     *,
     least: int | None = None,
-    most: int | None = None,
+    most: int = LARGEST,
     optional: bool = False,
     unset: str = "",
     help: str = "",
@@ -199,7 +201,7 @@ def integer(
 
 def size(default: int | None, *, least: int = 0, unset: str = "", help: str = "") -> Any:
     """A field that is a number of bytes."""
-    return declare(default, Rule(int, help, least, optional=default is None, unit="bytes", unset=unset))
+    return declare(default, Rule(int, help, least, LARGEST, optional=default is None, unit="bytes", unset=unset))
 
 
 def number(

@@ -324,6 +324,9 @@ def test_models(claude: anthropic.Anthropic) -> None:
     assert listed[0].created_at.year >= 2026
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -340,9 +343,12 @@ def test_models(claude: anthropic.Anthropic) -> None:
             "must be text",
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "input"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 5}]}]},
-            "must be a text or a list of blocks",
+        *(
+            (
+                {"messages": [{"role": "user", "content": [{**RESULT, "content": content}]}]},
+                "must be a text or a list of blocks",
+            )
+            for content in (5, [{"type": 5}], [{"type": {"a": 1}}])
         ),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.server.conftest import Serving, asgi
 from twostroke.api.llm import LLM
 from twostroke.server.http.middleware import CallMiddleware
+from twostroke.server.observability.metrics import Metrics
 from twostroke.server.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -61,6 +62,10 @@ CASES: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("chat/completions", {"regex": "a", "choice": ["b"]}, 400, "choice"),
     ("chat/completions", {"functions": [{"name": "f"}]}, 400, "functions"),
     ("chat/completions", {"priority": 10**6}, 400, "priority"),
+    ("chat/completions", {"max_tokens": 10**400}, 400, "max_tokens"),
+    ("chat/completions", {"method": {"name": "drop", "window": 10**400}}, 400, "method"),
+    ("completions", {"max_tokens": 10**400}, 400, "max_tokens"),
+    ("responses", {"input": "hi", "max_output_tokens": 10**400}, 400, "max_output_tokens"),
     ("chat/completions", {"timeout": 0}, 400, "timeout"),
     ("completions", {"prompt": []}, 400, "prompt"),
     ("completions", {"prompt": [1, "a"]}, 400, "prompt"),
@@ -101,6 +106,21 @@ def test_wrong_fields(stream: bool, open_tiny: Callable[..., LLM]) -> None:
             assert (await http.get("/health")).json()["in_flight"] == 0
 
     asyncio.run(check())
+
+
+def test_a_call_that_cannot_be_counted_is_answered(
+    open_tiny: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OverflowError
+
+    async def check() -> None:
+        monkeypatch.setattr(Metrics, "finished", fail)
+        async with asgi(open_tiny()) as http:
+            answer = await http.post("/v1/chat/completions", json=CHAT)
+            assert answer.status_code == 200, answer.text
+
+    asyncio.run(asyncio.wait_for(check(), PATIENCE_S))
 
 
 def test_unknown_fields_and_null_are_nothing(open_tiny: Callable[..., LLM]) -> None:

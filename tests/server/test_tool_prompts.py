@@ -146,6 +146,17 @@ def test_a_refusal_keeps_the_templates_words() -> None:
         Templates("{{ raise_exception('never') }}").prompt([USER], FUNCTIONS)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [{"required": 2.5}, {"required": [[], {}]}, {"properties": -1}, {"properties": ["a"]}]
+    + [{"properties": {"a": {"enum": odd}}} for odd in (5, {"b": 1})],
+    ids=str,
+)
+def test_a_schema_that_is_none_has_a_prompt(part: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": {}}, "required": ["a"]} | part
+    assert "weather" in Templates(PLAIN).prompt([USER], [{"name": "weather", "parameters": schema}])
+
+
 def test_tools_as_text() -> None:
     system, user, said, back = describe_tools([USER, called("Rome"), result("Rome")], [{"function": {"name": "now"}}])
     assert system["role"] == "system"

@@ -226,13 +226,14 @@ class AsyncEngine:
                 return
 
     def _dispatch(self, updates: list[Update]) -> None:
+        for update in updates:  # first, so that no call waits for ever where another cannot be counted
+            update.owner.report(update)
         for update in updates:
             if update.tokens:
                 self.output_tokens += len(update.tokens)
                 self.metrics.output_tokens(len(update.tokens))
             if update.done:
                 self._finished(update)
-            update.owner.report(update)
 
     def _finished(self, update: Update) -> None:
         request = update.request

@@ -138,7 +138,9 @@ def _inner(block: ContentBlock, place: str) -> list[ContentBlock]:
     content = getattr(block, "content", None) or []
     if isinstance(content, str):
         return [ContentBlock(type="text", text=content)]  # pyright: ignore[reportCallIssue]
-    if not isinstance(content, list) or not all(isinstance(one, dict) and "type" in one for one in content):
+    if not isinstance(content, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("type"), str) for one in content
+    ):
         raise ApiError(400, f"{place}.content: must be a text or a list of blocks", param=f"{place}.content")
     return [ContentBlock.model_validate(one) for one in content]
 

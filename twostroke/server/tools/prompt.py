@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.chat_templates import REASONING
@@ -28,6 +28,7 @@ For each call write a JSON object with the function's name and arguments between
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 _LISTED = "<tools>"
+T = TypeVar("T")
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}
 MAX_EXAMPLES = 3  # tools whose call is shown, each in some 40 tokens
 _NONE = re.compile(r"content\S*\s+is\s+(?:not\s+)?none")
@@ -108,10 +109,9 @@ def _examples(tools: Sequence[Message]) -> list[Message]:
     for tool in tools[:MAX_EXAMPLES]:
         function = tool["function"]
         schema = function.get("parameters") or {}
-        properties = schema.get("properties") or {}
-        arguments = {
-            name: _example(properties.get(name)) for name in schema.get("required") or () if name in properties
-        }
+        properties, required = _part(schema, "properties", dict), _part(schema, "required", list)
+        known = (name for name in required if isinstance(name, str) and name in properties)
+        arguments = {name: _example(properties[name]) for name in known}
         asked = " ".join([function.get("description") or function["name"], *map(_json, arguments.values())])
         call = {"function": {"name": function["name"], "arguments": arguments}}
         made.append({"role": "user", "content": asked})
@@ -122,10 +122,14 @@ def _examples(tools: Sequence[Message]) -> list[Message]:
 def _example(schema: Any) -> Any:
     """A value that a simple schema allows, or a text."""
     schema = schema if isinstance(schema, Mapping) else {}
-    if schema.get("enum"):
-        return schema["enum"][0]
-    kind = schema.get("type")
-    return _VALUES.get(kind if isinstance(kind, str) else "string", "abc")
+    if values := _part(schema, "enum", list):
+        return values[0]
+    return _VALUES.get(_part(schema, "type", str), "abc")
+
+
+def _part(schema: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """A part of a schema that nobody has checked: empty where it is of another kind."""
+    return value if isinstance(value := schema.get(key), kind) else kind()
 
 
 def _as_text(message: Message) -> dict[str, Any]:

@@ -108,6 +108,12 @@ class Rule:
             words = "a finite number" if self.kind is float else _NOUNS.get(self.kind, "a value")
         return f"{words}, or None" if self.optional else words
 
+    def wanted_of(self, value: Any) -> str:
+        """The same, for a value that is refused: it may be beyond a bound that is not spoken of."""
+        most = self.most if self.most in (LARGE, LARGEST) else math.inf
+        huge = isinstance(value, int | float) and most < abs(value) < math.inf
+        return f"{self.wanted}, and no larger than {most:g}" if huge else self.wanted
+
     @property
     def bounds(self) -> str:
         """The range in words, such as `from 0 to 1`; empty where there is none to speak of."""
@@ -138,9 +144,7 @@ class Checked:
         """Raise InvalidRequest unless the field keeps the rule; it is then of Python's own types."""
         value = getattr(self, name)
         if not rule.accepts(value):
-            most = rule.most if rule.most in (LARGE, LARGEST) else math.inf
-            huge = isinstance(value, int | float) and most < abs(value) < math.inf
-            self.require(name, False, f"{rule.wanted}, and no larger than {most:g}" if huge else rule.wanted)
+            self.require(name, False, rule.wanted_of(value))
         object.__setattr__(self, name, rule.plain(value))
 
     def require(self, name: str, fine: bool, wanted: str) -> None:
@@ -183,7 +187,7 @@ def check_arguments(declaring: type, arguments: Mapping[str, Any]) -> None:
     """Check a function's arguments by a dataclass's rules. Raises InvalidRequest naming the first that breaks one."""
     for name, rule in rules(declaring).items():
         if not rule.accepts(arguments[name]):
-            raise InvalidRequest(f"{name} must be {rule.wanted}, not {_shown(arguments[name])}")
+            raise InvalidRequest(f"{name} must be {rule.wanted_of(arguments[name])}, not {_shown(arguments[name])}")
 
 
 def integer(

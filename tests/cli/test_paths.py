@@ -56,6 +56,24 @@ def test_the_disk_tier_and_saved_values_are_in_the_home(home: Path, tiny_llm: Ca
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--prompt-file", ""],
+        ["generate", "--kv-disk", "", "--prompt", "a"],
+        ["explain", "a", "--html", ""],
+        ["eval", "nameindex", "--output", ""],
+        ["verify", ""],
+        ["cache", "clear", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_not_the_working_directory(arguments: list[str], home: Path) -> None:
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    assert told.exit_code != 0
+    assert "it is empty" in told.output or "there is no directory" in told.output
+
+
 @pytest.mark.parametrize("command", ["serve", "worker"])
 @pytest.mark.parametrize("host", ["", " "])
 def test_an_empty_address_is_refused(command: str, host: str) -> None:

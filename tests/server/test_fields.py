@@ -258,6 +258,7 @@ def test_schemas_by_every_name(fields: dict[str, Any], server: Serving) -> None:
         ({"structured_outputs": "x"}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "choice"),
         ({"grammar": "root ::= ("}, "grammar"),
+        ({"grammar": {"type": ["x"], "value": "a"}}, "grammar"),
         ({"guided_choice": []}, "choice"),
         ({"n_predict": 3}, "n_predict"),
         ({"max_tokens": 2.5}, "max_tokens"),

@@ -135,7 +135,7 @@ def _place(where: str) -> tuple[Any, Any]:
 
         return remote, where
     directory = Path(where).expanduser()
-    if not directory.is_dir():
+    if not where or not directory.is_dir():
         raise InvalidRequest(f"there is no directory {where}: give that of --kv-disk, or a URL, redis://HOST:PORT/DB")
     from twostroke.kv.tiers import disk
 

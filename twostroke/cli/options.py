@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from twostroke.cli.config import ConfigOption, source_of
-from twostroke.cli.parsers import exact_size, parse_directory, parse_id, parse_pair, parse_remote, parse_size
+from twostroke.cli.parsers import exact_size, parse_path, parse_id, parse_pair, parse_remote, parse_size
 from twostroke.engine.options import OWN_DRAFTS, LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGEST, Rule, rules
@@ -33,7 +33,7 @@ def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -
     elif rule.unit == "bytes":
         settings = {"parser": parse_size, "metavar": "SIZE"} | settings
     elif rule.unit == "directory":
-        settings = {"parser": parse_directory, "metavar": "DIR"} | settings
+        settings = {"parser": parse_path, "metavar": "DIR"} | settings
     if rule.unset:
         settings = {"show_default": rule.unset} | settings
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)

@@ -22,7 +22,7 @@ UNITS = {
 
 def parse_size(text: str) -> int:
     """Bytes: `2GiB` or `2G`, `512MiB`, `1.5GB`, or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
     if match is None or match[2] not in UNITS:
         raise typer.BadParameter(f"{text!r} is no size: write 2GiB, 512MiB or a number of bytes")
     return int(match[1]) * UNITS[match[2]] if match[1].isdigit() else int(float(match[1]) * UNITS[match[2]])
@@ -54,12 +54,17 @@ def expand_paths(command: Any) -> None:
 
 
 def _expanded(process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
-    return process(context, os.path.expanduser(value) if isinstance(value, str | Path) else value)
+    return process(context, parse_path(value) if isinstance(value, str | Path) else value)
 
 
-def parse_directory(text: str) -> str:
-    """A path whose ~ is the home directory: shells leave it in --option=~/path, and files and services have none."""
-    return os.path.expanduser(str(text))
+def parse_path(text: str | Path) -> str:
+    """A path whose ~ is the home directory: shells leave it in --option=~/path, and files and services have none.
+
+    It is not empty: an unset variable must not stand for the working directory.
+    """
+    if not str(text).strip():
+        raise typer.BadParameter("it is empty: name a file or a directory (. is the working directory)")
+    return os.path.expanduser(text)
 
 
 def parse_remote(text: str) -> str:

@@ -32,7 +32,7 @@ def verify(
     from twostroke.server.grammar import Grammars
 
     if not file.is_file():
-        raise InvalidRequest(f"{file} cannot be read: there is no such file")
+        raise InvalidRequest(f"{file} cannot be read: {'it is a directory' if file.is_dir() else 'there is no such file'}")
     receipts = Receipt.load_all(file)
     if source_of("model") != "option":
         model_options = replace(model_options, model=receipts[0].model)

@@ -104,6 +104,7 @@ class LLMOptions:
         Rule(
             str,
             "A directory for KV, which outlives the process; several processes may share it.",
+            least=1,
             optional=True,
             unit="directory",
             unset="none",

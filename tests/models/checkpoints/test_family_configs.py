@@ -66,6 +66,7 @@ def rope(**changes: Any) -> Change:
         ("gemma4", {"per_layer_config": [3]}, "per_layer_config must be an object for each layer"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "gpt_oss with swiglu_limit 5.0 is not supported"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be at most the 5 experts; it is 9"),
+        ("qwen3_5", {"layer_types": [["full_attention"]] * 4}, "layer_types other than full_attention and linear"),
         ("qwen2moe", {"use_sliding_window": True}, "qwen2moe with use_sliding_window True is not supported"),
         ("qwen2moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be a"),
     ],

@@ -120,8 +120,15 @@ def test_chat_templates_by_file(tmp_path: Path) -> None:
 
 def test_declarations_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for decoder in ({"x": token("<a>")}, {"1": {}}, {"1": token("<a>", special="yes")}, {"1": 3}):
-        with pytest.raises(CheckpointError, match="added tokens cannot be read"):
+        with pytest.raises(CheckpointError, match="the tokenizer's files cannot be read"):
             opened(write(tmp_path, tokenizer_config={"added_tokens_decoder": decoder}))
+    for name, value in (("eos_token", 7), ("bos_token", {"a": 1}), ("chat_template", 1.5), ("chat_template", [None])):
+        with pytest.raises(CheckpointError, match="the tokenizer's files cannot be read"):
+            opened(write(tmp_path, tokenizer_config={name: value}))
+    folder = write(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match="the tokenizer's files cannot be read"):
+        opened(folder)
 
 
 @pytest.mark.parametrize("prefix", [False, True])

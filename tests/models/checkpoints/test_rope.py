@@ -104,6 +104,7 @@ def test_what_depends_on_a_sequences_length_is_said(tmp_path: Path, caplog: pyte
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
+        ({"rope_type": ["yarn"]}, r"rope_type \['yarn'\] is not supported"),
         ({"rope_type": "yarn", "factor": "many"}, "factor must be a positive number; it is 'many'"),
         (YARN | {"original_max_position_embeddings": 1}, "original_max_position_embeddings must be greater than 1"),
         (YARN | {"attention_factor": 0}, "attention_factor must be a positive number"),

@@ -86,7 +86,7 @@ class Qwen3_5(Family):  # the version is part of the name
             return [LINEAR if (i + 1) % period else FULL for i in range(source.num_layers)]
         if not isinstance(kinds, list) or len(kinds) != source.num_layers:
             raise source.wrong("layer_types", f"a list of {source.num_layers}")
-        if not set(kinds) <= {LINEAR, FULL}:
+        if not all(kind in (LINEAR, FULL) for kind in kinds):
             raise source.unsupported(f"layer_types other than {FULL} and {LINEAR}")
         if FULL not in kinds:
             raise source.unsupported("no layer of attention")

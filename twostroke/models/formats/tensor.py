@@ -40,6 +40,8 @@ class RawTensor:
             row_bytes = FORMATS[format].row_bytes(shape[-1])
         except ValueError as error:
             raise CheckpointError(f"{source}: {error}") from None
+        except KeyError:
+            raise CheckpointError(f"{source}: the format {format:.40} is not supported") from None
         rows = prod(shape[:-1])
         if data.size != rows * row_bytes:
             raise CheckpointError(f"{source}: {data.size} bytes where {format} {shape} takes {rows * row_bytes}")

@@ -108,9 +108,10 @@ class HuggingFaceSource(ConfigSource):
                 self.path, self.get("max_position_embeddings"),
             )  # fmt: skip
             return Rope(base)
-        if kind not in SCALINGS:
+        scaling = SCALINGS.get(str(kind))
+        if scaling is None:
             raise self.unsupported(f"rope_type {kind!r}")
-        return getattr(self, f"_{SCALINGS[kind]}")(parameters, base, head_dim)
+        return getattr(self, f"_{scaling}")(parameters, base, head_dim)
 
     def _linear(self, parameters: Mapping[str, Any], base: float, head_dim: int) -> Rope:
         return linear(base, head_dim, self.checked("factor", parameters.get("factor")))

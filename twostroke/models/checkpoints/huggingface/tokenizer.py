@@ -28,16 +28,20 @@ FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def read_directory(directory: Path) -> dict[str, Any]:
-    """The arguments of `Tokenizer`. Raises CheckpointError if the tokenizer is missing or of an unknown kind."""
+    """The arguments of `Tokenizer`. Raises CheckpointError if it is missing, damaged or of an unknown kind."""
+    try:
+        return _read(directory)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a value is of another kind than in any file
+        raise CheckpointError(f"{directory}: the tokenizer's files cannot be read: {error!r:.100}") from None
+
+
+def _read(directory: Path) -> dict[str, Any]:
     config = read_optional(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_optional(directory / "special_tokens_map.json")
     special = {f"{key}_token": _text_of(value) for key in NAMED if (value := config.get(f"{key}_token"))}
     backend, prefixed = _backend(directory, config, special)
-    try:
-        _add_tokens(backend, _declared(directory, config), directory)
-    except (TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{directory}: added tokens cannot be read: {error!r:.100}") from None
+    _add_tokens(backend, _declared(directory, config), directory)
     model = read_optional(directory / "config.json")
     text = model.get("text_config")
     model = {**text, **model} if isinstance(text, dict) else model

@@ -31,7 +31,7 @@ def translated(given: dict[str, Any], limit: str) -> dict[str, Any]:
         if alias in given:
             set_alias(given, "response_format", _json(given.pop(alias), alias), alias)
     if isinstance(given.get("grammar"), dict):  # Text Generation Inference
-        _structured(given, {given["grammar"].get("type"): given.pop("grammar").get("value")}, "grammar")
+        _structured(given, {str(given["grammar"].get("type")): given.pop("grammar").get("value")}, "grammar")
     if "structured_outputs" in given:
         asked = given.pop("structured_outputs")
         if not isinstance(asked, dict):

@@ -241,6 +241,7 @@ def test_an_itl_objective_is_chosen(tiny: str) -> None:
     [
         (("--model", "/nowhere/at/all"), "nowhere"),
         (("--api-key-file", "/nowhere/keys"), "/nowhere/keys, cannot be read"),
+        (("--api-key", ""), "api_key must be a text that is not empty"),
         (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1"),
         (("--grace", "-1"), "grace_s must be"),
     ],

@@ -64,7 +64,7 @@ def chat(
     sampling.params()  # wrong ones are reported before the model is loaded
     overflow = Overflow(when_full, sinks)
     if load is not None and not load.is_file():
-        raise InvalidRequest(f"{load} cannot be read: there is no such file")
+        raise InvalidRequest(f"{load} cannot be read: {'it is a directory' if load.is_dir() else 'there is no such file'}")
     require_chat(model_options.model)
     with model_options.open() as llm:
         own = llm.generation or UNSTATED

@@ -56,7 +56,7 @@ def checked(rule: Rule) -> Callable[[Any], Any]:
 
     def check(value: Any) -> Any:
         if not rule.accepts(value):
-            raise typer.BadParameter(f"{value} must be {rule.wanted.removesuffix(', or None')}")
+            raise typer.BadParameter(f"{value} must be {rule.wanted_of(value).replace(', or None', '')}")
         return value
 
     return check

@@ -127,8 +127,7 @@ class SettingsOptions(
     def settings(self) -> Settings:
         """Checked: raises InvalidRequest naming the field that is out of range."""
         several = {name: tuple(getattr(self, name) or ()) for name in ("cors", "allowed_hosts")}
-        given: dict[str, Any] = asdict(self) | {"api_key": self.api_key or None} | several
-        return Settings(**given)
+        return Settings(**asdict(self) | several)
 
 
 def require_replicas(count: int, options: ModelOptions, several: bool) -> None:

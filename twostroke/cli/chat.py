@@ -13,6 +13,7 @@ import typer
 
 from twostroke.cli.chat_input import ChatInput, edited
 from twostroke.cli.options import ChatSamplingOptions, JsonFlag, PositionalModelOptions, choice_settings, spread
+from twostroke.cli.parsers import require_file
 from twostroke.cli.report import cut_text, note, pace_text, print_json, size
 from twostroke.cli.thoughts import AnswerWriter
 from twostroke.errors import InvalidRequest, TwostrokeError
@@ -63,8 +64,8 @@ def chat(
 
     sampling.params()  # wrong ones are reported before the model is loaded
     overflow = Overflow(when_full, sinks)
-    if load is not None and not load.is_file():
-        raise InvalidRequest(f"{load} cannot be read: {'it is a directory' if load.is_dir() else 'there is no such file'}")
+    if load is not None:
+        require_file(load)
     require_chat(model_options.model)
     with model_options.open() as llm:
         own = llm.generation or UNSTATED

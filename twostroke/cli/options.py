@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from twostroke.cli.config import ConfigOption, source_of
-from twostroke.cli.parsers import exact_size, parse_path, parse_id, parse_pair, parse_remote, parse_size
+from twostroke.cli.parsers import exact_size, parse_id, parse_pair, parse_path, parse_remote, parse_size
 from twostroke.engine.options import OWN_DRAFTS, LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import LARGEST, Rule, rules

@@ -97,6 +97,14 @@ def parse_pair(text: str, option: str = "--method-option") -> tuple[str, Any]:
     return key.strip().replace("-", "_"), parsed_value(value.strip())
 
 
+def require_file(path: Path) -> None:
+    """Raises InvalidRequest if there is no such file, before a model is loaded."""
+    if not path.is_file():
+        raise InvalidRequest(
+            f"{path} cannot be read: {'it is a directory' if path.is_dir() else 'there is no such file'}"
+        )
+
+
 def require_directory(option: str, path: Path | None) -> None:
     """Raises InvalidRequest if a file that is to be written has no directory, before it is made."""
     if path is not None and not path.parent.is_dir():

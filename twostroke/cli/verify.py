@@ -8,8 +8,8 @@ import typer
 
 from twostroke.cli.config import source_of
 from twostroke.cli.options import JsonFlag, ModelOptions, spread
+from twostroke.cli.parsers import require_file
 from twostroke.cli.report import note, print_json, write
-from twostroke.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from twostroke.api.receipt_check import ReceiptCheck
@@ -31,8 +31,7 @@ def verify(
     from twostroke.api.receipts import Receipt
     from twostroke.server.grammar import Grammars
 
-    if not file.is_file():
-        raise InvalidRequest(f"{file} cannot be read: {'it is a directory' if file.is_dir() else 'there is no such file'}")
+    require_file(file)
     receipts = Receipt.load_all(file)
     if source_of("model") != "option":
         model_options = replace(model_options, model=receipts[0].model)

@@ -215,6 +215,7 @@ def test_kept(name: str, model: Model) -> None:
         ({"type": "string", "not": {"pattern": "a"}}, "'not' at #/not"),
         ({"type": "array", "items": [{"type": "null"}]}, "'items' at #/items: a list is for drafts before 2020-12"),
         ({"type": "object", "required": "a"}, "'required' at #/required: it is a list of names"),
+        ({"minItems": 3, "required": [{}]}, "'required' at #/required: it is a list of names"),
         ({"type": "object", "properties": [1]}, "'properties' at #/properties: it is an object"),
         ({"type": "object", "patternProperties": {"^(a|b)$": {}}}, "'patternProperties' at #/patternProperties"),
         ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, "its patterns overlap"),

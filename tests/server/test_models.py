@@ -162,6 +162,7 @@ def test_keep_alive(directories: dict[str, Path]) -> None:
         assert states(client)["b"] == "loaded"
         client.post("/api/chat", json=empty | {"keep_alive": "20ms"})
         eventually(lambda: states(client)["b"] == "unloaded")
+        assert client.post("/api/chat", json=empty | {"keep_alive": 10**400}).json()["done_reason"] == "load"
         for wrong in ("soon", "", True, [1]):
             refused = client.post("/api/chat", json=empty | {"keep_alive": wrong})
             assert refused.status_code == 400

@@ -202,7 +202,8 @@ class _Rewriter:
             case _ if keyword in COUNTS:
                 if value > MAX_COUNTS.get(keyword, value):
                     raise _Wrong(f"more than {MAX_COUNTS[keyword]:,} is too large")
-                optional = dict_or_empty(schema.get("properties")).keys() - set(list_or_empty(schema.get("required")))
+                required = filter(is_text, list_or_empty(schema.get("required")))
+                optional = dict_or_empty(schema.get("properties")).keys() - set(required)
                 if keyword.endswith("Properties") and optional:
                     raise _Wrong("beside optional properties it is not supported")
                 return {keyword: int(value)} if value < 1 << 30 else {}

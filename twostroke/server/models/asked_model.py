@@ -81,7 +81,7 @@ def seconds_of(value: Any) -> float:
         400, f"keep_alive must be seconds, or a duration such as 5m, not {value!r:.60}", param="keep_alive"
     )
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isnan(value):
+        if value != value:  # NaN; `math.isnan` takes no integer of 400 digits
             raise wrong
         return math.inf if value < 0 or value > 1e9 else float(value)
     if not isinstance(value, str):

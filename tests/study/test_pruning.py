@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from tests.short_files import short_files
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.methods import OverFill
@@ -106,3 +107,10 @@ def test_what_cannot_be_is_said(
     assert not (tmp_path / "student").exists()
     with pytest.raises(InvalidRequest, match="exists already"):
         prune(open_checkpoint(str(tiny_directory("llama"))), TEXT, tmp_path, 0.5, 0.5)
+
+
+def test_a_full_disk_is_said(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny_directory("llama")))
+    with short_files(1000), pytest.raises(InvalidRequest, match=r"model.safetensors cannot be written: .*too large"):
+        prune(checkpoint, TEXT, tmp_path / "student", 0.5, 0.3)
+    assert not [one for one in (tmp_path / "student").iterdir() if "safetensors" in one.name]

@@ -13,6 +13,7 @@ from twostroke.cli.parsers import require_directory
 from twostroke.cli.plan_options import ConfigurationOptions, HereOptions, WorkloadOptions
 from twostroke.cli.report import note, print_json
 from twostroke.errors import InvalidRequest
+from twostroke.system.atomic_files import atomic_replace
 
 if TYPE_CHECKING:
     from twostroke.models.checkpoints.checkpoint import Checkpoint
@@ -53,7 +54,8 @@ def plan(
         if html is not None:
             from twostroke.study.plan.page.page import render
 
-            html.write_text(render(made.advice, facts, made.load))
+            with atomic_replace(html) as file:
+                file.write(render(made.advice, facts, made.load).encode())
             note(f"wrote {html}")
         if as_json:
             print_json(facts)

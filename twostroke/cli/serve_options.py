@@ -127,7 +127,8 @@ class SettingsOptions(
     def settings(self) -> Settings:
         """Checked: raises InvalidRequest naming the field that is out of range."""
         several = {name: tuple(getattr(self, name) or ()) for name in ("cors", "allowed_hosts")}
-        return Settings(**asdict(self) | several)
+        given: dict[str, Any] = asdict(self) | several
+        return Settings(**given)
 
 
 def require_replicas(count: int, options: ModelOptions, several: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from twostroke.backends.reference.backend import ReferenceBackend
@@ -112,11 +113,20 @@ def prune(
 
 
 def write_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Write weights, given by Twostroke name, to a directory in bfloat16; an old file is replaced atomically."""
+    """Write weights, given by Twostroke name, to a directory in bfloat16; an old file is replaced atomically.
+
+    Raises InvalidRequest if there is no room; the old file stays.
+    """
     names = tensor_names(config, "model.", "lm_head.weight")
     written = {theirs: tensors[ours].bfloat16().contiguous() for ours, theirs in names.items()}
-    save_file(written, directory / f"{SINGLE}.new", metadata={"format": "pt"})
-    (directory / f"{SINGLE}.new").replace(directory / SINGLE)  # the old file may be mapped
+    new = directory / f"{SINGLE}.new"
+    try:
+        save_file(written, new, metadata={"format": "pt"})
+        new.replace(directory / SINGLE)  # the old file may be mapped
+    except SafetensorError as error:
+        raise InvalidRequest(f"{directory / SINGLE} cannot be written: {error}") from None
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def observe(checkpoint: Checkpoint, tokenizer: Tokenizer, tokens: list[int]) -> Observer:

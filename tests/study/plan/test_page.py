@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.short_files import short_files
 from twostroke.cli.app import app
 from twostroke.study.charts import HEIGHT, WIDTH, Axis, Series, line_chart
 from twostroke.study.plan.account import account
@@ -229,3 +230,14 @@ def test_a_file_that_cannot_be_written_is_told() -> None:
     done = CliRunner().invoke(app, ["plan", "llama-3-8b", "--on", "h100", "--html", "/no/such/plan.html"])
     assert done.exit_code == 1
     assert "--html /no/such/plan.html: there is no directory /no/such" in done.output + str(done.exception)
+
+
+def test_a_full_disk_leaves_the_page_before(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    path.write_text("before")
+    with short_files(1000):
+        done = CliRunner().invoke(app, ["plan", "llama-3-8b", "--on", "h100", "--html", str(path)])
+    assert done.exit_code == 1
+    assert "error: File too large" in done.output
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from twostroke.errors import InvalidRequest
 
 LARGE = 1e30  # sums and products of float32 numbers beyond it may overflow
-LARGEST = (1 << 63) - 1  # integer: a larger one fits in no word, and far larger ones in no float
+MAX_INTEGER = (1 << 63) - 1  # integer: a larger one fits in no word, and far larger ones in no float
 _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
@@ -110,14 +110,16 @@ class Rule:
 
     def wanted_of(self, value: Any) -> str:
         """The same, for a value that is refused: it may be beyond a bound that is not spoken of."""
-        most = self.most if self.most in (LARGE, LARGEST) else math.inf
+        most = self.most if self.most in (LARGE, MAX_INTEGER) else math.inf
         huge = isinstance(value, int | float) and most < abs(value) < math.inf
         return f"{self.wanted}, and no larger than {most:g}" if huge else self.wanted
 
     @property
     def bounds(self) -> str:
         """The range in words, such as `from 0 to 1`; empty where there is none to speak of."""
-        least, most = (None if bound is None or abs(bound) >= LARGEST else bound for bound in (self.least, self.most))
+        least, most = (
+            None if bound is None or abs(bound) >= MAX_INTEGER else bound for bound in (self.least, self.most)
+        )
         if self.kind is str:
             return "" if least is None else "that is not empty" if least == 1 else f"of at least {least:g} characters"
         if least is not None and most is not None:
@@ -194,7 +196,7 @@ def integer(
     default: int | None,
     *,
     least: int | None = None,
-    most: int = LARGEST,
+    most: int = MAX_INTEGER,
     optional: bool = False,
     unset: str = "",
     help: str = "",
@@ -205,7 +207,7 @@ def integer(
 
 def size(default: int | None, *, least: int = 0, unset: str = "", help: str = "") -> Any:
     """A field that is a number of bytes."""
-    return declare(default, Rule(int, help, least, LARGEST, optional=default is None, unit="bytes", unset=unset))
+    return declare(default, Rule(int, help, least, MAX_INTEGER, optional=default is None, unit="bytes", unset=unset))
 
 
 def number(

@@ -13,7 +13,7 @@ from twostroke.cli.config import ConfigOption, source_of
 from twostroke.cli.parsers import exact_size, parse_id, parse_pair, parse_path, parse_remote, parse_size
 from twostroke.engine.options import OWN_DRAFTS, LLMOptions
 from twostroke.errors import InvalidRequest
-from twostroke.fields import LARGEST, Rule, rules
+from twostroke.fields import MAX_INTEGER, Rule, rules
 from twostroke.models.checkpoints.catalog import CATALOG
 from twostroke.models.checkpoints.generation import FIELDS as DEFAULTS
 from twostroke.sampling.params import SamplingParams
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def option(rule: Rule, *names: str, panel: str | None = None, **settings: Any) -> Any:
     """A command's option, described by a field's rule."""
     # That a count begins at 0 or 1 goes without saying.
-    upper = (rule.most or LARGEST) < LARGEST or rule.above is not None
+    upper = (rule.most or MAX_INTEGER) < MAX_INTEGER or rule.above is not None
     text = f"{rule.help} {rule.bounds.capitalize()}." if upper and rule.bounds and rule.words is None else rule.help
     if rule.choices:
         settings = choice_settings(rule.choices) | settings

@@ -59,7 +59,7 @@ LONGEST = [
     "tests/server/test_thoughts.py",
     "tests/engine/test_long_answers.py",
     "tests/api/test_process_exit.py",
-    "tests/page/test_chat.py",
+    "tests/page/",  # one after the other, since a browser is of the folder
     "tests/triton/test_ranks.py",
     "tests/models/test_real_models.py",
     "tests/software/test_neon.py",
@@ -70,7 +70,6 @@ LONGEST = [
     "tests/server/test_safety.py",
     "tests/test_threads.py",
     "tests/models/test_families_on_native.py",
-    "tests/page/test_trust.py",
     "tests/backends/test_native.py",
     "tests/kv/tiers/test_disk_kills.py",
     "tests/methods/test_tiers.py",
@@ -84,7 +83,6 @@ LONGEST = [
     "tests/cli/test_chat.py",
     "tests/server/test_openai.py",
     "tests/server/test_json_schema.py",
-    "tests/page/test_everyday.py",
     "tests/engine/test_bias.py",
     "tests/methods/test_speculative.py",
 ]
@@ -101,6 +99,7 @@ for library in filter(find_spec, ("httpx", "httpx2")):  # openai and anthropic m
     transports.create_ssl_context = cache(transports.create_ssl_context)
 settings.register_profile("quiet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", settings.get_profile("quiet"), max_examples=1000)
+settings.register_profile("software", settings.get_profile("quiet"), max_examples=50)
 settings.load_profile("quiet")
 
 
@@ -121,8 +120,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--device"):
         items[:] = [item for item in items if item.get_closest_marker("reference") is None]
     thin(items)
-    place = {file: i for i, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, begin in enumerate(LONGEST) if item.nodeid.startswith(begin)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -132,7 +134,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     try:
         return (yield)
     finally:
-        keep_what_is_there()
+        gc.freeze()
         gc.enable()
 
 

@@ -39,8 +39,8 @@ def cover(cases: Sequence[Values], strength: int = 1) -> Iterator[int]:
 
 
 def examples(count: int) -> int:
-    """How many examples of a property: `count` each time, ten times as many at night."""
-    return count * settings().max_examples // settings.get_profile("quiet").max_examples
+    """How many examples of a property: `count` each time, ten times as many at night, half in software."""
+    return max(1, count * settings().max_examples // settings.get_profile("quiet").max_examples)
 
 
 def _values(case: Any) -> Values:

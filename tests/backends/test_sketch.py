@@ -252,13 +252,14 @@ def test_an_answer_is_the_same_in_any_company(smollm_of_a_variant: LLM, temperat
     prompts = [f"The history of {name} begins" for name in ("Rome", "bread", "the bicycle")]
 
     def tokens(which: list[str], **options: Any) -> list[list[int]]:
-        made = llm.generate(which, max_tokens=12, ignore_eos=True, temperature=temperature, seed=5, **options)
+        made = llm.generate(which, max_tokens=6, ignore_eos=True, temperature=temperature, seed=5, **options)
         return [[token.id for token in one.tokens] for one in made]
 
     expected = tokens(prompts, logprobs=0)
     assert tokens(prompts) == [tokens([prompt])[0] for prompt in prompts] == expected
     beside = llm.engine.submit(
-        llm.request(prompts[0], SamplingParams(max_tokens=60, temperature=1.0, seed=1, top_p=0.9, ignore_eos=True))
+        llm.request(prompts[0], SamplingParams(max_tokens=100, temperature=1.0, seed=1, top_p=0.9, ignore_eos=True))
     )
     assert tokens(prompts) == expected
-    llm.engine.finish([beside])
+    assert not beside.done
+    llm.engine.cancel(beside)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from twostroke.backends.native import library
 
@@ -88,6 +89,7 @@ def install(config: pytest.Config, variants: Sequence[str]) -> None:
         os.environ[_BUILT] = directory.name
     for variant in lacking:
         use(Path(os.environ[_BUILT]) / f"{variant}.so", variant)
+    settings.load_profile("software")  # half of the examples: they are slow, and others each time
     # What is left out, `make test` tests.
     tests = f"({' or '.join([*lacking, 'schedule'])}) and not ({' or '.join(_WITHOUT_KERNELS + _SLOW)})"
     config.option.keyword = config.option.keyword or tests

@@ -221,7 +221,7 @@ def test_closing_ends_the_requests_of_other_threads(llm: LLM) -> None:
 # Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", list(WEIGHTS))
+@pytest.mark.parametrize("backend", ["native", pytest.param("reference", marks=pytest.mark.nightly)])
 def test_ctrl_c_in_the_main_thread_leaves_other_threads_alone(
     backend: str, tiny_directory: Callable[[str], Path]
 ) -> None:

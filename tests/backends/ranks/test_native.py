@@ -55,14 +55,14 @@ def test_more_ranks(family: str, tp: int, written: Callable[[str], Path]) -> Non
     assert differences(seen_with(path, 1), seen_with(path, tp)) == []
 
 
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_weights_of_few_bits(weights: str, written: Callable[[str], Path]) -> None:
+def test_weights_of_few_bits(weights: str, tp: int, written: Callable[[str], Path]) -> None:
     """Activations are int8, and a step's token comes from the sketch of the head."""
     path = written("llama")
     alone = seen_with(path, 1, weights=weights)
     assert finite(alone)
-    for tp in (2, 4):
-        assert differences(alone, seen_with(path, tp, weights=weights)) == [], tp
+    assert differences(alone, seen_with(path, tp, weights=weights)) == []
 
 
 def test_ranks_of_several_threads(written: Callable[[str], Path]) -> None:
@@ -76,11 +76,11 @@ def test_more_ranks_than_parts(tiny_directory: Callable[[str], Path]) -> None:
     assert differences(seen_with(path, 1), seen_with(path, 4)) == []
 
 
+@pytest.mark.parametrize("tp", [2, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("variant", library.VARIANTS)
-def test_every_variant(variant: str, written: Callable[[str], Path]) -> None:
+def test_every_variant(variant: str, tp: int, written: Callable[[str], Path]) -> None:
     if reason := library.unavailable(variant):
         pytest.skip(reason)
     path, backend = written("qwen2"), f"native-{variant}"
     alone = seen_with(path, 1, backend=backend)
-    for tp in (2, 3):
-        assert differences(alone, seen_with(path, tp, backend=backend)) == [], tp
+    assert differences(alone, seen_with(path, tp, backend=backend)) == []

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,12 +41,12 @@ def test_help_shows_defaults_as_a_person_writes_them(command: tuple[str, ...], r
     assert not re.search(r"object at 0x|<class|<function|MISSING|default: None", result.stdout)
 
 
-def test_ctrl_c_exits_130_without_a_traceback(tiny: str) -> None:
+def test_ctrl_c_exits_130_without_a_traceback(native_directory: Path) -> None:
     command = [
         *(sys.executable, "-c", PAUSES + MAIN),
         "generate",
         "-m",
-        tiny,
+        str(native_directory),
         "-p",
         "the fox",
         "--max-tokens",
@@ -105,9 +106,9 @@ def test_method_options(text: str, pair: tuple[str, object]) -> None:
     assert parsers.parse_pair(text) == pair
 
 
-def test_output_that_cannot_be_written_is_one_line(tiny: str) -> None:
+def test_output_that_cannot_be_written_is_one_line(native_directory: Path) -> None:
     """A full disk is named; a closed stdout takes nothing."""
-    shell = f"{sys.executable} -m twostroke generate -m {tiny} -p fox --max-tokens 3"
+    shell = f"{sys.executable} -m twostroke generate -m {native_directory} -p fox --max-tokens 3"
     full = subprocess.run(["bash", "-c", f"{shell} > /dev/full"], capture_output=True, text=True)
     assert full.returncode == 1
     assert full.stderr.splitlines()[-1:] == ["error: No space left on device"]

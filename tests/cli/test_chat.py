@@ -101,10 +101,11 @@ def test_a_cut_answer_says_so(run: Callable[..., Result], tiny: str) -> None:
     assert "there is no room for more" in run("generate", "-p", "the fox", "-m", tiny, *small).stderr
 
 
-def test_a_terminal(tiny: str, tmp_path: Path) -> None:
+def test_a_terminal(native_directory: Path, tmp_path: Path) -> None:
     """What is pasted is one question, and the next session finds it in its history."""
     talk = tmp_path / "talk"
-    command = [sys.executable, "-m", "twostroke", "chat", "-m", tiny, "--max-tokens", "3", "--threads", "1"]
+    command = [sys.executable, "-m", "twostroke", "chat", "-m", str(native_directory)]
+    command += ["--max-tokens", "3", "--threads", "1"]
     environment = os.environ | {"TWOSTROKE_HOME": str(tmp_path), "TERM": "xterm"}
     for keys, text in (
         (b"\x1b[200~the fox\njumps\x1b[201~\r", b"the fox\\njumps"),

@@ -1,6 +1,7 @@
 """The catalog's models against transformers in float32, on weights that the `gguf` package dequantizes."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -15,6 +16,13 @@ COUNTS = [1, 17, 600]  # 600 is past Gemma's window of 512
 # Real text: random tokens give Gemma activations at which float32 itself has an error of 2e-3 (docs/log.md).
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
 PROMPTS = ["The three laws of thermodynamics are", "def quicksort(items):\n"]
+
+
+@pytest.fixture(autouse=True)
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads the file twice, and makes the names of all tensors for each of its modules."""
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        monkeypatch.setattr(gguf, name, cache(getattr(gguf, name)))
 
 
 def reference(path: Path, family: str) -> torch.nn.Module:

@@ -16,10 +16,9 @@ import pytest
 
 from benchmarks.peer.processes import tree
 from tests.server.conftest import client_of, eventually
-from tests.server.wire import open_llm
+from tests.server.wire import open_llm, open_slow
 from tests.tiny import write_model
 from twostroke.api.llm import LLM
-from twostroke.engine.forecast import Forecast
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.resolve import open_path
 from twostroke.server.engine_process.launch import launch_of
@@ -49,12 +48,6 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def source_of(directory: Path, opener: Callable[..., LLM] = open_llm, **options: Any) -> ModelSource:
     arguments = {"model": str(directory), "kv_bytes": 16 << 20, "threads": 1, **options}
     return ModelSource.of(open_path(directory), launch_of(OpenOptions(opener, arguments)), 16 << 20)
-
-
-def open_slow(**options: Any) -> LLM:
-    """Loading is always predicted to be quicker than computing."""
-    Forecast.prefill = lambda *_: lambda context, count: 0.1  # pyright: ignore[reportAttributeAccessIssue]
-    return open_llm(**options)
 
 
 @contextlib.contextmanager

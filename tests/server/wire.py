@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.server.long_answers import unhurried
 from twostroke.api.llm import LLM
+from twostroke.engine.forecast import Forecast
 from twostroke.server.engine_process.host import EngineHost
 from twostroke.server.engine_process.launch import Launch, launch_of
 from twostroke.server.engine_process.link import LinkOpener
@@ -55,6 +56,12 @@ def over_the_wire(llm: LLM) -> RemoteEngine:
 def open_llm(**options: Any) -> LLM:
     """Opens the model of an engine's process."""
     return unhurried(LLM(**options))
+
+
+def open_slow(**options: Any) -> LLM:
+    """Loading is always predicted to be quicker than computing. Here, since a process imports what this module does."""
+    Forecast.prefill = lambda *_: lambda context, count: 0.1  # pyright: ignore[reportAttributeAccessIssue]
+    return open_llm(**options)
 
 
 def in_a_process(model: str, *methods: str, watchdog_s: float = 0.0, **options: Any) -> RemoteEngine:

@@ -364,6 +364,7 @@ def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[
     wrong = tmp_path / "models.toml"
     for text, message in (
         ("a = 1", "a must be a table"),
+        ('[""]\nmodel = "a"', "a table has no name"),
         ("[a]\nport = 1", "there is no option port"),
         ("[", "is not TOML"),
         ('[a]\nkv-bytes = -1\nmodel = "x"', "kv_bytes must be"),

@@ -117,6 +117,8 @@ def fetched() -> list[str]:
 
 def _of_file(path: Path, common: PositionalModelOptions) -> Iterator[tuple[str, PositionalModelOptions]]:
     for name, table in read_toml(path).items():
+        if not name.strip():
+            raise InvalidRequest(f"{path}: a table has no name, by which clients call its model")
         if not isinstance(table, dict):
             raise InvalidRequest(f"{path}: {name} must be a table, [{name}], with options of a model")
         values = {key.replace("-", "_"): value for key, value in table.items()}

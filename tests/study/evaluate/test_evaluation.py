@@ -16,7 +16,7 @@ from twostroke.study.evaluate.evaluation import Evaluation
 from twostroke.study.evaluate.measures import MEASURES
 from twostroke.study.evaluate.options import NAMES, EvaluationOptions
 from twostroke.study.evaluate.report import Heading, write
-from twostroke.study.evaluate.run_directory import ItemRecords
+from twostroke.study.evaluate.run_directory import ItemRecords, run_directory
 from twostroke.study.evaluate.summary import summarize
 from twostroke.study.evaluate.task import Task
 from twostroke.study.evaluate.tasks import LongForm, NameIndex, Perplexity
@@ -200,6 +200,16 @@ def test_a_directory_that_is_none(tiny_llm: TinyLLM, tmp_path: Path) -> None:
         evaluation(tiny_llm()).run(tmp_path / "file")
     with pytest.raises(InvalidRequest, match="items of an unknown run"):
         evaluation(tiny_llm()).run(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["settings.json", "items.jsonl"])
+@pytest.mark.parametrize("content", ["{", "[]", "null", "5"])
+def test_files_of_another_form_are_damaged(file: str, content: str, tmp_path: Path) -> None:
+    with run_directory(tmp_path, {}):
+        pass
+    (tmp_path / file).write_text(f"{content}\n")
+    with pytest.raises(InvalidRequest, match="its files are damaged"), run_directory(tmp_path, {}):
+        pass
 
 
 def test_what_is_no_directory_is_said_without_numbers(tiny_llm: TinyLLM, tmp_path: Path) -> None:

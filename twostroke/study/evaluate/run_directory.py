@@ -13,6 +13,7 @@ from twostroke.study.evaluate.measure import RecordsByMeasure
 from twostroke.system.atomic_files import atomic_replace
 
 ITEMS, SETTINGS = "items.jsonl", "settings.json"
+ROW = ("item", "measures")  # of ITEMS
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class RunDirectory:
                 raise InvalidRequest(f"{path} has items of an unknown run: choose another directory")
             with atomic_replace(path / SETTINGS) as file:
                 file.write(f"{json.dumps(settings, indent=1)}\n".encode())
-        _require_equal(path, json.loads((path / SETTINGS).read_bytes()), settings)
+        found = json.loads((path / SETTINGS).read_bytes())
         rows = [json.loads(line) for line in known[:whole].splitlines()]
-        self.known = {row["item"]: ItemRecords(row["item"], row["measures"]) for row in rows}
+        if not isinstance(found, dict) or not all(isinstance(row, dict) and {*ROW} <= row.keys() for row in rows):
+            raise ValueError("not all that it holds are settings and items")
+        _require_equal(path, found, settings)
+        self.known = {row["item"]: ItemRecords(**{key: row[key] for key in ROW}) for row in rows}
 
     def add(self, lines: Iterable[ItemRecords]) -> None:
         """Raises InvalidRequest if there is no room; what was written whole stays."""

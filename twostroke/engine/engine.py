@@ -338,7 +338,7 @@ class Engine:
         requests.admit(self.config.max_running)
         self._judge.guess(self._queues.running)
         chunks, failed = self.placement.place(plan(self._queues.running, self.config, self._fits))
-        step = ScheduledStep(chunks, None if self.forecast is None else self.forecast.placed(chunks), began)
+        step = ScheduledStep(chunks, self._predicted(chunks), began)
         self.report = StepReport.of(step)
         if (told := self.before_step) is not None:
             told(chunks)
@@ -369,6 +369,11 @@ class Engine:
     def _in_flight(self) -> bool:
         wanted = self.config.in_flight
         return self.models[self.default].backend.asynchronous if wanted is None else wanted
+
+    def _predicted(self, chunks: Sequence[Chunk]) -> float | None:
+        """Seconds of a placed step. Only an ITL objective and tiers want predictions that follow the machine."""
+        wanted = self.config.itl_ms is not None or self.tiers.stores
+        return self.forecast.placed(chunks) if wanted and self.forecast is not None else None
 
     def _observe(self, step: ScheduledStep, seconds: float | None) -> None:
         """Correct forecasts by a step that is over, and took so many seconds."""

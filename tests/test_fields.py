@@ -11,6 +11,8 @@ from twostroke.errors import InvalidRequest
 from twostroke.fields import Checked, Rule, declare, flag, integer, like, number, rules, text
 from twostroke.sampling.params import SamplingParams
 
+BEYOND = 1 << 63  # the least integer that no field takes
+
 
 @dataclass(frozen=True)
 class Knobs(Checked):
@@ -39,7 +41,7 @@ class Louder(Knobs):
         ({"count": None}, "count must be an integer from 1 to 5, not None"),
         ({"count": 2.0}, "count must be an integer from 1 to 5, not 2.0"),
         ({"least": 0}, "least must be an integer of at least 1, not 0"),
-        ({"least": 1 << 63}, f"least must be an integer of at least 1, and no larger than 9.22337e+18, not {1 << 63}"),
+        ({"least": BEYOND}, f"least must be an integer of at least 1, and no larger than {BEYOND - 1}, not {BEYOND}"),
         ({"share": 0}, "share must be a number above 0 and at most 1, not 0"),
         ({"anything": math.inf}, "anything must be a finite number, not inf"),
         ({"anything": 1e31}, "anything must be a finite number, and no larger than 1e+30, not 1e+31"),

@@ -21,6 +21,7 @@ from twostroke.errors import InvalidRequest
 
 LARGE = 1e30  # sums and products of float32 numbers beyond it may overflow
 MAX_INTEGER = (1 << 63) - 1  # integer: a larger one fits in no word, and far larger ones in no float
+UNSPOKEN = (LARGE, -LARGE, MAX_INTEGER)  # bounds that are named only where a value is beyond them
 _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
@@ -110,16 +111,14 @@ class Rule:
 
     def wanted_of(self, value: Any) -> str:
         """The same, for a value that is refused: it may be beyond a bound that is not spoken of."""
-        most = self.most if self.most in (LARGE, MAX_INTEGER) else math.inf
+        most = self.most if self.most in UNSPOKEN else math.inf
         huge = isinstance(value, int | float) and most < abs(value) < math.inf
-        return f"{self.wanted}, and no larger than {most:g}" if huge else self.wanted
+        return f"{self.wanted}, and no larger than {most}" if huge else self.wanted
 
     @property
     def bounds(self) -> str:
         """The range in words, such as `from 0 to 1`; empty where there is none to speak of."""
-        least, most = (
-            None if bound is None or abs(bound) >= MAX_INTEGER else bound for bound in (self.least, self.most)
-        )
+        least, most = (None if bound in UNSPOKEN else bound for bound in (self.least, self.most))
         if self.kind is str:
             return "" if least is None else "that is not empty" if least == 1 else f"of at least {least:g} characters"
         if least is not None and most is not None:

@@ -30,5 +30,5 @@ def test_what_stays_is_scaled(probability: float) -> None:
 def test_bad_input() -> None:
     with pytest.raises(InvalidRequest, match="dropout: probability must be a number of at least 0 and below 1, not 1"):
         Dropout(1)
-    with pytest.raises(InvalidRequest, match="dropout: seed must be an integer from 0"):
+    with pytest.raises(InvalidRequest, match="dropout: seed must be an integer of at least 0, not -1"):
         Dropout(0.1, -1)

@@ -16,9 +16,9 @@ ODD = ["1", True, [1], {}, 1j, math.nan, math.inf, -math.inf, -(10**5000), np.bo
 NUMBERS = [None, 10**400, *ODD]
 WHOLE = [1.0, 1.5, *ODD]
 BAD: dict[str, list[Any]] = {
-    "max_tokens": [-1, *WHOLE],
+    "max_tokens": [-1, 1 << 63, 10**400, *WHOLE],
     "temperature": [-0.1, -1e-300, *NUMBERS],
-    "top_k": [-1, None, *WHOLE],
+    "top_k": [-1, None, 1 << 63, 10**400, *WHOLE],
     "top_p": [0, 0.0, -0.1, 1.0001, 2, *NUMBERS],
     "min_p": [-0.1, 1.0001, *NUMBERS],
     "repetition_penalty": [0, 0.0, -1.0, 5e-324, *NUMBERS],
@@ -49,9 +49,9 @@ BAD: dict[str, list[Any]] = {
     "reader": ["1", True, 1.0, [1], {}, b"json"],
 }
 GOOD: dict[str, list[Any]] = {
-    "max_tokens": [0, 1, None, 10**400, np.int64(3)],
+    "max_tokens": [0, 1, None, (1 << 63) - 1, np.int64(3)],
     "temperature": [0, 0.0, 1, 1e-300, 1e30, np.float32(0.5)],
-    "top_k": [0, 1, 10**400, np.int32(3)],
+    "top_k": [0, 1, (1 << 63) - 1, np.int32(3)],
     "top_p": [1e-300, 0.5, 1, 1.0],
     "min_p": [0, 1, 0.5],
     "repetition_penalty": [1e-30, 1, 1e30],

@@ -37,7 +37,7 @@ def test_ranges() -> None:
     assert ranges["temperature"] == {"minimum": 0}
     assert ranges["top_p"] == {"exclusiveMinimum": 0, "maximum": 1}
     assert ranges["min_p"] == {"minimum": 0, "maximum": 1}
-    assert ranges["top_k"] == {"minimum": -1}
+    assert ranges["top_k"] == {"minimum": -1, "maximum": (1 << 63) - 1}
     assert ranges["repetition_penalty"] == {"exclusiveMinimum": 0}
     assert ranges["presence_penalty"] == ranges["frequency_penalty"] == {"minimum": -2, "maximum": 2}
     assert ranges["n"] == {"minimum": 1, "maximum": 1024}

@@ -22,7 +22,7 @@ class Dropout(Checked):
     """
 
     probability: float = declare(MISSING, Rule(float, least=0, below=1))
-    seed: int = integer(0, least=0, most=(1 << 63) - 1)
+    seed: int = integer(0, least=0)
 
     @property
     def checked_as(self) -> str:

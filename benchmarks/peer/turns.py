@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,40 +109,38 @@ def compare(
         raise TwostrokeError(f"{model} has {prompts.longest} positions, and {workload.name} needs {context}")
     measurements = {name: Measured(name) for name in engines}
 
-    def loaded(name: str) -> Worker | None:
-        return load(measurements[name], model, context, workload.batch, threads, work, say, amx=amx)
+    def in_turn(names: Sequence[str], round_numbers: Iterable[int]) -> None:
+        """Load these engines, and measure them in these rounds; round 0 warms up."""
+        with ExitStack() as stack:
+            workers: dict[str, Worker] = {}
+            for name in names:
+                worker = load(measurements[name], model, context, workload.batch, threads, work, say, amx=amx)
+                if worker is not None:
+                    workers[name] = stack.enter_context(worker)
+            for round_number in round_numbers:
+                for name in turn_order(list(workers), round_number):
+                    measured = measurements[name]
+                    say(f"{model}, {workload.name}: round {round_number} of {rounds}, {name}")
+                    others = [(measurements[other], worker) for other, worker in workers.items() if other != name]
+                    try:
+                        with idleness(others):
+                            turn = take_turn(
+                                workers[name], prompts.make(workload, round_number), workload, round_number
+                            )
+                        time.sleep(SETTLE_S)
+                        measured.peak_rss_bytes = workers[name].peak_rss_bytes()
+                        measured.turns += [turn] if round_number else []
+                    except WorkerFailed as failure:
+                        measured.failure = str(failure)
+                        say(f"{name}: {failure}")
+                        workers.pop(name).close()
 
-    def turn(workers: dict[str, Worker], name: str, round_number: int) -> None:
-        """Round 0 warms up. An engine that fails leaves the workers."""
-        measured = measurements[name]
-        say(f"{model}, {workload.name}: round {round_number} of {rounds}, {name}")
-        others = [(measurements[other], worker) for other, worker in workers.items() if other != name]
-        try:
-            with idleness(others):
-                made = take_turn(workers[name], prompts.make(workload, round_number), workload, round_number)
-            time.sleep(SETTLE_S)
-            measured.peak_rss_bytes = workers[name].peak_rss_bytes()
-            measured.turns += [made] if round_number else []
-        except WorkerFailed as failure:
-            measured.failure = str(failure)
-            say(f"{name}: {failure}")
-            workers.pop(name).close()
-
-    if apart:
-        for round_number in range(1, rounds + 1):
-            for name in turn_order(list(engines), round_number):
-                if measurements[name].failure is None and (worker := loaded(name)) is not None:
-                    with worker:
-                        alone = {name: worker}
-                        turn(alone, name, 0)
-                        if alone:
-                            turn(alone, name, round_number)
-        return list(measurements.values())
-    with ExitStack() as stack:
-        workers = {name: stack.enter_context(worker) for name in engines if (worker := loaded(name)) is not None}
-        for round_number in range(rounds + 1):  # all engines run once before any is measured
-            for name in turn_order(list(workers), round_number):
-                turn(workers, name, round_number)
+    if not apart:
+        in_turn(engines, range(rounds + 1))
+    for round_number in range(1, rounds + 1) if apart else ():
+        for name in turn_order(list(engines), round_number):
+            if measurements[name].failure is None:
+                in_turn([name], (0, round_number))
     return list(measurements.values())
 
 

@@ -141,14 +141,14 @@ class GuessJudge:
 
     def _count(self, rate: float, most: int, context: int, model: Model, draft: Model) -> int:
         """The number of guesses of which the product of all speeds is expected to be greatest; 0: none pays."""
-        sequences, prices = self._decoding(), self._prices
-        plain = log(prices.seconds(model, sequences, 0, context) * MARGIN ** (-1 / sequences))
-        drafting = prices.seconds(draft, 1, 0, context)
+        sequences = self._decoding()
+        judging = self._prices.of_step(model, sequences, context)
+        plain, drafting = log(judging(0) * MARGIN ** (-1 / sequences)), self._prices.seconds(draft, 1, 0, context)
         best, found, share, tokens = 0.0, 0, 1.0, 1.0
         for count in range(1, most + 1):
             share *= rate
             tokens += share
-            seconds = ROUND_S + prices.seconds(model, sequences, count, context) + count * drafting
+            seconds = ROUND_S + judging(count) + count * drafting
             gained = log(tokens) - sequences * (log(seconds) - plain)
             if gained > best:
                 best, found = gained, count

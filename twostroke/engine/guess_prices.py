@@ -1,7 +1,7 @@
 """What steps with guesses cost: as predicted, corrected by steps that were measured."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import log2
 
 from twostroke.engine.forecast import Forecast
@@ -25,7 +25,7 @@ class GuessPrices:
 
     def __init__(self, forecast: Callable[[], Forecast]) -> None:
         self._forecast = forecast
-        self._predicted: dict[tuple[Model, int, int], dict[int, float]] = {}  # by shape, and then by guesses
+        self._predicted: dict[tuple[Model, int, int], Callable[[int], float]] = {}  # by shape, and then by guesses
         self._factors: dict[tuple[Model, int], dict[int, float]] = {}  # by sequences, and then by guesses
 
     def seconds(self, model: Model, sequences: int, guesses: int, context: int) -> float:
@@ -34,32 +34,15 @@ class GuessPrices:
 
     def of_step(self, model: Model, sequences: int, context: int) -> Callable[[int], float]:
         """Expected seconds by the number of guesses."""
-        shape = model, sequences, 1 << context.bit_length()
-        if (predicted := self._predicted.get(shape)) is None:
-            if len(self._predicted) >= MAX_KNOWN:
-                self._predicted.clear()
-            predicted = self._predicted[shape] = {}
-        factors = self._factors.get((model, _size(sequences)))
-        near: dict[int, float] = {}
-
-        def seconds(guesses: int) -> float:
-            if (known := predicted.get(guesses)) is None:
-                known = predicted[guesses] = self._predict(*shape, guesses)
-            if not factors:
-                return known
-            size = _size(guesses)
-            if (factor := near.get(size)) is None:
-                factor = near[size] = _nearest(factors, size)
-            return known * factor
-
-        return seconds
+        predicted = self._predictions(model, sequences, context)
+        factor = cache(partial(_nearest, self._factors.get((model, _size(sequences)), {})))
+        return lambda guesses: predicted(guesses) * factor(_size(guesses))
 
     def observe(self, model: Model, sequences: int, guesses: int, context: int, seconds: float) -> None:
         """A step took so long."""
-        seconds_of = self.of_step(model, sequences, context)
         factors, size = self._factors.setdefault((model, _size(sequences)), {}), _size(guesses)
-        expected = _nearest(factors, size) if factors else 1.0
-        measured = seconds / seconds_of(guesses) * expected
+        expected = _nearest(factors, size)
+        measured = seconds / self._predictions(model, sequences, context)(guesses)
         measured = min(max(measured, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
         if (plain := factors.get(0)) is not None:
             for other, factor in factors.items():
@@ -67,16 +50,26 @@ class GuessPrices:
                     factors[other] = plain + (factor - plain) * FORGET
         factors[size] = expected + GAIN * (measured - expected) if size in factors else measured
 
-    def _predict(self, model: Model, sequences: int, context: int, guesses: int) -> float:
-        """Predicted seconds of a step of sequences that each make a token, one of them behind all guesses."""
-        alone = [SequenceRows(1, context, 1)] * (sequences - 1)
-        step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
-        return max(MIN_S, self._forecast().seconds(model, step))
+    def _predictions(self, model: Model, sequences: int, context: int) -> Callable[[int], float]:
+        """Predicted seconds by the number of guesses, each predicted once."""
+        shape = model, sequences, 1 << context.bit_length()
+        if shape not in self._predicted:
+            if len(self._predicted) >= MAX_KNOWN:
+                self._predicted.clear()
+            self._predicted[shape] = cache(partial(_predict, self._forecast, *shape))
+        return self._predicted[shape]
+
+
+def _predict(forecast: Callable[[], Forecast], model: Model, sequences: int, context: int, guesses: int) -> float:
+    """Predicted seconds of a step of sequences that each make a token, one of them behind all guesses."""
+    alone = [SequenceRows(1, context, 1)] * (sequences - 1)
+    step = [*alone, SequenceRows(1 + guesses, context, 1 + guesses)]
+    return max(MIN_S, forecast().seconds(model, step))
 
 
 def _nearest(factors: dict[int, float], size: int) -> float:
     """Of the steps that were measured, the factor of those of the most similar number of guesses."""
-    return factors[min(factors, key=lambda known: (abs(known - size), known))]
+    return factors[min(factors, key=lambda known: (abs(known - size), known))] if factors else 1.0
 
 
 @cache

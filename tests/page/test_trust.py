@@ -74,11 +74,15 @@ def test_a_tab_that_saved_before_it_saw_what_another_had_saved(screen: Screen) -
     [after] = stored(screen)
     half = json.loads(json.dumps(after))
     half["turns"][after["at"]] |= {"state": "answering", "content": ""}
-    for old in (before, half):
-        script = "(old) => localStorage.setItem(`twostroke.api.conversation.${old.id}`, JSON.stringify(old))"
-        other.page.evaluate(script, old)
-        eventually(lambda: stored(screen)[0]["turns"] == after["turns"])
-    eventually(lambda: screen.find(".markdown").all_text_contents() == ["yes", "yes"])
+    kept = ("turns", "at")
+    for olds in ([before], [half], [before, half]):
+        saved = stored(screen)[0]["changed"]
+        for old in olds:
+            script = "(old) => localStorage.setItem(`twostroke.api.conversation.${old.id}`, JSON.stringify(old))"
+            other.page.evaluate(script, old)
+        eventually(lambda saved=saved: stored(screen)[0]["changed"] > saved)
+        eventually(lambda: [stored(screen)[0][name] for name in kept] == [after[name] for name in kept])
+        eventually(lambda: screen.find(".markdown").all_text_contents() == ["yes", "yes"])
     other.page.close()
 
 

@@ -78,7 +78,8 @@ export function update(conversation) {
   const theirs = stored(PREFIX + conversation.id);
   const base = bases.get(conversation);
   if (!theirs || same(theirs, base)) return false;
-  const mine = OWN.filter((name) => base && !same(conversation[name], base[name]));
+  const unseen = conversation.at !== null && !theirs.turns[conversation.at]; // they saved before they saw where this tab is
+  const mine = OWN.filter((name) => (base && !same(conversation[name], base[name])) || (name === "at" && unseen));
   const { settings } = conversation; // a form may be bound to it
   for (const name of OWN) if (!mine.includes(name)) conversation[name] = structuredClone(theirs[name]);
   conversation.settings = Object.assign(settings, conversation.settings);

@@ -47,7 +47,11 @@ class Cell:
 
     def command(self, measured: str, options: argparse.Namespace, minutes: float) -> list[str]:
         """A run of `twostroke eval`, whose directory is of this cell, these methods and these budgets."""
-        slow = () if options.quick or self.length > MAX_SLOW_LENGTH else SLOW
+        slow = (
+            ()
+            if options.quick or self.length > MAX_SLOW_LENGTH
+            else [f"{name}{',' if ':' in name else ':'}ratio={options.slow_budget}" for name in SLOW]
+        )
         methods = options.methods or ",".join((*FAST, *slow))
         items = 1 if measured == "serving" else options.items
         asked = {
@@ -69,7 +73,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs="+", default=list(MEASURES), choices=MEASURES)
     parser.add_argument("--methods", help=f"as in eval; default: all, the quick ones above {MAX_SLOW_LENGTH} tokens")
     parser.add_argument("--quick", action="store_true", help="the quick ones at any length: several times the items")
-    parser.add_argument("--budgets", default="0.25", help="shares of the prompt that stay (default 0.25)")
+    parser.add_argument("--budgets", default="0.5,0.25,0.1", help="shares of the prompt that stay (default all three)")
+    parser.add_argument("--slow-budget", type=float, default=0.25, help="that of the slow ones (default 0.25)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kv-bytes", default="2GiB")

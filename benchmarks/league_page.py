@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.eval_runs import Summary, difference, estimate, shown, table
 from benchmarks.results_file import save
+from twostroke.methods.drop import Drop
 
 MIN_ITEMS = 10  # with fewer, no claim is judged
 # What is claimed to be better than what, each by the first words of its name in a run, and by whom.
@@ -96,22 +98,33 @@ def base(method: str) -> str:
     return f"{name}:{','.join(others)}" if others else name
 
 
+def share(method: str, length: int) -> float | None:
+    """The part of a prompt that a method is to keep, as its name says; None where it says nothing."""
+    given = dict(one.split("=") for one in method.partition(":")[2].split(",") if one.startswith(BUDGETS))
+    if "window" in given:
+        return (int(given["window"]) + Drop().sinks) / length
+    return float(given["ratio"]) if "ratio" in given else int(given["budget"]) / length if given else None
+
+
 def judged(quality: Summary, better: str, worse: str) -> list[str]:
-    """Of each budget in turn, whether the first is better than the second here. Empty if one of them was not run."""
-    names = [one["name"] for one in quality["settings"]["methods"]]
-    firsts, seconds = ([name for name in names if base(name) == one] for one in (better, worse))
-    if len(firsts) == 1 or len(seconds) == 1:  # one of them has no budget
-        firsts, seconds = firsts * max(1, len(seconds)), seconds * max(1, len(firsts))
+    """Whether the first is better than the second here, at each budget that both have. Empty if one was not run."""
+    settings = quality["settings"]
+    names, length = [one["name"] for one in settings["methods"]], settings["task"]["parameters"]["length"]
+    shares = {name: share(name, length) for name in names}
     made: list[str] = []
-    for first, second in zip(firsts, seconds, strict=False):
+    for first, second in product(names, names):
+        parts = {one for one in (shares[first], shares[second]) if one is not None}  # one may have no budget
+        if (base(first), base(second)) != (better, worse) or len(parts) > 1:
+            continue
+        at = "".join(f"{100 * part:.0f}% kept: " for part in parts)
         kl, low, high, _ = difference(quality, *COLUMNS["KL"], first, second)
         right, _, _, p = difference(quality, *COLUMNS["right"], first, second)
         verdict = "**holds**" if high < 0 else "**contradicted**" if low > 0 else "within chance"
         if p is not None and p < 0.05:
             verdict += f"; right answers {'agree' if (right > 0) == (kl < 0) else 'say the opposite'}"
         verdict = "too few items" if quality["n"] < MIN_ITEMS else verdict
-        made.append(f"{verdict}: KL {kl:+.2f} [{low:+.2f}, {high:+.2f}], {100 * right:+.0f} points (p {p:.2g})")
-    return list(dict.fromkeys(made))
+        made.append(f"{at}{verdict}: KL {kl:+.2f} [{low:+.2f}, {high:+.2f}], {100 * right:+.0f} points (p {p:.2g})")
+    return made
 
 
 def write(directory: Path, page: Path) -> Path:

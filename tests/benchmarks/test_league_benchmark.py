@@ -70,21 +70,40 @@ def test_a_page_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
 
 def test_verdicts_turn_with_the_difference_and_want_items(summary: dict[str, Any]) -> None:
     (found,) = league_page.judged(summary, "streaming", "snapkv-by-head")
-    assert found.startswith("**contradicted**; right answers agree: KL +0.30 [+0.20, +0.40], -40 points")
+    assert found.startswith("25% kept: **contradicted**; right answers agree: KL +0.30 [+0.20, +0.40], -40 points")
     assert league_page.judged(summary, "tova", "streaming") == []
     (found,) = league_page.judged(summary | {"n": 9}, "streaming", "snapkv-by-head")
-    assert found.startswith("too few items")
+    assert found.startswith("25% kept: too few items")
+
+
+def test_verdicts_are_of_the_same_budget(summary: dict[str, Any]) -> None:
+    """Duo-attention has none: it is compared with each of another's."""
+    more = [{"name": f"{one}:{budget}"} for one, budget in (("streaming", "window=36"), ("tova", "ratio=0.1"))]
+    summary["settings"]["methods"] += more
+    for measure, key in (("answers", "correct"), ("divergence", "kl_rest")):
+        pairs = summary["measures"][measure][key]["pairs"]
+        known = dict(pairs[0])
+        pairs += [known | {"first": a, "second": more[0]["name"]} for a in (NAMES[2], NAMES[3], more[1]["name"])]
+
+    def starts(better: str, worse: str) -> list[str]:
+        return [found.partition(":")[0] for found in league_page.judged(summary, better, worse)]
+
+    assert starts("snapkv-by-head", "streaming") == ["25% kept"]
+    assert starts("tova", "streaming") == ["10% kept"]
+    assert starts("duo-attention", "streaming") == ["25% kept", "10% kept"]
 
 
 def test_a_cell_is_a_run_of_eval() -> None:
     options = Namespace(
-        methods=None, quick=False, items=5, budgets="0.25", seed=1, threads=None, kv_bytes="1GiB", output=Path("cells")
-    )
+        methods=None, quick=False, items=5, budgets="0.5,0.25", slow_budget=0.25, seed=1, threads=None, kv_bytes="1GiB",
+        output=Path("cells"),
+    )  # fmt: skip
     words = Cell("tiny", "ruler", 2000).command("quality", options, 3.0)
     assert {"--minutes=3.0", "--limit=5", "--output=cells/tiny-ruler-2000/quality"} <= set(words)
     assert not any(word.startswith("--threads") for word in words)
     (methods,) = (word for word in words if word.startswith("--methods="))
     assert all(name in methods for name in SLOW)
+    assert "critical-kv:ratio=0.25,critical-kv:budgets=ada,ratio=0.25" in methods  # the slow ones have one budget
     (methods,) = (word for word in Cell("tiny", "ruler", 30_000).command("serving", options, 3.0) if "methods" in word)
     assert "kvzip" not in methods
     words = Cell("/a/path", "ruler", 400).command("quality", options, 3.0)

@@ -69,7 +69,8 @@ def test_a_file_has_flags_lists_sizes_and_options_of_other_commands(
     path.write_text(
         f'model = "{tiny}"\nkv-bytes = "4M"\nmax_tokens = 30\ntemperature = 0.5\nseed = 1\n'
         'port = 9000\n\n[generate]\nchat = false\nstop = ["e", "zz"]\nstop-token-id = 5\njson = true\n'
-        "\n[bench.latency]\nrepeats = 2\n\n[serve]\ncors = []\n"
+        "\n[bench.latency]\nrepeats = 2\n\n[serve]\ncors = []\n",
+        encoding="utf-8-sig",  # as Notepad does
     )
     made = run_json("generate", "the fox", "--config", path, "--threads", 1)
     options = ("--temperature", 0.5, "--seed", 1, "--stop", "e", "--stop", "zz", "--stop-token-id", 5)

@@ -128,7 +128,10 @@ def test_prompts_from_a_file_and_from_stdin(run_json: Callable[..., dict[str, An
     three = run_json("generate", "-m", tiny, "--prompt-file", "-", "--max-tokens", 4, stdin="the lazy\ndog")
     piped = run_json("generate", "-m", tiny, "--max-tokens", 4, stdin="the lazy\ndog\n")
     named = run_json("generate", "the lazy\ndog", "-m", tiny, "--max-tokens", 4, stdin="something else")
-    for other in (two, three, piped, named):
+    path.write_text("the lazy\ndog\n", encoding="utf-8-sig")  # as Notepad does
+    marked = run_json("generate", "-m", tiny, "--prompt-file", path, "--max-tokens", 4)
+    marked_pipe = run_json("generate", "-m", tiny, "--max-tokens", 4, stdin="\ufeffthe lazy\ndog\n")
+    for other in (two, three, piped, named, marked, marked_pipe):
         assert (other["prompt"], other["token_ids"]) == ("the lazy\ndog", one["token_ids"])
 
 

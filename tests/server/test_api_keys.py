@@ -42,7 +42,7 @@ def test_keys_are_rotated_without_a_restart(
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# tenants\n\n  anna   a-key \nb-key\n")
+    file.write_text("anna a-key \n\n# others\n  b-key\n", encoding="utf-8-sig")  # as Notepad does
     assert read_keys(file) == [ApiKey.of("a-key", "anna"), ApiKey.of("b-key")]
 
 

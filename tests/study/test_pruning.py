@@ -113,4 +113,4 @@ def test_a_full_disk_is_said(tiny_directory: Callable[[str], Path], tmp_path: Pa
     checkpoint = open_checkpoint(str(tiny_directory("llama")))
     with short_files(1000), pytest.raises(InvalidRequest, match=r"model.safetensors cannot be written: .*too large"):
         prune(checkpoint, TEXT, tmp_path / "student", 0.5, 0.3)
-    assert not [one for one in (tmp_path / "student").iterdir() if "safetensors" in one.name]
+    assert not (tmp_path / "student").exists()  # so it can be tried again

@@ -101,4 +101,4 @@ def edited(text: str) -> str:
             subprocess.run([*shlex.split(editor), str(path)], check=True)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise InvalidRequest(f"the editor {editor!r} failed ({error}): set VISUAL or EDITOR to another") from None
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return path.read_text(encoding="utf-8-sig", errors="replace").strip()

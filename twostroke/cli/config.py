@@ -96,7 +96,7 @@ def print_sources() -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """What a TOML file has. Raises InvalidRequest."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

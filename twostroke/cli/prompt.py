@@ -50,21 +50,22 @@ class PromptOptions:
 
 
 def read_prompt(text: str | None, prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt's text, given in one way or piped in; from stdin or a file, one newline at the end is left out."""
+    """The prompt's text, given in one way or piped in; from stdin or a file, one newline at the end is left out,
+    and the mark that some programs put before UTF-8."""
     ways, hint = [way for way in (text, prompt, prompt_file) if way is not None], "PROMPT / --prompt / --prompt-file"
     if len(ways) > 1:
         raise typer.BadParameter("give exactly one of them (- is stdin)", param_hint=hint)
     if not ways and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter("give one of them, or pipe the text in", param_hint=hint)
     if not ways or str(ways[0]) == "-":
-        text = sys.stdin.read().removesuffix("\n")
+        text = sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
         if not text and not ways:
             raise typer.BadParameter("give one of them: nothing was piped in", param_hint=hint)
     elif prompt_file is None:
         text = str(ways[0])
     else:
         try:
-            text = prompt_file.read_text(encoding="utf-8").removesuffix("\n")
+            text = prompt_file.read_text(encoding="utf-8-sig").removesuffix("\n")
         except OSError as error:
             raise InvalidRequest(f"{prompt_file} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

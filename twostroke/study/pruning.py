@@ -76,7 +76,8 @@ def prune(
         hidden, intermediate: shares of the widths to remove, from 0 to below 1; the new widths are multiples of 32.
 
     Raises:
-        InvalidRequest: a share out of range, too little text, an unsupported family, or an existing directory.
+        InvalidRequest: a share out of range, too little text, an unsupported family, an existing directory, or a full
+            disk. Nothing stays of a new directory then.
     """
     config = checkpoint.config
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
@@ -92,23 +93,28 @@ def prune(
     tokens = tokenizer.encode(text)[:max_tokens]
     if len(tokens) < MULTIPLE:
         raise InvalidRequest(f"calibration needs at least {MULTIPLE} tokens of text, not {len(tokens)}")
-    if directory.exists():
-        raise InvalidRequest(f"{directory} exists already: name another directory")
-    seen = observe(checkpoint, tokenizer, tokens)
-    channels = _largest(seen.hidden, kept.hidden_size)
-    inner = [_largest(row, mlp.intermediate_size) for row in seen.intermediate]
-    directory.mkdir(parents=True)
-    tensors: dict[str, torch.Tensor] = {}
-    for ours in tensor_shapes(config):
-        tensor = torch.from_numpy(checkpoint.tensor(ours).dequantize())
-        layer, part = (int(ours.split(".")[1]), ours.split(".")[2]) if "." in ours else (0, ours)
-        for axis, kind in enumerate(AXES.get(part, "")):
-            if kind != " ":
-                tensor = tensor.index_select(axis, channels if kind == "h" else inner[layer])
-        tensors[ours] = tensor.bfloat16()
-    write_tensors(config, tensors, directory)
-    (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-    _write_tokenizer(checkpoint, tokenizer, directory)
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise InvalidRequest(f"{directory} exists already: name another directory") from None
+    try:
+        seen = observe(checkpoint, tokenizer, tokens)
+        channels = _largest(seen.hidden, kept.hidden_size)
+        inner = [_largest(row, mlp.intermediate_size) for row in seen.intermediate]
+        tensors: dict[str, torch.Tensor] = {}
+        for ours in tensor_shapes(config):
+            tensor = torch.from_numpy(checkpoint.tensor(ours).dequantize())
+            layer, part = (int(ours.split(".")[1]), ours.split(".")[2]) if "." in ours else (0, ours)
+            for axis, kind in enumerate(AXES.get(part, "")):
+                if kind != " ":
+                    tensor = tensor.index_select(axis, channels if kind == "h" else inner[layer])
+            tensors[ours] = tensor.bfloat16()
+        write_tensors(config, tensors, directory)
+        (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        _write_tokenizer(checkpoint, tokenizer, directory)
+    except BaseException:  # Ctrl-C too: half a student would be in the way of the next try
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     return kept
 
 

@@ -76,7 +76,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     """
     where = f"the file of API keys, {path}"
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")  # Notepad begins with a mark
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise InvalidRequest(f"{where}, cannot be read: {reason}") from None

@@ -111,7 +111,7 @@ def find_machine(name: str, efficiency: float | None = None) -> MachineSpec:
 
 def _of_file(path: Path) -> MachineSpec:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
         table = (json.loads if path.suffix == ".json" or text.startswith("{") else tomllib.loads)(text)
     except (ValueError, OSError) as error:
         raise InvalidRequest(f"{path}: this is no machine: {error}") from None

@@ -153,8 +153,8 @@ class RequestMaker:
                 tokens = [operator.index(token) for token in prompt]
             except TypeError:
                 raise InvalidRequest(f"a prompt is a text or a list of token ids, not {prompt!r:.60}") from None
-        if any(not 0 <= token < self.config.vocab_size for token in tokens):
-            raise InvalidRequest(f"token ids must be from 0 to {self.config.vocab_size - 1}")
+        if unknown := [token for token in tokens if not 0 <= token < self.config.vocab_size]:
+            raise InvalidRequest(f"token ids must be from 0 to {self.config.vocab_size - 1}, not {unknown[0]}")
         if len(tokens) > self.config.max_position:
             raise ContextLengthExceeded(
                 f"the prompt has {len(tokens)} tokens, past the {self.config.max_position} of model {self.name}: "

@@ -64,7 +64,7 @@ def test_a_stroke_answers_or_says_why_not(
                 told.add(str(error))
         assert llm.pool.num_used == 0
     assert answered > 60
-    assert {f"token ids must be from 0 to {VOCAB - 1}"} < told
+    assert any(one.startswith(f"token ids must be from 0 to {VOCAB - 1}, not ") for one in told)
 
 
 def decode(llm: LLM, kv: KVCache) -> None:

@@ -52,9 +52,10 @@ class Lane(ABC, Generic[StrokeKind]):
         """`again`: number of leading entries that belong to the value the stroke extends, and are computed again."""
         model.pool.geometry.require(base.pool.geometry, f"model {model.name} cannot continue this value")
         # The value may come from a file, or from a model with a larger vocabulary.
-        most = max(max(todo, default=0), int(base.token_array.max(initial=0)))
-        if most >= model.config.vocab_size or min(todo, default=0) < 0:
-            raise InvalidRequest(f"token ids must be from 0 to {model.config.vocab_size - 1}")
+        least, most = min(todo, default=0), max(max(todo, default=0), int(base.token_array.max(initial=0)))
+        if least < 0 or most >= model.config.vocab_size:
+            unknown = least if least < 0 else most
+            raise InvalidRequest(f"token ids must be from 0 to {model.config.vocab_size - 1}, not {unknown}")
         self.slot, self.model, self.stroke = slot, model, stroke
         self.dropout = dropout  # the dropout that its rows are computed with, or None
         self.todo, self._again, self.parting = todo, again, parting

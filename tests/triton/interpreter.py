@@ -21,7 +21,7 @@ from triton import knobs
 from triton.language.semantic import TritonSemantic
 
 _patch_tensor, _patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
-_dot = interpreter.InterpreterBuilder.create_dot
+_dot, _splat = interpreter.InterpreterBuilder.create_dot, interpreter.InterpreterBuilder.create_splat
 _block_type, _broadcast = tl.core.block_type.__init__, TritonSemantic.broadcast_impl_value
 _blocks: dict[Any, dict[str, Any]] = {}  # what is known of a type, by its elements and shape
 _patched: set[str] = set()  # modules of the language, while a kernel runs
@@ -39,6 +39,13 @@ def _exact_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_
         return _dot(self, a, b, d, input_precision, max_num_imprecise_acc)
     sums = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
     return interpreter.TensorHandle(sums + d.data, d.dtype.scalar)
+
+
+def _splat_of_what_it_is(self: Any, ret_ty: Any, arg: Any) -> Any:
+    """A comparison's result is called what was compared. From 3.9 on, a mask that is made integers so is refused."""
+    if arg.data.dtype == np.bool_:
+        arg = interpreter.TensorHandle(arg.data, tl.int1)
+    return _splat(self, ret_ty, arg)
 
 
 @cache
@@ -109,3 +116,4 @@ interpreter._patch_lang = _patch_once
 interpreter._get_np_dtype = _dtype
 interpreter._patch_lang_tensor = _patch_tensor_for_numpy
 interpreter.InterpreterBuilder.create_dot = _exact_dot
+interpreter.InterpreterBuilder.create_splat = _splat_of_what_it_is

@@ -4,7 +4,6 @@ A process of its own: in the tests' process Triton interprets.
 """
 
 import json
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -20,6 +19,7 @@ from twostroke.backends.triton.kernels import (
     recurrent,
     token_inputs,
 )
+from twostroke.backends.triton.kernels.launch import Kernel
 from twostroke.backends.triton.packed import PACKED_FORMATS
 from twostroke.backends.triton.pass_plan import keys_of, tall_of
 
@@ -85,18 +85,21 @@ SHARED = {"HIDDEN": 2816, "PARTS": 2, "GATED": False, "NORMED": True, "BLOCK": 4
 INPUTS = {"LAYERS": 30, "SIZE": 256, "PARTS": 2, "BLOCK": 256}
 
 
-def compiled(kernel: Any, types: dict[str, str], values: dict[str, int], **options: int) -> dict[str, int]:
-    names: list[str] = kernel.arg_names
+def compiled(kernel: Kernel, types: dict[str, str], values: dict[str, int], **options: int) -> dict[str, int]:
+    names: list[str] = kernel.function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "").startswith("*")}
     chosen = {(names.index(name),): value for name, value in values.items() if name in names}
-    source = ASTSource(kernel, signature, chosen, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    source = ASTSource(kernel.function, signature, chosen, aligned)
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options=options | {"enable_fp_fusion": kernel.fuses}
+    )
     assembly = made.asm
     return {
         "products": assembly["ptx"].count("wgmma.mma_async"),
         "moves": assembly["ttgir"].count("ttg.convert_layout"),
         "loads that wait": assembly["ptx"].count("ld.global"),
+        "fused": assembly["ptx"].count("fma.rn.f32"),
     }
 
 

@@ -36,3 +36,10 @@ def test_layers_with_a_state_compile(found: dict[str, dict[str, dict[str, int]]]
 def test_what_few_families_have_compiles(found: dict[str, dict[str, dict[str, int]]]) -> None:
     """Caps, norms over all heads, heads of two sizes, numbers of tokens, experts with factors and norms."""
     assert len(found["families"]) == 11
+
+
+def test_products_and_sums_fuse_where_a_kernel_says_so(found: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Whatever the default of Triton's version is."""
+    fused = {name for made in found.values() for name, one in made.items() if one["fused"]}
+    assert {"attention", "chunks", "convolution", "wide heads, capped", "cap", "gate"} <= fused
+    assert not fused & {"store", "whole norms", "values as keys", "squares", "scaled stream", "sums with norms", "inputs"}

@@ -72,7 +72,7 @@ class AttentionPass(LayerWeights):
                 to.parts, FEW_TOKENS * layer.qkv.features, layer.bias, *mine,
                 HQ=own.num_heads, HKV=own.num_kv_heads, D=own.head_dim, PARTS=layer.qkv.parts(rows),
                 BIAS=layer.bias is not None, HEADS=HEADS, BLOCK=power_of_two(own.head_dim),
-                num_warps=2, enable_fp_fusion=False,
+                num_warps=2,
             )  # fmt: skip
         q, k = (self.whole_squares(one) for one in mine)
         return q, k
@@ -104,7 +104,7 @@ class AttentionPass(LayerWeights):
             WHOLE=layer.attention.num_heads if own.whole_norm else 0, VALUE_NORM=own.value_norm,
             SAME=own.keys_as_values, GROWS=own.growth is not None, HEADS=HEADS, HALF=power_of_two(own.head_dim // 2),
             WIDTH=kv.shape[5], V_BITS=self.v_bits, STAGES=self.stages(own.head_dim),
-            num_warps=2, enable_fp_fusion=False,
+            num_warps=2,
         )  # fmt: skip
 
     def attend(

@@ -195,7 +195,7 @@ class TritonDecoder(AttentionPass):
             to.x, to.parts, bias, post, weight, dropout, to.h if out is None else out, FEW_TOKENS * hidden,
             self.config.norm_eps, factor, scale, hidden, parts,
             *(one is not None for one in (bias, post, weight, dropout)), factor != 1, copied and weight is None,
-            scale != 1, power_of_two(hidden), num_warps=norm_warps(hidden), enable_fp_fusion=False,
+            scale != 1, power_of_two(hidden), num_warps=norm_warps(hidden),
         )  # fmt: skip
 
     def launch_head(self, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor, rows: int) -> None:
@@ -204,7 +204,7 @@ class TritonDecoder(AttentionPass):
         pointwise.norm_kernel[(rows,)](
             x, None, None, None, self.norm, None, h, 0, self.config.norm_eps, 1.0, 1.0,
             hidden, 0, False, False, True, False, False, False, False, power_of_two(hidden),
-            num_warps=norm_warps(hidden), enable_fp_fusion=False,
+            num_warps=norm_warps(hidden),
         )  # fmt: skip
         # A packed head is unpacked in registers only: in memory it would take a gigabyte.
         step = FEW_TOKENS if any(isinstance(piece, RepackedMatrix) for piece in self.head.pieces) else rows

@@ -250,5 +250,4 @@ class SharedExpert:
         kernels.shared_expert_kernel[(rows,)](
             parts, FEW_TOKENS * hidden, h, self.gate, own, mixture, self.eps, out, hidden, self.down.parts(rows),
             self.gate is not None, own is not None, power_of_two(hidden), num_warps=8 if hidden <= 1024 else 16,
-            enable_fp_fusion=False,
         )  # fmt: skip

@@ -129,11 +129,10 @@ class DeviceSampler:
                 buffers.found,
                 CUT_BLOCK,
                 num_warps=16,
-                enable_fp_fusion=False,
             )
         kernels.search_blocks[(rows, blocks)](
             logits, stride, vocab, draws, buffers.cuts, buffers.values, buffers.columns, blocks, filtered, BLOCK,
-            num_warps=4, enable_fp_fusion=False,
+            num_warps=4,
         )  # fmt: skip
         kernels.search_ends[(rows,)](
             logits, stride, buffers.values, buffers.columns, blocks, ids, power_of_two(blocks), num_warps=4
@@ -162,11 +161,11 @@ class DeviceSampler:
         blocks = buffers.values.shape[1]
         kernels.summarize_blocks[(rows, blocks)](
             logits, logits.stride(0), vocab, buffers.values, buffers.columns, buffers.sums, blocks, BLOCK,
-            num_warps=4, enable_fp_fusion=False,
+            num_warps=4,
         )  # fmt: skip
         kernels.summarize_ends[(rows,)](
             buffers.values, buffers.columns, buffers.sums, blocks, *out, power_of_two(blocks),
-            num_warps=4, enable_fp_fusion=False,
+            num_warps=4,
         )  # fmt: skip
         return out
 

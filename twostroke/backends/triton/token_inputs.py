@@ -27,7 +27,7 @@ class TokenInputs:
         linear(h, parts, rows)
         kernels.token_inputs_kernel[(rows, linear.features // size)](
             parts, FEW_TOKENS * linear.features, self.norm, out, linear.columns**-0.5, self.eps,
-            linear.features // size, size, linear.parts(rows), power_of_two(size), num_warps=1, enable_fp_fusion=False,
+            linear.features // size, size, linear.parts(rows), power_of_two(size), num_warps=1,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ are one chain along K, as in `linear.py`, and a token's pairs are added in the o
 
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.launch import kernel, kernel_for_any
+from twostroke.backends.triton.kernels.launch import kernel, kernel_for_any, unfused_kernel
 from twostroke.backends.triton.kernels.numbers import activate, dot, narrow, rms, sigmoid
 from twostroke.backends.triton.kernels.tiles import input_tile, sum_of_parts, weight_tile
 
@@ -203,7 +203,7 @@ def weighted_sum_kernel(
     tl.store(out_ptr + row.to(tl.int64) * FEATURES + features, total, mask=inside)
 
 
-@kernel
+@unfused_kernel
 def shared_expert_kernel(
     parts_ptr, part_stride, h_ptr, gate_ptr, norm_ptr, out_norm_ptr, eps, out_ptr,
     HIDDEN: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr, BLOCK: tl.constexpr,

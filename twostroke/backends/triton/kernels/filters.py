@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.launch import kernel
+from twostroke.backends.triton.kernels.launch import unfused_kernel
 from twostroke.backends.triton.kernels.sampling import GAIN, MARGIN, NO_COLUMN, TOP_K, TOP_P, WORDS, as_double
 
 CUT_BLOCK = tl.constexpr(8192)  # columns that a program takes at once, and the most that are gathered
@@ -130,7 +130,7 @@ def _nth_column(logits, count, value, n, BLOCK: tl.constexpr):
     return last
 
 
-@kernel
+@unfused_kernel
 def cut_rows(logits, stride, count, words, cuts, found, BLOCK: tl.constexpr):
     """Grid (R): what top_k, top_p and min_p keep of a row, in `cuts`, float64 [R, 2].
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from twostroke.backends.triton.kernels.codes import SCALE, store_codes
-from twostroke.backends.triton.kernels.launch import kernel
+from twostroke.backends.triton.kernels.launch import kernel, unfused_kernel
 from twostroke.backends.triton.kernels.numbers import narrow, rms, tanh
 from twostroke.backends.triton.kernels.tiles import sum_of_parts
 
@@ -28,7 +28,7 @@ def embed_kernel(ids_ptr, table_ptr, out_ptr, factor, HIDDEN: tl.constexpr, BLOC
     tl.store(out_ptr + row.to(tl.int64) * HIDDEN + columns, values * factor, mask=columns < HIDDEN)
 
 
-@kernel
+@unfused_kernel
 def norm_kernel(
     x_ptr, parts_ptr, bias_ptr, post_ptr, weight_ptr, dropout_ptr, out_ptr, part_stride, eps, factor, stream,
     HIDDEN: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr,
@@ -74,7 +74,7 @@ def norm_kernel(
         tl.store(out_ptr + at, narrow(made), mask=inside)
 
 
-@kernel
+@unfused_kernel
 def rope_store_kernel(
     parts_ptr, part_stride, bias_ptr, q_norm_ptr, k_norm_ptr, q_squares_ptr, k_squares_ptr, eps,
     cos_ptr, sin_ptr, growth_ptr, positions_ptr, cells_ptr, q_ptr, kv_ptr, page_stride, layer,
@@ -155,7 +155,7 @@ def rope_store_kernel(
         tl.store(places + D // 2, b, mask=mask & stored[:, None])
 
 
-@kernel
+@unfused_kernel
 def head_squares_kernel(
     parts_ptr, part_stride, bias_ptr, q_squares_ptr, k_squares_ptr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.launch import kernel
+from twostroke.backends.triton.kernels.launch import kernel, unfused_kernel
 
 BLOCK = tl.constexpr(1024)  # columns of a block of a row
 WORDS = tl.constexpr(6)
@@ -78,7 +78,7 @@ def _best(values, columns):
     return top, tl.min(tl.where(values == top, columns, NO_COLUMN), 0)
 
 
-@kernel
+@unfused_kernel
 def search_blocks(
     logits, stride, count, words, cuts, values, columns, blocks, FILTERED: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -118,7 +118,7 @@ def search_ends(logits, stride, values, columns, blocks, ids, PADDED: tl.constex
     tl.store(ids + row, tl.where((x > -float("inf")) & (x < float("inf")), column, -1))
 
 
-@kernel
+@unfused_kernel
 def summarize_blocks(logits, stride, count, tops, columns, sums, blocks, BLOCK: tl.constexpr):
     """Grid (R, blocks): a block's largest logit, its column, and the sums of exp(x - top) and exp(x - top) (x - top).
 
@@ -137,7 +137,7 @@ def summarize_blocks(logits, stride, count, tops, columns, sums, blocks, BLOCK: 
     tl.store(sums + (row * 2 + 1) * blocks + block, tl.sum(weight * below, 0))
 
 
-@kernel
+@unfused_kernel
 def summarize_ends(tops, columns, sums, blocks, ids, numbers, PADDED: tl.constexpr):
     """Grid (R): a row's most likely id, and [3] numbers: its logit, logsumexp, and entropy in nats.
 

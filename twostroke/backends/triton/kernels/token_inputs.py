@@ -5,12 +5,12 @@ Gemma Team 2025 (Gemma 3n), 2026 (Gemma 4).
 
 import triton.language as tl
 
-from twostroke.backends.triton.kernels.launch import kernel
+from twostroke.backends.triton.kernels.launch import kernel, unfused_kernel
 from twostroke.backends.triton.kernels.numbers import activate, narrow, rms
 from twostroke.backends.triton.kernels.tiles import sum_of_parts
 
 
-@kernel
+@unfused_kernel
 def token_inputs_kernel(
     parts_ptr, part_stride, norm_ptr, out_ptr, factor, eps,
     LAYERS: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,

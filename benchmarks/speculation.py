@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from os import urandom
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -42,7 +43,8 @@ WARM_UP = 8  # tokens of warm-up answers
 
 DEFINITIONS = {
     "tokens_per_second": "tokens after the first / (last token - first token); so many streams, each of which has its "
-    "next answer when one ends; prompts are in the prefix index, so a model's prefill is left out, a draft's is not",
+    "next answer when one ends; answers are of half to 1.5 times as many tokens as asked for; prompts are in the "
+    "prefix index, so a model's prefill is left out, a draft's is not",
     "of_plain": "median over rounds of tokens_per_second / plain's in the same round",
     "while_all": "the same until an answer ends and none is left to take its place: with guesses the last answers end "
     "one after another, and a server has more of them; tokens_per_second where no token falls between",
@@ -96,10 +98,20 @@ def contenders(guesses: Sequence[int], student: str | None, draft: str | None) -
     return found
 
 
+def limits(tokens: int, count: int) -> list[int]:
+    """Most tokens of each answer: from half of `tokens` to half as many again. Streams do not end in step then."""
+    spread = [round(tokens * (0.5 + i / max(1, count - 1))) for i in range(count)]
+    return Random(0).sample(spread, count)
+
+
 def answer(
-    llm: LLM, prompts: Sequence[Sequence[int]], method: Method, salt: bytes, **sampling: Any
+    llm: LLM, prompts: Sequence[Sequence[int]], method: Method, salt: bytes, most: Sequence[int], **sampling: Any
 ) -> list[Completion]:
-    requests = llm.requests(prompts, SamplingParams(**sampling), method)
+    """An answer to each prompt, of at most so many tokens."""
+    requests = [
+        llm.request(prompt, SamplingParams(max_tokens=tokens, **sampling), method)
+        for prompt, tokens in zip(prompts, most, strict=True)
+    ]
     for request in requests:
         request.cache_salt = salt
     llm.engine.run(requests)
@@ -109,12 +121,12 @@ def answer(
 def take_turn(
     llm: LLM, contender: Contender, workload: Workload, prompts: Sequence[Sequence[int]], tokens: int, streams: int = 1
 ) -> tuple[Turn, list[list[Token]]]:
-    """Answer a workload's prompts with at most that many tokens each; the engine runs so many at once."""
-    sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": workload.temperature, "seed": 0}
+    """Answer a workload's prompts with about that many tokens each (`limits`); the engine runs so many at once."""
     salt = b"before" if contender.before else urandom(8)  # other texts are not guessed from
-    answer(llm, prompts, Plain(), salt, max_tokens=1)  # so that no prefill is among the decodes
+    answer(llm, prompts, Plain(), salt, [1] * len(prompts))  # so that no prefill is among the decodes
     others = Others()
-    answers = answer(llm, prompts, contender.method, salt, **sampling)
+    most = limits(tokens, len(prompts))
+    answers = answer(llm, prompts, contender.method, salt, most, temperature=workload.temperature, seed=0)
     tokens_at = [answer.timings.tokens for answer in answers]
     first, last = min(one[0] for one in tokens_at), max(one[-1] for one in tokens_at)
     until = sorted(one[-1] for one in tokens_at)[-streams]
@@ -181,7 +193,7 @@ def measure(
 ) -> Found:
     """Turns of every contender, after a short warm-up answer of each. Raises Differs, InvalidRequest."""
     prompts, by_name = workload.prompts(llm, 2 * streams), {contender.name: contender for contender in chosen}
-    if (needed := max(map(len, prompts)) + tokens) > llm.config.max_position:
+    if (needed := max(map(len, prompts)) + max(limits(tokens, len(prompts)))) > llm.config.max_position:
         raise InvalidRequest(
             f"{workload.name!r} needs {needed} positions, and {llm.name} has {llm.config.max_position}"
         )
@@ -249,7 +261,7 @@ def facts(results: Sequence[Found], tokens: int) -> dict[str, Any]:
         }
         for found in results
     }
-    return {"max_tokens": tokens, "answers": answers, "rows": rows}
+    return {"tokens": tokens, "answers": answers, "rows": rows}
 
 
 def open_model(name: str, streams: int, options: argparse.Namespace) -> tuple[str, LLM, list[Contender]]:
@@ -305,7 +317,7 @@ def main() -> None:
     parser.add_argument("--streams", type=numbers, default=[1], help="answers at once, as 1,4,16,32 (default 1)")
     parser.add_argument("--workloads", nargs="+", choices=names, default=usual, help="(default all but sharegpt)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds to take medians over (default 3)")
-    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (default 128)")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer, half to 1.5 times as many (default 128)")
     parser.add_argument("--threads", type=int, help="default: the cores this process may use")
     options = parser.parse_args()
     workloads = [workload for workload in WORKLOADS if workload.name in options.workloads]

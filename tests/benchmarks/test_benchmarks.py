@@ -88,7 +88,8 @@ def test_speculation_takes_turns_and_counts_what_stood(monkeypatch: pytest.Monke
     results = [speculation.measure(llm, chosen, workload, 1, 1, 12, quiet) for workload in (copy, random)]
     assert llm.pool.num_used == 0
     for found in results:
-        assert [len(answer) for answer in found.answers] == [12, 12]
+        short, long = sorted(len(answer) for answer in found.answers)
+        assert short == 6 < long <= 18
         plain, *others = [turns[0] for turns in found.turns.values()]
         assert (plain.tokens_per_pass, plain.acceptance, found.of_plain("plain")) == (1, None, 1)
         assert all(turn.tokens_per_pass >= 1 for turn in others)
@@ -119,7 +120,7 @@ def test_speculation_that_changes_the_answer_ends_the_run(tiny_llm: Callable[...
     chosen = [speculation.Contender("plain", Plain()), speculation.Contender("twice", method("repeat"))]
     with pytest.raises(speculation.Differs, match="twice does not answer as plain does"):
         speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 2, 1, 8, quiet)
-    with pytest.raises(InvalidRequest, match="'random' needs 2255 positions"):
+    with pytest.raises(InvalidRequest, match="'random' needs 3254 positions"):
         speculation.measure(tiny_llm(), chosen, WORKLOADS[-1], 1, 1, 1999, quiet)
 
 

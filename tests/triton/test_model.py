@@ -42,4 +42,12 @@ def test_products_and_sums_fuse_where_a_kernel_says_so(found: dict[str, dict[str
     """Whatever the default of Triton's version is."""
     fused = {name for made in found.values() for name, one in made.items() if one["fused"]}
     assert {"attention", "chunks", "convolution", "wide heads, capped", "cap", "gate"} <= fused
-    assert not fused & {"store", "whole norms", "values as keys", "squares", "scaled stream", "sums with norms", "inputs"}
+    assert not fused & {
+        "store",
+        "whole norms",
+        "values as keys",
+        "squares",
+        "scaled stream",
+        "sums with norms",
+        "inputs",
+    }

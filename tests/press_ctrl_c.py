@@ -47,13 +47,16 @@ def press(act: Callable[[], object], work: Callable[[int], object], presses: int
             time.sleep(delays.random() * within_s)
             os.kill(os.getpid(), signal.SIGINT)
 
+    def wait() -> None:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            act()
+
     def interrupted() -> bool:
         """Whether the signal was seen: Python drops one that comes while a finalizer runs."""
         try:
             armed.put(True)
-            until = time.monotonic() + 2
-            while time.monotonic() < until:
-                act()
+            wait()  # in CPython 3.13 a `try` does not cover the way back to the start of a loop in it
         except KeyboardInterrupt:
             return True
         return False

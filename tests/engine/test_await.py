@@ -66,10 +66,14 @@ def test_an_error_is_raised_in_the_program(llm: LLM) -> None:
     right.set_result(1)
     llm.engine.run([one := request(llm, [wrong, right], seen)])
     assert (str(seen[0]), seen[1], len(ids(one))) == ("no", 1, 6)
+    assert llm.pool.num_used == 0  # though the error, which is kept, has frames that it came through
+
+
+def test_an_error_that_no_program_catches(llm: LLM) -> None:
     unknown = Future[Any]()
     unknown.set_exception(KeyError("not caught"))
     with pytest.raises(KeyError):
-        llm.engine.run([request(llm, [unknown], seen)])
+        llm.engine.run([request(llm, [unknown], [])])
 
 
 def test_side_by_side_with_a_stroke(llm: LLM) -> None:

@@ -29,7 +29,7 @@ def test_the_signature_of_llm_is_the_declaration() -> None:
     del parameters["progress"]  # a callback
     assert set(parameters) == set(rules(LLMOptions))
     assert {name: one.default for name, one in parameters.items()} == vars(LLMOptions())
-    described = set(re.findall(r"^ {12}(\w+): ", LLM.__init__.__doc__ or "", re.MULTILINE))
+    described = set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(LLM.__init__) or "", re.MULTILINE))
     assert set(parameters) <= described
 
 

@@ -54,21 +54,25 @@ class ProgramRunner:
         if not isinstance(program, Generator):
             raise InvalidRequest(f"a program is a generator, whose body has a yield, not {type(program).__name__}")
         choice.program = program
-        self._advance(choice, None)
+        self._advance(choice, [None])
 
     def resume(self, choice: Choice) -> None:
         """Collect the results of finished lanes and, once all are there, resume the program."""
         self._collect_results(choice)
         if choice.resumable:
-            self._advance(choice, choice.take_results())
+            self._advance(choice, [choice.take_results()])
 
-    def _advance(self, choice: Choice, value: Any) -> None:
-        """Send a program its results and open the strokes it yields, until one of them has to wait for a step."""
+    def _advance(self, choice: Choice, sent: list[Any]) -> None:
+        """Send a program its results and open the strokes it yields, until one of them has to wait for a step.
+
+        `sent` has the results alone, and gives them away: from Python 3.13 on, an error that the program caught holds
+        this frame too, and what it names.
+        """
         program = choice.program
         assert program is not None
         while True:
             try:
-                asked = program.throw(value.error) if isinstance(value, Raised) else program.send(value)
+                asked = program.throw(sent.pop().error) if isinstance(sent[0], Raised) else program.send(sent.pop())
             except StopIteration as stop:
                 if not choice.done:
                     choice.finish(stop.value)
@@ -79,7 +83,7 @@ class ProgramRunner:
             choice.side_by_side = isinstance(asked, list)
             strokes = asked if isinstance(asked, list) else [asked]
             if not strokes:  # nothing to wait for
-                value = []
+                sent.append([])
                 continue
             choice.results = [PENDING] * len(strokes)
             for slot, stroke in enumerate(strokes):
@@ -87,7 +91,7 @@ class ProgramRunner:
             self._collect_results(choice)
             if not choice.resumable:
                 return
-            value = choice.take_results()
+            sent.append(choice.take_results())
 
     def _open(self, choice: Choice, slot: int, stroke: Stroke) -> None:
         if isinstance(stroke, Emit):

@@ -47,11 +47,8 @@ class Cell:
 
     def command(self, measured: str, options: argparse.Namespace, minutes: float) -> list[str]:
         """A run of `twostroke eval`, whose directory is of this cell, these methods and these budgets."""
-        slow = (
-            ()
-            if options.quick or self.length > MAX_SLOW_LENGTH
-            else [f"{name}{',' if ':' in name else ':'}ratio={options.slow_budget}" for name in SLOW]
-        )
+        names = () if options.quick or self.length > MAX_SLOW_LENGTH else SLOW
+        slow = [f"{name}{',' if ':' in name else ':'}ratio={options.slow_budget}" for name in names]
         methods = options.methods or ",".join((*FAST, *slow))
         items = 1 if measured == "serving" else options.items
         asked = {

@@ -38,6 +38,13 @@ def opened(browser: Any, made: Explanation, tmp_path: Path) -> Iterator[Callable
     assert not complaints
 
 
+def shows(tab: Any, selector: str, text: str) -> None:
+    """Wait until the page shows it: the address changes first, and the page draws when it is told of that later."""
+    tab.wait_for_function(
+        "([selector, text]) => document.querySelector(selector)?.innerText.includes(text)", arg=[selector, text]
+    )
+
+
 STEPS = ("tokens", "embedding", "prefill", "attention", "layers", "decode", "cache", "method")
 
 
@@ -45,12 +52,10 @@ STEPS = ("tokens", "embedding", "prefill", "attention", "layers", "decode", "cac
 def test_every_step_fits_a_phone(opened: Callable[..., Any], scheme: str) -> None:
     tab = opened("tokens", color_scheme=scheme, viewport={"width": 360, "height": 700})
     for i, name in enumerate(STEPS):
+        shows(tab, "#place", f"{i + 1} of {len(STEPS)}")
         assert tab.evaluate("location.hash") == f"#{name}"
-        tab.wait_for_function("document.querySelector('nav [aria-current]') !== null")
-        assert tab.locator("#place").inner_text() == f"{i + 1} of {len(STEPS)}"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360
         tab.keyboard.press("ArrowRight")
-        tab.wait_for_timeout(50)
     tab.go_back()
     tab.wait_for_function("location.hash === '#cache'")
     tab.locator("#previous").click()
@@ -69,7 +74,7 @@ def test_from_a_cell_to_its_arithmetic_and_back(opened: Callable[..., Any], made
     panel = tab.locator(".panel")
     assert f"mean of {made.model.heads} heads" in panel.inner_text()
     panel.locator("tr.choice").nth(head).click()
-    tab.wait_for_function("document.querySelector('.panel').innerText.includes('The score')")
+    shows(tab, "main .panel", "The score")
     arithmetic = made.attention.arithmetic
     assert arithmetic is not None
     text = panel.inner_text()
@@ -83,13 +88,12 @@ def test_from_a_cell_to_its_arithmetic_and_back(opened: Callable[..., Any], made
 def test_a_token_leads_to_its_row_or_its_step(opened: Callable[..., Any], made: Explanation) -> None:
     tab = opened("tokens")
     tab.locator("#tokens .token").nth(5).click()
-    tab.wait_for_function("location.hash === '#attention'")
-    tab.wait_for_function("document.querySelector('main .panel').innerText.includes('looks at')")
+    shows(tab, "main .panel", "looks at")
+    assert tab.evaluate("location.hash") == "#attention"
     assert tab.locator(".map td[aria-selected=true]").count() == 1
     tab.locator("#tokens .token").nth(len(made.tokens) + 2).click()
-    tab.wait_for_function("location.hash === '#decode'")
-    step = made.decode[2]
-    assert f"as entry {step.token_in.index}" in tab.locator(".panel").inner_text()
+    shows(tab, "main .panel", f"as entry {made.decode[2].token_in.index}")
+    assert tab.evaluate("location.hash") == "#decode"
 
 
 def test_cells_are_reached_by_the_keyboard(opened: Callable[..., Any]) -> None:

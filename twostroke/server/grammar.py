@@ -1,7 +1,6 @@
 """Grammars by llguidance: JSON schemas, regular expressions, choices and tool calls as constraints on tokens."""
 
 import contextlib
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -16,22 +15,15 @@ from llguidance.gbnf_to_lark import any_to_lark
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.constraint import Constraint, ConstraintFactory
-from twostroke.server.json_schema import ANY_OBJECT, EnforcedSchema, enforced_schema
-from twostroke.server.json_schema.patterns import LIMITS, Untranslatable, translate, without_anchors
+from twostroke.server.json_schema import enforced_schema
+from twostroke.server.json_schema.library import LIMITS, grammar_of, with_layout
+from twostroke.server.json_schema.patterns import Untranslatable, translate, without_anchors
 from twostroke.server.json_schema.unique_keys import KeyTokens, UniqueKeys
 
 MAX_COMPILED = 64  # compiled grammars
 MAX_GRAMMAR_CHARACTERS = 1_000_000
 MAX_CHOICES = 10_000
 MAX_REGEX_CHARACTERS = 20_000
-# The layout of json.dumps, which models know well. With free whitespace, a weak model may write nothing else. A text
-# has one spelling (without \u escapes), so equal keys are equal bytes.
-JSON_OPTIONS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "json_allowed_escapes": 'nrbtf\\"',
-}
 
 
 @dataclass(frozen=True)
@@ -176,8 +168,10 @@ def json_schema(schema: Mapping[str, Any], strict: bool = True, warnings: list[s
     Raises:
         InvalidRequest: the schema is strict and cannot be guaranteed. Names the keyword and its JSON pointer.
     """
-    read = _read_schema(schema, strict, warnings)
-    return Grammar(_grammar_of(read), "" if read.open_objects else None)
+    read = enforced_schema(schema, strict)
+    if warnings is not None:
+        warnings += read.warnings
+    return Grammar(grammar_of(read.schema), "" if read.open_objects else None)
 
 
 def embedded_schema(
@@ -187,33 +181,10 @@ def embedded_schema(
 
     `objects`: of what satisfies the schema, only objects are allowed.
     """
-    return _with_layout(_read_schema(schema, strict, warnings, objects=objects))
-
-
-def _read_schema(
-    schema: Mapping[str, Any], strict: bool, warnings: list[str] | None, *, objects: bool = False
-) -> EnforcedSchema:
-    """A schema that the grammar library compiles, see `json_schema`."""
     read = enforced_schema(schema, strict, objects=objects)
     if warnings is not None:
         warnings += read.warnings
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar_of(read), limits=LIMITS)
-    if not failed:
-        return read
-    why = _one_line(messages[0])
-    if strict:
-        raise InvalidRequest(f"the schema cannot be guaranteed: {why}")
-    if warnings is not None:
-        warnings.append(f"the schema is not enforced, only that the answer is an object: {why}")
-    return EnforcedSchema(ANY_OBJECT, (), open_objects=True)
-
-
-def _grammar_of(read: EnforcedSchema) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_with_layout(read)))
-
-
-def _with_layout(read: EnforcedSchema) -> dict[str, Any]:
-    return {**read.schema, "x-guidance": JSON_OPTIONS}
+    return with_layout(read.schema)
 
 
 def regex(pattern: str) -> str:

@@ -7,6 +7,7 @@ agree, and what cannot be guaranteed is an error if the schema is strict, or a w
 
     document.py      references into a schema, and the report of what is not enforced
     rewriter.py      the schema, keyword by keyword
+    library.py       the library: its limits, the layout of texts, whether it takes a schema
     keywords.py      what keywords there are, and what their values must be
     exclusive.py     whether options of a `oneOf` exclude each other
     numbers.py       bounds and multiples of numbers
@@ -17,6 +18,6 @@ What is written accepts a part of what the schema accepts, never more. Validator
 `jsonschema` does: the draft is that of `$schema`, or 2020-12.
 """
 
-from twostroke.server.json_schema.rewriter import ANY_OBJECT, EnforcedSchema, enforced_schema
+from twostroke.server.json_schema.rewriter import ANY_OBJECT, enforced_schema
 
-__all__ = ["ANY_OBJECT", "EnforcedSchema", "enforced_schema"]
+__all__ = ["ANY_OBJECT", "enforced_schema"]

@@ -10,11 +10,7 @@ import re
 import warnings
 from typing import Any
 
-import llguidance
-
 MAX_CHARACTERS = 5000
-# A mask is made between two steps of the engine: what takes longer than some tens of milliseconds ends in an error.
-LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=300_000, step_lexer_fuel=100_000)
 _PART_OF = {"d": "0-9", "D": r"\P{Nd}", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}  # a part of what each means
 _SPACE = r"\p{White_Space}\x1c-\x1f\x{180e}\x{200b}\x{feff}"
 _ALL_OF = {"d": r"\p{Nd}", "w": r"\p{L}\p{M}\p{N}_", "s": _SPACE}  # all that each means anywhere
@@ -169,10 +165,3 @@ def _character(sign: str) -> str:
     if 0xD800 <= code < 0xE000:
         raise Untranslatable("half of a surrogate pair is no character")
     return f"\\x{{{code:x}}}"
-
-
-def refusal(schema: str) -> str:
-    """Why the grammar library finds no text for a schema; empty if it finds one."""
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
-    return messages[0] if failed else ""

@@ -22,6 +22,7 @@ from twostroke.server.json_schema.keywords import (
     is_writable,
     list_or_empty,
 )
+from twostroke.server.json_schema.library import refusal
 from twostroke.server.json_schema.numbers import BOUNDS, is_exact_step, number_rules
 from twostroke.server.json_schema.patterns import (
     FORMATS,
@@ -29,7 +30,6 @@ from twostroke.server.json_schema.patterns import (
     Untranslatable,
     is_endless,
     is_exact,
-    refusal,
     translate,
 )
 
@@ -102,7 +102,7 @@ class _Rewriter:
         return {**schema, "$defs": self._definitions} if self._definitions else schema
 
     def _refusal(self, schema: dict[str, Any]) -> str:
-        return refusal(json.dumps(self._document(schema)))
+        return refusal(self._document(schema))
 
     def _schema(self, schema: Any, path: str, *, alone: bool) -> Any:
         """Rewrite a schema. `alone`: no other schema says what may be in its place."""
@@ -257,11 +257,11 @@ class _Rewriter:
         try:
             written = translate(pattern)
         except Untranslatable as why:
-            if self._report.strict or not why.foreign or refusal(json.dumps({"type": "string", "pattern": pattern})):
+            if self._report.strict or not why.foreign or refusal({"type": "string", "pattern": pattern}):
                 raise _Wrong(str(why)) from None
             return pattern
-        if why := refusal(json.dumps({"type": "string", "pattern": written})):
-            raise _Wrong(f"it cannot be followed ({' '.join(why.split()):.80})")
+        if why := refusal({"type": "string", "pattern": written}):
+            raise _Wrong(f"it cannot be followed ({why:.80})")
         return written
 
     def _reference(self, reference: Any, path: str, *, alone: bool) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class _Rewriter:
                 why = "this pattern is read in different ways, so additionalProperties must be false"
                 self._report.unenforced(path, "patternProperties", why, "is enforced for a part of the names")
             written[regex] = self._inner(one, path, "patternProperties", pattern)
-        if "not disjoint" in refusal(json.dumps({"patternProperties": dict.fromkeys(written, True)})):
+        if "not disjoint" in refusal({"patternProperties": dict.fromkeys(written, True)}):
             raise _Wrong("its patterns overlap")
         return written
 
@@ -315,7 +315,7 @@ class _Rewriter:
         """Which part of the schema the library refuses, and why."""
         failing = (one for one in self._written[:MAX_TRIED] if self._refusal(one[2]))
         path, schema, written = next(failing, ("", self._root, {}))
-        why = " ".join((self._refusal(written) or why).split())
+        why = self._refusal(written) or why
         keywords, where = ", ".join(map(repr, list(schema)[:8]))[:200], f"#{path[-200:]}"
         if self._definitions.get(written.get("$ref", "")[8:]) is False:
             return f"{where}: '$ref' leads back to itself in every instance, so none would end"

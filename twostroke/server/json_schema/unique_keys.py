@@ -1,7 +1,7 @@
 """Keys of a JSON object that differ.
 
 A context-free grammar cannot say that the keys of an open object differ. So the text is followed here, and tokens that
-would end a key which the object already has are not allowed. A key has one spelling only (see `grammar.JSON_OPTIONS`).
+would end a key which the object already has are not allowed. A key has one spelling only (see `library.LAYOUT`).
 """
 
 from collections import defaultdict

@@ -66,7 +66,7 @@ def _schema_of_answer(body: GenerateBody) -> dict[str, Any] | None:
     if body.response_format is None or body.response_format.type == "text":
         return None
     schema = body.response_format.json_schema
-    return grammar.embedded_schema(schema.schema_ if schema else grammar.ANY_OBJECT, bool(schema and schema.strict))
+    return grammar.embedded_schema(schema.schema_ if schema else ANY_OBJECT, bool(schema and schema.strict))
 
 
 def compiled(grammars: Grammars, field: str, text: Grammar | str) -> ConstraintFactory:

@@ -10,24 +10,23 @@ machines that the maintainers do not have: please send it back, with the JSON fi
 
 from __future__ import annotations
 
-import argparse
-import sys
 from typing import Any
 
 from benchmarks.cores import Layout, nodes, run
-from benchmarks.peer.__main__ import WORK, say
 from benchmarks.peer.engines import OURS
+from benchmarks.peer.environments import WORK
 from benchmarks.peer.figures import medians
 from benchmarks.peer.turns import Workload, compare
-from benchmarks.quiet import Others, doubt
+from benchmarks.quiet import OTHERS_CPU, Others, doubt
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, head, row, say
 from twostroke.backends.native import library
 
 DEFINITIONS = {
     "prefill": "tokens per second of one prompt of 512 tokens, median",
     "decode": "tokens per second behind it, median",
     "weights": "int8 and int4: encoded from the model's file; stored: in the bits of the file, as peers have them",
-    "others_cpu": "processor time of everything else on the machine / wall time; 1 is a whole core",
+    **OTHERS_CPU,
 }
 ROW = ("model", "weights", "kernels", "threads", "prefill", "decode", "others_cpu")
 WEIGHTS = ("int8", "int4")
@@ -35,21 +34,20 @@ LOAD = Workload("single", 512, 64)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", default="smollm2-135m,qwen2.5-coder-0.5b")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", default="llama.cpp", help="engines of `make bench-peers`; empty for none")
     options = parser.parse_args()
     cores = tuple(cpu for node in nodes(1) for cpu in node)
     rows: list[dict[str, Any]] = []
-    print("| model | weights | kernels | threads | prefill, tokens/s | decode, tokens/s |")
-    print("|---|---|---|--:|--:|--:|")
+    print(head(["model", "weights", "kernels", "threads", "prefill, tokens/s", "decode, tokens/s"], 3))
 
     def show(
         model: str, weights: str, kernels: str, threads: int, prefill: float, decode: float | None, cpu: float
     ) -> None:
         rows.append(dict(zip(ROW, (model, weights, kernels, threads, prefill, decode, cpu), strict=True)))
-        print(f"| {model} | {weights} | {kernels} | {threads} | {prefill:.1f} | {decode or 0:.1f} |", flush=True)
+        print(row([model, weights, kernels, threads, f"{prefill:.1f}", f"{decode or 0:.1f}"]), flush=True)
 
     for model in options.models.split(","):
         for threads in sorted({1, len(cores)}):
@@ -63,8 +61,8 @@ def main() -> None:
                 if one.turns:  # else `say` has told why
                     rates, cpu = medians(one.rounds), max(turn.others_cpu for turn in one.turns)
                     show(model, "stored", f"{one.engine} {one.version}", threads, rates.prefill, rates.decode, cpu)
-    print("", *doubt([row["others_cpu"] for row in rows]), sep="\n")
-    print(save("arm", DEFINITIONS, options.models, {"rows": rows}), file=sys.stderr)
+    print("", *doubt([one["others_cpu"] for one in rows]), sep="\n")
+    say(save("arm", DEFINITIONS, options.models, {"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ part that is measured again replaces its earlier results of the day alone.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import traceback
@@ -30,9 +29,9 @@ from typing import Any
 from benchmarks.cluster_load import Load, apart, hop, migration, routing
 from benchmarks.cluster_tables import table
 from benchmarks.local_cluster import LocalCluster
-from benchmarks.needs import needs
 from benchmarks.results_file import earlier, save
-from benchmarks.server_process import ServerProcess
+from benchmarks.server_process import ServerProcess, our_server
+from benchmarks.terminal import command_line, needs
 
 DEFINITIONS = {
     "ttft_s": "first token - arrival, of the long prompts in `apart`, else of all; a median in `hop`",
@@ -89,8 +88,7 @@ class Bench:
         return Load(open_checkpoint(self.model).config.vocab_size, url, self.model, seed)
 
     def _one_process(self, threads: int) -> ServerProcess:
-        command = [sys.executable, "-m", "twostroke", "serve", "--port", "{port}", *self._options(threads)]
-        return ServerProcess("serve", command, self.folder)
+        return our_server(self.folder, *self._options(threads))
 
     @contextmanager
     def _cluster(self, name: str, roles: Sequence[str], **options: Any) -> Generator[LocalCluster]:
@@ -109,7 +107,7 @@ PARTS = ("apart", "hop", "routing", "migration")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--longs", type=int, default=8, help="long prompts in `apart`")

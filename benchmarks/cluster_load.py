@@ -15,7 +15,7 @@ from benchmarks.local_cluster import ClusterProcess, LocalCluster
 from twostroke.engine.timings import percentile
 from twostroke.study.traffic.requests import TokenRequest
 
-if TYPE_CHECKING:  # they need httpx, which `benchmarks.needs` looks for first
+if TYPE_CHECKING:  # they need httpx, which `terminal.needs` looks for first
     from twostroke.study.bench.serving.client import Client, Outcome
 
 STREAMS, STREAM_TOKENS = 4, 200  # short prompts, of which so many decode all the time

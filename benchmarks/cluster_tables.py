@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.terminal import markdown
 
 
 def table(part: str, settings: dict[str, Any]) -> str:
     """The table of a part, from its figures by setting."""
-    return "\n".join({"apart": _apart, "hop": _hop, "routing": _routing, "migration": _migration}[part](settings))
-
-
-def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return {"apart": _apart, "hop": _hop, "routing": _routing, "migration": _migration}[part](settings)
 
 
 def _ms(seconds: float) -> str:
@@ -24,9 +20,9 @@ def _both(figures: dict[str, float]) -> list[str]:
     return [_ms(figures["p50"]), _ms(figures["p99"])]
 
 
-def _apart(settings: dict[str, Any]) -> list[str]:
+def _apart(settings: dict[str, Any]) -> str:
     columns = ["while long prompts arrive", *("TTFT p50, ms", "p99"), *("ITL p50, ms", "p99"), "tokens/s"]
-    return _rows(
+    return markdown(
         columns,
         [
             [setting, *_both(one["ttft_s"]), *_both(one["itl_s"]), f"{one['tokens_per_second']:,.0f}"]
@@ -35,7 +31,7 @@ def _apart(settings: dict[str, Any]) -> list[str]:
     )
 
 
-def _hop(settings: dict[str, Any]) -> list[str]:
+def _hop(settings: dict[str, Any]) -> str:
     lengths = list(next(iter(settings.values())))
     crossed = {length: one[length].get("bytes") for one in settings.values() for length in one}
     rows = [
@@ -46,17 +42,17 @@ def _hop(settings: dict[str, Any]) -> list[str]:
         ]
         for length in lengths
     ]
-    return _rows(["prompt tokens", *(f"TTFT, {setting}, ms" for setting in settings), "MB that cross"], rows)
+    return markdown(["prompt tokens", *(f"TTFT, {setting}, ms" for setting in settings), "MB that cross"], rows)
 
 
-def _routing(settings: dict[str, Any]) -> list[str]:
+def _routing(settings: dict[str, Any]) -> str:
     rows = [[setting, *_both(one["ttft_s"]), f"{one['cached_share']:.0%}"] for setting, one in settings.items()]
-    return _rows(["router", "TTFT p50, ms", "p99", "prompt tokens from a cache"], rows)
+    return markdown(["router", "TTFT p50, ms", "p99", "prompt tokens from a cache"], rows)
 
 
-def _migration(settings: dict[str, Any]) -> list[str]:
+def _migration(settings: dict[str, Any]) -> str:
     rows = [
         [setting, _ms(one["itl_s"]), *_both(one["stall_s"]), f"{one['stall_itls']:,.0f}"]
         for setting, one in settings.items()
     ]
-    return _rows(["death", "ITL, ms", "longest gap p50, ms", "p99", "in ITLs"], rows)
+    return markdown(["death", "ITL, ms", "longest gap p50, ms", "p99", "in ITLs"], rows)

@@ -11,7 +11,6 @@ node, which shows that everything runs, not how fast.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quiet import Others, doubt
+from benchmarks.quiet import OTHERS_CPU, Others, doubt
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, head, row, say
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.system.cores import usable_cores
 
@@ -31,7 +31,7 @@ DEFINITIONS = {
     "decode": "tokens per second behind it, by the sequences at once, median; of several engines the sum",
     "gbps": "bytes of all matrices * decode of one sequence, in GB/s: near what memory gives if that binds",
     "processors": "those of each engine",
-    "others_cpu": "processor time of everything else on the machine / wall time; 1 is a whole core",
+    **OTHERS_CPU,
 }
 BATCHES = (1, 8)
 NODES = Path("/sys/devices/system/node")
@@ -100,25 +100,24 @@ def run(layout: Layout, model: str, rounds: int, *options: str) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="qwen2.5-coder-1.5b")
     parser.add_argument("--nodes", type=int, default=1, help="divide the cores into so many")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     size = sum(tensor.nbytes for tensor in open_checkpoint(options.model).matrices().values())
     rows: list[dict[str, Any]] = []
-    print("| layout | prefill, tokens/s | of the first | decode | of the first | GB/s | decode of 8 |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    print(head(["layout", "prefill, tokens/s", "of the first", "decode", "of the first", "GB/s", "decode of 8"]))
     for layout in layouts(nodes(options.nodes)):
         others = Others()
-        row = run(layout, options.model, options.rounds)
-        rows.append(row | {"gbps": row["decode"]["1"] * size / 1e9, "others_cpu": others.cpu})
-        first, (one, eight) = rows[0], row["decode"].values()
-        ratios = row["prefill"] / first["prefill"], one / first["decode"]["1"]
-        cells = f"{row['prefill']:.0f} | {ratios[0]:.2f} | {one:.1f} | {ratios[1]:.2f} | {rows[-1]['gbps']:.1f}"
-        print(f"| {layout.name} | {cells} | {eight:.1f} |", flush=True)
-    print("", *doubt([row["others_cpu"] for row in rows]), sep="\n")
-    print(save("cores", DEFINITIONS, options.model, {"rows": rows}), file=sys.stderr)
+        found = run(layout, options.model, options.rounds)
+        prefill, (one, eight) = found["prefill"], found["decode"].values()
+        rows.append(found | {"gbps": one * size / 1e9, "others_cpu": others.cpu})
+        ratios = prefill / rows[0]["prefill"], one / rows[0]["decode"]["1"]
+        cells = f"{prefill:.0f}", f"{ratios[0]:.2f}", f"{one:.1f}", f"{ratios[1]:.2f}", f"{rows[-1]['gbps']:.1f}"
+        print(row([layout.name, *cells, f"{eight:.1f}"]), flush=True)
+    print("", *doubt([one["others_cpu"] for one in rows]), sep="\n")
+    say(save("cores", DEFINITIONS, options.model, {"rows": rows}))
 
 
 if __name__ == "__main__":

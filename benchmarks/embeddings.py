@@ -17,18 +17,16 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.needs import needs
 from benchmarks.peer.engines import ENGINES, OURS
-from benchmarks.peer.environments import CannotSetUp, ensure_environment, python
+from benchmarks.peer.environments import WORK, CannotSetUp, ensure_environment, python
 from benchmarks.peer.figures import turn_order
 from benchmarks.peer.weights import gguf
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from benchmarks.server_process import ServerFailed, ServerProcess
+from benchmarks.terminal import ended_by, markdown, needs
 from twostroke.errors import TwostrokeError
-from twostroke.system.home import home
 
-WORK = home() / "peers"
 THEIRS = "llama.cpp"
 WORDS = ("the", "sea", "and", "a", "hill", "of", "stone", "by", "night", "with", "rain", "on", "old", "trees", "while")
 DEFINITIONS = {
@@ -93,7 +91,7 @@ def main(
     work, sizes = work.expanduser().resolve(), [int(one) for one in lengths.split(",")]
     figures: dict[tuple[str, int], list[tuple[float, float]]] = {}
     cosines, cpus = dict.fromkeys(sizes, 1.0), list[float]()
-    try:
+    with ended_by(CannotSetUp, ServerFailed, TwostrokeError):
         for number in range(rounds):
             found: dict[int, np.ndarray] = {}
             for engine in turn_order([OURS, THEIRS], number):
@@ -106,18 +104,18 @@ def main(
                         figures.setdefault((engine, size), []).append((texts / seconds, tokens / seconds))
                         other = found.setdefault(size, rows)
                         cosines[size] = min(cosines[size], float((rows * other).sum(1).min()))
-    except (CannotSetUp, ServerFailed, TwostrokeError) as failure:
-        raise SystemExit(f"error: {failure}") from None
     facts: dict[str, Any] = {"texts": texts, "batch": batch, "threads": threads, "rounds": rounds, "lengths": {}}
-    lines = ["| tokens | ours: texts/s | tokens/s | llama.cpp: texts/s | tokens/s | ratio | cosine |", "|" + "---|" * 7]
+    lines: list[list[str]] = []
     for size in sizes:
         ours, theirs = ([median(column) for column in zip(*figures[one, size], strict=True)] for one in (OURS, THEIRS))
         named = str(size or "10 to 500")
         shown = [*(f"{value:,.0f}" for value in (*ours, *theirs)), f"{ours[0] / theirs[0]:.2f}", f"{cosines[size]:.4f}"]
-        lines.append(f"| {named} | {' | '.join(shown)} |")
+        lines.append([named, *shown])
         rows = {one: figures[one, size] for one in (OURS, THEIRS)}
         facts["lengths"][named] = {"texts_and_tokens_per_s": rows, "cosine": cosines[size]}
-    typer.echo("\n".join([*doubt(cpus), *lines, f"written to {save('embeddings', DEFINITIONS, model, facts)}"]))
+    rates = [f"{one}: texts/s" for one in ("ours", THEIRS)]
+    figured = markdown(["tokens", rates[0], "tokens/s", rates[1], "tokens/s", "ratio", "cosine"], lines)
+    typer.echo("\n".join([*doubt(cpus), figured, f"written to {save('embeddings', DEFINITIONS, model, facts)}"]))
 
 
 if __name__ == "__main__":

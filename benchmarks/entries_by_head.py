@@ -8,7 +8,6 @@ Each budget chooses among the entries of one prompt. Pages are shared by all lay
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.distances import result
+from benchmarks.terminal import command_line, head, row
 from twostroke.api.llm import LLM
-from twostroke.engine.request import Request
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries_by_head import NO_ENTRY
 from twostroke.methods import Prompt, method
 from twostroke.methods.by_head import ChosenOnce
-from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.tasks.ruler import essay, fill
 
 RATIO, DECODED, ROUNDS = 0.25, 16, 5
@@ -59,9 +58,7 @@ def kept(llm: LLM, name: str, prompt: Prompt) -> tuple[KVCache, Kept]:
         counts = (stays != NO_ENTRY).sum(-1)
         return chooses.cut(kv, stays), np.atleast_1d(counts)
 
-    request = Request(program, SamplingParams(), llm.tokenizer)
-    llm.engine.run([request])
-    kv, counts = request.result
+    kv, counts = result(llm, program)
     size = kv.num_pages * llm.pool.page_bytes / 1e6
     return kv, Kept(name, float(counts.mean()), int(counts.max()), size)
 
@@ -87,15 +84,15 @@ def measured(model: str, tokens: int, kv_groups: str, rounds: int) -> list[Kept]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     asked = parser.parse_args(arguments)
-    print("| pages | budget | entries of a head | most | MB | ms a token |\n|---|---|---|---|---|---|")
+    print(head(["pages", "budget", "entries of a head", "most", "MB", "ms a token"], 2))
     for kv_groups in ("auto", "layers"):
         for one in measured(asked.model, asked.tokens, kv_groups, asked.rounds):
-            print(f"| {kv_groups} | {one.budget} | {one.mean:.0f} | {one.most} | {one.mb:.2f} | {one.ms:.2f} |")
+            print(row([kv_groups, one.budget, f"{one.mean:.0f}", one.most, f"{one.mb:.2f}", f"{one.ms:.2f}"]))
 
 
 if __name__ == "__main__":

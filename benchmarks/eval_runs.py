@@ -1,13 +1,17 @@
-"""Runs of `twostroke eval` that share some minutes, and what their summaries say."""
+"""Runs of `twostroke eval` that share some minutes, what their summaries say, and a page of them."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any
+
+from benchmarks.terminal import say
 
 Summary = dict[str, Any]  # summary.json of a run
 
@@ -29,17 +33,17 @@ def share_minutes(steps: dict[str, Callable[[float], list[str]]], minutes: float
     for index, (name, make) in enumerate(steps.items()):
         left = (end - monotonic()) / 60
         if left <= 0:
-            print(f"{name}: no time left", file=sys.stderr)
+            say(f"{name}: no time left")
             continue
         try:
             command = make(left / (len(steps) - index))
         except FileNotFoundError as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            say(f"{name}: {error}")
             continue
-        print(shlex.join(command[1:]), file=sys.stderr, flush=True)
+        say(shlex.join(command[1:]))
         done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         if done.returncode:
-            print(f"{name}: ended with {done.returncode}", file=sys.stderr, flush=True)
+            say(f"{name}: ended with {done.returncode}")
 
 
 def estimate(summary: Summary | None, measure: str, key: str, method: str) -> dict[str, Any]:
@@ -70,7 +74,22 @@ def shown(found: dict[str, Any], form: str, scale: float = 1.0, bounds: bool = F
     return f"{value} [{low}, {high}]" if bounds else value
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """In Markdown; the first column is words."""
-    rule = ["---", *["--:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
+def summaries(directory: Path, *names: str) -> dict[str, Summary]:
+    """Those of the runs in a directory that have one."""
+    files = {name: directory / name / "summary.json" for name in names}
+    return {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
+
+
+def made_on(summary: Summary) -> str:
+    """The machine and the day."""
+    machine = summary["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores, {summary['date'][:10]}."
+
+
+def write_page(page: Path, directory: Path, introduction: str, parts: Sequence[str]) -> Path:
+    """Write a page. Without parts, which come of summaries in the directory, ends the program, and the page stays."""
+    if not parts:
+        raise SystemExit(f"no run in {directory} has a summary: {page} stays as it is")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(part.strip() for part in (introduction, *parts)) + "\n")
+    return page

@@ -10,11 +10,9 @@ the last token, so it reads and writes all of it for every token, and cannot be 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import runpy
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +24,7 @@ import numpy as np
 
 from benchmarks.gpu.weights import RandomWeights
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, say
 from twostroke.api.completion import Completion
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -164,7 +163,7 @@ def _asked(answer: Completion) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Recurrent layers: time of their states, and a long conversation.")
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of each timing (default 5)")
     parser.add_argument("--turns", type=int, default=TURNS, help=f"of the conversation (default {TURNS})")
     parser.add_argument("--layers", type=int, default=24)
@@ -184,7 +183,7 @@ def main() -> None:
             facts |= recurrences(llm, options.rounds)
             for row in (facts["prefill"], *facts["decode"]):
                 print(row, flush=True)
-    print(save("hybrid", DEFINITIONS, checkpoint.name, facts), file=sys.stderr)
+    say(save("hybrid", DEFINITIONS, checkpoint.name, facts))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ calibrated when it is opened, and its cost estimates carry over from turn to tur
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -20,8 +18,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.quiet import Others, doubt
+from benchmarks.quiet import OTHERS_CPU, Others, doubt
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, markdown, numbers, say
 from twostroke.api.llm import LLM
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
@@ -40,7 +39,7 @@ DEFINITIONS = {
     "ttft_s": "of the long prompt: first token - arrival",
     "tokens_per_second": "prompt and output tokens of all requests / (last token - start of the first step)",
     "outlasted": "all streams were still decoding when the long prompt had its first token; else ITL is of a part",
-    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
+    **OTHERS_CPU,
 }
 
 
@@ -82,6 +81,9 @@ class Turn:
     gaps_s: list[float]
 
 
+COLUMNS = (
+    "prefill", "ITL p50 ms", "p99 ms", "max ms", "p99 / objective", "TTFT of the prompt s", "tokens/s", "of unchunked",
+)  # fmt: skip
 FIGURES = ("itl_p50_s", "itl_p99_s", "itl_max_s", "ttft_s", "tokens_per_second")
 
 
@@ -153,20 +155,17 @@ def table(model: str, load: Load, chosen: Sequence[Policy], found: dict[str, lis
         f"**{model}**: {load.streams} streams decode, a prompt of {load.prompt:,} tokens arrives; "
         f"medians of {len(found[chosen[0].name])}",
         "",
-        "| prefill | ITL p50 ms | p99 ms | max ms | p99 / objective | TTFT of the prompt s | tokens/s | of unchunked |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    rows: list[list[str]] = []
     for policy in chosen:
         one = medians(found[policy.name])
         p50, p99, longest = (f"{1e3 * one[name]:.1f}" for name in FIGURES[:3])
         kept = "" if policy.itl_ms is None else f"{1e3 * one['itl_p99_s'] / policy.itl_ms:.2f}"
         total = one["tokens_per_second"]
-        lines.append(
-            f"| {policy.name} | {p50} | {p99} | {longest} | {kept} | {one['ttft_s']:.2f} | {total:.0f} "
-            f"| {total / whole:.1%} |"
-        )
+        speeds = [f"{one['ttft_s']:.2f}", f"{total:.0f}", f"{total / whole:.1%}"]
+        rows.append([policy.name, p50, p99, longest, kept, *speeds])
     turns = [turn for policy in chosen for turn in found[policy.name]]
-    lines += ["", *doubt([turn.others_cpu for turn in turns])]
+    lines += [markdown(COLUMNS, rows), "", *doubt([turn.others_cpu for turn in turns])]
     ended = [name for name, mine in found.items() if not all(turn.outlasted for turn in mine)]
     if ended:
         lines += [f"Streams ended before the prompt's first token: {', '.join(ended)}. Give them more --output.", ""]
@@ -184,7 +183,7 @@ def facts(load: Load, chosen: Sequence[Policy], found: dict[str, list[Turn]]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="ITL of streams while a long prompt is prefilled.")
+    parser = command_line(__doc__)
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians over (default 5)")
     parser.add_argument("--budgets", type=numbers, default=list(BUDGETS), help="tokens per step (64,128,...,2048)")
@@ -198,14 +197,9 @@ def main() -> None:
     for model in options.model or ["smollm2-135m"]:
         objective = next((policy.itl_ms for policy in chosen if policy.itl_ms), None)
         llm = LLM(model, backend="native", prefix_index="off", threads=options.threads, itl_ms=objective)
-        found = measure(llm, chosen, load, options.rounds, lambda text: print(text, file=sys.stderr))
+        found = measure(llm, chosen, load, options.rounds, say)
         print(table(model, load, chosen, found), flush=True)
-        print(save("itl", DEFINITIONS, model, facts(load, chosen, found)), file=sys.stderr)
-
-
-def numbers(text: str) -> list[int]:
-    """Parse `64,128`."""
-    return [int(part) for part in text.split(",") if part]
+        say(save("itl", DEFINITIONS, model, facts(load, chosen, found)))
 
 
 if __name__ == "__main__":

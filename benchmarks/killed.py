@@ -8,15 +8,14 @@ stood still.
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
 
-from benchmarks.needs import needs
-from benchmarks.server_process import ServerFailed, ServerProcess
+from benchmarks.server_process import ServerFailed, our_server
+from benchmarks.terminal import ended_by, needs
 from twostroke.system.home import home
 
 WORK = home() / "killed"
@@ -39,14 +38,9 @@ def main(
     work = work.expanduser().resolve()
     work.mkdir(parents=True, exist_ok=True)
     named = [part for name in model or ["smollm2-135m"] for part in ("--model", name)]
-    command = [sys.executable, "-m", "twostroke", "serve", *named, "--port", "{port}", "--kv-bytes", kv_bytes]
-    command += ["--replicas", str(replicas)]
-    try:
-        with ServerProcess("killed", command, work) as server:
-            tally = asyncio.run(disturb(server, minutes * 60, every, clients, seed))
-    except ServerFailed as failure:
-        typer.echo(str(failure), err=True)
-        raise typer.Exit(1) from None
+    options = [*named, "--kv-bytes", kv_bytes, "--replicas", str(replicas)]
+    with ended_by(ServerFailed), our_server(work, *options) as server:
+        tally = asyncio.run(disturb(server, minutes * 60, every, clients, seed))
     stood = sorted(pause for pause in tally.pauses_s if pause > 0.5)
     gaps = f"; median {median(stood):.1f} s, longest {stood[-1]:.1f} s" if stood else ""
     typer.echo(f"{tally.kills} kills, {tally.answers} answers, {len(stood)} streams stood still for over 0.5 s{gaps}")

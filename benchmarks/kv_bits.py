@@ -10,9 +10,7 @@ among many entries), and answers that drift apart later.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,20 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer.__main__ import WORK
+from benchmarks.distances import distance, result, texts
 from benchmarks.peer.engines import ENGINES
-from benchmarks.peer.environments import ensure_environment, log_file, python, run
+from benchmarks.peer.environments import WORK, ensure_environment, log_file, python, run
 from benchmarks.peer.weights import ensure_weights
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, say
 from twostroke.api.llm import LLM
-from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.kv.cache import KVCache
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.logit_distance import compare
-from twostroke.study.evaluate.statistics import bootstrap
-from twostroke.study.evaluate.wikipedia import articles
 
 BASELINE, SETTINGS = "bfloat16", ("int8", "k8v4")
 PEER_TYPES = ("q8_0", "q4_0")  # of llama.cpp, for K and V
@@ -56,16 +52,6 @@ DEFINITIONS = {
 }
 
 
-def texts(tokenizer: Tokenizer, length: int) -> Iterator[list[int]]:
-    """Pieces of `length` + 1 tokens, of articles one after another."""
-    held: list[int] = []
-    for article in articles():
-        held += tokenizer.encode(article)
-        while len(held) > length:
-            yield held[: length + 1]
-            held = held[length + 1 :]
-
-
 def last_logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
     """[LAST, vocab] float32, behind each of the last tokens of `ids`."""
 
@@ -73,9 +59,7 @@ def last_logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
         kv = yield Prefill(ids[:-LAST], logits="none")
         return (yield Prefill(ids[-LAST:], kv, logits="all"))
 
-    request = Request(program, SamplingParams(), llm.tokenizer)
-    llm.engine.finish([llm.engine.submit(request)])
-    return request.result.logits
+    return result(llm, program).logits
 
 
 def distances(llms: dict[str, LLM], length: int, count: int) -> Iterator[dict[str, Any]]:
@@ -109,10 +93,7 @@ def llama_cpp(model: str, tokenizer: Tokenizer, length: int, count: int, threads
 
 
 def _row(name: str, length: int, each: Sequence[np.ndarray]) -> dict[str, Any]:
-    _, kl, same = np.stack(each, 1)
-    mean = bootstrap(kl.mean(-1))
-    return {"kv_dtype": name, "length": length, "texts": len(each), "kl": mean.value,
-            "kl_interval": [mean.low, mean.high], "top1": float(same.mean())}  # fmt: skip
+    return {"kv_dtype": name, "length": length, "texts": len(each)} | distance(each)
 
 
 def step_ms(llm: LLM, values: Sequence[KVCache]) -> float:
@@ -160,7 +141,7 @@ def times(llms: dict[str, LLM], length: int, sequences: Sequence[int], rounds: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Distance to bfloat16 and time of a step, by bits of K and V.")
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
     parser.add_argument("--length", type=int, action="append", help=f"tokens; may be repeated (default {LENGTHS})")
     parser.add_argument("--texts", type=int, default=16, help="of each length (default 16); 0 measures no distance")
@@ -189,7 +170,7 @@ def main() -> None:
         for row in (*near, *timed, *peer):
             rows.append(row)
             print(row, flush=True)
-    print(save("kv-bits", DEFINITIONS, options.model, {"threads": options.threads, "rows": rows}), file=sys.stderr)
+    say(save("kv-bits", DEFINITIONS, options.model, {"threads": options.threads, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ all cells that the directory has, whatever models were asked for.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,6 +19,7 @@ from pathlib import Path
 from benchmarks.eval_runs import file_name, share_minutes, words
 from benchmarks.league_page import write
 from benchmarks.results_file import RESULTS
+from benchmarks.terminal import command_line, say
 
 TASKS = ("ruler", "longbench")
 FAST = (
@@ -61,7 +61,7 @@ class Cell:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=["smollm2-135m"])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--lengths", nargs="+", type=int, default=[2000], help="tokens of a prompt (default 2000)")
@@ -81,7 +81,7 @@ def main() -> None:
     cells = [Cell(*one) for one in product(options.models, options.tasks, options.lengths)]
     steps = {f"{cell.name}, {one}": partial(cell.command, one, options) for one in options.measure for cell in cells}
     share_minutes(steps, options.minutes)
-    print(write(options.output, options.page), file=sys.stderr)
+    say(write(options.output, options.page))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.eval_runs import Summary, difference, estimate, shown, table
+from benchmarks.eval_runs import Summary, difference, estimate, made_on, shown, summaries, write_page
 from benchmarks.results_file import save
+from benchmarks.terminal import markdown
 from twostroke.methods.drop import Drop
 
 MIN_ITEMS = 10  # with fewer, no claim is judged
@@ -129,31 +129,25 @@ def judged(quality: Summary, better: str, worse: str) -> list[str]:
 
 def write(directory: Path, page: Path) -> Path:
     """Write the page of all cells with a summary of their quality, their plots in ../images, and their numbers."""
-    parts, verdicts = [INTRODUCTION], list[str]()
+    parts, verdicts = list[str](), list[str]()
     for cell in sorted(path.parent.parent for path in directory.glob("*/quality/summary.json")):
-        files = {one: cell / one / "summary.json" for one in ("quality", "serving")}
-        summaries = {one: json.loads(path.read_text()) for one, path in files.items() if path.exists()}
-        quality = summaries["quality"]
-        machine, settings = quality["machine"], quality["settings"]
-        task, model, made = settings["task"], settings["model"], rows(summaries)
-        length = f"{task['parameters']['length']:,}"
+        found = summaries(cell, "quality", "serving")
+        quality, made = found["quality"], rows(found)
+        settings = quality["settings"]
+        task = settings["task"]
+        title = f"{settings['model']}: {task['name']}, {task['parameters']['length']:,} tokens"
         about = (
             f"`{task['name']}`, all kinds in turn, items: {quality['n']}, seed {settings['seed']}; "
-            f"greedy, at most {settings['max_tokens']} tokens; {machine['cpu']}, {machine['cores']} cores, "
-            f"{quality['date'][:10]}."
+            f"greedy, at most {settings['max_tokens']} tokens; {made_on(quality)}"
         )
-        parts += [f"## {model}: {task['name']}, {length} tokens", about, table(HEADER, made)]
+        parts += [f"## {title}", about, markdown(HEADER, made)]
         if (plot := cell / "quality" / "plot.svg").exists():
             image = page.parent.parent / "images" / f"league-{cell.name}.svg"
             image.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(plot, image)
             parts.append(f"![Right answers over the KV that is kept](../images/{image.name})")
-        lines = [(claim, "; ".join(found)) for claim, *pair in CLAIMS if (found := judged(quality, *pair))]
-        verdicts += [f"### {model}: {task['name']}, {length} tokens", table(("claim", "here"), lines)] if lines else []
+        lines = [(claim, "; ".join(told)) for claim, *pair in CLAIMS if (told := judged(quality, *pair))]
+        verdicts += [f"### {title}", markdown(("claim", "here"), lines, words=2)] if lines else []
         save("league", {"rows": ", ".join(HEADER)}, cell.name, {"n": quality["n"], "rows": made, "claims": lines})
-    if len(parts) == 1:
-        raise SystemExit(f"no cell in {directory} has a summary of its quality: {page} stays as it is")
     closing = ["## Which published claims hold?", "KL and points: of the first technique less the second."]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(part.strip() for part in [*parts, *(closing if verdicts else []), *verdicts]) + "\n")
-    return page
+    return write_page(page, directory, INTRODUCTION, [*parts, *(closing if verdicts else []), *verdicts])

@@ -7,8 +7,6 @@ The step is timed as a whole, and every call of the native library in it. The re
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,8 +14,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.quiet import Others, doubt
+from benchmarks.quiet import OTHERS_CPU, Others, doubt
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, markdown, say
 from twostroke.api.llm import LLM
 from twostroke.backends.native.model import NativeModel
 from twostroke.sampling.params import SamplingParams
@@ -29,7 +28,7 @@ DEFINITIONS = {
     "step_ms": "median over the turn's steps in which every sequence decodes one token",
     "kernels_ms": "median of the time in calls of the native library in such a step",
     "outside": "1 - kernels_ms / step_ms",
-    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
+    **OTHERS_CPU,
 }
 
 
@@ -95,20 +94,18 @@ def take_turn(llm: LLM, timed: Timed, batch: int, prompt: int, output: int, numb
 
 def table(model: str, prompt: int, found: dict[int, list[Turn]]) -> str:
     """A Markdown table."""
-    lines = [
-        f"**{model}**: decode after {prompt} tokens; medians of {len(found[BATCHES[0]])} turns",
-        "",
-        "| sequences | step ms | in kernels ms | outside |",
-        "|--:|--:|--:|--:|",
-    ]
+    title = f"**{model}**: decode after {prompt} tokens; medians of {len(found[BATCHES[0]])} turns"
+    rows: list[list[str]] = []
     for batch, turns in found.items():
         step, kernels = (median(getattr(turn, name) for turn in turns) for name in ("step_ms", "kernels_ms"))
-        lines.append(f"| {batch} | {step:.2f} | {kernels:.2f} | {median(turn.outside for turn in turns):.1%} |")
-    return "\n".join([*lines, "", *doubt([turn.others_cpu for turns in found.values() for turn in turns])])
+        rows.append([str(batch), f"{step:.2f}", f"{kernels:.2f}", f"{median(turn.outside for turn in turns):.1%}"])
+    columns = ("sequences", "step ms", "in kernels ms", "outside")
+    cpus = [turn.others_cpu for turns in found.values() for turn in turns]
+    return "\n".join([title, "", markdown(columns, rows, words=0), "", *doubt(cpus)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The share of a decode step outside of kernels.")
+    parser = command_line(__doc__)
     parser.add_argument("--model", action="append", help="may be repeated (default smollm2-135m)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds to take medians over (default 5)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens (default 512)")
@@ -124,7 +121,7 @@ def main() -> None:
                 found[int(label)] += [turn] if number else []
         print(table(model, options.prompt, found), flush=True)
         rows = [{"sequences": batch, "turns": [asdict(turn) for turn in turns]} for batch, turns in found.items()]
-        print(save("overhead", DEFINITIONS, model, {"prompt": options.prompt, "cases": rows}), file=sys.stderr)
+        say(save("overhead", DEFINITIONS, model, {"prompt": options.prompt, "cases": rows}))
 
 
 if __name__ == "__main__":

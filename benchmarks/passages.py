@@ -9,7 +9,6 @@ and, once the prefix index is empty, on disk.
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line
 from twostroke.api.llm import LLM
 from twostroke.api.request_maker import NO_ANSWER
 from twostroke.engine.options import FIRST_LAYERS
@@ -135,7 +135,7 @@ def _summary(made: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--passages", nargs="+", type=int, default=SIZES)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a passage")

@@ -12,13 +12,14 @@ import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from benchmarks import terminal
+from benchmarks.results_file import RESULTS
 from twostroke.models.cost import SequenceRows
 from twostroke.models.kv_formats import KV_FORMATS, KVFormat
 from twostroke.study.plan.capacity import in_flight, pace
@@ -34,7 +35,6 @@ from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.objectives import Objectives
 from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
 
-HERE = Path(__file__).parent / "results"
 BUDGET, MAX_RUNNING = 8192, 2048  # TensorRT-LLM's own defaults: max_num_tokens, max_batch_size
 # 8 bits of KV as these engines have them: a scale for a tensor, not for an entry and head as this engine's int8.
 KV_FORMATS["fp8"] = KVFormat("fp8", np.dtype(np.uint8), KV_FORMATS["bfloat16"].dtype)
@@ -43,26 +43,24 @@ REQUESTS = 16  # that come in while as many decode as have room
 
 
 def main(only: Annotated[str | None, typer.Option(help="One publication.")] = None) -> None:
-    published = tomllib.loads((HERE / "published-throughput.toml").read_text())
+    published = tomllib.loads((RESULTS / "published-throughput.toml").read_text())
     rows: list[dict[str, Any]] = []
-    print("| source | model | machine | tokens | measured | predicted | error | range | within |")
-    print("|---|---|---|---|--:|--:|--:|---|---|")
+    columns = ("measured", "predicted", "error", "range", "within")
+    print(terminal.head(["source", "model", "machine", "tokens", *columns], 4))
     for row in (row for name, table in published.items() if only in (None, name) for row in rows_of(name, table)):
         rows.append(row)
         within = "yes" if row["low"] <= row["measured"] <= row["high"] else "no"
-        print(
-            f"| {row['from']} | {row['model']} {row['weights']} | {row['devices']} x {row['machine']}, "
-            f"{row['scenario']} | {row['tokens']} | {row['measured']:,}"
-            f" | {row['predicted']:,.0f} | {row['error']:+.0%} | {row['low']:,.0f} to "
-            f"{row['high']:,.0f} | {within} |",
-            flush=True,
-        )
+        machine = f"{row['devices']} x {row['machine']}, {row['scenario']}"
+        cells = [row["from"], f"{row['model']} {row['weights']}", machine, row["tokens"], f"{row['measured']:,}"]
+        bounds = f"{row['low']:,.0f} to {row['high']:,.0f}"
+        cells += [f"{row['predicted']:,.0f}", f"{row['error']:+.0%}", bounds, within]
+        print(terminal.row(cells), flush=True)
     for title in ("known", "held out"):
         if part := [row for row in rows if row["held_out"] == (title == "held out")]:
             inside = sum(row["low"] <= row["measured"] <= row["high"] for row in part)
             error = mean(abs(row["error"]) for row in part)
             print(f"\n{len(part)} cells, {title}: mean absolute error {error:.0%}; {inside} within the range")
-    path = HERE / "plan-published.json"
+    path = RESULTS / "plan-published.json"
     others = [row for row in json.loads(path.read_text())["rows"] if only is not None and row["from"] != only]
     path.write_text(json.dumps({"rows": others + rows}, indent=1) + "\n")
 

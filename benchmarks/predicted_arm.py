@@ -13,7 +13,6 @@ Wants g++-aarch64-linux-gnu (or a compiler in CXX), qemu-user, and LLVM 19 or ne
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import runpy
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, head, row, say
 
 DEFINITIONS = {
     "macs_per_cycle": "multiplications of a weight and an activation for each cycle of a core, by llvm-mca",
@@ -147,7 +147,7 @@ class Counter:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--llvm", default="-22", help="what follows the names of LLVM's tools")
     parser.add_argument("--llama-cpp-python", default="", help="its version, instead of the newest")
     options = parser.parse_args()
@@ -156,17 +156,17 @@ def main() -> None:
         counter = Counter(options.llvm, Path(folder))
         peer = counter.fetch_peer(options.llama_cpp_python)
         variants = list[str](runpy.run_path(str(ROOT / "setup.py"))["ON_ARM"])
-        print("| core | weights | kernels | decode, MACs/cycle | instructions/1,000 MACs | prefill | instructions |")
-        print("|---|---|---|--:|--:|--:|--:|")
+        decoding = ("decode, MACs/cycle", "instructions/1,000 MACs")
+        print(head(["core", "weights", "kernels", *decoding, "prefill", "instructions"], 3))
         for core, kernel in ((core, kernel) for core in CORES for kernel in FORMATS):
             programs = {f"native-{one}": counter.ours(one) for one in variants if CORES[core].i8mm or one == "neon"}
             programs[f"llama.cpp {CORES[core].peer_product(kernel)}"] = counter.peers(CORES[core], kernel)
             for name, program in programs.items():
                 found = {stroke: counter.count(program, core, kernel, stroke) for stroke in STROKES}
                 facts.append({"core": core, "weights": kernel, "kernels": name} | found)
-                cells = " | ".join(f"{value:.1f}" for one in found.values() for value in one.values())
-                print(f"| {core} | {kernel} | {name} | {cells} |", flush=True)
-    print(save("predicted-arm", DEFINITIONS, peer, {"rows": facts}), file=sys.stderr)
+                cells = [f"{value:.1f}" for one in found.values() for value in one.values()]
+                print(row([core, kernel, name, *cells]), flush=True)
+    say(save("predicted-arm", DEFINITIONS, peer, {"rows": facts}))
 
 
 if __name__ == "__main__":

@@ -14,38 +14,30 @@ earlier results of the day.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 
+from benchmarks.distances import distance, result
+from benchmarks.results_file import RESULTS, save
 from benchmarks.shuffled import shuffled
+from benchmarks.terminal import command_line, markdown, say
 from twostroke.api.llm import LLM
-from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.quantize import quantize
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.logit_distance import compare
-from twostroke.study.evaluate.statistics import bootstrap
 from twostroke.study.evaluate.wikipedia import SOURCE, articles
-from twostroke.system.machine import describe
-
-RESULTS = Path(__file__).parent / "results"
 
 DEFINITIONS = {
+    "text": f"{SOURCE.description}; {SOURCE.licence}; package {SOURCE.packages[0]}",
     "perplexity": "exp of the mean of -log p of the token that follows in the text",
     "kl": "mean over tokens of KL(baseline || setting) of the next token, in nats",
     "kl_interval": "95%, bootstrap over windows: tokens of one window are not independent",
@@ -93,9 +85,7 @@ def logits(llm: LLM, ids: Sequence[int]) -> np.ndarray:
     def program() -> Program:
         return (yield Prefill(ids, logits="all"))
 
-    request = Request(program, SamplingParams(), llm.tokenizer)
-    llm.engine.finish([llm.engine.submit(request)])
-    return request.result.logits
+    return result(llm, program).logits
 
 
 def read(setting: Setting, model: str, texts: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
@@ -120,49 +110,29 @@ def measure(model: str, settings: Sequence[Setting], count: int, length: int) ->
             try:
                 each = [compare(p, q, ids[1:]) for p, q, ids in zip(baseline, found, texts, strict=True)]
             except InvalidRequest as error:
-                print(f"{model}, {setting}: left out, {error}", file=sys.stderr)
+                say(f"{model}, {setting}: left out, {error}")
                 continue
-            surprise, kl, same = np.stack(each, 1)
-            distance = bootstrap(kl.mean(-1))
-            rows.append(
-                asdict(setting)
-                | {"weight_bytes": setting.weight_bytes(model), "perplexity": float(np.exp(surprise.mean()))}
-                | {"kl": distance.value, "kl_interval": [distance.low, distance.high], "top1": float(same.mean())}
-            )
-    return {"windows": len(texts), "tokens": len(texts) * length, "settings": rows} | describe()
+            perplexity = float(np.exp(np.stack(each)[:, 0].mean()))
+            sizes = {"weight_bytes": setting.weight_bytes(model), "perplexity": perplexity}
+            rows.append(asdict(setting) | sizes | distance(each))
+    return {"windows": len(texts), "tokens": len(texts) * length, "settings": rows}
 
 
 def table(model: str, facts: dict[str, Any]) -> str:
     """A Markdown table."""
-    lines = [
-        f"{model}: {facts['tokens']:,} tokens in {facts['windows']} windows",
-        "",
-        "| backend | dtype | weights | MB | perplexity | KL to float32, nats (95%) | top-1 equal |",
-        "|---|---|---|--:|--:|--:|--:|",
-    ]
-    for row in facts["settings"]:
-        low, high = row["kl_interval"]
-        lines.append(
-            f"| {row['backend']} | {row['dtype']} | {row['weights']} | {row['weight_bytes'] / 1e6:.0f} "
-            f"| {row['perplexity']:.3f} | {row['kl']:.2g} ({low:.2g} to {high:.2g}) | {row['top1']:.1%} |"
-        )
-    return "\n".join([*lines, ""])
-
-
-def save(model: str, facts: dict[str, Any]) -> Path:
-    """Write results into today's file."""
-    path = RESULTS / f"quality-{datetime.now(UTC).date()}.json"
-    known: dict[str, Any] = {}
-    with suppress(FileNotFoundError):
-        known = json.loads(path.read_text())["models"]
-    text = {"source": SOURCE.description, "licence": SOURCE.licence, "package": SOURCE.packages[0]}
-    report = {"text": text, "definitions": DEFINITIONS, "models": known | {model: facts}}
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    return path
+    rows: list[list[str]] = []
+    for one in facts["settings"]:
+        low, high = one["kl_interval"]
+        form = [one["backend"], one["dtype"], one["weights"], f"{one['weight_bytes'] / 1e6:.0f}"]
+        kl = f"{one['kl']:.2g} ({low:.2g} to {high:.2g})"
+        rows.append([*form, f"{one['perplexity']:.3f}", kl, f"{one['top1']:.1%}"])
+    columns = ("backend", "dtype", "weights", "MB", "perplexity", "KL to float32, nats (95%)", "top-1 equal")
+    title = f"{model}: {facts['tokens']:,} tokens in {facts['windows']} windows"
+    return f"{title}\n\n{markdown(columns, rows, words=3)}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Perplexity and distance to float32, by model and number format.")
+    parser = command_line(__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all if none is given")
     parser.add_argument("--weights", action="append", choices=WEIGHTS, help="may be repeated; all if none is given")
     parser.add_argument("--windows", type=int, default=32, help="articles to read (default 32, 85 at most)")
@@ -173,7 +143,7 @@ def main() -> None:
     for model in options.model or MODELS:
         facts = measure(model, settings, options.windows, options.tokens)
         print(table(model, facts), flush=True)
-        print(save(model, facts), file=sys.stderr)
+        say(save("quality", DEFINITIONS, model, facts))
 
 
 if __name__ == "__main__":

@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from benchmarks.peer.report import OTHERS_LIMIT
+from benchmarks.peer.processes import TICKS, cpu_seconds, tree
 from twostroke.system.machine import busy_seconds
 
-ROUNDING_S = 4 / os.sysconf("SC_CLK_TCK")  # the system counts in ticks, for each core and each process
+LIMIT = 0.10  # cores that others may use; above it a comparison is in doubt
+ROUNDING_S = 4 / TICKS  # the system counts in ticks, for each core and each process
+OTHERS_CPU = {  # for the definitions of a benchmark's results
+    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core"
+}
 
 
 def own_seconds() -> float:
     """Processor time of this process and of those that it started, such as other ranks."""
     ended = os.times()
-    total = time.process_time() + ended.children_user + ended.children_system
-    for thread in Path("/proc/self/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    living = cpu_seconds(tree(os.getpid())[1:])
+    return time.process_time() + ended.children_user + ended.children_system + living
 
 
 class Others:
     """The processor time of everything else on the machine, from now on."""
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._theirs = busy_seconds() - own_seconds()
+    def __init__(self, own: Callable[[], float] = own_seconds) -> None:
+        """`own`: the processor time so far of what is measured, in seconds."""
+        self._began, self._own = time.perf_counter(), own
+        self._theirs = busy_seconds() - own()
 
     @property
     def cpu(self) -> float:
         """Processor time so far per second of wall time: 1 is a whole core."""
-        theirs = busy_seconds() - own_seconds() - self._theirs - ROUNDING_S  # a short turn is within it
+        theirs = busy_seconds() - self._own() - self._theirs - ROUNDING_S  # a short turn is within it
         return max(0.0, theirs) / (time.perf_counter() - self._began)
 
 
 def doubt(cpus: Sequence[float]) -> list[str]:
     """A warning line if turns were not quiet, from the values that `Others` measured in each."""
-    crowded = [cpu for cpu in cpus if cpu > OTHERS_LIMIT]
+    crowded = [cpu for cpu in cpus if cpu > LIMIT]
     if not crowded:
         return []
     worst = f"other processes took up to {max(crowded):.0%} of a core"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.eval_runs import Summary, difference, estimate, file_name, share_minutes, shown, table, words
+from benchmarks.eval_runs import (
+    Summary,
+    difference,
+    estimate,
+    file_name,
+    made_on,
+    share_minutes,
+    shown,
+    summaries,
+    words,
+    write_page,
+)
 from benchmarks.results_file import RESULTS, save
+from benchmarks.terminal import command_line, markdown, say
 from twostroke.study.evaluate.wikipedia import articles
 
 EVERY, LOOKS = 16, 4  # tokens between looks, and looks between refreshes
@@ -128,28 +139,23 @@ def rows(judged: Summary | None, led: Summary | None) -> list[list[str]]:
 
 def write(directory: Path, page: Path) -> Path:
     """Write the page of all students that have a summary, and their numbers."""
-    parts = [INTRODUCTION]
+    parts: list[str] = []
     for own in sorted(directory.glob("*")):
-        files = {one: own / one / "summary.json" for one in MEASURES}
-        known: dict[str, Summary] = {one: json.loads(path.read_text()) for one, path in files.items() if path.exists()}
+        known = summaries(own, *MEASURES)
         if not known:
             continue
         summary = next(iter(known.values()))
         counts = ", ".join(f"{one['n']} questions {name}" for name, one in known.items())
-        tokens, machine = summary["settings"]["max_tokens"], summary["machine"]
-        about = f"{counts}; {tokens:,} tokens; {machine['cpu']}, {machine['cores']} cores, {summary['date'][:10]}."
+        tokens = summary["settings"]["max_tokens"]
+        about = f"{counts}; {tokens:,} tokens; {made_on(summary)}"
         made = rows(known.get("judged"), known.get("led"))
-        parts += [f"## {own.name}", about, table(HEADER, made)]
+        parts += [f"## {own.name}", about, markdown(HEADER, made)]
         save("refresh", {"rows": ", ".join(HEADER)}, own.name, {"tokens": tokens, "about": about, "rows": made})
-    if len(parts) == 1:
-        raise SystemExit(f"no run in {directory} has a summary: {page} stays as it is")
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(part.strip() for part in parts) + "\n")
-    return page
+    return write_page(page, directory, INTRODUCTION, parts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
     parser.add_argument("--students", nargs="+", default=["int2"], help="int4, int3, int2, pruned (default int2)")
     parser.add_argument("--minutes", type=float, default=60, help="of all students together (default 60)")
@@ -163,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     every = [steps(options, student) for student in options.students]
     share_minutes({name: step for one in every for name, step in one.items()}, options.minutes)
-    print(write(options.output, options.page), file=sys.stderr)
+    say(write(options.output, options.page))
 
 
 if __name__ == "__main__":

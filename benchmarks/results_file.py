@@ -1,10 +1,11 @@
-"""Result files of the benchmarks of our own engine: one JSON file for each kind and day."""
+"""Result files: of benchmarks of our own engine one JSON file for each kind and day, of others one for each run."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ RESULTS = Path(__file__).parent / "results"
 def today(stem: str, suffix: str = "json") -> Path:
     """The path benchmarks/results/STEM-DATE.SUFFIX."""
     return RESULTS / f"{stem}-{datetime.now(UTC).date()}.{suffix}"
+
+
+def of_this_run(stem: str, folder: Path = RESULTS) -> Path:
+    """STEM-DATE.json, or STEM-DATE-2.json and so on, so that a second run of a day does not replace the first."""
+    dated = f"{stem}-{datetime.now(UTC).date()}"
+    candidates = (folder / f"{dated}{suffix}.json" for suffix in chain([""], (f"-{i}" for i in count(2))))
+    return next(path for path in candidates if not path.exists())
 
 
 def earlier(stem: str, model: str) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from benchmarks.peer.environments import environment, last_words, log_file
 from benchmarks.peer.processes import await_end, cpu_seconds, tree
@@ -19,7 +22,7 @@ PATIENCE_S = 900.0  # vLLM compiles for minutes the first time
 
 
 class ServerFailed(Exception):
-    """The server ended, or was not ready in time; the message is one line."""
+    """The server ended, was not ready in time, or did not answer as it should; the message is one line."""
 
 
 def free_port() -> int:
@@ -95,6 +98,21 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
         await_end(children)
+
+
+def our_server(work: Path, *options: str, variables: Mapping[str, str] | None = None) -> ServerProcess:
+    """`twostroke serve` with these options, on a free port."""
+    command = [sys.executable, "-m", "twostroke", "serve", "--port", "{port}", *options]
+    return ServerProcess("twostroke", command, work, variables)
+
+
+def bench_serve(url: str, *options: str) -> dict[str, Any]:
+    """The figures of `twostroke bench serve` with these options. Raises ServerFailed with its last words."""
+    command = [sys.executable, "-m", "twostroke", "bench", "serve", "--url", url, "--json", *options]
+    done = subprocess.run(command, env=environment({}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServerFailed(f"bench serve: {(done.stderr.strip().splitlines() or ['no report'])[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _ready(port: int) -> bool:

@@ -8,51 +8,38 @@ and its dequantized values in bfloat16 for vLLM, as in `peers.py`.
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.peer.__main__ import WORK, free_name, names, say
+from benchmarks.peer.__main__ import names
 from benchmarks.peer.engines import ENGINES, OURS
-from benchmarks.peer.environments import ROOT, CannotSetUp, ensure_environment, environment, python
+from benchmarks.peer.environments import WORK, CannotSetUp, ensure_environment, python
 from benchmarks.peer.figures import turn_order
 from benchmarks.peer.processes import peak_rss_bytes, tree
-from benchmarks.peer.report import OTHERS_LIMIT, row
 from benchmarks.peer.weights import describe, ensure_weights
-from benchmarks.server_process import ServerFailed, ServerProcess
+from benchmarks.quiet import Others, doubt
+from benchmarks.results_file import RESULTS, of_this_run
+from benchmarks.server_process import ServerFailed, ServerProcess, bench_serve
+from benchmarks.terminal import head, row, say
 from twostroke.errors import TwostrokeError
 from twostroke.models.checkpoints.catalog import CATALOG
-from twostroke.system.machine import busy_seconds
 from twostroke.system.machine import describe as describe_machine
 
 CONTEXT = 4096  # maximum context of both
 KV_BYTES = 2 << 30  # as `VLLM_CPU_KVCACHE_SPACE` in `peer/engines.py`
 OBJECTIVES = ["--slo-ttft-ms", "2000", "--slo-itl-ms", "200"]
+AT_RANDOM, SIZES = ["--rate", "1"], ["--input-tokens", "256", "--output-tokens", "64"]
 LOADS = {
-    "poisson": ["--rate", "1", "--input-tokens", "256", "--output-tokens", "64", "--requests", "60"],
-    "bursty": [
-        "--rate",
-        "1",
-        "--burstiness",
-        "0.25",
-        "--input-tokens",
-        "256",
-        "--output-tokens",
-        "64",
-        "--requests",
-        "60",
-    ],
-    "closed": ["--concurrency", "8", "--input-tokens", "256", "--output-tokens", "64", "--requests", "48"],
+    "poisson": [*AT_RANDOM, *SIZES, "--requests", "60"],
+    "bursty": [*AT_RANDOM, "--burstiness", "0.25", *SIZES, "--requests", "60"],
+    "closed": ["--concurrency", "8", *SIZES, "--requests", "48"],
     "sharegpt": ["--rate", "0.5", "--workload", "sharegpt", "--requests", "40"],
-    "prefix": ["--rate", "1", "--prefix-tokens", "1024", "--groups", "4", "--input-tokens", "64", "--requests", "60"],
+    "prefix": [*AT_RANDOM, "--prefix-tokens", "1024", "--groups", "4", "--input-tokens", "64", "--requests", "60"],
 }
 COLUMNS: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "TTFT p50 ms": lambda facts: scaled(facts["ttft_s"]["p50"]),
@@ -94,26 +81,9 @@ def command(engine: str, model: str, threads: int, work: Path) -> list[str]:
 
 def measure(server: ServerProcess, load: Sequence[str], seed: int) -> dict[str, Any]:
     """One run of the load generator. Raises ServerFailed with its message."""
-    client = [sys.executable, "-m", "twostroke", "bench", "serve", "--url", server.url, "--seed", str(seed), "--json"]
-    busy, mine = busy_seconds(), server.cpu_seconds() + _children_seconds()
-    began = datetime.now(UTC)
-    done = subprocess.run(
-        [*client, *OBJECTIVES, *load], env=environment({}), capture_output=True, text=True, check=False
-    )
-    elapsed = (datetime.now(UTC) - began).total_seconds()
-    if done.returncode:
-        raise ServerFailed(
-            f"{server.name}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no report'}"
-        )
-    others = busy_seconds() - busy - (server.cpu_seconds() + _children_seconds() - mine)
-    facts = json.loads(done.stdout.splitlines()[-1])
-    return facts | {"others_cpu": max(0.0, others) / elapsed, "peak_rss_bytes": peak_rss_bytes(tree(server.pid))}
-
-
-def _children_seconds() -> float:
-    """Processor time of children that have ended: the load generators."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    others = Others()
+    facts = bench_serve(server.url, "--seed", str(seed), *OBJECTIVES, *load)
+    return facts | {"others_cpu": others.cpu, "peak_rss_bytes": peak_rss_bytes(tree(server.pid))}
 
 
 def compare(
@@ -146,12 +116,7 @@ def table(load: str, arguments: Sequence[str], entries: Sequence[Turns]) -> str:
         for one in entries
         if one.rounds
     }
-    lines = [
-        f"**{load}**: `{' '.join(arguments)}`",
-        "",
-        row(["server", *COLUMNS]),
-        row(["---", *["---:"] * len(COLUMNS)]),
-    ]
+    lines = [f"**{load}**: `{' '.join(arguments)}`", "", head(["server", *COLUMNS])]
     for engine, figures in medians.items():
         lines.append(row([engine, *("" if value is None else f"{value:.4g}" for value in figures.values())]))
     for engine in medians:
@@ -160,10 +125,7 @@ def table(load: str, arguments: Sequence[str], entries: Sequence[Turns]) -> str:
             cells = (f"{mine / theirs:.2f}" if mine is not None and theirs else "" for mine, theirs in pairs)
             lines.append(row([f"{OURS} / {engine}", *cells]))
     lines += [f"\n{one.engine}: {one.failure}" for one in entries if one.failure]
-    crowded = [facts["others_cpu"] for one in entries for facts in one.rounds if facts["others_cpu"] > OTHERS_LIMIT]
-    if crowded:
-        lines.append(f"\nNot quiet: in {len(crowded)} runs other processes took up to {max(crowded):.0%} of a core.")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *doubt([facts["others_cpu"] for one in entries for facts in one.rounds])])
 
 
 def middle(values: Sequence[float | None]) -> float | None:
@@ -179,7 +141,7 @@ def main(
     requests: Annotated[int | None, typer.Option(min=1, help="Number per load, for a short trial.")] = None,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     work: Annotated[Path, typer.Option(help="Folder of environments, weights and logs.")] = WORK,
-    output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
+    output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = RESULTS,
 ) -> None:
     """Compare, print a table for each load, and save the reports of all runs."""
     known = {name: ENGINES[name] for name in (OURS, "vllm")}
@@ -188,11 +150,11 @@ def main(
     wanted = {load: [*LOADS[load], *fewer] for load in names(loads, LOADS)}
     found = compare(model, wanted, chosen, rounds, threads, work.expanduser().resolve())
     for load, arguments in wanted.items():
-        typer.echo(table(load, arguments, [one for one in found if one.load == load]) + "\n")
+        typer.echo(table(load, arguments, [one for one in found if one.load == load]))
     facts = describe_machine() | {"model": model, "threads": threads, "objectives": OBJECTIVES, "loads": wanted}
     facts |= {"weights": {name: describe(ENGINES[name], model) for name in chosen}}
     output.mkdir(parents=True, exist_ok=True)
-    path = free_name(output, f"serving-{datetime.now(UTC):%Y-%m-%d}")
+    path = of_this_run("serving", output)
     path.write_text(json.dumps(facts | {"results": [asdict(one) for one in found]}) + "\n")
     say(str(path))
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +29,8 @@ import typer
 
 from benchmarks.http_costs import Stream, probes, with_http
 from benchmarks.results_file import earlier, save
-from benchmarks.server_process import ServerFailed, ServerProcess
+from benchmarks.server_process import ServerFailed, bench_serve, our_server
+from benchmarks.terminal import command_line, ended_by
 from twostroke.api.llm import LLM
 from twostroke.cli.simulate import run
 from twostroke.cli.traffic import TrafficOptions, parse_range
@@ -113,15 +112,6 @@ def highest_rate(setup: EngineSetup, load: Load) -> float:
     return try_load(Fleet(setup), waiting, Objectives()).first_token_rate
 
 
-def bench_serve(url: str, *arguments: str) -> dict[str, Any]:
-    """The figures of `twostroke bench serve`. Raises ServerFailed."""
-    command = [sys.executable, "-m", "twostroke", "bench", "serve", "--url", url, "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ServerFailed(f"bench serve: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout)
-
-
 def probe(url: str, arguments: list[str], directory: Path) -> list[Stream]:
     """Streams of requests that tell what HTTP adds."""
     from twostroke.study.bench.serving.files import REQUESTS  # which needs an extra
@@ -170,10 +160,9 @@ class Comparison:
 
     def _serve(self, setup: EngineSetup, timing: ModelTimer, work: Path) -> None:
         options = self.options
-        command = [sys.executable, "-m", "twostroke", "serve", "--model", self.model]
-        command += ["--host", "127.0.0.1", "--port", "{port}", "--kv-bytes", str(options.kv_bytes)]
-        command += ["--itl-ms", "off" if options.itl_ms is None else f"{options.itl_ms:g}"]
-        with ServerProcess("simulated", command, work) as server:
+        itl = "off" if options.itl_ms is None else f"{options.itl_ms:g}"
+        asked = ["--model", self.model, "--kv-bytes", str(options.kv_bytes), "--itl-ms", itl]
+        with our_server(work, *asked) as server:
             wanted, name = probes(setup.costs), Path(self.model).name
             probed = {kind: probe(server.url, one, work / f"{name} {kind}") for kind, one in wanted.items()}
             setup, http = with_http(setup, probed)
@@ -236,7 +225,7 @@ def show(model: str, load: str, facts: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
     parser.add_argument("--part", type=float, default=0.3, help="of the highest rate, in open loop")
     parser.add_argument("--rate", type=float, help="requests per second of the loads in open loop, in place of --part")
@@ -260,7 +249,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with ended_by(TwostrokeError, ServerFailed):
         main()
-    except (TwostrokeError, ServerFailed) as error:
-        sys.exit(f"error: {error}")

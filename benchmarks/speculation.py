@@ -15,7 +15,6 @@ student smaller. The channels are then shuffled (benchmarks/shuffled.py), so tha
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from os import urandom
@@ -24,10 +23,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.peer.figures import turn_order
-from benchmarks.quiet import Others, doubt
+from benchmarks.quiet import OTHERS_CPU, Others, doubt
 from benchmarks.results_file import save
 from benchmarks.shuffled import shuffled
 from benchmarks.speculation_workloads import WORKLOADS, Workload
+from benchmarks.terminal import command_line, markdown, numbers, say
 from twostroke.api.completion import Completion
 from twostroke.api.llm import LLM
 from twostroke.engine.output import Token
@@ -40,6 +40,7 @@ from twostroke.study.evaluate.measures.judge import repetition
 
 DRAFTS = {"qwen2.5-coder-1.5b": "qwen2.5-coder-0.5b"}  # default of --draft
 WARM_UP = 8  # tokens of warm-up answers
+COLUMNS = ("workload", "at once", "decoding", "tokens/s", "of plain", "while all answer", "accepted", "tokens/pass")
 
 DEFINITIONS = {
     "tokens_per_second": "tokens after the first / (last token - first token); so many streams, each of which has its "
@@ -53,7 +54,7 @@ DEFINITIONS = {
     "tokens_per_pass": "tokens after the first / passes of the model that judge them; plain decoding has 1",
     "repetition3": "share of three tokens in a row that occurred before in the same answer",
     "identical": "every contender's answers in every round: token ids and log-probabilities, bitwise",
-    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
+    **OTHERS_CPU,
 }
 
 
@@ -214,22 +215,16 @@ def measure(
 def table(title: str, results: Sequence[Found]) -> str:
     """A Markdown table with a block of rows for each workload, and the cases where speculation was slower."""
     rounds = len(next(iter(results[0].turns.values())))
-    lines = [
-        f"**{title}**: medians of {rounds}, every answer the plain one to the bit",
-        "",
-        "| workload | at once | decoding | tokens/s | of plain | while all answer | accepted | tokens/pass |",
-        "|---|--:|---|--:|--:|--:|--:|--:|",
-    ]
+    rows: list[list[str]] = []
     for found in results:
         for name in found.turns:
             one = found.medians(name)
             accepted = "" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
-            lines.append(
-                f"| {found.workload.name} | {found.streams} | {name} | {one['tokens_per_second']:.1f} "
-                f"| {one['of_plain']:.2f} | {one['while_all_of_plain']:.2f} | {accepted} "
-                f"| {one['tokens_per_pass']:.2f} |"
-            )
-    lines.append("")
+            of_plain = [f"{one[key]:.2f}" for key in ("of_plain", "while_all_of_plain")]
+            speeds = [f"{one['tokens_per_second']:.1f}", *of_plain, accepted, f"{one['tokens_per_pass']:.2f}"]
+            rows.append([found.workload.name, str(found.streams), name, *speeds])
+    title = f"**{title}**: medians of {rounds}, every answer the plain one to the bit"
+    lines = [title, "", markdown(COLUMNS, rows, words=3), ""]
     for found in results:
         count, again = sum(map(len, found.answers)), f"{found.repetition3:.0%} of three tokens in a row occurred before"
         lost = [name for name in found.turns if found.of_plain(name) < 1]
@@ -294,17 +289,8 @@ def open_model(name: str, streams: int, options: argparse.Namespace) -> tuple[st
     return title, llm, contenders(options.guesses, student_label, draft_label)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def numbers(text: str) -> list[int]:
-    """Parse `2,8`."""
-    return [int(part) for part in text.split(",") if part]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speculative decoding against plain decoding, by workload.")
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=["smollm2-135m"], help="(default smollm2-135m)")
     parser.add_argument("--draft", help="draft model for all other models, or off (default: Qwen's 0.5b for its 1.5b)")
     parser.add_argument("--student", default="int4", help="as twostroke's --student, or off (default int4)")
@@ -327,7 +313,7 @@ def main() -> None:
             title, llm, chosen = open_model(model, streams, options)
             for one in workloads:
                 results.append(measure(llm, chosen, one, streams, options.rounds, options.tokens, say))
-                say(str(save("speculation", DEFINITIONS, title, facts(results, options.tokens))))  # results so far
+                say(save("speculation", DEFINITIONS, title, facts(results, options.tokens)))  # results so far
             llm.close()
         print(table(title, results), flush=True)
 

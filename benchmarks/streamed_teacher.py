@@ -31,6 +31,7 @@ from ml_dtypes import bfloat16
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, say
 from twostroke.api.llm import LLM
 from twostroke.cli.parsers import parse_size
 from twostroke.methods import method
@@ -153,7 +154,7 @@ def in_process(options: argparse.Namespace, home: str, *words: str) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--limit", type=parse_size, default=4 << 30, help="memory of a process (default 4GiB)")
     parser.add_argument("--tokens", type=int, default=512, help="of the prompt, in one pass (default 512)")
     parser.add_argument("--student-weights", default="int8", help="as in --student (default int8)")
@@ -174,13 +175,13 @@ def main() -> None:
             f"{name}_bytes": write_model(replace(shape, layers=options.layers), Path(home) / name)
             for name, shape in shapes.items()
         }
-        print(sizes, file=sys.stderr, flush=True)
+        say(sizes)
         facts: dict[str, Any] = sizes | {"limit_bytes": options.limit, "tokens": options.tokens}
         facts["streamed"] = in_process(options, home)
-        print(facts["streamed"], file=sys.stderr, flush=True)
+        say(facts["streamed"])
         facts["resident"] = in_process(options, home, "--resident")
     print(json.dumps(facts, indent=1))
-    print(save("streamed-teacher", DEFINITIONS, f"7b, {options.layers} layers", facts), file=sys.stderr)
+    say(save("streamed-teacher", DEFINITIONS, f"7b, {options.layers} layers", facts))
 
 
 if __name__ == "__main__":

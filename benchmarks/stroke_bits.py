@@ -10,23 +10,19 @@ What this cannot see: answers that drift apart, and retrieval.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
-from benchmarks.kv_bits import texts
+from benchmarks.distances import interval, result, texts
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, say
 from twostroke.api.llm import LLM
 from twostroke.api.open_engine import MAIN
-from twostroke.engine.request import Request
 from twostroke.engine.strokes import Prefill, Program
-from twostroke.sampling.params import SamplingParams
 from twostroke.study.evaluate.logit_distance import compare
-from twostroke.study.evaluate.statistics import bootstrap
 
 ROLES = (MAIN, "student", "draft")  # from the most bits to the fewest
 KV = ("bfloat16", "int8", "k8v4")  # the first is the best
@@ -53,14 +49,7 @@ def continued(llm: LLM, ids: Sequence[int], context: int, weights: Sequence[str]
                 found[first, second] = (yield Prefill(ids[context:-1], kv, roles[second], "all")).logits
         return found
 
-    request = Request(program, SamplingParams(), llm.tokenizer)
-    llm.engine.finish([llm.engine.submit(request)])
-    return request.result
-
-
-def interval(values: np.ndarray) -> list[float]:
-    mean = bootstrap(values)
-    return [mean.value, mean.low, mean.high]
+    return result(llm, program)
 
 
 def rows(each: dict[Cell, np.ndarray], weights: Sequence[str]) -> list[dict[str, Any]]:
@@ -79,7 +68,7 @@ def rows(each: dict[Cell, np.ndarray], weights: Sequence[str]) -> list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="KL to the best, by weights of prefill and decode, and bits of KV.")
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--weights", default="stored,int3,int2", help="two or three, from the most bits on")
     parser.add_argument("--context", type=int, default=512, help="tokens that are prefilled (default 512)")
@@ -104,13 +93,13 @@ def main() -> None:
                 for pair, logits in cells.items():
                     surprise, kl, _ = compare(exact[i], logits, ids[options.context + 1 : -1]).mean(-1)
                     found[kv, *pair].append(np.array([surprise, kl]))
-                print(kv, i + 1, "of", len(pieces), file=sys.stderr, flush=True)
+                say(f"{kv}: {i + 1} of {len(pieces)}")
             each |= {cell: np.stack(ones) for cell, ones in found.items()}
     made = rows(each, weights)
     for row in made:
         print(row, flush=True)
     facts = {key: getattr(options, key) for key in ("context", "length", "texts", "threads")} | {"rows": made}
-    print(save("stroke-bits", DEFINITIONS, options.model, facts), file=sys.stderr)
+    say(save("stroke-bits", DEFINITIONS, options.model, facts))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ tokens and log-probabilities as the computed one, and unless the prompt was foun
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -27,6 +25,7 @@ from typing import Any
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
 from benchmarks.server_process import free_port
+from benchmarks.terminal import command_line, ended_by, markdown, say
 from twostroke.api.completion import Completion
 from twostroke.api.llm import LLM
 from twostroke.study.bench.latency import BatchShape, PromptSource
@@ -125,7 +124,7 @@ def measure(model: str, lengths: Sequence[int], rounds: int, places: Places) -> 
             turns["pool"][key[0]].append(_check(again, expected[key], "pool", crowd))
             if not llm.tiers.flush(120.0):
                 raise Differs("what was computed was not written within two minutes")
-    _say(f"{model}: computed {len(prompts)} prompts")
+    say(f"{model}: computed {len(prompts)} prompts")
     for source in SOURCES[2:]:
         if source == "remote" and places.remote is None:
             continue
@@ -149,7 +148,7 @@ def measure(model: str, lengths: Sequence[int], rounds: int, places: Places) -> 
                 one = traffic.read()
                 if one.seconds_in:
                     rates.setdefault(source, []).append((key[0], one.bytes_in / one.seconds_in))
-        _say(f"{model}: {source}")
+        say(f"{model}: {source}")
     cells = {
         source: {
             length: {"ttft_s": median(t.ttft_s for t in some), "turns": [asdict(t) for t in some]}
@@ -183,16 +182,17 @@ def table(model: str, facts: dict[str, Any]) -> str:
     """A Markdown table: ms by source and length, and the tiers' rates."""
     cells = facts["cells"]
     lengths = list(cells["computed"])
-    lines = [f"**{model}**", "", "| source | " + " | ".join(f"{n:,} tokens" for n in lengths) + " | GB/s |"]
-    lines.append("|---|" + "---:|" * (len(lengths) + 1))
+    rows: list[list[str]] = []
     for source, by_length in cells.items():
         if by_length:
             rate = facts["bytes_per_s"].get(source)
             times = [f"{1e3 * by_length[n]['ttft_s']:,.0f} ms" for n in lengths]
-            lines.append(f"| {source} | {' | '.join(times)} | {f'{rate / 1e9:.2f}' if rate else ''} |")
+            rows.append([source, *times, f"{rate / 1e9:.2f}" if rate else ""])
     for name in ("plain cold", "plain warm"):
-        lines.append(f"| ({name} read of the files) |{' |' * len(lengths)} {facts['bytes_per_s'][name] / 1e9:.2f} |")
-    return "\n".join(lines)
+        rate = facts["bytes_per_s"][name]
+        rows.append([f"({name} read of the files)", *[""] * len(lengths), f"{rate / 1e9:.2f}"])
+    columns = ["source", *(f"{n:,} tokens" for n in lengths), "GB/s"]
+    return f"**{model}**\n\n{markdown(columns, rows)}"
 
 
 @contextmanager
@@ -200,23 +200,12 @@ def redis(folder: Path) -> Generator[str | None]:
     """A server on loopback, or None if there is none on this machine."""
     binary = shutil.which("redis-server")
     if binary is None:
-        _say("no redis-server on this machine: the remote tier is left out")
+        say("no redis-server on this machine: the remote tier is left out")
         yield None
         return
     port = free_port()
-    options = [
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(folder),
-        "--logfile",
-        str(folder / "log"),
-    ]
-    server = subprocess.Popen([binary, *options])
+    at = ["--port", str(port), "--bind", "127.0.0.1"]
+    server = subprocess.Popen([binary, *at, "--save", "", "--dir", str(folder), "--logfile", str(folder / "log")])
     try:
         time.sleep(0.5)
         yield f"redis://127.0.0.1:{port}/0"
@@ -225,12 +214,8 @@ def redis(folder: Path) -> Generator[str | None]:
         server.wait()
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--rounds", type=int, default=3)
@@ -245,7 +230,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with ended_by(Differs):
         main()
-    except Differs as error:
-        sys.exit(f"error: {error}")

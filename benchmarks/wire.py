@@ -10,10 +10,8 @@ memory. The run fails unless what arrives is what was sent.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,6 +23,7 @@ import numpy as np
 
 from benchmarks.quiet import Others, doubt
 from benchmarks.results_file import save
+from benchmarks.terminal import command_line, ended_by, markdown, say
 from twostroke.backends.interface import PAGE
 from twostroke.backends.page_memory import HostMemory
 from twostroke.cluster.wire import checksum
@@ -291,12 +290,8 @@ def measure(
 
 def table(model: str, facts: dict[str, Any]) -> str:
     """A Markdown table: GB/s by page and length."""
-    lines = [
-        f"**{model}**, GB/s",
-        "",
-        "| page | tokens | NIXL | NIXL's WRITE alone | | NIXL's READ alone | | TCP | socket alone | |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    nixl = ("NIXL", "NIXL's WRITE alone", "", "NIXL's READ alone", "")
+    rows: list[list[str]] = []
     for page_size, one in facts.items():
         for length, cell in one["cells"].items():
             rates = {way: some["bytes_per_s"] / 1e9 for way, some in cell.items()}
@@ -306,16 +301,13 @@ def table(model: str, facts: dict[str, Any]) -> str:
                 for alone in others:
                     shown += [f"{rates[alone]:.2f}", f"{rates[ours] / rates[alone]:.0%}"] if ours in rates else ["", ""]
             page = f"{page_size} entries, {one['page_bytes'] / 1024:,.0f} KiB"
-            lines.append(f"| {page} | {int(length):,} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+            rows.append([page, f"{int(length):,}", *shown])
+    return f"**{model}**, GB/s\n\n{markdown(['page', 'tokens', *nixl, 'TCP', 'socket alone', ''], rows)}"
 
 
 def parts_table(facts: dict[str, Any]) -> str:
     """A Markdown table: where the time of the longest value goes, on both sides. Both work at once."""
-    lines = [
-        f"| page | over | tokens | whole, ms | {' | '.join([*SENDER, *RECEIVER])} |",
-        f"|---|---|---:|---:|{'---:|' * len([*SENDER, *RECEIVER])}",
-    ]
+    rows: list[list[str]] = []
     for page_size, one in facts.items():
         length, cell = list(one["cells"].items())[-1]
         for way in [way for way in cell if way in ("nixl", "tcp")]:
@@ -323,13 +315,12 @@ def parts_table(facts: dict[str, Any]) -> str:
             size = int(length) // int(page_size) * one["page_bytes"]
             times = [median(size / turn["bytes_per_s"] for turn in turns)]
             times += [median(turn["parts"][part] for turn in turns) for part in [*SENDER, *RECEIVER]]
-            shown = " | ".join(f"{1e3 * seconds:.1f}" for seconds in times)
-            lines.append(f"| {page_size} entries | {way} | {int(length):,} | {shown} |")
-    return "\n".join(lines)
+            rows.append([f"{page_size} entries", way, f"{int(length):,}", *(f"{1e3 * one:.1f}" for one in times)])
+    return markdown(["page", "over", "tokens", "whole, ms", *SENDER, *RECEIVER], rows, words=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES), help="whose shape of pages")
     parser.add_argument("--page-sizes", nargs="+", type=int, default=PAGE_SIZES, help="entries of a page")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens")
@@ -339,7 +330,7 @@ def main() -> None:
     parts = Parts(RECEIVER)
     kinds = ["tcp"] if missing else ["nixl", "tcp"]
     if missing:
-        print(f"without NIXL: {missing}", file=sys.stderr)
+        say(f"without NIXL: {missing}")
     for model in arguments.models:
         facts = {
             str(page_size): measure(model, page_size, arguments.lengths, arguments.rounds, kinds, parts)
@@ -352,7 +343,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with ended_by(Differs):
         main()
-    except Differs as error:
-        sys.exit(f"error: {error}")

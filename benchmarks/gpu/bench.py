@@ -18,6 +18,7 @@ from typing import Any, cast
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.weights import WEIGHTS
 from benchmarks.results_file import today
+from benchmarks.terminal import command_line, markdown
 from twostroke.backends.interface import Backend
 from twostroke.system.machine import describe
 
@@ -26,7 +27,8 @@ BACKENDS = ("triton", "reference")
 
 def parser(name: str, doc: str, models: Sequence[str]) -> argparse.ArgumentParser:
     """The options that all programs have; `models` are the default ones."""
-    made = argparse.ArgumentParser(name, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = command_line(doc)
+    made.prog = name
     made.add_argument("--models", nargs="+", default=list(models), choices=list(MODELS), metavar="MODEL",
                       help=f"of {', '.join(MODELS)} (default {' '.join(models)})")  # fmt: skip
     made.add_argument("--backend", default="triton", choices=BACKENDS)
@@ -100,10 +102,9 @@ class Bench:
             raise SystemExit(1)
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+def figures(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table; numbers get three or four digits."""
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
-    return [*lines, *("| " + " | ".join(map(short, row)) + " |" for row in rows)]
+    return markdown(head, (map(short, row) for row in rows))
 
 
 def short(value: object) -> str:

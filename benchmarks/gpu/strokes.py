@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, markdown, open_backend, parser
+from benchmarks.gpu.bench import Bench, figures, open_backend, parser
 from benchmarks.gpu.card import Card, Ceilings
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.runs import DEFINITIONS, Runs, Step, timed
@@ -136,7 +136,7 @@ def table(found: Sequence[dict[str, Any]], ceilings: Ceilings) -> list[str]:
     return [
         *kernels,
         f"Ceilings: copy {ceilings.bandwidth / 1e9:,.0f} GB/s, bf16 matmul {ceilings.flops / 1e12:,.0f} TFLOP/s",
-        *markdown(head, rows),
+        figures(head, rows),
         *skipped,
     ]
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.peer.engines import ENGINES
-from benchmarks.peer.environments import ROOT, CannotSetUp, ensure_environment
+from benchmarks.peer.environments import WORK, CannotSetUp, ensure_environment
 from benchmarks.peer.figures import DEFINITIONS
 from benchmarks.peer.random_shapes import SHAPES
 from benchmarks.peer.report import record, table
 from benchmarks.peer.turns import Workload, compare
 from benchmarks.peer.weights import ensure_weights
+from benchmarks.results_file import RESULTS, of_this_run
+from benchmarks.terminal import say
 from twostroke.errors import TwostrokeError
 from twostroke.models.checkpoints.catalog import CATALOG
-from twostroke.system.home import home
 from twostroke.system.machine import describe as describe_machine
 
-WORK = home() / "peers"
 ALL = ",".join(ENGINES)
 KNOWN = {**CATALOG, **SHAPES}
 MODELS = "smollm2-135m,qwen2.5-coder-0.5b,qwen2.5-coder-1.5b"
@@ -40,17 +38,6 @@ def names(text: str, known: dict[str, Any]) -> list[str]:
     if not found or not set(found) <= set(known):
         raise typer.BadParameter(f"{text!r}: there are {', '.join(known)}")
     return found
-
-
-def free_name(folder: Path, stem: str) -> Path:
-    """STEM.json, or STEM-2.json and so on, so that a second run of a day does not replace the first."""
-    candidates = (folder / f"{stem}{suffix}.json" for suffix in chain([""], (f"-{i}" for i in count(2))))
-    return next(path for path in candidates if not path.exists())
-
-
-def say(text: str) -> None:
-    """Print progress to stderr, separate from the tables."""
-    typer.echo(text, err=True)
 
 
 @app.command()
@@ -85,7 +72,7 @@ def run(
     amx: Annotated[bool, typer.Option(help="Whether engines may use the processor's tiles, if it has any.")] = True,
     apart: Annotated[bool, typer.Option("--apart", help="Load an engine for each turn: two do not fit.")] = False,
     work: Work = WORK,
-    output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = ROOT / "benchmarks" / "results",
+    output: Annotated[Path, typer.Option(help="Folder of the JSON.")] = RESULTS,
 ) -> None:
     """Measure engines in turn, print a table for each model and workload, and save the raw numbers."""
     known = {one.name: one for one in (Workload("single", prompt_tokens, output_tokens, batch), *PRESETS)}
@@ -98,7 +85,7 @@ def run(
     facts = machine | {"memory_read": read, "threads": threads, "rounds": rounds, "amx": amx}
     facts |= {"definitions": DEFINITIONS, "prompts": "random ordinary tokens, fresh every round, the same for all"}
     results: list[dict[str, Any]] = []
-    path = free_name(output, f"peers-{datetime.now(UTC):%Y-%m-%d}")
+    path = of_this_run("peers", output)
     for model, workload in todo:
         try:
             measurements = compare(model, workload, chosen, rounds, threads, work, say, amx=amx, apart=apart)

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.peer.engines import Engine
+from twostroke.system.home import home
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository: workers import `benchmarks` from there
+WORK = home() / "peers"  # environments, weights and logs
 
 
 class CannotSetUp(Exception):

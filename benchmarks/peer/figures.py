@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, harmonic_mean, median
 
+from benchmarks.quiet import OTHERS_CPU
+
 DEFINITIONS = {
     "prefill_s": "first token of the last sequence to get one - start; the engine is given token ids",
     "prefill": "prompt tokens / prefill_s",
@@ -20,7 +22,7 @@ DEFINITIONS = {
     "together": "all tokens of all rounds / all their time; a median jumps where rounds are either quick or slow",
     "ratio": "ours / the best peer's, of medians and of all rounds together, the best peer chosen for each column",
     "idle_cpu": "processor time / wall time of the worker while other workers had their turns",
-    "others_cpu": "processor time of everything else on the machine during the turn / wall time; 1 is a whole core",
+    **OTHERS_CPU,
 }
 
 

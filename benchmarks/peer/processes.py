@@ -38,17 +38,13 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def peak_rss_bytes(pids: Iterable[int]) -> int:
     """The sum of the processes' peak RSS. Mapped files count, and pages shared by two processes count twice."""
-    return _sum(pids, "VmHWM")
-
-
-def _sum(pids: Iterable[int], field: str) -> int:
     total = 0
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     return total
 
 

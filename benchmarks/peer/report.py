@@ -10,9 +10,10 @@ from benchmarks.peer.engines import ENGINES, OURS
 from benchmarks.peer.figures import Rates, medians, ratio, together
 from benchmarks.peer.turns import Measured, Workload
 from benchmarks.peer.weights import describe
+from benchmarks.quiet import doubt
+from benchmarks.terminal import head, row
 
 IDLE_LIMIT = 0.02  # cores that waiting workers may use; above it the comparison is in doubt
-OTHERS_LIMIT = 0.10  # the same for everything else on the machine
 
 # Columns of figures that have a ratio; "total" is informative only if prefill and decode overlap.
 COLUMNS: dict[str, Callable[[Rates], float | None]] = {
@@ -30,8 +31,7 @@ def table(model: str, workload: Workload, measurements: Sequence[Measured]) -> s
     lines = [
         title,
         "",
-        row(["engine", "weights", *columns, "peak RSS MiB"]),
-        row(["---", "---", *["---:"] * (len(columns) + 1)]),
+        head(["engine", "weights", *columns, "peak RSS MiB"], 2),
     ]
     for one in measurements:
         if one.engine in measured:
@@ -42,12 +42,8 @@ def table(model: str, workload: Workload, measurements: Sequence[Measured]) -> s
     for label, figures in ((f"{OURS} / best peer", measured), ("the same, all rounds together", whole)):
         lines.append(row([label, "", *(ratio_cell(name, figures) for name in columns), ""]))
     lines += [f"\n{one.engine}: {one.failure}" for one in measurements if one.failure]
-    lines += [f"\n{doubt}" for doubt in doubts(measurements)]
+    lines += [f"\n{one}" for one in doubts(measurements)]
     return "\n".join(lines)
-
-
-def row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def number(value: float | None) -> str:
@@ -68,13 +64,7 @@ def doubts(measurements: Sequence[Measured]) -> list[str]:
         for one in measurements
         if one.idle_cpu > IDLE_LIMIT
     ]
-    crowded = [turn.others_cpu for one in measurements for turn in one.turns if turn.others_cpu > OTHERS_LIMIT]
-    if crowded:
-        turns = sum(len(one.turns) for one in measurements)
-        found.append(
-            f"Not quiet: in {len(crowded)} of {turns} turns other processes took up to {max(crowded):.0%} of a core."
-        )
-    return found
+    return found + doubt([turn.others_cpu for one in measurements for turn in one.turns])[:1]
 
 
 def record(model: str, workload: Workload, measurements: Sequence[Measured]) -> dict[str, Any]:

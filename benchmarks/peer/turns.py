@@ -16,10 +16,10 @@ from benchmarks.peer.environments import CannotSetUp, ensure_environment
 from benchmarks.peer.figures import Rates, rates, turn_order
 from benchmarks.peer.protocol import Job, Options
 from benchmarks.peer.weights import catalog, ensure_weights
+from benchmarks.quiet import Others
 from twostroke.errors import TwostrokeError
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.system.machine import busy_seconds
 
 SETTLE_S = 1.5  # after a turn: vLLM polls for a second before it sleeps, OpenMP threads spin for some milliseconds
 WARMUP_TOKENS = 8  # of output; warm-up prompts have the workload's length, as some engines compile for it
@@ -175,11 +175,10 @@ def load(
 def take_turn(worker: Worker, prompts: list[list[int]], workload: Workload, round_number: int) -> Turn:
     """Run one engine once. Raises WorkerFailed."""
     job = Job(prompts, workload.output_tokens if round_number else min(WARMUP_TOKENS, workload.output_tokens))
-    busy, mine, began = busy_seconds(), worker.cpu_seconds(), time.perf_counter()
+    others = Others(worker.cpu_seconds)
     answer = worker.answer(job)
-    elapsed = time.perf_counter() - began
-    others = busy_seconds() - busy - (worker.cpu_seconds() - mine)
-    return Turn(rates(workload.prompt_tokens, answer.times), answer.times, answer.tokens, max(0.0, others) / elapsed)
+    cpu = others.cpu
+    return Turn(rates(workload.prompt_tokens, answer.times), answer.times, answer.tokens, cpu)
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.needs import needs
-from benchmarks.server_process import ServerFailed, ServerProcess
+from benchmarks.server_process import ServerFailed, our_server
+from benchmarks.terminal import ended_by, needs
 from twostroke.cli.parsers import parse_size
 from twostroke.system.home import home
 
@@ -42,14 +41,9 @@ def main(
     work.mkdir(parents=True, exist_ok=True)
     disk = kv_disk.expanduser().resolve() if kv_disk else None
     budgets = Budgets(kv_bytes, kv_host, disk, kv_disk_bytes if disk else 0, kv_remote)
-    command = [sys.executable, "-m", "twostroke", "serve", "--model", model, "--port", "{port}", *OPTIONS]
-    command += [*budgets.options, "--timeout", str(DEADLINE_S)]
-    try:
-        with ServerProcess("twostroke", command, work, MALLOC if malloc else {}) as server:
-            checks = run(server, minutes * 60, seed, budgets)
-    except ServerFailed as failure:
-        typer.echo(str(failure), err=True)
-        raise typer.Exit(1) from None
+    options = ["--model", model, *OPTIONS, *budgets.options, "--timeout", str(DEADLINE_S)]
+    with ended_by(ServerFailed), our_server(work, *options, variables=MALLOC if malloc else {}) as server:
+        checks = run(server, minutes * 60, seed, budgets)
     for check in checks:
         typer.echo(f"{'ok  ' if check.holds else 'FAIL'}  {check.name}: {check.found}")
     if failed := [check.name for check in checks if not check.holds]:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kv_bits
+from benchmarks import distances, kv_bits
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason="no native backend")
 def test_rows(native_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_bits, "articles", lambda: (f"{i} the quick brown fox" * 40 for i in range(9)))
+    monkeypatch.setattr(distances, "articles", lambda: (f"{i} the quick brown fox" * 40 for i in range(9)))
     path = str(native_directory)
     llms = {name: LLM(path, kv_dtype=name, kv_bytes=8 << 20, prefix_index="off") for name in ("bfloat16", "int8")}
     (row,) = kv_bits.distances(llms, 150, 3)

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan_published import HERE, rows_of, throughput
+from benchmarks.plan_published import rows_of, throughput
+from benchmarks.results_file import RESULTS
 from twostroke.study.plan.capacity import capacity
 from twostroke.study.plan.plan import RequestProfile, make_plan
 from twostroke.study.roofline.machines import machines
 from twostroke.study.roofline.named_models import specifications
 from twostroke.study.roofline.weight_formats import FORMATS
 
-PUBLISHED = tomllib.loads((HERE / "published-throughput.toml").read_text())
-ROWS: list[dict[str, Any]] = json.loads((HERE / "plan-published.json").read_text())["rows"]
+PUBLISHED = tomllib.loads((RESULTS / "published-throughput.toml").read_text())
+ROWS: list[dict[str, Any]] = json.loads((RESULTS / "plan-published.json").read_text())["rows"]
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
 
 

@@ -32,5 +32,5 @@ def test_what_is_missing_or_disturbed_is_told() -> None:
     found = table("x", [], [Turns(OURS, "x", [report(None, 10, others_cpu=0.5)]), failed])
     assert f"| {OURS} |  |  |  |  | 10 |  |" in found
     assert "vllm: it ended: no wheel" in found
-    assert "Not quiet: in 1 runs other processes took up to 50% of a core." in found
+    assert "Not quiet: in 1 of 1 turns other processes took up to 50% of a core." in found
     assert f"{OURS} / vllm" not in found

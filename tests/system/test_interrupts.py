@@ -1,13 +1,14 @@
 """Ctrl-C at every moment of the main thread: no lock stays held, and no thread is left waiting."""
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -16,21 +17,43 @@ import pytest
 from tests.kv.tiers.memory_store import MemoryStore
 from tests.kv.values import make_pool
 from tests.patience import PATIENCE_S
+from twostroke.api.llm import LLM
 from twostroke.engine.concurrency import FairLock, LeaderFollower
+from twostroke.engine.output import Token
 from twostroke.kv.pages import POOL
 from twostroke.kv.tiers.disk.ledger import Account, Ledger
 from twostroke.kv.tiers.names import Namespace
 from twostroke.kv.tiers.private_pages import PrivatePages
 from twostroke.kv.tiers.remote.connection_pool import ConnectionPool
+from twostroke.sampling.params import SamplingParams
 from twostroke.system import interrupts
 from twostroke.system.daemon_threads import DaemonThreads
+
+
+def show_ways_back(look: Callable[[FrameType, str, Any], None] | None) -> None:
+    """Call `look` before each jump back to the start of a loop, or no more. Up to Python 3.11 nothing can."""
+    if sys.version_info >= (3, 12):
+        monitoring, tool = sys.monitoring, 3
+
+        def jump(code: CodeType, start: int, to: int) -> None:
+            if look is not None and to < start and sys.getprofile() is look:
+                look(sys._getframe(1), "jump", None)
+
+        if look is None:
+            monitoring.set_events(tool, 0)
+            monitoring.free_tool_id(tool)
+            return
+        monitoring.use_tool_id(tool, "ways back")
+        monitoring.register_callback(tool, monitoring.events.JUMP, jump)
+        monitoring.set_events(tool, monitoring.events.JUMP)
 
 
 def at_each_moment(act: Callable[[], object], check: Callable[[], object], presses: int = 1) -> int:
     """Run `act` with Ctrl-C at its first moment, then with one at its second, and so on; `check` after each.
 
-    A moment is where the interpreter looks for signals: a function begins, or a function of C's has returned to one of
-    Python's. There the handler is called as the interpreter would. Returns the number of moments.
+    A moment is where the interpreter looks for signals: a function begins, a function of C's has returned to one of
+    Python's, or, where Python can tell, a loop goes back to its start. There the handler is called as the interpreter
+    would. Returns the number of moments.
     """
     moment, reached, handler = 0, True, signal.getsignal(signal.SIGINT)
     assert handler is signal.default_int_handler
@@ -39,7 +62,7 @@ def at_each_moment(act: Callable[[], object], check: Callable[[], object], press
 
         def look(frame: FrameType, event: str, _: Any) -> None:
             nonlocal left, reached
-            if event not in ("call", "c_return"):
+            if event not in ("call", "c_return", "jump"):
                 return
             if left == 0:
                 sys.setprofile(None)
@@ -48,6 +71,7 @@ def at_each_moment(act: Callable[[], object], check: Callable[[], object], press
                     cast(Any, signal.getsignal(signal.SIGINT))(signal.SIGINT, frame)
             left -= 1
 
+        show_ways_back(look)
         try:
             sys.setprofile(look)
             act()
@@ -55,6 +79,7 @@ def at_each_moment(act: Callable[[], object], check: Callable[[], object], press
             pass
         finally:
             sys.setprofile(None)
+            show_ways_back(None)
         now = signal.signal(signal.SIGINT, handler)
         assert now is handler, "Ctrl-C stays postponed"
         check()
@@ -245,6 +270,34 @@ def test_private_pages() -> None:
 
     act()
     assert at_each_moment(act, check) > 5
+
+
+def test_a_stream(tiny_llm: Callable[..., LLM]) -> None:
+    """A Ctrl-C that ends the iterator ends its request."""
+    engine = (llm := tiny_llm()).engine
+    streams = list[Generator[Token]]()
+
+    def begin() -> None:
+        request = engine.submit(llm.request([1, 2, 3], SamplingParams(max_tokens=100, ignore_eos=True)))
+        while len(request.events) < 4:
+            engine.step()
+        streams.append(stream := cast(Generator[Token], engine.tokens(request)))
+        next(stream)
+
+    def take() -> None:
+        for _ in range(3):
+            next(streams[-1])
+
+    def check() -> None:
+        open = inspect.getgeneratorstate(stream := streams.pop()) == inspect.GEN_SUSPENDED
+        assert engine.num_running == open
+        stream.close()
+        begin()
+
+    begin()
+    assert at_each_moment(take, check) > 5
+    streams.pop().close()
+    assert not engine.num_running
 
 
 def test_signals_at_random_moments() -> None:

@@ -262,15 +262,18 @@ class Engine:
         If the request fails, its error is raised after the tokens made before.
         """
         try:
-            while True:
-                while request.events:
-                    yield request.events.popleft()
-                if request.done:
-                    break
-                self._wait(lambda: request.done or bool(request.events))
+            yield from self._tokens(request)  # no loop here: in CPython 3.12 and 3.13 a `try` does not cover its way back
         finally:
             self.drop(request)
         request.raise_error()
+
+    def _tokens(self, request: Request) -> Iterator[Token]:
+        while True:
+            while request.events:
+                yield request.events.popleft()
+            if request.done:
+                return
+            self._wait(lambda: request.done or bool(request.events))
 
     def finish(self, requests: Iterable[Request]) -> None:
         """Step until all requests are done, then raise the first error of a request, if any."""

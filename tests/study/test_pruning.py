@@ -1,7 +1,9 @@
 """Pruning keeps the channels that the text uses and the rest of the model, and the student fits its teacher."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import ml_dtypes
@@ -10,12 +12,14 @@ import pytest
 import torch
 import transformers
 
+from tests.moments import show_ways_back
 from tests.short_files import short_files
 from twostroke.api.llm import LLM
 from twostroke.errors import InvalidRequest
 from twostroke.methods import OverFill
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.study import pruning
 from twostroke.study.pruning import mlp_of, observe, prune
 
 TEXT = "the quick brown fox jumps over the lazy dog and then the cat jumps over the quick dog " * 4
@@ -114,3 +118,31 @@ def test_a_full_disk_is_said(tiny_directory: Callable[[str], Path], tmp_path: Pa
     with short_files(1000), pytest.raises(InvalidRequest, match=r"model.safetensors cannot be written: .*too large"):
         prune(checkpoint, TEXT, tmp_path / "student", 0.5, 0.3)
     assert not (tmp_path / "student").exists()  # so it can be tried again
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python does not tell of ways back, and a `try` covers them")
+def test_ctrl_c_leaves_nothing(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    """At each way back to the start of a loop, once."""
+    checkpoint, pressed = open_checkpoint(str(tiny_directory("llama"))), set[tuple[CodeType, int]]()
+
+    def press(frame: FrameType, event: str, _: Any) -> None:
+        place = frame.f_code, frame.f_lasti
+        if event == "jump" and frame.f_code.co_filename == pruning.__file__ and place not in pressed:
+            pressed.add(place)
+            raise KeyboardInterrupt
+
+    def interrupted() -> bool:
+        show_ways_back(press)
+        sys.setprofile(press)
+        try:
+            prune(checkpoint, TEXT, tmp_path / "student", 0.5, 0.3)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+            show_ways_back(None)
+        return False
+
+    while interrupted():
+        assert not (tmp_path / "student").exists()
+    assert len(pressed) > 3

@@ -262,7 +262,8 @@ class Engine:
         If the request fails, its error is raised after the tokens made before.
         """
         try:
-            yield from self._tokens(request)  # no loop here: in CPython 3.12 and 3.13 a `try` does not cover its way back
+            # No loop here: in CPython 3.12 and 3.13 a `try` does not cover its way back, and Ctrl-C may come there.
+            yield from self._tokens(request)
         finally:
             self.drop(request)
         request.raise_error()

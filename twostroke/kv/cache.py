@@ -26,6 +26,7 @@ from twostroke.kv.pages import POOL
 from twostroke.kv.pool import PagePool
 from twostroke.kv.swap_in import SwapIn
 from twostroke.kv.tier_moves import join_pages, require_tier, retain_in_tier
+from twostroke.system.interrupts import uninterrupted
 
 
 class PoolHolder(Protocol):
@@ -39,7 +40,8 @@ class KVCache(CacheView):
     """An immutable sequence of KV entries.
 
     Values come from `LLM.prefill` and from operations on other values. They share reference-counted pages and never
-    change. A page is freed when the last value that holds it is dropped.
+    change. A page is freed when the last value that holds it is dropped. Ctrl-C waits for the end of an operation that
+    takes pages, which would have no owner otherwise; a second one, 1 s later or more, does not wait.
     """
 
     __slots__ = ()
@@ -56,6 +58,7 @@ class KVCache(CacheView):
         return cls(pool, EntryTable.empty(pool.num_groups, bool(pool.geometry.states)))
 
     @classmethod
+    @uninterrupted
     def of_entries(
         cls,
         llm: PoolHolder,
@@ -133,6 +136,7 @@ class KVCache(CacheView):
             return self._closed(self.entry_table, lambda whole: replace(whole, next_position=position))
         return KVCache(self.pool, replace(self.entry_table, next_position=position), self.tier)
 
+    @uninterrupted
     def at(self, position: int) -> KVCache:
         """The same entries as a block elsewhere: the first one lies at `position`, as in `a + b.at(a.next_position)`.
 
@@ -159,6 +163,7 @@ class KVCache(CacheView):
         closed = self.resumed_at(self.next_position + distance)
         return self._in_fresh_pages(self.pool, *moved(self.pool, closed.entry_table, distance))
 
+    @uninterrupted
     def gather(self, indices: np.ndarray) -> KVCache:
         """Other entries for each head: slot j of head h in layer l holds entry `indices[l, h, j]`.
 
@@ -212,6 +217,7 @@ class KVCache(CacheView):
         """The same entries with another tail."""
         return KVCache(self.pool, replace(self.entry_table, tail=tail), self.tier)
 
+    @uninterrupted
     def __add__(self, other: KVCache) -> KVCache:
         """Concatenation. Positions must be strictly increasing. The result is in the left value's pool and tier.
 
@@ -262,6 +268,7 @@ class KVCache(CacheView):
 
     # Tiers, pools and files ------------------------------------------------------------------------------------
 
+    @uninterrupted
     def to(self, tier: str) -> KVCache:
         """The same value in another tier.
 
@@ -295,6 +302,7 @@ class KVCache(CacheView):
         """
         return SwapIn(self.pool, np.unique(self.entry_table.pages))
 
+    @uninterrupted
     def copy_to(self, pool: PagePool) -> KVCache:
         """A copy in another pool of the same geometry. For its own pool, the value in the tier "pool".
 
@@ -317,6 +325,7 @@ class KVCache(CacheView):
         finally:
             pool.release(fresh)  # the new value, if any, holds its own references
 
+    @uninterrupted
     def to_dtype(self, llm: PoolHolder) -> KVCache:
         """The entries in `llm`'s pool, as its `kv_dtype` says: the same model with K and V in more or fewer bits.
 
@@ -358,6 +367,7 @@ class KVCache(CacheView):
         stream.write(out, self.pool, self.entry_table)
 
     @classmethod
+    @uninterrupted
     def read_from(cls, source: stream.StreamReader, pool: PagePool) -> KVCache:
         """Read what `write_to` wrote, to the end of the source. Raises the errors of `load`."""
         entry_table = stream.read(source, pool)

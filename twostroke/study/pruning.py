@@ -98,24 +98,28 @@ def prune(
     except FileExistsError:
         raise InvalidRequest(f"{directory} exists already: name another directory") from None
     try:
-        seen = observe(checkpoint, tokenizer, tokens)
-        channels = _largest(seen.hidden, kept.hidden_size)
-        inner = [_largest(row, mlp.intermediate_size) for row in seen.intermediate]
-        tensors: dict[str, torch.Tensor] = {}
-        for ours in tensor_shapes(config):
-            tensor = torch.from_numpy(checkpoint.tensor(ours).dequantize())
-            layer, part = (int(ours.split(".")[1]), ours.split(".")[2]) if "." in ours else (0, ours)
-            for axis, kind in enumerate(AXES.get(part, "")):
-                if kind != " ":
-                    tensor = tensor.index_select(axis, channels if kind == "h" else inner[layer])
-            tensors[ours] = tensor.bfloat16()
-        write_tensors(config, tensors, directory)
+        write_tensors(config, _cut(checkpoint, kept, observe(checkpoint, tokenizer, tokens)), directory)
         (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         _write_tokenizer(checkpoint, tokenizer, directory)
-    except BaseException:  # Ctrl-C too: half a student would be in the way of the next try
+    except BaseException:  # Ctrl-C too: half a student would be in the way of the next try (see `Engine.tokens`)
         shutil.rmtree(directory, ignore_errors=True)
         raise
     return kept
+
+
+def _cut(checkpoint: Checkpoint, kept: ModelConfig, seen: Observer) -> dict[str, torch.Tensor]:
+    """The weights of the channels that stay, in bfloat16."""
+    channels = _largest(seen.hidden, kept.hidden_size)
+    inner = [_largest(row, mlp_of(kept).intermediate_size) for row in seen.intermediate]
+    tensors: dict[str, torch.Tensor] = {}
+    for ours in tensor_shapes(checkpoint.config):
+        tensor = torch.from_numpy(checkpoint.tensor(ours).dequantize())
+        layer, part = (int(ours.split(".")[1]), ours.split(".")[2]) if "." in ours else (0, ours)
+        for axis, kind in enumerate(AXES.get(part, "")):
+            if kind != " ":
+                tensor = tensor.index_select(axis, channels if kind == "h" else inner[layer])
+        tensors[ours] = tensor.bfloat16()
+    return tensors
 
 
 def write_tensors(config: ModelConfig, tensors: Mapping[str, torch.Tensor], directory: Path) -> None:

@@ -8,9 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import wraps
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
+P = ParamSpec("P")
+R = TypeVar("R")
 PATIENCE_S = 1.0
 SIGINT = int(signal.SIGINT)
 
@@ -61,6 +64,17 @@ class DeferredInterrupts:
         if self._noted is not None:
             self._noted = None
             self._before(SIGINT, None)
+
+
+def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: `function` runs within `DeferredInterrupts`. What it has taken is in its result, or given back."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with DeferredInterrupts():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Monitor:

@@ -16,7 +16,19 @@ from twostroke.engine.strokes import Guess, Guesses, Lookup
 from twostroke.models.cost import SequenceRows
 
 MODEL: Any = "model"
-DRAFT: Any = "draft"
+
+
+class Draft:
+    """A model of which the prefix index knows the beginning of every text."""
+
+    def __init__(self, known: int = 0) -> None:
+        self.index, self.known = self, known
+
+    def match(self, tokens: Sequence[int], salt: bytes) -> Sequence[int]:
+        return tokens[: self.known]
+
+
+DRAFT: Any = Draft()
 
 
 class Rows(Forecast):
@@ -33,8 +45,8 @@ class Rows(Forecast):
 
     def seconds(self, model: Any, step: Sequence[SequenceRows]) -> float:
         self.asked += 1
-        if model == DRAFT:
-            return self.draft_ms / 1e3
+        if isinstance(model, Draft):
+            return self.draft_ms / 1e3 * max(1, sum(one.count for one in step) / 10)
         return 0.01 + self.row_ms * (sum(one.count for one in step) - 1) / 1e3
 
 
@@ -57,8 +69,20 @@ def judge(row_ms: float, sequences: int = 1, draft_ms: float = 4) -> GuessJudge:
     return GuessJudge(GuessPrices(lambda: Rows(row_ms, draft_ms)), None, lambda: sequences)  # type: ignore[arg-type]
 
 
-def advised(of: GuessJudge, asks: Guess, choice: DraftGuesses | None = None) -> Guesses:
-    return of.advise(asks, choice or of.begin(), 100, MODEL, DRAFT)
+def begun(of: GuessJudge, max_tokens: int | None = None) -> DraftGuesses:
+    return of.begin(100, max_tokens, b"")
+
+
+def advised(
+    of: GuessJudge, asks: Guess, choice: DraftGuesses | None = None, made: int = 1, draft: Any = DRAFT
+) -> Guesses:
+    return of.advise(asks, choice or begun(of), made, MODEL, draft)
+
+
+def steps(of: GuessJudge, seconds: float) -> None:
+    """Steps of 10 ms."""
+    for _ in range(round(seconds / 0.01)):
+        of.observe((), 0.01)
 
 
 # Lookups, of a whole step ---------------------------------------------------------------------------------------------
@@ -151,7 +175,7 @@ def test_the_more_sequences_wait_the_fewer_are_tried() -> None:
 @pytest.mark.parametrize("sequences", [1, 3, 6])
 def test_a_draft_makes_the_product_of_speeds_greatest(sequences: int) -> None:
     of, row_s, draft_s = judge(0.2, sequences, 1), 2e-4, 1e-3
-    asks, choice = Guess("draft", most=8, guessed=9, stood=9), of.begin()
+    asks, choice = Guess("draft", most=8, guessed=9, stood=9), begun(of)
     told = advised(of, asks, choice).count
     rate = choice.rate(asks)
 
@@ -188,17 +212,67 @@ def test_what_a_salt_has_learned_says_little_of_another() -> None:
 
 def test_guesses_that_fail_become_rare_and_never_cease() -> None:
     of = judge(0.1)
-    choice = of.begin()
+    choice = begun(of)
     told, rounds = advised(of, Guess("draft"), choice), 0
-    for _ in range(80):
-        rounds += bool(told.count)
+    while told.count:
         told = advised(of, Guess("draft", guessed=told.count, stood=0), choice)
-        assert told.count <= 1 or rounds < 12
-    assert told.count or choice.wait == MAX_WAIT
-    assert rounds > 5
+        rounds += 1
+    assert rounds < 12
+    for _ in range(8):
+        told = advised(of, Guess("draft"), choice)
+    assert told == Guesses(0, MAX_WAIT)
+    steps(of, 1)
+    assert advised(of, Guess("draft"), choice).count == 1, "by now a guess takes a small share of the time"
+    assert advised(of, Guess("draft", guessed=1, stood=0), choice).count == 0
     for _ in range(20):
         told = advised(of, Guess("draft", guessed=4, stood=4), choice)
     assert told.count > 2, "it has learned that they are good again"
+
+
+@pytest.mark.parametrize("streams", [1, 4, 32])
+def test_guesses_that_never_stand_take_a_small_share_of_the_time(streams: int) -> None:
+    """However many sequences try, and also where each must be read first."""
+    of, unread = judge(0.1, streams), range(200)
+    choices, waits, tried, total = [begun(of) for _ in range(streams)], [0] * streams, 0.0, 0.0
+    told = [Guesses(0, 1)] * streams
+    for step in range(20_000):
+        for i, choice in enumerate(choices):
+            waits[i] -= 1
+            if waits[i] <= 0:
+                last, told[i] = told[i], advised(of, Guess("draft", 32, True, unread, told[i].count, 0), choice, step)
+                waits[i] = told[i].max_tokens or 1
+                if step > 100 and told[i].count:
+                    assert last.count == 0
+                    tried += 0.004 * 20 + 0.0001
+        steps(of, 0.01)
+        total += 0.01
+    assert 0.0 < tried < 0.02 * total
+
+
+def test_what_a_draft_reads_first_must_pay_within_the_answer() -> None:
+    """It reads a token in 0.1 ms, and so 2,000 in the time of 20 steps."""
+    good = Guess("draft", 8, True, range(2000), 9, 9)
+
+    def counts(draft: Any, *answers: tuple[int | None, int], sequences: int = 1) -> list[bool]:
+        told = []
+        for max_tokens, made in answers:
+            of = judge(0.1, sequences, 1)
+            told.append(bool(advised(of, good, of.begin(2000 - made, max_tokens, b""), made, draft).count))
+        return told
+
+    assert counts(Draft(), (20, 1), (None, 1), (400, 300), (None, 300)) == [False, True, True, True]
+    assert counts(Draft(), (None, 1), (None, 300), (310, 300), sequences=2) == [False, True, False]
+    assert counts(Draft(1990), (20, 1), (None, 1), sequences=4) == [True, True], "the index knows nearly all of it"
+    of = judge(0.1, 1, 1)
+    told = advised(of, Guess("draft", 8, True, range(2), 9, 9), of.begin(100, 20, b""), 1)
+    assert told.count > 0, "what it read before is not paid again"
+
+
+def test_no_more_is_guessed_than_the_answer_may_have() -> None:
+    of = judge(0.0, 1, 0.1)
+    choice = begun(of, 20)
+    asks = Guess("draft", 8, guessed=30, stood=30)
+    assert [advised(of, asks, choice, made).count for made in (1, 15, 18, 19)] == [8, 4, 1, 0]
 
 
 def test_what_others_learned_guides_a_new_choice() -> None:

@@ -11,8 +11,8 @@ from math import log, log1p
 from operator import itemgetter
 from typing import TypeVar
 
-from twostroke.engine.acceptance import AcceptanceByKind
-from twostroke.engine.draft_guesses import MAX_WAIT, DraftGuesses
+from twostroke.engine.acceptance import FORGET_OWN, AcceptanceByKind
+from twostroke.engine.draft_guesses import DraftGuesses
 from twostroke.engine.guess_prices import GuessPrices
 from twostroke.engine.lookup import LookupGuesses
 from twostroke.engine.lookup_lane import LookupLane
@@ -27,6 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 ROUND_S = 2e-4  # of the program and the engine, for a round of a draft
 MARGIN = 1.02  # by which guesses must be expected to be quicker
+TRY_SHARE = 0.015  # of the time of all steps, for guesses of which nothing is expected
 MAX_SALTS = 4096  # of which it is known how lookups fared
 
 
@@ -37,8 +38,9 @@ class GuessJudge:
         """`decoding`: how many sequences decode now."""
         self._prices, self._budget, self._decoding = prices, budget, decoding
         self._history = TextHistory()
-        self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind()
+        self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind(forget=FORGET_OWN)  # a bad draft is dear
         self._lookups_of: dict[bytes, AcceptanceByKind] = {}  # by salt
+        self._since_try = 0.0  # seconds of steps since a draft's guess was tried that was not expected to pay
         self._asked = False  # whether any program has asked for guesses: others' steps do not wait for a judge
 
     # Lookups, of a whole step ---------------------------------------------------------------------------------------
@@ -112,6 +114,7 @@ class GuessJudge:
 
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """A step of these chunks took so long. Only steps in which each row makes a token are like those judged."""
+        self._since_try += seconds
         models = {chunk.lane.model for chunk in chunks} if self._asked else ()
         if len(models) == 1 and all(len(chunk.tokens) == chunk.logit_rows for chunk in chunks):
             guesses = sum(chunk.logit_rows for chunk in chunks) - len(chunks)
@@ -120,38 +123,57 @@ class GuessJudge:
 
     # Drafts, of one sequence ----------------------------------------------------------------------------------------
 
-    def begin(self) -> DraftGuesses:
+    def begin(self, prompt_tokens: int, max_tokens: int | None, salt: bytes) -> DraftGuesses:
+        """For a choice: `max_tokens` is the most that its answer may have, `salt` that of its request."""
         self._asked = True
-        return DraftGuesses(self._drafts)
+        return DraftGuesses(self._drafts, prompt_tokens, max_tokens, salt)
 
-    def advise(self, asks: Guess, choice: DraftGuesses, context: int, model: Model, draft: Model) -> Guesses:
-        """How many guesses of a draft pay now; `context`: tokens so far."""
+    def advise(self, asks: Guess, choice: DraftGuesses, made: int, model: Model, draft: Model) -> Guesses:
+        """How many guesses of a draft pay now; `made`: tokens of the answer so far."""
         choice.learn(asks)
         if choice.given_up:
             return Guesses(0)
-        count = asks.most
-        if asks.judged and asks.most:
-            count = self._count(choice.rate(asks), asks.most, context, model, draft)
-            if not count and choice.wait == MAX_WAIT:
-                count = 1  # now and then: guesses may have become good
-                choice.wait //= 2  # and then as many tokens without
+        count = self._count(asks, choice, made, model, draft) if asks.judged else asks.most
         told = Guesses(count) if count else Guesses(0, max_tokens=choice.longer_wait())
         choice.told.append(told)
         return told
 
-    def _count(self, rate: float, most: int, context: int, model: Model, draft: Model) -> int:
-        """The number of guesses of which the product of all speeds is expected to be greatest; 0: none pays."""
+    def _count(self, asks: Guess, choice: DraftGuesses, made: int, model: Model, draft: Model) -> int:
+        """The number of guesses of which the product of all speeds is expected to be greatest; 0: none pays.
+
+        What the draft must read first is paid by all tokens that are still to come.
+        """
+        most, rate, context = min(asks.most, choice.left(made) - 1), choice.rate(asks), choice.prompt_tokens + made
+        if most < 1:
+            return 0
         sequences = self._decoding()
         judging = self._prices.of_step(model, sequences, context)
         plain, drafting = log(judging(0) * MARGIN ** (-1 / sequences)), self._prices.seconds(draft, 1, 0, context)
+        reading = max(0.0, self._reading(asks, choice.salt, context, draft) - drafting)
         best, found, share, tokens = 0.0, 0, 1.0, 1.0
         for count in range(1, most + 1):
             share *= rate
             tokens += share
-            seconds = ROUND_S + judging(count) + count * drafting
+            seconds = ROUND_S + judging(count) + count * drafting + reading * tokens / choice.rest(made)
             gained = log(tokens) - sequences * (log(seconds) - plain)
             if gained > best:
                 best, found = gained, count
             elif found or count > 4:  # a row may be dear where instructions for more rows begin
                 break
-        return found
+        return found or self._try(ROUND_S + judging(1) - judging(0) + drafting + reading)
+
+    def _reading(self, asks: Guess, salt: bytes, context: int, draft: Model) -> float:
+        """Expected seconds until a draft has read what it has not."""
+        unread = len(asks.unread)
+        known = max(0, context - unread)
+        if not known and draft.index is not None:  # nothing was read for this answer, but perhaps for another
+            known = len(draft.index.match(asks.unread[:-1], salt))
+            unread -= known
+        return self._prices.reading(draft, known, unread) if unread > 1 else 0.0
+
+    def _try(self, seconds: float) -> int:
+        """A guess that is not expected to pay, now and then: guesses may have become good. It costs so many seconds."""
+        if seconds > TRY_SHARE * self._since_try:
+            return 0
+        self._since_try = 0.0
+        return 1

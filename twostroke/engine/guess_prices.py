@@ -32,6 +32,10 @@ class GuessPrices:
         """Expected seconds; `context`: entries before a sequence's rows."""
         return self.of_step(model, sequences, context)(guesses)
 
+    def reading(self, model: Model, known: int, count: int) -> float:
+        """Expected seconds to enter so many tokens of one sequence behind those that are known."""
+        return max(MIN_S, self._forecast().seconds(model, [SequenceRows(count, known, 1)]))
+
     def of_step(self, model: Model, sequences: int, context: int) -> Callable[[int], float]:
         """Expected seconds by the number of guesses."""
         predicted = self._predictions(model, sequences, context)

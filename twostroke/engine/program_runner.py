@@ -147,12 +147,14 @@ class ProgramRunner:
     def _guess(self, choice: Choice, stroke: Guess) -> Guesses:
         """The same as before after a preemption, so that its strokes are the same."""
         if (known := choice.guesses) is None:
-            known = choice.guesses = self._judge.begin()
+            request, output = choice.request, choice.output
+            known = choice.guesses = self._judge.begin(
+                request.prompt_tokens, output.params.max_tokens, request.cache_salt
+            )
         choice.num_guesses += 1
         if choice.num_guesses <= len(known.told):
             return known.told[choice.num_guesses - 1]
-        context = choice.request.prompt_tokens + len(choice.output.ids)
-        return self._judge.advise(stroke, known, context, self._model(None), self._model(stroke.source))
+        return self._judge.advise(stroke, known, len(choice.output.ids), self._model(None), self._model(stroke.source))
 
     def _draft_output(self, choice: Choice, record: DecodeRecord) -> ChoiceOutput:
         """An output for tokens that are not emitted yet. It continues from where the choice stood at first opening."""

@@ -131,6 +131,7 @@ class Guess:
     source: str  # role of the model that will guess, if they pay
     most: int = 32  # the most guesses
     judged: bool = True  # whether fewer are told where fewer pay
+    unread: Sequence[int] = ()  # the last tokens of the text, which that model reads before it guesses
     # guessed, stood: how many of the last guesses were entered, and how many of them were right
     guessed: int = 0
     stood: int = 0

@@ -8,7 +8,7 @@ guesses (`sampling/draw.py`), and so mostly what the model will say (Daliri et a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -70,18 +70,19 @@ class Speculative(Method, name="speculative"):
         del made, kv  # they would keep the prompt's own pages
         known = [*prompt[len(prompt) - reads + 1 :], *run.tokens]  # what the head has not entered
         drafted: KVCache | None = None
-        rounds = guessed = accepted = 0
-        ask = Guess(*self.companions, most=self.guesses, judged=self.adaptive)
+        rounds = guessed = accepted = stood = 0
+        guesses: Sequence[int] = ()
         while run.finish_reason is None:
-            told: Guesses = yield ask
-            guesses: Sequence[int] = ()
+            unread = known if self.draft == GUESSER else self.unread(run, drafted)
+            told: Guesses = yield Guess(self.draft, self.guesses, self.adaptive, unread, len(guesses), stood)
+            guesses = ()
             if told.count and self.draft == GUESSER:
                 head: KVCache = yield Prefill(known, drafted, model=GUESSER, inputs=hidden)
                 draft: Decoded = yield Decode(head, model=GUESSER, max_tokens=told.count, emit=False)
                 drafted, guesses, known, hidden = head, draft.tokens, [], None
                 del head, draft
             elif told.count:
-                draft = yield (yield from self.drafting(run, drafted, told.count))
+                draft = yield (yield from self.drafting(run, drafted, unread, told.count))
                 drafted, guesses = draft.kv if self.draft == "draft" else None, draft.tokens
                 del draft  # a student's would keep the last page of the model's own
             asked = len(guesses) + 1 if told.count else told.max_tokens
@@ -93,13 +94,15 @@ class Speculative(Method, name="speculative"):
                 drafted = drafted[: len(run.kv)].with_tail(None)  # without wrong guesses
             stood = common_prefix_length(run.tokens, guesses)
             rounds, guessed, accepted = rounds + bool(guesses), guessed + len(guesses), accepted + stood
-            ask = replace(ask, guessed=len(guesses), stood=stood)
         return Speculation(rounds, guessed, accepted)
 
-    def drafting(self, run: Decoded, drafted: KVCache | None, count: int) -> Program:
+    def unread(self, run: Decoded, drafted: KVCache | None) -> Sequence[int]:
+        """What a draft must read before it guesses what follows a run: a student has the model's own KV."""
+        if self.draft != "draft":
+            return ()
+        return [*run.kv[0 if drafted is None else len(drafted) :].tokens, run.tokens[-1]]
+
+    def drafting(self, run: Decoded, drafted: KVCache | None, unread: Sequence[int], count: int) -> Program:
         """The stroke that guesses what follows a run: behind its KV, or behind the draft's own of the same text."""
-        kv = run.kv
-        if self.draft == "draft":
-            missing = [*kv[0 if drafted is None else len(drafted) :].tokens, run.tokens[-1]]
-            kv = yield Prefill(missing, drafted, model="draft")
+        kv = (yield Prefill(unread, drafted, model="draft")) if unread else run.kv
         return Decode(kv, model=self.draft, max_tokens=count, emit=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twostroke.engine.itl_objective import comfortable_itl_ms
+from twostroke.engine.scheduler import comfortable_itl_ms
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from twostroke.backends.page_memory import HUGE_PAGE
 from twostroke.errors import OutOfPages
 from twostroke.kv import pool as pool_module
 from twostroke.kv.cache import KVCache
-from twostroke.kv.frames import Frames
 from twostroke.kv.page_contents import masked_page, read_entries
-from twostroke.kv.pages import HOST, POOL, ReferenceCounts
+from twostroke.kv.pages import HOST, POOL, Frames, ReferenceCounts
 from twostroke.kv.pool import PagePool
 from twostroke.kv.releases import Releases
 from twostroke.kv.tier_moves import join_pages, spill

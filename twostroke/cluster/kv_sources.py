@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.engine.load_or_recompute import pages_worth_loading
 from twostroke.engine.model import Model
 from twostroke.engine.prefix_match import tokens_by_tier
 from twostroke.kv.cache import KVCache
-from twostroke.kv.stored_runs import num_blocks
+from twostroke.kv.stored_runs import num_blocks, pages_worth_loading
 from twostroke.kv.tiers.speed import TransferSpeed
 
 PEER, COMPUTED = "peer", "computed"

@@ -10,7 +10,6 @@ from twostroke.engine.concurrency import FairLock, LeaderFollower
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.guess_judge import GuessJudge
 from twostroke.engine.guess_prices import GuessPrices
-from twostroke.engine.itl_objective import comfortable_itl_ms
 from twostroke.engine.lane import Lane
 from twostroke.engine.load_queue import LoadQueue, measure_stores
 from twostroke.engine.model import Model
@@ -21,7 +20,7 @@ from twostroke.engine.program_runner import ProgramRunner
 from twostroke.engine.queues import Queues
 from twostroke.engine.request import Choice, Request
 from twostroke.engine.request_manager import RequestManager
-from twostroke.engine.scheduler import Plan, SchedulerConfig, plan
+from twostroke.engine.scheduler import Plan, SchedulerConfig, comfortable_itl_ms, plan
 from twostroke.engine.step import Chunk, ScheduledStep, StepReport
 from twostroke.engine.step_in_flight import StepInFlight
 from twostroke.errors import EngineFailed, EngineStopped
@@ -127,7 +126,7 @@ class Engine:
         return self.forecast
 
     def choose_itl(self) -> None:
-        """Set an ITL objective by what a decode step costs here (`engine/itl_objective.py`)."""
+        """Set an ITL objective by what a decode step costs here (`engine/scheduler.py`)."""
         with self.lock:
             step_s = self._calibrate().decode_step(self.models[self.default])
         self.config = replace(self.config, itl_ms=comfortable_itl_ms(step_s))

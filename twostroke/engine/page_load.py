@@ -20,7 +20,6 @@ import numpy as np
 from twostroke.backends.interface import PAGE
 from twostroke.engine.clock import SYSTEM, Clock
 from twostroke.engine.lane import Lane
-from twostroke.engine.load_or_recompute import SLACK, pages_worth_loading
 from twostroke.engine.model import Model
 from twostroke.engine.request import Choice
 from twostroke.errors import OutOfPages, PageLost, TwostrokeError
@@ -28,7 +27,7 @@ from twostroke.kv.cache import KVCache
 from twostroke.kv.pages import HOST, NOWHERE, POOL
 from twostroke.kv.prefix_index import value_of_pages
 from twostroke.kv.spans import NO_PAGE
-from twostroke.kv.stored_runs import StoredRun, num_blocks
+from twostroke.kv.stored_runs import SLACK, StoredRun, num_blocks, pages_worth_loading
 from twostroke.kv.swap_in import SwapIn
 from twostroke.kv.tiers.names import PageName
 from twostroke.kv.tiers.speed import TransferSpeed

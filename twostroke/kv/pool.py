@@ -26,11 +26,10 @@ import numpy as np
 from twostroke.backends.interface import PAGE
 from twostroke.backends.page_memory import PageMemory
 from twostroke.errors import OutOfPages
-from twostroke.kv.frames import Frames
 from twostroke.kv.garbage import GarbageCollection
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.page_copies import PageCopies
-from twostroke.kv.pages import HOST, NOWHERE, POOL, ReferenceCounts
+from twostroke.kv.pages import HOST, NOWHERE, POOL, Frames, ReferenceCounts
 from twostroke.kv.pins import Pins
 from twostroke.kv.releases import Releases
 from twostroke.kv.spans import NO_PAGE

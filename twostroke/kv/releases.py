@@ -9,9 +9,8 @@ from collections import deque
 
 import numpy as np
 
-from twostroke.kv.frames import Frames
 from twostroke.kv.page_copies import PageCopies
-from twostroke.kv.pages import HOST, NOWHERE, POOL, TIERS, ReferenceCounts, distinct
+from twostroke.kv.pages import HOST, NOWHERE, POOL, TIERS, Frames, ReferenceCounts, distinct
 from twostroke.system.interrupts import DeferredInterrupts
 
 

@@ -29,7 +29,7 @@ class Tiers:
 
     Attributes:
         host_bytes: budget of the prefix cache in ordinary memory; 0: it does not go there.
-        disk, remote: the stores, or None.
+        disk, remote: the stores, or None; stores: those that exist, nearest first.
         links: how quickly each store answers, by tier; outboxes: what waits to be written, by tier.
         host_counters: what went to the host and back.
         first_touch_s: seconds of prefill from which on pages are written to the disk when they are first computed.
@@ -37,6 +37,7 @@ class Tiers:
 
     def __init__(self, host_bytes: int = 0, disk: Store | None = None, remote: Store | None = None) -> None:
         self.host_bytes, self.disk, self.remote = host_bytes, disk, remote
+        self.stores = [store for store in (disk, remote) if store is not None]
         self.host_counters = TierCounters()
         self.first_touch_s = FIRST_TOUCH_S
         self.speeds = {store.tier: TransferSpeed() for store in self.stores}
@@ -44,11 +45,6 @@ class Tiers:
         self.readers = DaemonThreads("tiers reader", READERS)
         self._clerk = DaemonThreads("tiers clerk", 1)
         self._closed = False
-
-    @property
-    def stores(self) -> list[Store]:
-        """The stores that exist, nearest first."""
-        return [store for store in (self.disk, self.remote) if store is not None]
 
     @property
     def by_name(self) -> dict[str, Store]:

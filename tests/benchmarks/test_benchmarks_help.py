@@ -20,7 +20,7 @@ PROGRAMS = sorted(
 WITHOUT = """
 import runpy, sys
 
-EXTRAS = {"torch", "httpx", "matplotlib", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client",
+EXTRAS = {"torch", "httpx", "fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client",
           "llguidance", "opentelemetry", "openai", "requests", "schemathesis", "hypothesis", "transformers", "gguf"}
 
 class Without:

@@ -7,7 +7,7 @@ import pytest
 
 EXTRAS = (
     *("torch", "starlette", "fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx", "yaml"),
-    *("redis", "msgspec", "opentelemetry", "matplotlib", "transformers", "gguf"),
+    *("redis", "msgspec", "opentelemetry", "transformers", "gguf"),
 )
 PROGRAM = f"""
 import sys

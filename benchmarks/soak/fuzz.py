@@ -13,6 +13,7 @@ import signal
 import sys
 from collections import Counter
 from itertools import count, product
+from types import FrameType
 from typing import Any
 
 import requests
@@ -34,11 +35,20 @@ BOUNDS = settings(
 
 def main(url: str, first_seed: int) -> None:
     statuses, failures, told = Counter[int](), list[str](), set[str]()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # hypothesis would report SystemExit as a failure
+    over = False
+
+    def end(_: int, __: FrameType | None) -> None:
+        nonlocal over
+        over = True
+        raise KeyboardInterrupt  # hypothesis would report SystemExit as a failure
+
+    signal.signal(signal.SIGTERM, end)
     schema: Any = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
 
     def send(case: Any) -> None:
+        if over:  # a callback of the garbage collector has swallowed the first
+            raise KeyboardInterrupt
         try:
             answer = case.call(base_url=url, timeout=READ_S)
         except requests.RequestException:  # it took too long, or cannot be sent

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.peer.processes import peak_rss_bytes
 from benchmarks.soak.verdict import Check
-from benchmarks.soak.vitals import rss_bytes
+from benchmarks.soak.vitals import metrics, rss_bytes
 
 SPARE = 0.02  # of the budgets and of what the server takes before any load
 EVERY_S = 1.0
@@ -100,14 +99,9 @@ class Watch:
 
     def note(self, http: httpx.Client) -> None:
         """Read what tiers have moved so far."""
-        families = text_string_to_metric_families(http.get("/metrics").text)
-        found = [sample for family in families for sample in family.samples]
-        names = {"twostroke_cached_tokens_total", "twostroke_tier_pages_total", "twostroke_tier_skipped_pages_total"}
-        self.facts = {
-            " ".join([one.name.removeprefix("twostroke_"), *one.labels.values()]): one.value
-            for one in found
-            if one.name in names and one.value
-        }
+        names = {"cached_tokens_total", "tier_pages_total", "tier_skipped_pages_total"}
+        found = metrics(http.get("/metrics").text)
+        self.facts = {" ".join(one): value for one, value in found.items() if one[0] in names and value}
 
     @property
     def limit(self) -> int:
@@ -164,9 +158,7 @@ class Watch:
 
 def planned_bytes(http: httpx.Client, part: str) -> int:
     """What the server has planned for a part of its memory, by its metrics."""
-    families = text_string_to_metric_families(http.get("/metrics").text)
-    found = (one for family in families for one in family.samples if one.name == "twostroke_memory_planned_bytes")
-    return next(int(one.value) for one in found if one.labels["part"] == part)
+    return int(metrics(http.get("/metrics").text)["memory_planned_bytes", part])
 
 
 def taken(directory: Path) -> int:

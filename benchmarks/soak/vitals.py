@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,15 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
-def hosted_bytes(metrics: str) -> int:
-    """What the host tier holds, from the text of /metrics; 0 without one."""
-    found = re.search(r'^twostroke_tier_used_bytes{tier="host"} (\S+)', metrics, re.MULTILINE)
-    return int(float(found[1])) if found else 0
+def metrics(text: str) -> dict[tuple[str, ...], float]:
+    """The samples of a text of /metrics, each by its name, without "twostroke_", and the values of its labels."""
+    found = (one for family in text_string_to_metric_families(text) for one in family.samples)
+    return {(one.name.removeprefix("twostroke_"), *one.labels.values()): one.value for one in found}
+
+
+def hosted_bytes(text: str) -> int:
+    """What the host tier holds, from a text of /metrics; 0 without one."""
+    return int(metrics(text).get(("tier_used_bytes", "host"), 0))
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> float:
@@ -50,15 +54,14 @@ class Vitals:
 
 
 def read(http: httpx.Client, pid: int) -> Vitals:
-    families = text_string_to_metric_families(http.get("/metrics").text)
-    found = {(s.name, s.labels.get("state", "")): s.value for family in families for s in family.samples}
-    pages = {state: int(found["twostroke_kv_pages", state]) for state in ("used", "cached", "free")}
-    requests = {state: int(found["twostroke_requests", state]) for state in ("running", "waiting", "arriving")}
+    found = metrics(http.get("/metrics").text)
+    pages = {state: int(found["kv_pages", state]) for state in ("used", "cached", "free")}
+    requests = {state: int(found["requests", state]) for state in ("running", "waiting", "arriving")}
     return Vitals(
         **pages,
         **requests,
         in_flight=http.get("/health").json()["in_flight"],
-        tasks=int(found["twostroke_tasks", ""]),
+        tasks=int(found["tasks",]),
         threads=len(os.listdir(f"/proc/{pid}/task")),
         files=len(os.listdir(f"/proc/{pid}/fd")),
     )

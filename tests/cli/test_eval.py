@@ -56,8 +56,19 @@ def test_the_command_of_a_report_repeats_it(run_json: Callable[..., dict[str, An
         modules += ["--method-module", str(tmp_path / f"{name}.py")]
     flags = ("--kv-reserve", "--no-timings", "--ignore-eos", "--raw", "--measure", "answers")
     facts = run_json(
-        "eval", "nameindex", "-m", tiny, *SMALL, *modules, *flags, "--methods", "plain,the first,the second"
+        "eval",
+        "nameindex",
+        "-m",
+        tiny,
+        *SMALL,
+        *modules,
+        *flags,
+        "--methods",
+        "plain,the first,the second,tova",
+        "--budget",
+        0.5,
     )
+    assert "tova:ratio=0.5" in json.dumps(facts["settings"])
     _, *words = shlex.split(facts["command"])
     again = run_json(*words)
     for name in ("first", "second"):
@@ -91,6 +102,8 @@ def test_methods_are_spelled() -> None:
         (("nameindex", "--methods", "ptdo:sinks"), 2, "key=value"),
         (("nameindex", "--measure", "kl"), 1, "no measure 'kl'"),
         (("nameindex", "--names", 0), 1, "nameindex: names must be an integer from 1 to 10000"),
+        (("nameindex", "--budget", 25), 2, "'25' has what is no share from 0 to 1"),
+        (("nameindex", "--budgets", "0.5,nan"), 2, "'0.5,nan' has what is no share from 0 to 1"),
         (("arc-easy", "--order", "backwards"), 1, "order must be one of options, question"),
         (("longform", "--measure", "answers,likelihood"), 1, "likelihood cannot be measured"),
     ],

@@ -57,7 +57,12 @@ class ContenderOptions:
     ] = "plain,repeat,ptdo,ptdo+sinks"
     budgets: Annotated[
         str,
-        _eval(metavar="SHARE,...", help="Methods that drop entries run once for each share of the prompt that stays."),
+        _eval(
+            "--budgets",
+            "--budget",
+            metavar="SHARE,...",
+            help="Methods that drop entries run once for each share of the prompt that stays.",
+        ),
     ] = ""
     method_module: MethodModule = None
 

@@ -124,7 +124,7 @@ def value_of(pool: PagePool, length: int) -> KVCache:
     for page in pages:
         pool.put(page, random.bytes(pool.page_bytes), pool.page_size)
     starts = np.arange(count) * pool.page_size
-    table = np.stack([pages, np.zeros(count), np.full(count, pool.page_size), starts], 1).astype(np.int32)
+    table = np.stack([np.zeros(count), np.full(count, pool.page_size), starts, pages], 1).astype(np.int32)
     tokens = np.zeros(count * pool.page_size, np.int32)
     kv = KVCache(pool, EntryTable(table, tokens, (Stretch(len(tokens), None, NOTHING),), len(tokens)))
     pool.release(np.array(pages))

@@ -1,4 +1,4 @@
-"""benchmarks/itl.py, overhead.py and speculation.py: their figures, on tiny models."""
+"""benchmarks/itl.py, overhead.py, speculation.py and wire.py: their figures, on tiny models."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from benchmarks import itl, overhead, speculation, speculation_workloads
+from benchmarks import itl, overhead, speculation, speculation_workloads, wire
 from benchmarks.speculation_workloads import WORKLOADS, Workload
 from twostroke.api.llm import LLM
 from twostroke.backends.native import library
@@ -133,3 +133,10 @@ def test_a_step_is_more_than_its_kernels() -> None:
         assert 0 < turn.kernels_ms < turn.step_ms
         assert 0 < turn.outside < 1
     assert llm.pool.num_used == 0
+
+
+def test_the_wire_moves_whole_values() -> None:
+    pool = wire.pool_of("smollm2-135m", 16, 2)
+    kv = wire.value_of(pool, 32)
+    assert kv.table[:, :3].tolist() == [[0, 16, 0], [0, 16, 16]]
+    assert len(kv.to("host")) == 32

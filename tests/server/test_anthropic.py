@@ -338,6 +338,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "a"}
         ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ({"tool_choice": {"type": "tool", "name": "nobody"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+        ({"tools": [{"name": "f", "description": "a tool without a schema"}]}, r"tools.0.input_schema"),
         (
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
             "must be text",

@@ -425,6 +425,9 @@ def test_fields_of_vllm(client: openai.OpenAI, reference: LLM) -> None:
     messages: Any = [{"role": "user", "content": "a"}]
     chat = client.chat.completions.create(messages=messages, extra_body=fields, **asked).choices[0].message.content
     assert set((chat or "").replace("<s>", "")) <= set(reference.tokenizer.token_text(41))
-    for wrong in ({"allowed_token_ids": [999999]}, {"allowed_token_ids": "x"}, {"bad_words": [""]}, {"bad_words": 5}):
+    for wrong in (
+        *({"allowed_token_ids": ids} for ids in ([999999], "x", [])),  # none is not all
+        *({"bad_words": words} for words in ([""], 5)),
+    ):
         with pytest.raises(openai.BadRequestError):
             client.completions.create(prompt="a", extra_body=wrong, **asked)

@@ -55,8 +55,11 @@ def chat_from_anthropic(body: PromptBody, served: str) -> tuple[ChatBody, list[s
 
 
 def _tools(body: PromptBody, warnings: list[str]) -> Iterator[dict[str, Any]]:
-    for tool in body.tools:
+    for number, tool in enumerate(body.tools):
         if tool.input_schema is None:
+            if tool.type == "custom":
+                param = f"tools.{number}.input_schema"
+                raise ApiError(400, f"{param}: give the schema of what the tool {tool.name} takes", param=param)
             warnings.append(f"the tool {tool.name} is left out: {tool.type} is not one that this server has")
             continue
         function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}

@@ -19,7 +19,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "frequency_penalty": PENALTY,
     "stop": {"max_length": 64},
     "stop_token_ids": {"max_length": 1000},
-    "allowed_token_ids": {"max_length": 1 << 18},
+    "allowed_token_ids": {"min_length": 1, "max_length": 1 << 18},
     "bad_words": {"max_length": 256},
 }
 _ITEMS: dict[str, Any] = {

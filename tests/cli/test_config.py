@@ -139,8 +139,9 @@ def test_a_checked_configuration_is_a_file_of_options(
     assert [
         line.removesuffix(f"  # {path}") for line in again.stdout.splitlines() if line.endswith(str(path))
     ] == values
-    refused = run("serve", "--check-config", "--max-queued", -1)
-    assert (refused.exit_code, refused.stdout) == (1, "")
+    for wrong in (("--max-queued", -1), ("--max-running", 0), ("--kv-disk-bytes", "5GiB"), ("--kv-compress",)):
+        refused = run("serve", "--check-config", *wrong)
+        assert (refused.exit_code, refused.stdout) == (1, "")
 
 
 BAD = [("--backend", "magic"), ("--device", "nowhere"), ("--weights", "int5"), ("--student", "int5"), ("--tp", 99)]

@@ -20,6 +20,9 @@ def test_prune_and_use(
     again = run("prune", tiny, tmp_path / "student", "--calibration", tmp_path / "text")
     assert again.exit_code == 1
     assert "exists already" in again.stderr
+    rate = run("prune", tiny, tmp_path / "other", "--calibration", tmp_path / "text", "--learning-rate", 0.001)
+    assert "--learning-rate belongs to --distill" in rate.stderr
+    assert not (tmp_path / "other").exists()
 
 
 def test_distilled(

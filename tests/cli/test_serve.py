@@ -363,6 +363,7 @@ def test_replicas_share_the_machine(tiny: str) -> None:
 def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[..., Any]) -> None:
     wrong = tmp_path / "models.toml"
     for text, message in (
+        ("", "there is no model"),
         ("a = 1", "a must be a table"),
         ('[""]\nmodel = "a"', "a table has no name"),
         ("[a]\nport = 1", "there is no option port"),
@@ -375,6 +376,8 @@ def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[
         assert message in refused.stderr
     assert "--served-name" in run("serve", tiny, "--also", tiny, "--served-name", "x", "--check-config").stderr
     assert run("serve", tiny, "--also", "b", "--max-loaded", 0, "--check-config").exit_code != 0
+    for given in (("--max-loaded", 3), ("--unload-after", 5)):
+        assert f"{given[0]} is for several models" in run("serve", tiny, *given, "--check-config").stderr
     for same in ((tiny, "--also", "b"), ("--model", tiny, "--model=b"), ("-m", tiny, "-m", "b")):
         fine = run("serve", *same, "--check-config")
         assert f"{tiny}, b would be served" in fine.stderr.replace("\n", "")

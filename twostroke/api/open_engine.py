@@ -14,7 +14,7 @@ from twostroke.engine.model_loader import ModelLoader, companion_checkpoint, own
 from twostroke.engine.options import OWN_DRAFTS, LLMOptions, companion_parts
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.fields import check_arguments, rules
-from twostroke.kv.tiers.tiers import Tiers, open_tiers
+from twostroke.kv.tiers.tiers import Tiers, open_tiers, require_tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.fetch import Progress
 from twostroke.models.checkpoints.quantize import quantize
@@ -44,6 +44,8 @@ def llm_options(arguments: Mapping[str, Any]) -> LLMOptions:
     """
     check_arguments(LLMOptions, arguments)
     require_device(arguments["backend"], arguments["device"], arguments["tp"])
+    tiers = ("kv_host", "kv_disk", "kv_disk_bytes", "kv_remote", "kv_compress")
+    require_tiers(*(arguments[name] for name in tiers))
     for companion in (arguments["student"], arguments["draft"]):
         if isinstance(companion, str):
             companion_parts(companion)

@@ -69,14 +69,17 @@ class ContenderOptions:
     def contenders(self, task: Task) -> "list[Contender]":
         """Raises InvalidRequest for an unknown method or parameter, BadParameter for a wrong form."""
         load_method_modules(self.method_module)
-        from twostroke.study.evaluate.contenders import at_budgets
+        from twostroke.study.evaluate.contenders import at_budgets, contender
 
         shares, length = self.shares(), getattr(task, "length", None)
-        made: list[Contender] = []
+        made, taken = list["Contender"](), False
         for spec in split_methods(self.methods):
             name, _, rest = spec.partition(":")
             pairs = dict(parse_pair(pair, "--methods") for pair in rest.split(",")) if rest else {}
-            made += at_budgets(name, shares, length, **pairs)
+            made += (own := at_budgets(name, shares, length, **pairs))
+            taken |= own[0].name != contender(name, **pairs).name
+        if shares and not taken:
+            raise typer.BadParameter("none of the methods takes a budget: leave it out", param_hint="--budgets")
         return made
 
     def shares(self) -> list[float]:

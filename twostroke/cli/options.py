@@ -129,11 +129,11 @@ class ModelOptions(
                 option = f"draft {role}" if role in OWN_DRAFTS else role
                 note(f"method {method.name} does not use --{option}{hint}")
 
-    def validate(self) -> None:
+    def validate(self, **changes: Any) -> None:
         """Raise InvalidRequest for options that cannot be, as far as this is possible without the model."""
         from twostroke.api.open_engine import llm_options
 
-        llm_options(vars(LLMOptions()) | self._settings())
+        llm_options(vars(LLMOptions()) | self._settings() | changes)
 
     def _settings(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name in rules(LLMOptions)}

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from twostroke.cli.config import source_of
 from twostroke.cli.options import JsonFlag, spread
 from twostroke.cli.report import ProgressDisplay, StepProgress, print_json
+from twostroke.errors import InvalidRequest
 from twostroke.system.extras import requires_extra
 
 
@@ -35,6 +37,8 @@ def prune(
         from twostroke.study import distilling
         from twostroke.study.pruning import mlp_of, prune
 
+    if not distill and source_of("learning_rate") != "default":
+        raise InvalidRequest("--learning-rate belongs to --distill: give its steps too, or leave it out")
     text = read_prompt(None, None, calibration)
     with ProgressDisplay(f"pruning {model}") as progress:
         checkpoint = open_checkpoint(model, progress=progress)

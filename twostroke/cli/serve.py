@@ -52,8 +52,10 @@ def serve(
     from twostroke.backends.ranks.processes import under_torchrun
 
     settings = settings_options.settings()
-    model_options.validate()
+    model_options.validate(max_running=steps.max_running)
     models, shared = sharing.each(model_options) if sharing.several else [], sharing.settings()
+    if not sharing.several and (of_several := sharing.given(shared)):
+        raise InvalidRequest(f"{of_several} is for several models: name them (--also, --models), or leave it out")
     if models and settings.model_name is not None:
         raise InvalidRequest("--served-name is for one model: give several their names in a file (--models)")
     if replicas != 1:

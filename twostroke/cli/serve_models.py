@@ -86,6 +86,11 @@ class SharingOptions(
         """Checked: raises InvalidRequest naming the field that is out of range."""
         return SharingSettings(**{name: getattr(self, name) for name in rules(SharingSettings)})
 
+    def given(self, settings: SharingSettings) -> str:
+        """The first option that is not what it is by default, or ""."""
+        changed = (name for name, value in vars(SharingSettings()).items() if getattr(settings, name) != value)
+        return next((f"--{name.removesuffix('_s').replace('_', '-')}" for name in changed), "")
+
     def each(self, common: PositionalModelOptions) -> list[tuple[str | None, PositionalModelOptions]]:
         """The options of each model, and its name where the file gives one. Raises InvalidRequest."""
         named = common.model_argument is not None or source_of("model") != "default" or not self.models
@@ -116,7 +121,9 @@ def fetched() -> list[str]:
 
 
 def _of_file(path: Path, common: PositionalModelOptions) -> Iterator[tuple[str, PositionalModelOptions]]:
-    for name, table in read_toml(path).items():
+    if not (tables := read_toml(path)):
+        raise InvalidRequest(f"{path}: there is no model: give each a table [NAME]")
+    for name, table in tables.items():
         if not name.strip():
             raise InvalidRequest(f"{path}: a table has no name, by which clients call its model")
         if not isinstance(table, dict):

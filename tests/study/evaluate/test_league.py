@@ -44,6 +44,12 @@ def test_bad_budgets(budgets: str) -> None:
         ContenderOptions("tova", budgets=budgets).contenders(NameIndex(4))
 
 
+@pytest.mark.parametrize("methods", ["plain,repeat,ptdo", "kvzip:ratio=0.3"])
+def test_budgets_that_no_method_takes(methods: str) -> None:
+    with pytest.raises(typer.BadParameter, match="none of the methods takes a budget"):
+        ContenderOptions(methods, budgets="0.5").contenders(NameIndex(4))
+
+
 @needs_native
 def test_the_league(native_directory: Path, tmp_path: Path) -> None:
     llm = LLM(str(native_directory), backend="native", weights="int8", threads=1, kv_bytes=3 << 20)

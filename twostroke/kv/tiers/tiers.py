@@ -90,6 +90,20 @@ class Tiers:
         ending.close(0.1)
 
 
+def require_tiers(
+    kv_host: int | None, kv_disk: str | Path | None, kv_disk_bytes: int | None, kv_remote: str | None, kv_compress: bool
+) -> None:
+    """Raise InvalidRequest for arguments of `open_tiers` that cannot be."""
+    if kv_host is not None and kv_host < 0:
+        raise InvalidRequest(f"kv_host is a number of bytes, not {kv_host:,}")
+    if kv_disk_bytes is not None and kv_disk is None:
+        raise InvalidRequest("kv_disk_bytes limits a disk tier: give its directory too (kv_disk)")
+    if kv_disk_bytes is not None and kv_disk_bytes < MIN_DISK_BYTES:
+        raise InvalidRequest(f"kv_disk_bytes is a number of bytes, at least 1 MiB, not {kv_disk_bytes:,}")
+    if kv_compress and kv_disk is None and kv_remote is None:
+        raise InvalidRequest("kv_compress is for a disk tier or a remote one: give kv_disk or kv_remote too")
+
+
 def open_tiers(
     kv_host: int | None = None,  # bytes of ordinary memory for the prefix cache
     kv_disk: str | Path | None = None,  # a directory, made if it is not there
@@ -102,14 +116,7 @@ def open_tiers(
     Raises:
         InvalidRequest: an argument is out of range. KVError: the directory or the key cannot be used.
     """
-    if kv_host is not None and kv_host < 0:
-        raise InvalidRequest(f"kv_host is a number of bytes, not {kv_host:,}")
-    if kv_disk_bytes is not None and kv_disk is None:
-        raise InvalidRequest("kv_disk_bytes limits a disk tier: give its directory too (kv_disk)")
-    if kv_disk_bytes is not None and kv_disk_bytes < MIN_DISK_BYTES:
-        raise InvalidRequest(f"kv_disk_bytes is a number of bytes, at least 1 MiB, not {kv_disk_bytes:,}")
-    if kv_compress and kv_disk is None and kv_remote is None:
-        raise InvalidRequest("kv_compress is for a disk tier or a remote one: give kv_disk or kv_remote too")
+    require_tiers(kv_host, kv_disk, kv_disk_bytes, kv_remote, kv_compress)
     disk = remote = None
     if kv_disk is not None:
         from twostroke.kv.tiers.disk import DiskStore

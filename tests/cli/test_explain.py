@@ -58,6 +58,8 @@ def test_html(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None:
 
 
 def test_errors_come_before_the_model_is_loaded(run: Callable[..., Result], tiny: str, tmp_path: Path) -> None:
+    directory = run("explain", TEXT, "-m", "/nowhere", "--html", tmp_path)
+    assert "for '--html'" in directory.stderr
     gone = run("explain", TEXT, "-m", "/nowhere", "--html", tmp_path / "missing" / "page.html")
     assert gone.exit_code == 1
     assert "missing" in gone.stderr

@@ -33,7 +33,9 @@ def explain(
     *,
     asked: PromptOptions,
     everything: Annotated[bool, typer.Option("--all", help="Every token, layer, step and candidate.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write all of it as one page that opens offline.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write all of it as one page that opens offline.")
+    ] = None,
     layer: Annotated[
         int | None, typer.Option(min=0, help="Whose attention is shown.", show_default="the one in the middle")
     ] = None,

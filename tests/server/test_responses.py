@@ -361,6 +361,7 @@ def test_codex_requests(server: Serving) -> None:
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, r"input\[0\].role"),
+        *(({"input": [item]}, r"input\[0\].role") for item in ({}, {"content": "a message without a role"})),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text alone"),
         ({"input": [{"type": "function_call", "name": "a", "call_id": "b"}]}, r"input\[0\].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "b"}]}, r"input\[0\].output"),

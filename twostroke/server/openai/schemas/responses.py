@@ -49,7 +49,7 @@ def _items(value: Any) -> Any:
 def _typed(item: dict[str, Any]) -> dict[str, Any]:
     if item.get("type") is not None:
         return item
-    return {**item, "type": "message" if "role" in item else "item_reference"}
+    return {**item, "type": "item_reference" if "id" in item and "role" not in item else "message"}
 
 
 class ResponsesBody(ReasoningFields, GenerateBody):

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import re
 import signal
 import socket
 import threading
@@ -102,6 +104,47 @@ def test_half_sent_calls_end(sent: bytes, status: int | None, hurried: Serving, 
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"connection: close" in head.lower()
         assert json.loads(body)["error"]["code"] in ("header_timeout", "body_timeout")
+
+
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "statuses"),
+    [
+        ([b"no such thing\r\n\r\n"], [400]),
+        ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"], [400]),  # TLS, where there is none
+        ([POST + b"content-length: many\r\n\r\n{}"], [400]),
+        ([CHUNKED, b"zzz\r\n\r\n"], [400]),  # the call waits for its body
+        ([CHUNKED + b"zzz\r\n\r\n"], [400]),
+        ([CHUNKED + b"2\r\n{}\r\nzzz\r\n\r\n"], [400]),
+        ([HEALTH, None, b"no such thing\r\n\r\n"], [200, 400]),
+        ([HEALTH + b"no such thing\r\n\r\n"], [200, 400]),
+        ([CHUNKED.replace(b"localhost", b"elsewhere"), None, b"zzz\r\n\r\n"], [403]),  # it has been answered
+    ],
+)
+def test_what_is_no_http_is_refused_once(
+    parts: list[bytes | None], statuses: list[int], hurried: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by the call too whose body it is in, without an error in the server's log, and no time limit closes it."""
+    answer = b""
+    with connect(hurried) as sock:
+        for part in parts:
+            if part is None:
+                while b"\r\n\r\n" not in answer:
+                    answer += sock.recv(1 << 16)
+            else:
+                sock.sendall(part)
+        with contextlib.suppress(ConnectionResetError):
+            while piece := sock.recv(1 << 16):
+                answer += piece
+    assert [int(code) for code in re.findall(rb"HTTP/1.1 (\d+)", answer)] == statuses
+    if statuses[-1] == 400:
+        assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+    with hurried.http() as http:
+        assert http.get("/health").status_code == 200
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx: ", POST + b"content-length: 1000000\r\n\r\n"])

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections that do not wait for ever: a client must send the headers of a request in time.
+"""HTTP/1.1 connections that do not wait for ever, and end in order when a client sends what is no HTTP.
 
 uvicorn limits how long a connection may be idle behind a response, and nothing else: it waits without limit for the
 first request, and for the rest of headers that have begun. Bodies are the middleware's to limit, and clients that do
@@ -67,10 +67,40 @@ class _HeaderDeadline(Base):
         self.transport.close()
 
 
+class _MalformedRequest(Base):
+    """Ends a connection on which something else than HTTP came; answers 400 if nothing is being answered.
+
+    uvicorn answers in any case, and the call whose body is malformed then answers too: an error within h11, in the
+    server's log, or bytes in the middle of an answer.
+    """
+
+    _malformed = False
+
+    def send_400_response(self, msg: str) -> None:
+        cycle: Any = self.cycle  # None before the first request
+        if self.transport.is_closing():
+            return
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            self._malformed = True  # it came behind whole calls, which are answered first
+            return
+        if cycle is None or not (cycle.more_body if cycle.response_complete else cycle.response_started):
+            error = ApiError(400, "this is no HTTP/1.1, or the body is not as its headers say", code="invalid_http")
+            self.transport.write(raw_response(error.status, error.body()))
+        if cycle is not None:
+            cycle.disconnected = True  # whoever serves the call learns it now, and what they send is dropped
+            cycle.message_event.set()
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._malformed:
+            self.send_400_response("")
+
+
 def protocol_class(header_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, the quicker one if its parser is installed, with the time limits."""
+    """uvicorn's protocol, the quicker one if its parser is installed, with the time limits and ends in order."""
     kind: Any = H11Protocol
     with contextlib.suppress(ImportError):
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as kind
     limits = {"header_timeout_s": header_timeout_s, "write_timeout_s": write_timeout_s}
-    return type("InTime", (_HeaderDeadline, WriteDeadline, kind), limits)
+    return type("InTime", (_HeaderDeadline, _MalformedRequest, WriteDeadline, kind), limits)

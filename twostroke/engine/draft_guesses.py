@@ -10,9 +10,11 @@ MIN_REST = 64  # tokens that a new answer is thought to have, unless it may have
 class DraftGuesses:
     """Of one choice. A preempted choice asks again, and is told the same."""
 
-    def __init__(self, of_all: AcceptanceByKind, prompt_tokens: int, max_tokens: int | None, salt: bytes) -> None:
-        """`max_tokens`: of its answer; `salt`: of its request."""
-        self.prompt_tokens, self.max_tokens, self.salt = prompt_tokens, max_tokens, salt
+    def __init__(
+        self, of_all: AcceptanceByKind, prompt_tokens: int, max_tokens: int | None, salt: bytes, asked_at: float
+    ) -> None:
+        """`max_tokens`: of its answer; `salt`: of its request; `asked_at`: seconds of all steps until it asks."""
+        self.prompt_tokens, self.max_tokens, self.salt, self.asked_at = prompt_tokens, max_tokens, salt, asked_at
         self.told = list[Guesses]()
         self.given_up = False  # whether no guess is told any more
         self._acceptance = AcceptanceByKind(of_all, FORGET_OWN)

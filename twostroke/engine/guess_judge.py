@@ -27,7 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 ROUND_S = 2e-4  # of the program and the engine, for a round of a draft
 MARGIN = 1.02  # by which guesses must be expected to be quicker
-TRY_SHARE = 0.015  # of the time of all steps, for guesses of which nothing is expected
+TRY_SHARE = 0.015  # of the time in which choices with a draft decode, for guesses of which nothing is expected
 MAX_SALTS = 4096  # of which it is known how lookups fared
 
 
@@ -40,7 +40,8 @@ class GuessJudge:
         self._history = TextHistory()
         self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind(forget=FORGET_OWN)  # a bad draft is dear
         self._lookups_of: dict[bytes, AcceptanceByKind] = {}  # by salt
-        self._since_try = 0.0  # seconds of steps since a draft's guess was tried that was not expected to pay
+        self._seconds = 0.0  # of all steps
+        self._try_seconds = 0.0  # that a draft's guess may cost which is not expected to pay
         self._asked = False  # whether any program has asked for guesses: others' steps do not wait for a judge
 
     # Lookups, of a whole step ---------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class GuessJudge:
 
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """A step of these chunks took so long. Only steps in which each row makes a token are like those judged."""
-        self._since_try += seconds
+        self._seconds += seconds
         models = {chunk.lane.model for chunk in chunks} if self._asked else ()
         if len(models) == 1 and all(len(chunk.tokens) == chunk.logit_rows for chunk in chunks):
             guesses = sum(chunk.logit_rows for chunk in chunks) - len(chunks)
@@ -126,11 +127,13 @@ class GuessJudge:
     def begin(self, prompt_tokens: int, max_tokens: int | None, salt: bytes) -> DraftGuesses:
         """For a choice: `max_tokens` is the most that its answer may have, `salt` that of its request."""
         self._asked = True
-        return DraftGuesses(self._drafts, prompt_tokens, max_tokens, salt)
+        return DraftGuesses(self._drafts, prompt_tokens, max_tokens, salt, self._seconds)
 
     def advise(self, asks: Guess, choice: DraftGuesses, made: int, model: Model, draft: Model) -> Guesses:
         """How many guesses of a draft pay now; `made`: tokens of the answer so far."""
         choice.learn(asks)
+        self._try_seconds += TRY_SHARE * (self._seconds - choice.asked_at) / self._decoding()
+        choice.asked_at = self._seconds
         if choice.given_up:
             return Guesses(0)
         count = self._count(asks, choice, made, model, draft) if asks.judged else asks.most
@@ -173,7 +176,7 @@ class GuessJudge:
 
     def _try(self, seconds: float) -> int:
         """A guess that is not expected to pay, now and then: guesses may have become good. It costs so many seconds."""
-        if seconds > TRY_SHARE * self._since_try:
+        if seconds > self._try_seconds:
             return 0
-        self._since_try = 0.0
+        self._try_seconds = 0.0
         return 1

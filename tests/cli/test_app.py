@@ -103,7 +103,12 @@ def test_what_is_no_size(text: str) -> None:
     ],
 )
 def test_method_options(text: str, pair: tuple[str, object]) -> None:
-    assert parsers.parse_pair(text) == pair
+    assert parsers.parse_pairs([text, "x=1"]) == dict([pair, ("x", 1)])
+
+
+def test_a_parameter_comes_once() -> None:
+    with pytest.raises(typer.BadParameter, match="hand_over is given twice"):
+        parsers.parse_pairs(["hand-over=true", "times=2", "hand_over=true"])
 
 
 def test_output_that_cannot_be_written_is_one_line(native_directory: Path) -> None:

@@ -100,6 +100,7 @@ def test_methods_are_spelled() -> None:
         (("nameindex", "--methods", "ptd"), 1, "there is no method 'ptd'; there are attention-matching, best-of"),
         (("nameindex", "--methods", "ptdo:sink=3"), 1, "no parameter 'sink'"),
         (("nameindex", "--methods", "ptdo:sinks"), 2, "key=value"),
+        (("nameindex", "--methods", "ptdo:sinks=1,sinks=2"), 2, "sinks is given twice"),
         (("nameindex", "--measure", "kl"), 1, "no measure 'kl'"),
         (("nameindex", "--names", 0), 1, "nameindex: names must be an integer from 1 to 10000"),
         (("nameindex", "--budget", 25), 2, "'25' has what is no share from 0 to 1"),

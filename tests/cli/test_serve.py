@@ -375,6 +375,7 @@ def test_several_models_that_cannot_be(tiny: str, tmp_path: Path, run: Callable[
         assert refused.exit_code == 1
         assert message in refused.stderr
     assert "--served-name" in run("serve", tiny, "--also", tiny, "--served-name", "x", "--check-config").stderr
+    assert "model_name" in run("serve", tiny, "--served-name", "", "--check-config").stderr
     assert run("serve", tiny, "--also", "b", "--max-loaded", 0, "--check-config").exit_code != 0
     for given in (("--max-loaded", 3), ("--unload-after", 5)):
         assert f"{given[0]} is for several models" in run("serve", tiny, *given, "--check-config").stderr

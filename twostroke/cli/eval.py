@@ -10,7 +10,7 @@ import typer
 
 from twostroke.cli.method_options import MethodModule, load_method_modules
 from twostroke.cli.options import JsonFlag, ModelOptions, options_of, spread
-from twostroke.cli.parsers import parse_pair, without_password
+from twostroke.cli.parsers import parse_pairs, without_password
 from twostroke.cli.report import note, print_json, print_lines, stderr_console, table_of
 from twostroke.fields import rules
 from twostroke.study.evaluate.options import EvaluationOptions
@@ -75,7 +75,7 @@ class ContenderOptions:
         made, taken = list["Contender"](), False
         for spec in split_methods(self.methods):
             name, _, rest = spec.partition(":")
-            pairs = dict(parse_pair(pair, "--methods") for pair in rest.split(",")) if rest else {}
+            pairs = parse_pairs(rest.split(",") if rest else (), "--methods")
             made += (own := at_budgets(name, shares, length, **pairs))
             taken |= own[0].name != contender(name, **pairs).name
         if shares and not taken:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twostroke.cli.parsers import parse_pair
+from twostroke.cli.parsers import parse_pairs
 
 if TYPE_CHECKING:
     from twostroke.methods import Method
@@ -44,8 +44,8 @@ class MethodOptions:
     method_module: MethodModule = None
 
     def build(self) -> "Method":
-        """Raises BadParameter for a pair that is not key=value, InvalidRequest for an unknown method or parameter."""
-        pairs = dict(parse_pair(pair) for pair in self.method_option or ())
+        """Raises BadParameter for a pair of another form or twice, InvalidRequest for an unknown method or name."""
+        pairs = parse_pairs(self.method_option or ())
         load_method_modules(self.method_module)
         from twostroke.methods import method_of
 

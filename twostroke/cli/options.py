@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from twostroke.cli.config import ConfigOption, source_of
-from twostroke.cli.parsers import exact_size, parse_id, parse_pair, parse_path, parse_remote, parse_size
+from twostroke.cli.parsers import exact_size, parse_id, parse_pairs, parse_path, parse_remote, parse_size
 from twostroke.engine.options import OWN_DRAFTS, LLMOptions
 from twostroke.errors import InvalidRequest
 from twostroke.fields import MAX_INTEGER, Rule, rules
@@ -197,8 +197,8 @@ class SamplingOptions(
         for name, rule in rules(SamplingParams).items():
             if rule.kind is tuple and _singular(name) in fields:
                 fields[name] = tuple(fields.pop(_singular(name)) or ())
-        pairs = [parse_pair(pair, "--logit-bias") for pair in self.logit_bias or ()]
-        fields["logit_bias"] = {parse_id(key): bias for key, bias in pairs}
+        pairs = parse_pairs(self.logit_bias or (), "--logit-bias")
+        fields["logit_bias"] = {parse_id(key): bias for key, bias in pairs.items()}
         return fields
 
     def params(self, **more: Any) -> SamplingParams:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,18 @@ def parse_id(text: str) -> int:
     return int(text)
 
 
-def parse_pair(text: str, option: str = "--method-option") -> tuple[str, Any]:
-    """`key=value`."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint=option)
-    return key.strip().replace("-", "_"), parsed_value(value.strip())
+def parse_pairs(texts: Iterable[str], option: str = "--method-option") -> dict[str, Any]:
+    """`key=value` each. Raises BadParameter for another form, and for a key that comes twice."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise typer.BadParameter(f"{text!r} is not of the form key=value", param_hint=option)
+        name = key.strip().replace("-", "_")
+        if name in pairs:
+            raise typer.BadParameter(f"{name} is given twice", param_hint=option)
+        pairs[name] = parsed_value(value.strip())
+    return pairs
 
 
 def require_file(path: Path) -> None:

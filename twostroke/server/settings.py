@@ -30,7 +30,7 @@ _HOSTS = Rule(
 class Settings(Checked):
     """Checked on construction (InvalidRequest names the field)."""
 
-    model_name: str | None = text(None, help="What clients call the model.")
+    model_name: str | None = text(None, least=1, help="What clients call the model.")
     api_key: str | None = text(
         None, least=1, help="What clients must send as a bearer token; without one, everybody is let in."
     )

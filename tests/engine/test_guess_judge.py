@@ -231,8 +231,8 @@ def test_guesses_that_fail_become_rare_and_never_cease() -> None:
 
 @pytest.mark.parametrize("streams", [1, 4, 32])
 def test_guesses_that_never_stand_take_a_small_share_of_the_time(streams: int) -> None:
-    """However many sequences try, and also where each must be read first."""
-    of, unread = judge(0.1, streams), range(200)
+    """However many sequences try, and also where each must be read first; none where right ones would not pay."""
+    of, unread = judge(0.1, streams, 1), range(200)
     choices, waits, tried, total = [begun(of) for _ in range(streams)], [0] * streams, 0.0, 0.0
     told = [Guesses(0, 1)] * streams
     for step in range(20_000):
@@ -243,10 +243,28 @@ def test_guesses_that_never_stand_take_a_small_share_of_the_time(streams: int) -
                 waits[i] = told[i].max_tokens or 1
                 if step > 100 and told[i].count:
                     assert last.count == 0
-                    tried += 0.004 * 20 + 0.0001
+                    tried += 0.001 * 20 + 0.0001
         steps(of, 0.01)
         total += 0.01
-    assert 0.0 < tried < 0.02 * total
+    assert tried < 0.02 * total
+    assert (tried > 0) == (streams < 32)
+
+
+def test_where_right_guesses_would_not_pay_it_is_seldom_asked() -> None:
+    assert advised(judge(0.1, 32), Guess("draft", most=8)) == Guesses(0, MAX_WAIT)
+    assert advised(judge(0.1), Guess("draft", 8, guessed=9, stood=0), made=1).max_tokens in (None, 1)
+
+
+def test_time_in_which_guesses_pay_is_not_saved_for_tries() -> None:
+    def then(seconds: float) -> list[int]:
+        of = judge(0.1, 1, 1)
+        choice = begun(of)
+        steps(of, seconds)
+        assert advised(of, Guess("draft", 8, guessed=9, stood=9), choice).count > 1
+        return [advised(of, Guess("draft", 8, guessed=9, stood=0), begun(of)).count for _ in range(80)]
+
+    assert then(100) == then(0)
+    assert then(0)[-1] == 0
 
 
 def test_what_a_draft_reads_first_must_pay_within_the_answer() -> None:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from twostroke.engine.acceptance import FORGET_OWN, AcceptanceByKind
-from twostroke.engine.draft_guesses import DraftGuesses
+from twostroke.engine.draft_guesses import MAX_WAIT, DraftGuesses
 from twostroke.engine.guess_prices import GuessPrices
 from twostroke.engine.lookup import LookupGuesses
 from twostroke.engine.lookup_lane import LookupLane
@@ -150,20 +150,31 @@ class GuessJudge:
         if most < 1:
             return 0
         sequences = self._decoding()
-        judging = self._prices.of_step(model, sequences, context)
-        plain, drafting = log(judging(0) * MARGIN ** (-1 / sequences)), self._prices.seconds(draft, 1, 0, context)
+        judging, drafting = self._prices.of_step(model, sequences, context), self._prices.seconds(draft, 1, 0, context)
         reading = max(0.0, self._reading(asks, choice.salt, context, draft) - drafting)
-        best, found, share, tokens = 0.0, 0, 1.0, 1.0
-        for count in range(1, most + 1):
-            share *= rate
-            tokens += share
-            seconds = ROUND_S + judging(count) + count * drafting + reading * tokens / choice.rest(made)
-            gained = log(tokens) - sequences * (log(seconds) - plain)
-            if gained > best:
-                best, found = gained, count
-            elif found or count > 4:  # a row may be dear where instructions for more rows begin
-                break
-        return found or self._try(ROUND_S + judging(1) - judging(0) + drafting + reading)
+        plain = judging(0) * MARGIN ** (-1 / sequences)
+
+        def best(rate: float, reading: float) -> int:
+            """`reading`: its seconds for each token that is still to come."""
+            gain, found, share, tokens = 0.0, 0, 1.0, 1.0
+            for count in range(1, most + 1):
+                share *= rate
+                tokens += share
+                seconds = ROUND_S + judging(count) + count * drafting + reading * tokens
+                gained = log(tokens) - sequences * log(seconds / plain)
+                if gained > gain:
+                    gain, found = gained, count
+                elif found or count > 4:  # a row may be dear where instructions for more rows begin
+                    break
+            return found
+
+        if found := best(rate, reading / choice.rest(made)):
+            self._try_seconds = 0.0  # saved while guesses pay, it would be spent at once when they do not
+            return found
+        if not best(1.0, 0.0):  # right guesses would not pay either
+            choice.wait = MAX_WAIT
+            return 0
+        return self._try(ROUND_S + judging(1) - judging(0) + drafting + reading)
 
     def _reading(self, asks: Guess, salt: bytes, context: int, draft: Model) -> float:
         """Expected seconds until a draft has read what it has not."""

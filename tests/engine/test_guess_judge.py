@@ -66,7 +66,8 @@ class FreeRows(Rows):
 
 
 def judge(row_ms: float, sequences: int = 1, draft_ms: float = 4) -> GuessJudge:
-    return GuessJudge(GuessPrices(lambda: Rows(row_ms, draft_ms)), None, lambda: sequences)  # type: ignore[arg-type]
+    """Which has no time for a first try."""
+    return GuessJudge(GuessPrices(lambda: Rows(row_ms, draft_ms)), None, lambda: sequences, 0.0)  # type: ignore[arg-type]
 
 
 def begun(of: GuessJudge, max_tokens: int | None = None) -> DraftGuesses:
@@ -248,6 +249,12 @@ def test_guesses_that_never_stand_take_a_small_share_of_the_time(streams: int) -
         total += 0.01
     assert tried < 0.02 * total
     assert (tried > 0) == (streams < 32)
+
+
+def test_a_draft_of_which_nothing_is_known_is_tried_once() -> None:
+    of = GuessJudge(GuessPrices(lambda: Rows(0.1, 1)), None, lambda: 1)  # type: ignore[arg-type]
+    dear = Guess("draft", 8, True, range(5000))
+    assert [advised(of, dear, of.begin(5000, 40, b"")).count for _ in range(3)] == [1, 0, 0]
 
 
 def test_where_right_guesses_would_not_pay_it_is_seldom_asked() -> None:

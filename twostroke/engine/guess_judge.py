@@ -28,20 +28,26 @@ Key = TypeVar("Key", bound=Hashable)
 ROUND_S = 2e-4  # of the program and the engine, for a round of a draft
 MARGIN = 1.02  # by which guesses must be expected to be quicker
 TRY_SHARE = 0.015  # of the time in which choices with a draft decode, for guesses of which nothing is expected
+FIRST_TRY_S = 1.0  # for the first such guess: nothing is known of a draft then
 MAX_SALTS = 4096  # of which it is known how lookups fared
 
 
 class GuessJudge:
     """One for an engine: what all choices have read and said, and how guesses of each kind fared."""
 
-    def __init__(self, prices: GuessPrices, budget: PageBudget, decoding: Callable[[], int]) -> None:
-        """`decoding`: how many sequences decode now."""
+    def __init__(
+        self,
+        prices: GuessPrices,
+        budget: PageBudget,
+        decoding: Callable[[], int],  # how many sequences decode now
+        try_seconds: float = FIRST_TRY_S,  # that a first try may cost
+    ) -> None:
         self._prices, self._budget, self._decoding = prices, budget, decoding
         self._history = TextHistory()
         self._lookups, self._drafts = AcceptanceByKind(), AcceptanceByKind(forget=FORGET_OWN)  # a bad draft is dear
         self._lookups_of: dict[bytes, AcceptanceByKind] = {}  # by salt
         self._seconds = 0.0  # of all steps
-        self._try_seconds = 0.0  # that a draft's guess may cost which is not expected to pay
+        self._try_seconds = try_seconds  # that a draft's guess may cost which is not expected to pay
         self._asked = False  # whether any program has asked for guesses: others' steps do not wait for a judge
 
     # Lookups, of a whole step ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ IDLE_S = 0.01
 # Starts of one choice while no token is made and no request ends: a few, where it doubles what it needs, and one for
 # each other choice, which may need its pages.
 MAX_STARTS = 12
-MAX_STEPS = 4000  # until everything has ended, once nobody holds anything any more
+MAX_STEPS = 4000  # until the next request has ended, once nobody holds anything any more
 COSTS = MeasuredCosts(StepPredictor(COST, PRICES), 0.0, 0.0)
 
 
@@ -209,11 +209,11 @@ class PlacementMachine(RuleBasedStateMachine):
             self.end_quarantine()
         while self.futures:
             self.answer()
-        for _ in range(MAX_STEPS):
-            if not self.engine.num_requests:
-                break
+        steps = 0  # since a request ended
+        while left := self.engine.num_requests:
             self._step()
-        assert not self.engine.num_requests, "requests that neither advance nor end"
+            steps = steps + 1 if self.engine.num_requests == left else 0
+            assert steps < MAX_STEPS, "requests that neither advance nor end"
         for request in self.requests:
             assert isinstance(request.error, OutOfPages | ContextLengthExceeded | None)
         while self.held:

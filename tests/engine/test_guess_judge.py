@@ -259,7 +259,8 @@ def test_a_draft_of_which_nothing_is_known_is_tried_once() -> None:
 
 def test_where_right_guesses_would_not_pay_it_is_seldom_asked() -> None:
     assert advised(judge(0.1, 32), Guess("draft", most=8)) == Guesses(0, MAX_WAIT)
-    assert advised(judge(0.1), Guess("draft", 8, guessed=9, stood=0), made=1).max_tokens in (None, 1)
+    of = judge(0.1, 1, 1)
+    assert advised(of, Guess("draft", 8, True, range(2000)), begun(of, 20)) == Guesses(0, 1), "soon, where they would"
 
 
 def test_time_in_which_guesses_pay_is_not_saved_for_tries() -> None:

@@ -157,7 +157,6 @@ class GuessJudge:
             return 0
         sequences = self._decoding()
         judging, drafting = self._prices.of_step(model, sequences, context), self._prices.seconds(draft, 1, 0, context)
-        reading = max(0.0, self._reading(asks, choice.salt, context, draft) - drafting)
         plain = judging(0) * MARGIN ** (-1 / sequences)
 
         def best(rate: float, reading: float) -> int:
@@ -174,12 +173,13 @@ class GuessJudge:
                     break
             return found
 
+        if not best(1.0, 0.0):  # right guesses that need no reading would not pay either
+            choice.wait = MAX_WAIT
+            return 0
+        reading = max(0.0, self._reading(asks, choice.salt, context, draft) - drafting)
         if found := best(rate, reading / choice.rest(made)):
             self._try_seconds = 0.0  # saved while guesses pay, it would be spent at once when they do not
             return found
-        if not best(1.0, 0.0):  # right guesses would not pay either
-            choice.wait = MAX_WAIT
-            return 0
         return self._try(ROUND_S + judging(1) - judging(0) + drafting + reading)
 
     def _reading(self, asks: Guess, salt: bytes, context: int, draft: Model) -> float:

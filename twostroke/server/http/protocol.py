@@ -83,7 +83,7 @@ class _MalformedRequest(Base):
         if cycle is not None and not cycle.more_body and not cycle.response_complete:
             self._malformed = True  # it came behind whole calls, which are answered first
             return
-        if cycle is None or not (cycle.more_body if cycle.response_complete else cycle.response_started):
+        if cycle is None or not (cycle.more_body and cycle.response_started):
             error = ApiError(400, "this is no HTTP/1.1, or the body is not as its headers say", code="invalid_http")
             self.transport.write(raw_response(error.status, error.body()))
         if cycle is not None:

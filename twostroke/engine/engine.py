@@ -339,7 +339,8 @@ class Engine:
         began, requests, flight = self._clock(), self.requests, self.flight
         arrived = requests.collect_arrivals()
         requests.admit(self.config.max_running)
-        self._judge.guess(self._queues.running)
+        if self._judge.asked:
+            self._judge.guess(self._queues.running)
         chunks, failed = self.placement.place(plan(self._queues.running, self.config, self._fits))
         step = ScheduledStep(chunks, self._predicted(chunks), began)
         self.report = StepReport.of(step)

@@ -33,7 +33,11 @@ MAX_SALTS = 4096  # of which it is known how lookups fared
 
 
 class GuessJudge:
-    """One for an engine: what all choices have read and said, and how guesses of each kind fared."""
+    """One for an engine: what all choices have read and said, and how guesses of each kind fared.
+
+    Attributes:
+        asked: whether any program has asked for guesses. Steps of others need no judge.
+    """
 
     def __init__(
         self,
@@ -48,13 +52,13 @@ class GuessJudge:
         self._lookups_of: dict[bytes, AcceptanceByKind] = {}  # by salt
         self._seconds = 0.0  # of all steps
         self._try_seconds = try_seconds  # that a draft's guess may cost which is not expected to pay
-        self._asked = False  # whether any program has asked for guesses: others' steps do not wait for a judge
+        self.asked = False
 
     # Lookups, of a whole step ---------------------------------------------------------------------------------------
 
     def lookup(self, asked: Lookup, salt: bytes) -> LookupGuesses:
         """Guesses for a decode; `salt`: of its request."""
-        self._asked = True
+        self.asked = True
         if salt not in self._lookups_of and len(self._lookups_of) >= MAX_SALTS:
             self._lookups_of.clear()
         of_salt = self._lookups_of.setdefault(salt, AcceptanceByKind(self._lookups))
@@ -62,8 +66,6 @@ class GuessJudge:
 
     def guess(self, running: Iterable[Choice]) -> None:
         """Let lanes guess as many tokens in the next step as pay together."""
-        if not self._asked:
-            return
         offers: defaultdict[Model, dict[LookupLane, Sequence[int]]] = defaultdict(dict)
         decoding: defaultdict[Model, int] = defaultdict(int)
         for choice in running:
@@ -122,7 +124,7 @@ class GuessJudge:
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """A step of these chunks took so long. Only steps in which each row makes a token are like those judged."""
         self._seconds += seconds
-        models = {chunk.lane.model for chunk in chunks} if self._asked else ()
+        models = {chunk.lane.model for chunk in chunks} if self.asked else ()
         if len(models) == 1 and all(len(chunk.tokens) == chunk.logit_rows for chunk in chunks):
             guesses = sum(chunk.logit_rows for chunk in chunks) - len(chunks)
             context = max(int(chunk.slot_mapping.positions[0]) for chunk in chunks)
@@ -132,7 +134,7 @@ class GuessJudge:
 
     def begin(self, prompt_tokens: int, max_tokens: int | None, salt: bytes) -> DraftGuesses:
         """For a choice: `max_tokens` is the most that its answer may have, `salt` that of its request."""
-        self._asked = True
+        self.asked = True
         return DraftGuesses(self._drafts, prompt_tokens, max_tokens, salt, self._seconds)
 
     def advise(self, asks: Guess, choice: DraftGuesses, made: int, model: Model, draft: Model) -> Guesses:

@@ -1,5 +1,5 @@
-"""Benchmarks on a GPU: `python3 -m benchmarks.gpu.NAME --out FILE`, with random weights in the shapes of real models.
+"""Both strokes on a GPU: `python3 -m benchmarks.gpu.strokes --out FILE`, random weights in the shapes of real models.
 
 Random weights take the same time as real ones, except in a mixture of experts, whose router is then nearly uniform.
-Each program prints a table, and writes the raw numbers after every case, so that a run that is cut off keeps them.
+It prints a table, and writes the raw numbers after every case, so that a run that is cut off keeps them.
 """

@@ -11,12 +11,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.card import Card, Ceilings
-from benchmarks.gpu.steps import Part, Stepper
-from twostroke.backends.interface import DrawnTokens, RaggedBatch
+from benchmarks.gpu.weights import RandomWeights
+from twostroke.backends.interface import PAGE, Backend, DrawnTokens, RaggedBatch
+from twostroke.engine.calibration import StepBench
+from twostroke.engine.model import Model
+from twostroke.engine.model_loader import new_pool
+from twostroke.errors import InvalidRequest
+from twostroke.kv.geometry import Geometry
+from twostroke.models.cost import CostModel, SequenceRows
 
 ENOUGH_S = 0.5  # of repeats of one kind
 AHEAD_MS = 100.0  # the most that the host runs ahead of the device
-Step = Sequence[Sequence[Part]]  # the passes of a step; a decode step is one pass, a chunked prefill several
+FINITE = 64  # bytes below it make finite scales of codes
+Step = Sequence[Sequence[SequenceRows]]  # the passes of a step; a decode step is one, a chunked prefill several
 
 DEFINITIONS = {
     "step_ms": "median wall time of a step, or of a whole prefill, until its tokens are read",
@@ -32,14 +39,26 @@ DEFINITIONS = {
 }
 
 
+def random_model(backend: Backend, weights: RandomWeights, page_size: int) -> Model:
+    """A model of random weights with a pool of one page: its steps are timed over other memory (`StepBench`)."""
+    config, matrices = weights.config, weights.matrices()
+    if (reason := backend.unsupported(config, matrices, page_size)) is not None:
+        raise InvalidRequest(f"the {backend.name} backend cannot run this: {reason}")
+    geometry = Geometry.of(config, backend.kv_dtype, tokenizer="")
+    cost = CostModel(config, {name: backend.weight_bytes(one) for name, one in matrices.items()}, geometry.entry_bytes)
+    pool = new_pool(geometry, 1, page_size, backend)
+    tokenizer: Any = None  # nothing is read or written as text
+    return Model(config.architecture, "", backend, backend.compile(config, weights), tokenizer, pool, None, cost)
+
+
 class Runs:
     """Steps that are prepared, and launched in turn: what is timed is the backend, not the making of batches."""
 
-    def __init__(self, stepper: Stepper, steps: Sequence[Step], follows: bool) -> None:
+    def __init__(self, bench: StepBench, steps: Sequence[Step], follows: bool) -> None:
         """`follows`: whether a step can take the tokens of the one before, of as many sequences."""
-        self.stepper, self.steps, self.follows = stepper, steps, follows
-        self.draws = stepper.draws(max(len(parts) for step in steps for parts in step))
-        self.fresh = [[stepper.batch(parts) for parts in step] for step in steps]
+        self.bench, self.steps, self.follows = bench, steps, follows
+        places = np.random.default_rng(0).permutation(bench.snapshots)  # pages lie anywhere, as in service
+        self.fresh = [[scattered(bench.batch(rows), places) for rows in step] for step in steps]
         self.following = [[following(batch) for batch in step] for step in self.fresh if follows]
         self._number = 0
 
@@ -49,8 +68,7 @@ class Runs:
         batches = self.following if follows else self.fresh
         made: DrawnTokens | None = None
         for batch in batches[self._number % len(batches)]:
-            draws = self.draws[: len(batch.wanted)]
-            made = self.stepper.launch(batch, draws, drawn if follows else None)
+            made = self.bench.launch(replace(batch, drawn=drawn if follows else None, scratch={}))
         self._number += 1
         assert made is not None
         return made
@@ -60,8 +78,28 @@ class Runs:
         self.launch().read()
 
     def work(self) -> list[tuple[float, float]]:
-        """(bytes, FLOPs) of each pass of the middle step."""
-        return [self.stepper.work(parts) for parts in self.steps[len(self.steps) // 2]]
+        """(bytes of weights and KV that it reads, FLOPs) of each pass of the middle step."""
+        each = [self.bench.model.cost.work(rows) for rows in self.steps[len(self.steps) // 2]]
+        return [
+            (one.weight_bytes + one.kv_bytes, one.linear_flops + one.attention_flops + one.head_flops) for one in each
+        ]
+
+
+def fill(bench: StepBench) -> None:
+    """Random entries in all of its memory: attention over zeros would be a special case."""
+    for storage in bench.memory.storages:
+        if isinstance(storage, np.ndarray):
+            storage[:] = np.random.default_rng(0).standard_normal(storage.shape, np.float32).astype(storage.dtype)
+        elif storage.is_floating_point():
+            storage.normal_()
+        else:
+            storage.random_(0, FINITE)
+
+
+def scattered(batch: RaggedBatch[np.ndarray], places: np.ndarray) -> RaggedBatch[np.ndarray]:
+    """The same step over pages in other frames."""
+    tables = [np.concatenate([one[:, :PAGE], places[one[:, PAGE:]]], 1, dtype=np.int32) for one in batch.tables]
+    return replace(batch, pages=places[batch.pages], tables=tables)
 
 
 def following(batch: RaggedBatch[np.ndarray]) -> RaggedBatch[np.ndarray]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from twostroke.backends.hidden_inputs import HiddenInputs
-from twostroke.backends.interface import RaggedBatch, StateStep
+from twostroke.backends.interface import DrawnTokens, RaggedBatch, StateStep
 from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
 from twostroke.models.cost import SequenceRows
@@ -89,18 +89,22 @@ class StepBench:
         self.seconds([SequenceRows(1)])  # the first step of a process also allocates
 
     def seconds(self, step: Sequence[SequenceRows]) -> float:
-        batch = self._batch(step)
+        batch = self.batch(step)
         began = time.perf_counter()
-        rows = self.model.compiled.forward(batch, self.memory).logits
-        draws = [Draw(GREEDY, NO_NOISE, 0, NO_TOKENS, ()) for _ in range(len(rows))]
-        self.model.compiled.sample([rows[i : i + 1] for i in range(len(rows))], draws).read()
+        self.launch(batch).read()
         self.memory.storages[0][0, 0, 0, 0, 0, 0].item()  # wait for an asynchronous device
         return time.perf_counter() - began
 
     def quickest(self, step: Sequence[SequenceRows]) -> float:
         return min(self.seconds(step) for _ in range(2))
 
-    def _batch(self, step: Sequence[SequenceRows]) -> RaggedBatch[np.ndarray]:
+    def launch(self, batch: RaggedBatch[np.ndarray]) -> DrawnTokens:
+        """A pass and its sampling, as the engine calls them; the tokens are not read."""
+        rows = self.model.compiled.forward(batch, self.memory).logits
+        draws = [Draw(GREEDY, NO_NOISE, 0, NO_TOKENS, ()) for _ in range(len(rows))]
+        return self.model.compiled.sample([rows[i : i + 1] for i in range(len(rows))], draws)
+
+    def batch(self, step: Sequence[SequenceRows]) -> RaggedBatch[np.ndarray]:
         """Each sequence has pages of its own, as in service: entries that are read twice would be in the cache."""
         positions = np.concatenate([np.arange(rows.context, rows.context + rows.count) for rows in step])
         ends = np.cumsum([0, *(rows.count for rows in step)])

@@ -12,7 +12,7 @@ The way of a call that generates text, and the words for it:
 A route (openai/routes) reads a body and calls `generate` (generate.py), which leads it along this way:
 
     active_call = engine.reserve_call(...)  ->  prepared = prepare()  ->  engine.submit(active_call, prepared.requests)
-                ->  active_call.updates()  ->  answer  ->  JSON or an EventStream (http/responses.py)
+                ->  active_call.updates()  ->  answer  ->  JSON or a stream of events (http/responses.py)
 
 `AsyncEngine` (async_engine.py) is the engine as the event loop sees it; `EngineThread` runs its steps.
 

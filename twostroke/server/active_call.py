@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Self
 
 from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
@@ -38,6 +39,12 @@ class ActiveCall:
         self._reports: asyncio.Queue[Update | ApiError] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start(self, engine: ServedEngine, requests: list[Request], timeout_s: float | None) -> None:
         """Hand the requests to the engine; their deadline is `timeout_s` seconds from now."""

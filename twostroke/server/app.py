@@ -27,6 +27,7 @@ from twostroke.server.http.middleware import CallMiddleware, Validator
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.request_target import AbsoluteTargets
+from twostroke.server.http.responses import ClientDisconnected, gone
 from twostroke.server.llamacpp import embedding, status
 from twostroke.server.llamacpp import generate as llamacpp
 from twostroke.server.observability.metrics import Metrics, ServerMetrics
@@ -130,6 +131,7 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every error in the form of the API that was called. `app.state.paths` knows which paths there are."""
+    app.add_exception_handler(ClientDisconnected, gone)
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _error_response)
 

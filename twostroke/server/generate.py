@@ -2,21 +2,23 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from twostroke.engine.engine_thread import Update
+from twostroke.engine.request import Request
 from twostroke.server.active_call import ActiveCall, CallOptions
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.engine_requests import Prepared
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import (
-    CLIENT_CLOSED_REQUEST,
-    ClientDisconnected,
-    EventStream,
+    StreamedResponse,
+    all_of,
+    answer_stream,
     cancel_on_disconnect,
     json_response,
 )
@@ -29,7 +31,7 @@ P = TypeVar("P", bound=Prepared)
 async def generate(
     http: HttpRequest, options: CallOptions, prepare: Callable[[], P], answer_for: Callable[[P, ActiveCall], Answer]
 ) -> Response:
-    """Generate and answer. If the client disconnects, everything is cancelled at once.
+    """Generate and answer. If the client disconnects, everything is cancelled at once (ClientDisconnected).
 
     Args:
         http: the call.
@@ -41,9 +43,8 @@ async def generate(
     """
     engine: AsyncEngine = http.app.state.engine
     log, arrival = call_log(http.scope), time.perf_counter()
-    active_call = engine.reserve_call(options.choices)
-    streaming = False
-    try:
+    with ExitStack() as ends:
+        active_call = ends.enter_context(engine.reserve_call(options.choices))
         prepared = await cancel_on_disconnect(http.receive, engine.run_in_thread(prepare))
         log.warn(prepared.warnings)
         log.leave_out(prepared.left_out)
@@ -62,13 +63,17 @@ async def generate(
             await cancel_on_disconnect(http.receive, _collect(answer, updates))
             return json_response(answer.whole(log.answer_fields))
         first = await cancel_on_disconnect(http.receive, anext(updates))
-        streaming = True
-        return EventStream(answer, first, updates, active_call)
-    except ClientDisconnected:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    finally:
-        if not streaming:
-            active_call.close()
+        ends.pop_all()  # the stream closes the call
+        chunks = answer_stream(answer, first, updates, log.answer_fields)
+        return StreamedResponse(chunks, answer.media_type, active_call.close)
+
+
+async def run_request(http: HttpRequest, active_call: ActiveCall, request: Request) -> Any:
+    """The result of a request that makes no answer. Raises ApiError or ClientDisconnected."""
+    engine: AsyncEngine = http.app.state.engine
+    engine.submit(active_call, [request], None)
+    await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
+    return request.result
 
 
 async def _collect(answer: Answer, updates: AsyncIterator[tuple[int, Update]]) -> None:

@@ -18,29 +18,25 @@ from twostroke.server.contexts.held_kv import HeldKV, holding
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.engine_requests import check_length, check_size
 from twostroke.server.errors import ApiError
+from twostroke.server.generate import run_request
 from twostroke.server.http.call_log import call_log
-from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, all_of, cancel_on_disconnect
+from twostroke.server.http.responses import cancel_on_disconnect
 from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.tenants.tenant import current_tenant, tenant_call
 
 
 async def find_context(http: HttpRequest, name: str) -> Context:
-    """The context of this name. One of before a restart gets its KV. Raises ApiError."""
+    """The context of this name. One of before a restart gets its KV. Raises ApiError or ClientDisconnected."""
     engine: AsyncEngine = http.app.state.engine
     contexts: Contexts = http.app.state.contexts
     engine.require_engine_process()
     context = contexts.get(name)
     if context.kv is not None:
         return context
-    active_call = engine.reserve_call(1)
-    try:
+    with engine.reserve_call(1) as active_call:
         request = await _request(http, context.body, contexts.held(context.parent))
         kv = await _compute(http, active_call, request, 0)
-    except ClientDisconnected:
-        raise ApiError(CLIENT_CLOSED_REQUEST, "the client has disconnected") from None
-    finally:
-        active_call.close()
     contexts.put(replace(contexts.get(name), held=kv))
     return contexts.get(name)
 
@@ -55,8 +51,7 @@ async def hold(
     engine: AsyncEngine = http.app.state.engine
     contexts: Contexts = http.app.state.contexts
     name = body.name or f"ctx_{secrets.token_hex(12)}"
-    active_call = engine.reserve_call(1)
-    try:
+    with engine.reserve_call(1) as active_call:
         request = await _request(http, body, parent)
         log = call_log(http.scope)
         if not log.requests:  # the tokens of an answer that is kept were taken for the answer
@@ -72,8 +67,6 @@ async def hold(
             made = Context(name, body, request.prompt_tokens, kv, body_bytes, now, now, above, answer, owner)
             context = contexts.known(name, body) or made  # another call may have put the same context meanwhile
             context = context if context.kv is not None else replace(context, held=kv)
-    finally:
-        active_call.close()
     context = replace(context, expires=time.time() + ttl)
     contexts.put(context)
     return context
@@ -121,8 +114,7 @@ async def _compute(http: HttpRequest, active_call: ActiveCall, request: Request,
         raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
 
     with contexts.room(request.prompt_tokens // pool.page_size * pool.page_bytes + body_bytes):
-        engine.submit(active_call, [request], None)
-        await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
-    if request.result is None:
+        kv: HeldKV | None = await run_request(http, active_call, request)
+    if kv is None:
         raise ApiError(413, "there is no memory left for the context: delete others", code="contexts_full")
-    return request.result
+    return kv

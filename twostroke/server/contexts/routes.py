@@ -19,7 +19,7 @@ from twostroke.server.contexts.hold import find_context, hold
 from twostroke.server.contexts.schemas import ContextBody, ForkBody, LifeBody
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.http.call_log import call_log
-from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, json_response
+from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import unused_variables
 
@@ -57,10 +57,7 @@ async def set_life(name: str, body: LifeBody, http: HttpRequest, engine: Current
 async def _answer(
     http: HttpRequest, body: ContextBody, ttl: float, parent: Context | None = None, answer: tuple[int, ...] = ()
 ) -> Response:
-    try:
-        context = await hold(http, body, ttl, parent, answer)
-    except ClientDisconnected:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    context = await hold(http, body, ttl, parent, answer)
     return json_response((await descriptions(http, [context]))[0] | call_log(http.scope).answer_fields)
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from twostroke.engine.engine_thread import Update
-from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.errors import ApiError, to_api_error
 from twostroke.server.http.call_log import call_log
@@ -56,76 +54,68 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class StreamedResponse(Response, ABC):
+async def gone(_: object, __: Exception) -> Response:
+    """The response for a call whose client has disconnected."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class StreamedResponse(Response):
     """A body that is sent in pieces as they come, until there are no more or the client goes."""
 
-    def __init__(self, media_type: str) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes], media_type: str, close: Callable[[], None] = lambda: None
+    ) -> None:
+        """`close` is called at the end, however it comes."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
         # The base class has set the length of its empty body; a stream's length is not known.
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-
-    @abstractmethod
-    def chunks(self) -> AsyncGenerator[bytes]:
-        """The pieces."""
+        self._chunks, self._close = chunks, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await cancel_on_disconnect(receive, self._send(send))
         except ClientDisconnected:
             call_log(scope).client = "gone"
+        finally:
+            self._close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(self.chunks()) as chunks:
-            async for data in chunks:
+        async with aclosing(self._chunks):
+            async for data in self._chunks:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class EventStream(StreamedResponse):
-    """An answer as a stream of events, until it is complete, something fails, or the client goes."""
+async def answer_stream(
+    answer: Answer, first: tuple[int, Update], rest: AsyncIterator[tuple[int, Update]], told: dict[str, Any]
+) -> AsyncGenerator[bytes]:
+    """An answer as events, one piece for each update with all of its events, until it is complete or something fails.
 
-    def __init__(
-        self,
-        answer: Answer,
-        first: tuple[int, Update],
-        rest: AsyncIterator[tuple[int, Update]],
-        active_call: ActiveCall,
-    ) -> None:
-        super().__init__(answer.media_type)
-        self._answer, self._first, self._rest, self._active_call = answer, first, rest, active_call
-        self._told: dict[str, Any] = {}  # fields that the first event has in addition
+    `told`: fields that the first event has in addition.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._told = call_log(scope).answer_fields
-            await super().__call__(scope, receive, send)
-        finally:
-            self._active_call.close()
+    def joined(events: Iterable[dict[str, Any]]) -> bytes:
+        nonlocal told
+        data = b""
+        for event in events:
+            data += answer.encode({**event, **told} if told else event)
+            told = {}
+        return data
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """One piece of data for each update, with all of its events."""
-        answer = self._answer
-        try:
-            yield self._join(answer.opening()) + self._tokens(*self._first)
-            async for prompt, update in self._rest:
-                if data := self._tokens(prompt, update):
-                    yield data
-            await answer.finish()
-            yield self._join(answer.closing())
-        except Exception as error:
-            if not isinstance(error, ApiError):
-                log.exception("a stream failed")
-            yield answer.encode(answer.error_event(to_api_error(error)))
-        if answer.done_marker:
-            yield b"data: [DONE]\n\n"
+    def of_update(prompt: int, update: Update) -> bytes:
+        return b"".join(joined(answer.events(prompt, token)) for token in update.tokens)
 
-    def _tokens(self, prompt: int, update: Update) -> bytes:
-        return b"".join(self._join(self._answer.events(prompt, token)) for token in update.tokens)
-
-    def _join(self, events: Iterable[dict[str, Any]]) -> bytes:
-        return b"".join(self._encode(event) for event in events)
-
-    def _encode(self, event: dict[str, Any]) -> bytes:
-        more, self._told = self._told, {}
-        return self._answer.encode({**event, **more} if more else event)
+    try:
+        yield joined(answer.opening()) + of_update(*first)
+        async for prompt, update in rest:
+            if data := of_update(prompt, update):
+                yield data
+        await answer.finish()
+        yield joined(answer.closing())
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            log.exception("a stream failed")
+        yield answer.encode(answer.error_event(to_api_error(error)))
+    if answer.done_marker:
+        yield b"data: [DONE]\n\n"

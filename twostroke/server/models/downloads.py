@@ -18,7 +18,6 @@ from twostroke.models.checkpoints.catalog import CATALOG, CatalogEntry
 from twostroke.models.checkpoints.fetch import model_path, remove
 from twostroke.models.checkpoints.progress import POLL_SECONDS, Progress
 from twostroke.server.errors import ApiError, ShuttingDown
-from twostroke.server.http.responses import StreamedResponse
 from twostroke.server.models.served_model import ServedModel
 from twostroke.server.models.served_models import ServedModels
 from twostroke.server.models.source import ModelSource
@@ -48,6 +47,14 @@ class ModelDownload:
             self.status = {"status": f"pulling {digest[:12]}", **size}
         else:
             self.status = {"status": "verifying sha256 digest" if stage in ("joining", "checking") else stage}
+
+    async def lines(self) -> AsyncGenerator[bytes]:
+        """Its status as lines of JSON, until the model is there. A client that leaves does not stop it."""
+        try:
+            async for status in self.updates():
+                yield to_json(status) + b"\n"
+        except ApiError as error:
+            yield to_json({"error": error.message}) + b"\n"
 
     async def updates(self) -> AsyncGenerator[dict[str, Any]]:
         """Its status whenever there is news, until the model can be asked for. Raises ApiError if it does not come."""
@@ -131,19 +138,3 @@ class ModelDownloads:
         if others := [one.name for one in self._models.all.values() if one is not model and one.source.path == path]:
             raise ApiError(409, f"{model.name} has the file of {others[0]}, which is served too", param="model")
         return entry
-
-
-class DownloadStream(StreamedResponse):
-    """How far a download is, as lines of JSON, until the model is there. A client that leaves does not stop it."""
-
-    def __init__(self, download: ModelDownload) -> None:
-        super().__init__("application/x-ndjson")
-        self._download = download
-
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """A line for each news."""
-        try:
-            async for status in self._download.updates():
-                yield to_json(status) + b"\n"
-        except ApiError as error:
-            yield to_json({"error": error.message}) + b"\n"

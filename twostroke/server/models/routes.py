@@ -7,14 +7,8 @@ from fastapi import APIRouter, Depends, Response
 from fastapi import Request as HttpRequest
 
 from twostroke.server import admin
-from twostroke.server.http.responses import (
-    CLIENT_CLOSED_REQUEST,
-    ClientDisconnected,
-    all_of,
-    cancel_on_disconnect,
-    json_response,
-)
-from twostroke.server.models.downloads import DownloadStream, ModelDownloads
+from twostroke.server.http.responses import StreamedResponse, all_of, cancel_on_disconnect, json_response
+from twostroke.server.models.downloads import ModelDownloads
 from twostroke.server.models.metrics import ModelsCollector
 from twostroke.server.models.served_model import ServedModel
 from twostroke.server.models.served_models import ServedModels
@@ -90,11 +84,8 @@ async def pull(body: NamedBody, http: HttpRequest) -> Response:
     downloads: ModelDownloads = http.app.state.downloads
     if (download := downloads.pull(body.model)) is not None:
         if body.stream:
-            return DownloadStream(download)
-        try:
-            await cancel_on_disconnect(http.receive, all_of(download.updates()))
-        except ClientDisconnected:  # the download goes on
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return StreamedResponse(download.lines(), "application/x-ndjson")
+        await cancel_on_disconnect(http.receive, all_of(download.updates()))  # it goes on without the client
     return json_response({"status": "success"})
 
 

@@ -13,14 +13,9 @@ from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length, choose_method
+from twostroke.server.generate import run_request
 from twostroke.server.http.call_log import call_log
-from twostroke.server.http.responses import (
-    CLIENT_CLOSED_REQUEST,
-    ClientDisconnected,
-    all_of,
-    cancel_on_disconnect,
-    json_response,
-)
+from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, whole_number
 from twostroke.server.tenants.tenant import tenant_call
@@ -54,19 +49,12 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
     if body.head is not None:
         check_index("head", body.head, config.num_heads)
     check_length(engine.llm, len(body.tokens) - 1 if body.position is None else body.position)
-    active_call = engine.reserve_call(1)
-    try:
+    with engine.reserve_call(1) as active_call:
         request = await engine.run_in_thread(lambda: attention_request(engine.llm, body.tokens, body.position))
         tenant_call.get().reserve([request], engine.llm.max_model_len)
         call_log(http.scope).requests = [request]
-        engine.submit(active_call, [request], None)
-        await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
-        made: Prefilled = request.result
+        made: Prefilled = await run_request(http, active_call, request)
         found: TokenAttention = await engine.beside_steps(partial(_attention_of, kv=made.kv, queries=made.queries))
-    except ClientDisconnected:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    finally:
-        active_call.close()
     tokenizer = engine.llm.tokenizer
     facts = {
         "tokens": found.tokens,

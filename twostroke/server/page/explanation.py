@@ -14,7 +14,7 @@ from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.async_engine import CurrentEngine
 from twostroke.server.engine_requests import check_length, choose_method
-from twostroke.server.http.responses import CLIENT_CLOSED_REQUEST, ClientDisconnected, cancel_on_disconnect
+from twostroke.server.http.responses import cancel_on_disconnect
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId
 from twostroke.server.tenants.tenant import tenant_call
@@ -47,8 +47,7 @@ async def explain_answer(body: ExplainBody, http: HttpRequest, engine: CurrentEn
     llm, answer = engine.llm, body.answer[:MAX_ANSWER]
     check_length(llm, len(body.tokens) + len(answer) - 1)
     llm.encode([*body.tokens, *answer])  # ids outside of the vocabulary
-    active_call = engine.reserve_call(1)
-    try:
+    with engine.reserve_call(1):
         call = tenant_call.get()
         call.spend(2 * (len(body.tokens) + len(answer)))  # they are computed twice
         predictor: StepPredictor | None = getattr(http.app.state, "predictor", None)
@@ -58,10 +57,6 @@ async def explain_answer(body: ExplainBody, http: HttpRequest, engine: CurrentEn
         options = ExplainOptions(naive=0, predictor=predictor, cache_salt=call.tenant.salt(None))
         work = partial(_page, title=body.title, tokens=body.tokens, options=options, answer=answer)
         text: bytes = await cancel_on_disconnect(http.receive, engine.beside_steps(work))
-    except ClientDisconnected:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    finally:
-        active_call.close()
     headers = {"content-disposition": 'attachment; filename="explanation.html"', "x-content-type-options": "nosniff"}
     return Response(text, headers=headers, media_type="text/html; charset=utf-8")
 

@@ -8,7 +8,6 @@ only to this server, is shown in no other page's frame, and never makes markup o
 import dataclasses
 import gzip
 import hashlib
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,18 +121,7 @@ async def watch(
         raise ApiError(404, f"there is no replica {replica}: there are {len(feeds)}, from 0 on", param="replica")
     if (failure := engine.parts[replica].failure) is not None:
         raise to_api_error(failure)
-    return FeedResponse(feeds[replica])
-
-
-class FeedResponse(StreamedResponse):
-    """The response of `/watch`: the feed's messages until the client leaves."""
-
-    def __init__(self, feed: EngineFeed) -> None:
-        super().__init__("text/event-stream")
-        self._feed = feed
-
-    def chunks(self) -> AsyncGenerator[bytes]:
-        return self._feed.messages()
+    return StreamedResponse(feeds[replica].messages(), "text/event-stream")
 
 
 def _runs(engine: AsyncEngine, technique: Method) -> bool:

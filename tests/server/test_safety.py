@@ -29,9 +29,9 @@ from twostroke.server.body_validation.supervisor import BodyValidator
 from twostroke.server.http import middleware
 from twostroke.server.http.loading import LoadingResponder
 from twostroke.server.http.middleware import CallMiddleware
+from twostroke.server.listener import listen
 from twostroke.server.openai.routes import generate, tokens
 from twostroke.server.settings import Settings
-from twostroke.server.sockets import listen
 
 OpenTiny = Callable[..., LLM]
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

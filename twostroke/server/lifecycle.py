@@ -18,9 +18,9 @@ from twostroke.api.llm import LLM
 from twostroke.engine.memory_budget import MemoryBudget
 from twostroke.server.app import DEFAULT_CONTEXT_BYTES, create_app
 from twostroke.server.http.protocol import protocol_class
+from twostroke.server.listener import MAX_PENDING_CONNECTIONS
 from twostroke.server.served_engine import ServedEngine
 from twostroke.server.settings import Settings
-from twostroke.server.sockets import MAX_PENDING_CONNECTIONS
 from twostroke.system.service_manager import notify
 
 FAILURE_GRACE_S = 3  # /health is still answered this long after the engine has failed

@@ -12,7 +12,7 @@ from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.engine.forecast import Forecast
 from twostroke.kv.tiers.tiers import Tiers
-from twostroke.server.observability.tier_metrics import REASONS
+from twostroke.server.observability.collectors import TIER_REASONS
 
 MESSAGES: Any = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 4}]
 PROMPT = [7, 8, 9, 10] * 12 + [5, 6]
@@ -128,7 +128,7 @@ def test_metrics_of_a_disk(open_over: Callable[..., LLM]) -> None:
     assert seen["tier_limit_bytes:host"] == 8 << 20
     assert seen["tier_used_bytes:host"] == seen["tier_waiting_bytes:disk"] == 0
     assert seen["tier_answering:disk"] == 1
-    assert {seen[f"tier_skipped_pages_total:{reason}:disk"] for reason in REASONS} == {0}
+    assert {seen[f"tier_skipped_pages_total:{reason}:disk"] for reason in TIER_REASONS} == {0}
     assert [seen[f"cached_tokens_total:{tier}"] for tier in NOTHING] == [0, 0, 16 * whole, 0]
 
 

@@ -4,26 +4,23 @@ Each number has one place here. `vllm_names.py` gives the same numbers under vLL
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from fastapi import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from twostroke import errors
 from twostroke.api.llm import LLM
-from twostroke.engine.engine import Engine
 from twostroke.engine.request import Request
 from twostroke.engine.step import StepReport
 from twostroke.kv.pages import TIERS
-from twostroke.kv.states import num_snapshots
+from twostroke.server.observability.collectors import TenantCollector, engine_families
 from twostroke.server.observability.outcome import FINISH_REASONS, OUTCOMES, finish_reasons, outcome
-from twostroke.server.observability.tenant_metrics import TenantCollector
-from twostroke.server.observability.tier_metrics import TierCollector
 from twostroke.server.observability.vllm_names import VllmNames
 from twostroke.server.tenants.api_keys import ApiKeys
 
@@ -114,63 +111,6 @@ REQUEST_HISTOGRAMS = (
     ),
     RequestHistogram("request_choices", "Choices of each prompt", CHOICES, lambda request: [request.params.n]),
 )
-
-
-class EngineCollector(Collector):
-    """Reads the engine when it is scraped. It reads single numbers, so any thread may do it."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-
-    def collect(self) -> Iterator[Metric]:
-        engine: Engine = self._llm.engine
-        pool, index, memory = self._llm.pool, self._llm.model.index, self._llm.memory
-        cached = engine.cached_pages(pool)
-        # Pages that only a prefix index holds can be freed for any request, and vLLM counts them as free.
-        used = max(0, pool.num_used - cached)
-        pages = {"used": used, "cached": cached, "free": pool.num_free}
-        told = "KV pages: free, in the prefix index (cached), or held by requests alone (used)"
-        yield _gauges("kv_pages", told, "state", pages)
-        choices = {"running": engine.num_running, "waiting": engine.num_waiting, "arriving": engine.num_arriving}
-        yield _gauges("requests", "Choices (n per prompt) in the engine", "state", choices)
-        yield _gauge("kv_usage_ratio", "KV pages held by requests / all pages", used / pool.num_pages)
-        yield _gauges("memory_planned_bytes", "What was added up at start, by what it is for", "part", memory.parts)
-        yield _gauge("memory_limit_bytes", "What the process could still take at start", memory.limit_bytes)
-        queried, hit = (0, 0) if index is None else (index.queried_tokens, index.hit_tokens)
-        yield _counter("prefix_tokens_queried", "Prompt tokens looked up in the prefix index", queried)
-        yield _counter("prefix_tokens_hit", "Prompt tokens found in the prefix index", hit)
-        told = "Prompt tokens in the prefix index that no hit had: a window or a snapshot of states was missing"
-        yield _counter("prefix_tokens_unusable", told, 0 if index is None else index.unusable_tokens)
-        snapshots = num_snapshots(pool)
-        yield _gauge("kv_snapshots", "Snapshots of states of recurrent layers in the pool", snapshots)
-        size = snapshots * pool.snapshot_pages * pool.page_bytes
-        yield _gauge("kv_snapshot_bytes", "Bytes of the pages of these snapshots", size)
-        evicted = 0 if index is None else index.evicted_snapshots
-        yield _counter("kv_snapshots_evicted", "Snapshots that left the prefix index to make room", evicted)
-        yield _counter("preemptions", "Choices that gave up their pages and started again", engine.preemptions)
-        told = "Tokens computed again of values that were cut back to where windows or snapshots were given back"
-        yield _counter("window_recomputed_tokens", told, pool.recomputed_tokens)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"twostroke_{name}", text, value=value)
-
-
-def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    made = GaugeMetricFamily(f"twostroke_{name}", text, labels=[label])
-    for key, value in values.items():
-        made.add_metric([key], value)
-    return made
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"twostroke_{name}", text, value=value)
-
-
-def engine_families(llm: LLM) -> list[Metric]:
-    """What is read where the engine is."""
-    collectors = (EngineCollector(llm), TierCollector(llm), ProcessCollector("twostroke_engine", registry=None))
-    return [family for one in collectors for family in one.collect()]
 
 
 def join_families(joined: dict[str, Metric], families: Iterable[Metric], labels: Mapping[str, str]) -> None:

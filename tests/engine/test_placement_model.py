@@ -23,7 +23,7 @@ from twostroke.engine.strokes import Await, Decode, Prefill, Program
 from twostroke.errors import ContextLengthExceeded, OutOfPages
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.roofline.model_spec import spec_of_config
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.step_costs import MeasuredCosts
@@ -82,7 +82,7 @@ class PlacementMachine(RuleBasedStateMachine):
     )
     def open(self, index: str, asynchronous: bool, budget: int, running: int) -> None:
         config = SchedulerConfig(budget, running)
-        setup = EngineSetup(spec_of_config("tiny", CONFIG), COSTS, PAGES, PAGE, index, asynchronous, config)
+        setup = EngineSetup(ModelSpec("tiny", CONFIG), COSTS, PAGES, PAGE, index, asynchronous, config)
         self.clock = VirtualClock(0.0)
         self.engine = setup.open(self.clock)
         self.model = self.engine.models[self.engine.default]

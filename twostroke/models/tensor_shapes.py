@@ -19,7 +19,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["join.projection"] = (config.hidden_size, 2 * config.hidden_size)
         shapes |= dict.fromkeys(JOIN_NORMS, (config.hidden_size,))
     for i, layer in enumerate(config.layers):
-        own = _layer_shapes(layer, config.hidden_size) | _input_shapes(size, config.hidden_size)
+        own = layer_shapes(layer, config.hidden_size, size)
         shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
     shapes["norm"] = (config.hidden_size,)
     if not config.tied:
@@ -27,7 +27,8 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
+def layer_shapes(layer: Layer, hidden: int, inputs: int = 0) -> dict[str, tuple[int, ...]]:
+    """The same of one layer, which gets so many `inputs` of each token; names are without its index."""
     mixer, feed_forward = layer.mixer, layer.feed_forward
     shapes: dict[str, tuple[int, ...]] = {
         **({"attn_norm": (hidden,)} if "attn_norm" in layer.norms else {}),
@@ -58,7 +59,7 @@ def _layer_shapes(layer: Layer, hidden: int) -> dict[str, tuple[int, ...]]:
         shapes["scale"] = (1,)
     if layer.post_norms:
         shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
-    return shapes
+    return shapes | _input_shapes(inputs, hidden)
 
 
 def _attention_shapes(attention: Attention, hidden: int) -> dict[str, tuple[int, ...]]:

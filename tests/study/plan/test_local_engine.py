@@ -28,7 +28,7 @@ from twostroke.methods import method as method_of
 from twostroke.models.checkpoints.resolve import open_checkpoint
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.plan.local_engine import engine_memory
-from twostroke.study.roofline.model_spec import spec_of_config
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.named_models import find_model
 from twostroke.study.roofline.weight_formats import stored_format
 from twostroke.study.simulate.engine_setup import kv_geometry
@@ -71,7 +71,7 @@ def test_predicted_is_allocated(
     """Native: packed matrices, vectors, and pages of bfloat16, or of codes with scales, which the plan counts too."""
     told = engine_memory(open_checkpoint(str(tiny_directory(family))), weights, kv_dtype=kv_dtype)
     llm = tiny_llm(family, weights=weights, kv_dtype=kv_dtype, kv_bytes=told.pool(3, 100))
-    model = spec_of_config("tiny", llm.config).with_kv_bits({"int8": 8, "k8v4": 6}.get(kv_dtype, 16))
+    model = ModelSpec("tiny", llm.config).with_kv_bits({"int8": 8, "k8v4": 6}.get(kv_dtype, 16))
     assert model.kv_bytes(1) == llm.pool.entry_bytes
     assert kv_geometry(model).page_bytes(16) == told.page
     compiled: Any = llm.model.compiled

@@ -82,7 +82,8 @@ def test_every_plan_has_a_page(
     model: ModelSpec, machine: MachineSpec, weights: WeightFormat, load: RequestProfile, data: st.DataObject
 ) -> None:
     """Whatever is planned: advice ends, plots are well-formed, and every point lies within its plot."""
-    draft = replace(specifications()["smollm2-135m"], vocab=model.vocab)
+    small = specifications()["smollm2-135m"]
+    draft = replace(small, config=replace(small.config, vocab_size=model.vocab))
     limits = ChangeLimits(8, tuple(FORMATS), techniques(model, Companion(draft, FORMATS["bf16"])))
     technique = limits.techniques[data.draw(st.sampled_from(list(limits.techniques)))]
     advice = advise(make_plan(model, machine, weights, 1, load, technique), limits)

@@ -19,11 +19,10 @@ from twostroke.models.latent import Latent
 from twostroke.models.rope import Rope
 from twostroke.models.tensor_shapes import tensor_shapes
 from twostroke.study.roofline.machines import MachineSpec, find_machine, machines
-from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.named_models import find_model, specifications
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.weight_formats import FORMATS, weight_format
-from twostroke.study.simulate.engine_setup import config_of
 from twostroke.study.simulate.step_costs import RooflineCosts
 
 LLAMA = specifications()["llama-3-70b"]
@@ -55,7 +54,7 @@ def test_llama_70b_by_hand() -> None:
 
 def active_parameters(model: ModelSpec) -> int:
     """Parameters that one token is multiplied with or looks up: chosen experts alone, and one embedding."""
-    matrices = sum(count * matrix.used * matrix.inputs * matrix.outputs for count, matrix in model.matrices())
+    matrices = sum(count * matrix.used * matrix.inputs * matrix.outputs for count, matrix in model.matrices)
     return matrices + model.head.parameters + model.hidden + model.other_parameters
 
 
@@ -69,7 +68,7 @@ def test_windows_and_experts() -> None:
 def test_as_the_engine_counts(tiny_llm: Callable[..., LLM], family: str) -> None:
     """Parameters, FLOPs, expert reads and KV are those of the engine's own cost model."""
     llm = tiny_llm(family)
-    cost, model = llm.model.cost, spec_of_config("tiny", llm.config)
+    cost, model = llm.model.cost, ModelSpec("tiny", llm.config)
     assert model.parameters == sum(prod(shape) for shape in tensor_shapes(llm.config).values())
     for step in ([SequenceRows(5, 3, 1)], [SequenceRows(1, 40, 1), SequenceRows(17, 9, 2)], [SequenceRows(60)]):
         work = cost.work(step)
@@ -117,7 +116,7 @@ def test_a_value_of_states_has_the_bytes_that_are_counted(
 ) -> None:
     """With pages of one entry, whose rounding hides nothing."""
     llm = tiny_llm(family, dtype="bfloat16", page_size=1)
-    model = spec_of_config("tiny", llm.config)
+    model = ModelSpec("tiny", llm.config)
     assert llm.prefill([5 + i for i in range(length)]).nbytes == model.moved_bytes(length)
     assert model.moved_bytes(length) <= model.kv_bytes(length) + model.state_bytes(length)
 
@@ -210,7 +209,7 @@ def test_a_head_of_multi_token_prediction() -> None:
     model = specifications()["qwen3.5-27b"]
     head, attention = model.guessing, 5120 * (3 * 24 * 256 + 2 * 4 * 256)
     assert head.row_flops == 2 * (2 * 5120 * 5120 + attention + 3 * 5120 * 17408)
-    assert head.parameters == head.row_flops // 2 + 10752 + head.other
+    assert head.parameters == head.row_flops // 2 + 10752 + head.hidden
     assert FORMATS["bf16"].total(head) == 2 * head.parameters
     assert head.kv_bytes(1) == 2 * 4 * 256 * 2
     with pytest.raises(InvalidRequest, match="leave out --draft mtp"):
@@ -229,11 +228,11 @@ def test_the_engine_counts_latent_attention_as_the_plan_does() -> None:
     layers = (Layer(attention, GatedMLP(10240)), *[Layer(attention, experts)] * 46)
     config = ModelConfig("glm4_moe_lite", 154880, 2048, 202752, 1e-5, layers)
     planned = specifications()["glm-4.7-flash"]
-    described = spec_of_config("glm", config)
+    described = ModelSpec("glm", config)
     assert Geometry.of(config, "bfloat16", "tokenizer").entry_bytes == planned.kv_bytes(1) == 47 * 576 * 2
     assert described.kv_bytes(1) == planned.kv_bytes(1)
     assert described.row_flops == planned.row_flops == CostModel(config, {}, 1).row_flops
-    assert Geometry.of(config_of(planned), "bfloat16", "tokenizer").entry_bytes == planned.kv_bytes(1)
+    assert Geometry.of(planned.config, "bfloat16", "tokenizer").entry_bytes == planned.kv_bytes(1)
 
 
 def test_latent_attention_keeps_one_vector_an_entry() -> None:

@@ -17,7 +17,7 @@ from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.rope import Rope
 from twostroke.models.step_predictor import StepPredictor
-from twostroke.study.roofline.model_spec import spec_of_config
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import ROUTERS, Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.simulation import Simulation
@@ -48,7 +48,7 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
     rng = random.Random(f"fleet {seed}")
     page_size = rng.choice([4, 16])
     setup = EngineSetup(
-        model=spec_of_config("tiny", CONFIG),
+        model=ModelSpec("tiny", CONFIG),
         costs=MeasuredCosts(StepPredictor(COST, PRICES), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])),
         pages=rng.choice([24, 40, 100, 1000]) * 16 // page_size,
         page_size=page_size,

@@ -19,7 +19,7 @@ from twostroke.engine.request import arrival_numbers
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.step_predictor import StepPredictor
-from twostroke.study.roofline.model_spec import spec_of_config
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.http_overhead import HttpOverhead
@@ -213,7 +213,7 @@ def compare(
 ) -> None:
     """The same decisions on an engine that computes and on one that does not."""
     config = llm.config
-    spec = spec_of_config("tiny", config)
+    spec = ModelSpec("tiny", config)
     costs = MeasuredCosts(
         StepPredictor(CostModel(config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES), HOST_S, 1e-5
     )
@@ -231,7 +231,7 @@ def test_a_difference_is_seen(llm: LLM) -> None:
     costs = MeasuredCosts(
         StepPredictor(CostModel(llm.config, llm.model.cost.matrix_bytes, llm.pool.entry_bytes), PRICES)
     )
-    setup = EngineSetup(spec_of_config("tiny", llm.config), costs, 40)
+    setup = EngineSetup(ModelSpec("tiny", llm.config), costs, 40)
     traffic = traffic_of([(0.0, [(0, 40)], 4)], None)
     other = replace(setup, scheduler=SchedulerConfig(max_step_tokens=8))
     assert decisions(Fleet(setup), traffic) != decisions(Fleet(other), traffic)

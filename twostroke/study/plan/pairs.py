@@ -53,7 +53,7 @@ def pair_advice(plan: Plan, budget: int) -> dict[str, Any]:
 
 def _pairs(plan: Plan) -> Iterator[dict[str, Any]]:
     model, load = plan.model, plan.workload
-    outer = max((matrix.parameters for _, matrix in model.matrices()), default=0)
+    outer = max((matrix.parameters for _, matrix in model.matrices), default=0)
     layer = plan.weights.total(model) // model.num_layers
     streamed = round(model.head.parameters * plan.weights.head + max(layer, outer * plan.weights.layer))
     sizes = {BEST: plan.weights.total(model)} | dict.fromkeys(("int3", "int2"), FEW.total(model))

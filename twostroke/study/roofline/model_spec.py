@@ -1,12 +1,11 @@
 """The sizes of a decoder, enough to count its parameters, its KV and the work of its steps. No weights are needed.
 
-A `ModelConfig` describes what the engine can run. A `ModelSpec` describes any decoder by sizes alone, also those
-that the engine cannot run (GPT-3, gpt-oss), so that plans can be made for them.
+Layers are described as the engine describes them, also those of models that it cannot run (GPT-3): of these nothing but
+the sizes of matrices and entries is meant.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +14,7 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.cost import SequenceRows
 from twostroke.models.kv_formats import KV_FORMATS, KVFormat
 from twostroke.models.recurrent import RecurrentMixer
-from twostroke.study.roofline.layer_kind import LayerKind, WeightMatrix, layer_kinds
+from twostroke.study.roofline.layer_kind import LayerKind, WeightMatrix
 
 KV_BITS = {16: "bfloat16", 8: "int8", 6: "k8v4"}  # 6: the mean of K and V
 MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at which scores dominate ends
@@ -23,32 +22,28 @@ MAX_PROMPT = 1 << 40  # tokens of a prompt, where a search for the length at whi
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder by its sizes."""
+    """A decoder by its sizes. One that takes hidden states (`config.takes_hidden`) has another model's embedding and
+    head, as a head of multi-token prediction."""
 
     name: str  # what it is called in plans
-    hidden: int
-    vocab: int
-    max_position: int
-    layers: tuple[LayerKind, ...]
-    tied: bool = False
-    other: int = 0  # parameters outside of layers and of the vocabulary's matrices: the last norm, learned positions
+    config: ModelConfig
+    # parameters outside of matrices: norms, biases, sinks, learned positions; None: as the engine's description has
+    # them, which for a model that is known by its sizes alone lacks some
+    others: int | None = None
     # the format in which it is published, a key of `weights.FORMATS`, or "stored" for an opened file
     weights: str = "bf16"
     source: str = ""  # where its numbers are from
     published: int | None = None  # number of parameters that its publisher states; None if unknown
-    config: ModelConfig | None = None  # the engine's description, if the engine knows the family
     # how K and V are stored, one of `models.kv_formats.KV_FORMATS`, or what other engines have
     stored: KVFormat = KV_FORMATS["bfloat16"]
-    guesser: LayerKind | None = None  # the layer of its head of multi-token prediction; None if its files have none
-    lent: bool = False  # whether embedding and head are another model's, as such a head's are
+    guesser: "ModelSpec | None" = None  # its head of multi-token prediction: one layer; None if its files have none
 
     @property
     def guessing(self) -> "ModelSpec":
-        """Its head of multi-token prediction as a model: one layer. Raises InvalidRequest if there is none."""
+        """Its head of multi-token prediction. Raises InvalidRequest if there is none."""
         if self.guesser is None:
             raise InvalidRequest(f"{self.name} has no head of multi-token prediction: leave out --draft mtp")
-        layer = replace(self.guesser, count=1, joined=True)
-        return replace(self, name=f"{self.name}'s head", layers=(layer,), guesser=None, lent=True, config=None)
+        return replace(self.guesser, name=f"{self.name}'s head", stored=self.stored)
 
     def with_kv_bits(self, bits: int) -> "ModelSpec":
         """The model with KV in bfloat16, or in this engine's int8 or k8v4, with a scale for each entry and head.
@@ -64,32 +59,54 @@ class ModelSpec:
         return 8 * self.stored.dtype.itemsize if codes is None else sum(one.bits for one in codes) // 2
 
     @property
+    def hidden(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def vocab(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_position(self) -> int:
+        return self.config.max_position
+
+    @property
     def num_layers(self) -> int:
-        return sum(kind.count for kind in self.layers)
+        return self.config.num_layers
+
+    @cached_property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """Its layers, those that are equal together."""
+        sizes = self.hidden, self.config.token_inputs
+        return tuple(LayerKind(count, layer, *sizes) for layer, count in Counter(self.config.layers).items())
 
     @property
     def head(self) -> WeightMatrix:
         return WeightMatrix("head", "head", self.hidden, self.vocab)
 
-    def matrices(self) -> Iterator[tuple[int, WeightMatrix]]:
+    @cached_property
+    def matrices(self) -> list[tuple[int, WeightMatrix]]:
         """Pairs (number of layers, matrix), without the embedding and the head."""
-        for kind in self.layers:
-            for matrix in kind.matrices(self.hidden):
-                yield kind.count, matrix
+        join = WeightMatrix("join", "projections", 2 * self.hidden, self.hidden)
+        found = [(kind.count, matrix) for kind in self.layers for matrix in kind.matrices]
+        return [*found, (1, join)] if self.config.takes_hidden else found
 
     @cached_property
     def layer_parameters(self) -> int:
-        return sum(count * matrix.parameters for count, matrix in self.matrices())
+        return sum(count * matrix.parameters for count, matrix in self.matrices)
 
     @property
     def vocabulary_parameters(self) -> int:
         """Parameters of the embedding and the head, which are one matrix if tied."""
-        return 0 if self.lent else self.vocab * self.hidden * (1 if self.tied else 2)
+        return 0 if self.config.takes_hidden else self.vocab * self.hidden * (1 if self.config.tied else 2)
 
     @cached_property
     def other_parameters(self) -> int:
-        """Norms, biases, sinks and learned positions."""
-        return self.other + sum(kind.count * kind.other for kind in self.layers)
+        """Norms, biases, sinks, learned positions, and the table of per-layer embeddings."""
+        if self.others is not None:
+            return self.others
+        table = self.config.token_inputs * (self.vocab * self.num_layers + 1)  # and a norm
+        return self.hidden + table + sum(kind.count * kind.other for kind in self.layers)
 
     @property
     def parameters(self) -> int:
@@ -155,7 +172,7 @@ class ModelSpec:
     @cached_property
     def row_flops(self) -> int:
         """FLOPs of all matrices of the layers for one row."""
-        return sum(count * matrix.row_flops for count, matrix in self.matrices())
+        return sum(count * matrix.row_flops for count, matrix in self.matrices)
 
     def attention_flops(self, rows: SequenceRows) -> int:
         """FLOPs of states, and of scores and weighted values: 4 x heads x head_dim for each pair and layer."""
@@ -164,7 +181,7 @@ class ModelSpec:
     def prefill_flops(self, tokens: int, cached: int = 0) -> dict[str, int]:
         """FLOPs of a prefill by part: projections, scores with states, feed-forward, and the head for one token."""
         parts = {"projections": 0, "scores": self.attention_flops(SequenceRows(tokens, cached)), "feed-forward": 0}
-        for count, matrix in self.matrices():
+        for count, matrix in self.matrices:
             parts[matrix.part] += count * matrix.row_flops * tokens
         return parts | {"head": self.head.row_flops}
 
@@ -186,23 +203,3 @@ def kv_format_of(bits: int) -> KVFormat:
     if bits not in KV_BITS:
         raise InvalidRequest(f"a number in the KV cache has 16, 8 or 6 bits (K of 8 and V of 4), not {bits}")
     return KV_FORMATS[KV_BITS[bits]]
-
-
-def spec_of_config(
-    name: str, config: ModelConfig, source: str = "", weights: str = "bf16", guesser: ModelConfig | None = None
-) -> ModelSpec:
-    """The sizes of a model that the engine can describe. `guesser` is its head of multi-token prediction."""
-    table = config.token_inputs * (config.vocab_size * config.num_layers + 1)  # of per-layer embeddings, and a norm
-    return ModelSpec(
-        name=name,
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        max_position=config.max_position,
-        layers=layer_kinds(config),
-        tied=config.tied,
-        other=config.hidden_size + table,
-        weights=weights,
-        source=source,
-        config=config,
-        guesser=None if guesser is None else layer_kinds(guesser)[0],
-    )

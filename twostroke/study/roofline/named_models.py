@@ -3,6 +3,7 @@
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,16 +17,20 @@ from twostroke.models.checkpoints.fetch import is_fetched, model_path
 from twostroke.models.checkpoints.gguf.opening import open_gguf
 from twostroke.models.checkpoints.huggingface.config import read_config
 from twostroke.models.checkpoints.resolve import open_path
+from twostroke.models.config import Attention, Layer, ModelConfig
 from twostroke.models.families.tensor_names import guesser_of
+from twostroke.models.feed_forward import UNGATED, Experts, GatedMLP
+from twostroke.models.latent import Latent
 from twostroke.models.recurrent import GatedDeltaNet
-from twostroke.study.roofline.layer_kind import LatentSizes, LayerKind
-from twostroke.study.roofline.model_spec import ModelSpec, spec_of_config
+from twostroke.models.rope import NO_ROPE
+from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.suggestions import did_you_mean
 from twostroke.study.roofline.techniques import Companion
 from twostroke.study.roofline.weight_formats import WeightFormat, stored_format, weight_format
 
 # A config.json alone does not tell how many tensors there are; no model has more.
 MAX_TENSORS = 1 << 20
+NORM_EPS = 1e-6  # of a model that is known by its sizes alone, which nothing computes
 # The specification of catalog models that are not fetched yet.
 SAME_SIZES = {
     "qwen2.5-coder-0.5b": "qwen2.5-0.5b",
@@ -81,48 +86,43 @@ def specifications() -> Mapping[str, ModelSpec]:
 
 def _of_table(name: str, table: Mapping[str, Any]) -> ModelSpec:
     window, sliding = table.get("windows", (None, 0))
-    whole = dict(zip(("kv_heads", "head_dim", "entry_matrices", "other"), table.get("global", ()), strict=False))
-    sizes: dict[str, Any] = {key: table[key] for key in ("heads", "intermediate")}
-    given = ("kv_heads", "head_dim", "gated", "experts", "chosen", "shared", "key_is_value", "output_gate")
-    sizes |= {key: table[key] for key in given if key in table}
-    if "latent" in table:
-        latent = LatentSizes(*table["latent"])
-        sizes |= {"latent": latent, "kv_heads": 1, "head_dim": latent.kv + latent.rope, "key_is_value": True}
-    recurrent = _recurrent(table)
+    size, others = table["intermediate"], table["other_layer"]
+    mlp: GatedMLP | Experts = GatedMLP(size, "silu" if table.get("gated", True) else UNGATED)
+    if "experts" in table:
+        mlp = Experts(table["experts"], table["chosen"], size, shared_size=table.get("shared", 0))
+    attention = _attention(table)
+    kv_heads, head_dim, matrices, own = table.get("global", (*attention.kv_shape, 2, others))
+    whole = replace(attention, num_kv_heads=kv_heads, head_dim=head_dim, keys_as_values=matrices == 1)
     dense, wide = table.get("dense", (0, 0))
-    others = sliding + dense + sum(kind.count for kind in recurrent)
-    sizes["other"] = table["other_layer"]
-    kinds = [
-        LayerKind(count=count, window=seen, **(sizes | own))
-        for count, seen, own in ((table["layers"] - others, None, whole), (sliding, window, {}))
-        if count
-    ]
-    if dense:
-        mlp: dict[str, Any] = {"intermediate": wide, "experts": 1, "chosen": 1, "shared": 0}
-        kinds.append(LayerKind(count=dense, **(sizes | mlp)))
+    recurrent, k_heads, v_heads, dim, width = table.get("recurrent", (0, 1, 1, 1, 1))
+    kinds = (
+        (table["layers"] - sliding - dense - recurrent, Layer(whole, mlp), own),
+        (sliding, Layer(replace(attention, window=window), mlp), others),
+        (dense, Layer(attention, GatedMLP(wide)), others),
+        (recurrent, Layer(GatedDeltaNet(k_heads, v_heads, dim, dim, width), mlp), table.get("other_recurrent", 0)),
+    )
+    layers = tuple(layer for count, layer, _ in kinds for _ in range(count))
+    sizes = table["vocab"], table["hidden"], table["max_position"], NORM_EPS
+    config, outer = ModelConfig(name, *sizes, layers, tied=table.get("tied", False)), table["other"]
+    head = ModelSpec(name, replace(config, layers=layers[:1], takes_hidden=True), others + outer)
     return ModelSpec(
-        name=name,
-        hidden=table["hidden"],
-        vocab=table["vocab"],
-        max_position=table["max_position"],
-        layers=(*kinds, *recurrent),
-        tied=table.get("tied", False),
-        other=table["other"],
-        weights=table.get("weights", "bf16"),
-        source=table["source"],
-        published=table["parameters"],
-        guesser=kinds[0] if table.get("mtp") else None,
+        name,
+        config,
+        outer + sum(count * each for count, _, each in kinds),
+        table.get("weights", "bf16"),
+        table["source"],
+        table["parameters"],
+        guesser=head if table.get("mtp") else None,
     )
 
 
-def _recurrent(table: Mapping[str, Any]) -> list[LayerKind]:
-    """The layers with a state in place of attention, if there are any."""
-    if "recurrent" not in table:
-        return []
-    count, k_heads, v_heads, dim, width = table["recurrent"]
-    sizes = {key: table[key] for key in ("intermediate", "experts", "chosen", "shared") if key in table}
-    state = GatedDeltaNet(k_heads, v_heads, dim, dim, width)
-    return [LayerKind(count, k_heads, k_heads, dim, state=state, other=table["other_recurrent"], **sizes)]
+def _attention(table: Mapping[str, Any]) -> Attention:
+    heads, gate = table["heads"], table.get("output_gate", False)
+    if "latent" not in table:
+        return Attention(heads, table["kv_heads"], table["head_dim"], 1.0, NO_ROPE, output_gate=gate)
+    query_rank, rank, plain, rotated, value = table["latent"]
+    latent = Latent(rank, rotated, plain, value, query_rank)
+    return Attention(heads, 1, latent.entry, 1.0, NO_ROPE, output_gate=gate, latent=latent)
 
 
 def _of_path(path: Path) -> FoundModel:
@@ -137,13 +137,13 @@ def _of_path(path: Path) -> FoundModel:
         described = read_config(config, MAX_TENSORS)
     except UnsupportedArchitecture as error:
         raise UnsupportedArchitecture(f"{error}: a plan needs a decoder of a family that the engine knows") from None
-    return FoundModel(spec_of_config(path.resolve().name, described, source=str(config)))
+    return FoundModel(ModelSpec(path.resolve().name, described, source=str(config)))
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> FoundModel:
-    guesser = None if checkpoint.guesser is None else guesser_of(checkpoint.config)
-    model = spec_of_config(checkpoint.name, checkpoint.config, str(checkpoint.files[0]), "stored", guesser)
-    return FoundModel(model, checkpoint)
+    name, config, file = checkpoint.name, checkpoint.config, str(checkpoint.files[0])
+    guesser = None if checkpoint.guesser is None else ModelSpec(name, guesser_of(config))
+    return FoundModel(ModelSpec(name, config, weights="stored", source=file, guesser=guesser), checkpoint)
 
 
 def companion_of(name: str | None, model: ModelSpec) -> Companion | None:

@@ -93,13 +93,12 @@ class Roofline:
         self.dtype = machine.dtype(weights.arithmetic)
         # On CPUs steps gain little with KV of 8 bits, and long prefills lose: no gain is planned (docs/kv-bits.md).
         self.kv_read = KV_FORMATS["bfloat16"] if machine.kind == "cpu" else model.stored
-        self._matrices = list(model.matrices())
 
     def step(self, rows: Sequence[SequenceRows] | Mapping[SequenceRows, int]) -> StepTime:
         """The step of the rows of several sequences; a mapping says how many sequences have the same."""
         rows = rows if isinstance(rows, Mapping) else Counter(rows)
         count, logits = (sum(getattr(one, name) * times for one, times in rows.items()) for name in ("count", "logits"))
-        matrices = [(layers, one, count) for layers, one in self._matrices]
+        matrices = [(layers, one, count) for layers, one in self.model.matrices]
         matrices += [(1, self.model.head, logits)] if logits else []
         names = dict.fromkeys(one.part for _, one, _ in matrices)
         parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
@@ -150,11 +149,8 @@ class Roofline:
         What heads attend to, the inputs of the MLP, gated values, and the inputs of the next layer: (n - 1) / n of
         [rows, heads x head_dim + 2 hidden + intermediate] bf16 a layer (docs/tensor-parallelism.md).
         """
-        widths = sum(
-            kind.count * (kind.mixed + 2 * self.model.hidden + kind.chosen * kind.intermediate)
-            for kind in self.model.layers
-        )
-        return (self.tp - 1) / self.tp * rows * widths * 2
+        gathered = sum(kind.count * kind.gathered for kind in self.model.layers)
+        return (self.tp - 1) / self.tp * rows * gathered * 2
 
     @property
     def all_reduces(self) -> int:

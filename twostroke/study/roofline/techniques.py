@@ -214,7 +214,7 @@ def techniques(model: ModelSpec, draft: Companion | None = None, accepted: float
     if accepted is not None and not 0 <= accepted < 1:
         raise InvalidRequest(f"the share of guesses that stand must be from 0 to below 1, not {accepted:g}")
     student = Companion(model, STUDENT)
-    head, draft = (draft, None) if draft is not None and draft.model.lent else (None, draft)
+    head, draft = (draft, None) if draft is not None and draft.model.config.takes_hidden else (None, draft)
     found: dict[str, Technique] = {
         "plain": PLAIN,
         "repeat": RepeatedPrompt("prompt repetition, all kept", {"name": "repeat", "keep": "all"}),

@@ -48,13 +48,13 @@ class WeightFormat:
         """Bytes per weight of a matrix. Routers are float32 in the engine, and small everywhere."""
         if matrix.name == "router":
             return 4
-        return self.head if matrix.part == "head" else self.expert if matrix.copies > 1 else self.layer
+        return self.head if matrix.part == "head" else self.expert if matrix.of_experts else self.layer
 
     def total(self, model: ModelSpec) -> int:
         """Bytes of all weights. Norms, biases and other vectors are counted with 2 bytes."""
-        layers = sum(count * matrix.parameters * self.matrix(matrix) for count, matrix in model.matrices())
-        table = model.vocab * model.hidden
-        outer = 0 if model.lent else table * (self.head if model.tied else self.head + self.embedding)
+        layers = sum(count * matrix.parameters * self.matrix(matrix) for count, matrix in model.matrices)
+        config, table = model.config, model.vocab * model.hidden
+        outer = 0 if config.takes_hidden else table * (self.head if config.tied else self.head + self.embedding)
         return round(layers + outer + 2 * model.other_parameters)
 
 

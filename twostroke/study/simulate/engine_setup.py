@@ -1,6 +1,6 @@
 """Opens the engine itself over a simulated model: its scheduler, placement, prefix index and pool accounting."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,12 +13,9 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.models.config import Attention, GatedMLP, Layer, ModelConfig
+from twostroke.models.config import ModelConfig
 from twostroke.models.cost import CostModel
-from twostroke.models.latent import Latent
-from twostroke.models.rope import Rope
 from twostroke.sampling.draw import Sampled
-from twostroke.study.roofline.layer_kind import LayerKind
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, SpeculatedDecode, Technique
 from twostroke.study.simulate.clock import VirtualClock
@@ -59,7 +56,7 @@ class EngineSetup:
 
     @cached_property
     def config(self) -> ModelConfig:
-        return self.model.config or config_of(self.model)
+        return self.model.config
 
     @cached_property  # each request asks
     def vocab(self) -> int:
@@ -91,12 +88,13 @@ class EngineSetup:
         model = used.companion.model
         right = used.accepted if isinstance(used, SpeculatedDecode) else 1.0
         pool = main if used.role == "student" else self.open_pool(model)
-        return used.role, compiled.companion(model.config or config_of(model), costs, right), pool
+        config = replace(model.config, hidden_size=HIDDEN) if model.config.takes_hidden else model.config
+        return used.role, compiled.companion(config, costs, right), pool
 
 
 def kv_geometry(model: ModelSpec) -> Geometry:
     """The shape of the model's KV in a simulation, whose pages have no contents: its numbers have no bits."""
-    return Geometry.of(model.config or config_of(model), model.stored.name, NullTokenizer.fingerprint)
+    return Geometry.of(model.config, model.stored.name, NullTokenizer.fingerprint)
 
 
 def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
@@ -124,25 +122,3 @@ def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: Pa
     # Without an objective nothing asks what a step will take.
     forecast = None if setup.scheduler.itl_ms is None else Forecast(costs)
     return Engine(models, ROLE, setup.scheduler, clock=clock, forecast=forecast)
-
-
-def config_of(model: ModelSpec) -> ModelConfig:
-    """What the engine reads of a model that is known by its sizes alone. No weights are ever computed with it.
-
-    Where K and V are the same vectors and no latents, they are halves. Hidden states that a head takes have one number.
-    """
-
-    def attention(kind: LayerKind) -> Attention:
-        sizes, latent, dim = kind.latent, None, kind.head_dim // (1 + kind.key_is_value)
-        if sizes is not None:
-            latent, dim = Latent(sizes.kv, sizes.rope, sizes.nope, sizes.v, sizes.q or None), kind.head_dim
-        return Attention(kind.heads, kind.kv_heads, dim, 1.0, Rope(10_000.0), kind.window, latent=latent)
-
-    layers = tuple(
-        Layer(kind.state or attention(kind), GatedMLP(kind.intermediate))
-        for kind in model.layers
-        for _ in range(kind.count)
-    )
-    width = HIDDEN if model.lent else model.hidden
-    sizes = (model.name, model.vocab, width, model.max_position, 1e-6, layers, model.tied)
-    return ModelConfig(*sizes, takes_hidden=model.lent)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from twostroke.api.llm import LLM
 from twostroke.engine.scheduler import SchedulerConfig
-from twostroke.study.roofline.model_spec import kv_format_of, spec_of_config
+from twostroke.study.roofline.model_spec import ModelSpec, kv_format_of
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.model_timing import LatencyModel, time_model
@@ -43,7 +43,7 @@ def setup_of(
 ) -> EngineSetup:
     """The setup of an opened model that was timed."""
     return EngineSetup(
-        model=spec_of_config(llm.name, llm.config, weights=weights).with_kv_bits(kv_bits),
+        model=ModelSpec(llm.name, llm.config, weights=weights).with_kv_bits(kv_bits),
         costs=MeasuredCosts(timed.predictor, timed.step_s, timed.token_s, timed.entered_s),
         pages=llm.pool.num_pages,
         page_size=llm.pool.page_size,

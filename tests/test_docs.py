@@ -101,7 +101,7 @@ def test_modules_exist(page: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "file"),
-    [("adding-a-technique.md", "methods/reread.py"), ("adding-a-family.md", "models/families/qwen3.py")],
+    [("adding-a-technique.md", "methods/reread.py"), ("adding-a-family.md", "models/families/qwen.py")],
 )
 def test_a_page_shows_the_class_of_its_file(page: str, file: str) -> None:
     shown = re.search(r"^class .*?(?=^```)", text_of(ROOT / "docs" / page), re.DOTALL | re.MULTILINE)

@@ -1,36 +1,21 @@
-"""The families of models, one file each. Both loaders know every family listed here."""
+"""The families of models, those of one kin in a file. Both loaders know every family listed here."""
 
-from twostroke.models.families.deepseek_v2 import DeepSeekV2
-from twostroke.models.families.deepseek_v3 import DeepSeekV3, Glm4MoELite
+from twostroke.models.families.deepseek import DeepSeekV2, DeepSeekV3, Glm4MoELite
 from twostroke.models.families.falcon_h1 import FalconH1
 from twostroke.models.families.family import Family
-from twostroke.models.families.gemma2 import Gemma2
-from twostroke.models.families.gemma3 import Gemma3, GemmaEmbedding
-from twostroke.models.families.gemma4 import Gemma4
-from twostroke.models.families.gemma4_unified import Gemma4Unified
-from twostroke.models.families.glm import Glm
-from twostroke.models.families.glm4 import Glm4
+from twostroke.models.families.gemma import Gemma2, Gemma3, GemmaEmbedding
+from twostroke.models.families.gemma4 import Gemma4, Gemma4Unified
+from twostroke.models.families.glm4 import Glm, Glm4
 from twostroke.models.families.gpt_oss import GptOss
-from twostroke.models.families.granite import Granite
-from twostroke.models.families.granite_hybrid import GraniteHybrid
-from twostroke.models.families.lfm2 import Lfm2
-from twostroke.models.families.lfm2_moe import Lfm2MoE
-from twostroke.models.families.llama import Llama
-from twostroke.models.families.ministral3 import Ministral3
-from twostroke.models.families.mistral import Mistral
-from twostroke.models.families.mixtral import Mixtral
+from twostroke.models.families.granite import Granite, GraniteHybrid
+from twostroke.models.families.lfm2 import Lfm2, Lfm2MoE
+from twostroke.models.families.llama import Llama, SmolLM3
+from twostroke.models.families.mistral import Ministral3, Mistral, Mixtral
 from twostroke.models.families.nemotron_h import NemotronH, NemotronHMoE
-from twostroke.models.families.olmo2 import Olmo2
-from twostroke.models.families.olmo3 import Olmo3
+from twostroke.models.families.olmo import Olmo2, Olmo3
 from twostroke.models.families.phi3 import Phi3
-from twostroke.models.families.qwen2 import Qwen2
-from twostroke.models.families.qwen2_moe import Qwen2MoE
-from twostroke.models.families.qwen3 import Qwen3
-from twostroke.models.families.qwen3_5 import Qwen3_5
-from twostroke.models.families.qwen3_5_moe import Qwen3_5MoE
-from twostroke.models.families.qwen3_moe import Qwen3MoE
-from twostroke.models.families.qwen3_next import Qwen3Next
-from twostroke.models.families.smollm3 import SmolLM3
+from twostroke.models.families.qwen import Qwen2, Qwen2MoE, Qwen3, Qwen3MoE
+from twostroke.models.families.qwen3_5 import Qwen3_5, Qwen3_5MoE, Qwen3Next
 
 FAMILIES: tuple[Family, ...] = (
     *(Llama(), Mistral(), Ministral3(), Mixtral(), Qwen2(), Qwen2MoE(), Qwen3(), Qwen3MoE(), Qwen3_5(), SmolLM3()),

@@ -5,7 +5,6 @@ A family is described once for both formats. It reads a `ConfigSource` by the ke
 """
 
 import tomllib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -69,12 +68,9 @@ GGUF_EXPERT_KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-GGUF_EXPERT_PARTS = {
-    "router": "ffn_gate_inp.weight",
-    "experts.gate": "ffn_gate_exps.weight",
-    "experts.up": "ffn_up_exps.weight",
-    "experts.down": "ffn_down_exps.weight",
-}
+MLP = ("gate", "up", "down")
+GGUF_EXPERT_PARTS = {"router": "ffn_gate_inp.weight"} | {f"experts.{part}": f"ffn_{part}_exps.weight" for part in MLP}
+GGUF_SHARED_PARTS = {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in MLP}
 HUGGINGFACE_PARTS = with_biases(
     {
         "attn_norm": "input_layernorm.weight",
@@ -90,6 +86,9 @@ HUGGINGFACE_PARTS = with_biases(
         "down": "mlp.down_proj.weight",
     }
 )
+HUGGINGFACE_EXPERT_PARTS = {"router": "mlp.gate.weight"} | {
+    f"experts.{part}": f"mlp.experts.{{}}.{part}_proj.weight" for part in MLP
+}
 GGUF_GUESSER = {
     "norm": "nextn.shared_head_norm.weight",
     "join.projection": "nextn.eh_proj.weight",
@@ -115,7 +114,7 @@ MAX_HEAD_DIM = 1 << 14
 MAX_GROUPS = 64  # of experts
 
 
-class Family(ABC):
+class Family:
     """A family of decoders: its keys and their defaults, the names of its tensors, and its layers."""
 
     name: ClassVar[str]  # its name in Twostroke and in messages
@@ -137,6 +136,8 @@ class Family(ABC):
     # another in that tensor.
     gguf_parts: ClassVar[Mapping[str, str]] = GGUF_PARTS
     huggingface_parts: ClassVar[Mapping[str, str]] = HUGGINGFACE_PARTS
+    switches: ClassVar[Mapping[str, Any]] = {}  # fields of attention in all layers
+    post_norms: ClassVar[bool] = False  # whether layers have norms behind their parts
     # gguf_guesser, huggingface_guesser: names of what a head of multi-token prediction has beside its layer, below the
     # layer's number or "mtp."; empty if the family's files have none
     gguf_guesser: ClassVar[Mapping[str, str]] = {}
@@ -148,12 +149,33 @@ class Family(ABC):
         stated, names = _stated_defaults(), (getattr(one, "name", "") for one in type(self).__mro__)
         return next((stated[name] for name in names if name in stated), stated["usual"])
 
-    @abstractmethod
     def describe(self, source: ConfigSource) -> ModelConfig:
-        """Describe the model.
+        """Describe the model: as the next four methods say, unless a family has layers of another kind.
 
         Raises UnsupportedArchitecture for a variant that is not implemented, CheckpointError for bad metadata.
         """
+        windows = self.windows(source)
+        attentions = {window: self.attention(source, window) for window in dict.fromkeys(windows)}
+        layers = [
+            Layer(attentions[window], self.feed_forward(source, i), self.post_norms) for i, window in enumerate(windows)
+        ]
+        return model_of(source, self, layers, **self.scales(source))
+
+    def windows(self, source: ConfigSource) -> Sequence[int | None]:
+        """Each layer's window."""
+        return (None,) * source.num_layers
+
+    def attention(self, source: ConfigSource, window: int | None) -> Attention:
+        """The attention of layers with this window."""
+        return attention_of(source, window=window, **self.switches)
+
+    def feed_forward(self, source: ConfigSource, layer: int) -> GatedMLP | Experts:
+        """The MLP or the experts of a layer."""
+        return mlp_of(source)
+
+    def scales(self, source: ConfigSource) -> Mapping[str, float]:
+        """Further fields of the model: its factors."""
+        return {}
 
     def stored_layer(self, config: ModelConfig, layer: int, part: str) -> int:
         """The number that files have for a layer's part, where it is not the layer's."""
@@ -215,8 +237,9 @@ def attention_of(
     return Attention(heads, kv_heads, head_dim, head_dim**-0.5, source.rope(head_dim, kind), **switches)
 
 
-def mlp_of(source: ConfigSource, bias: bool = False) -> GatedMLP:
-    """The gated MLP with SiLU that most families have."""
+def mlp_of(source: ConfigSource, bias: bool | None = False) -> GatedMLP:
+    """The gated MLP with SiLU that most families have; a `bias` of None is the checkpoint's choice."""
+    bias = source.biases >= set(MLP) if bias is None else bias
     return GatedMLP(source.integer("intermediate_size"), activation_of(source, "hidden_act", "silu"), bias)
 
 

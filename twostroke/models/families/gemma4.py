@@ -13,18 +13,17 @@ from twostroke.models.families.family import (
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
     MAX_HEAD_DIM,
+    MLP,
     POST_NORMS_GGUF,
     Family,
     Transform,
     activation_of,
     model_of,
 )
-from twostroke.models.families.gemma3 import PATTERN, Gemma3
+from twostroke.models.families.gemma import PATTERN, Gemma3
 from twostroke.models.families.windows import windows_by_pattern
 from twostroke.models.feed_forward import Activation
 from twostroke.models.formats.tensor import RawTensor
-
-MLP = ("gate", "up", "down")
 
 
 class Gemma4(Family):
@@ -147,3 +146,12 @@ class Gemma4(Family):
             raise source.bad("head_dim", f"one that fits {heads} heads and {kv_heads} KV heads", dim)
         rope = source.rope(dim, "full_attention" if window is None else "sliding_attention")
         return Attention(*(heads, kv_heads, dim, 1.0, rope, window), qk_norm=True, value_norm=True, keys_as_values=own)
+
+
+class Gemma4Unified(Gemma4):
+    """Gemma 4 12B (text): files whose images and sounds go straight to the model."""
+
+    name = "gemma4_unified"
+    gguf = None  # its files are those of `Gemma4`
+    model_types = ("gemma4_unified_text", "gemma4_unified")
+    transformers = "Gemma4UnifiedForCausalLM"

@@ -13,6 +13,7 @@ from twostroke.models.families.family import (
     GGUF_EXPERT_KEYS,
     GGUF_EXPERT_PARTS,
     GGUF_PARTS,
+    GGUF_SHARED_PARTS,
     HUGGINGFACE_PARTS,
     MATRICES,
     MAX_HEAD_DIM,
@@ -71,7 +72,7 @@ class NemotronH(Mamba2Family):
         GGUF_PARTS
         | {"mlp_norm": "attn_norm.weight", SELECTION_BIAS: "exp_probs_b.bias"}
         | GGUF_EXPERT_PARTS
-        | {f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("up", "down")}
+        | GGUF_SHARED_PARTS
         | MAMBA2_GGUF
     )
 

@@ -5,6 +5,12 @@ from collections.abc import Callable
 from twostroke.models.families.config_source import ConfigSource
 
 
+def one_window(source: ConfigSource) -> tuple[int | None, ...]:
+    """The window that a checkpoint states for all layers, if it states one."""
+    window = source.integer("sliding_window") if source.get("sliding_window") else None
+    return (window,) * source.num_layers
+
+
 def windows_by_type(source: ConfigSource, otherwise: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Each layer's window, from config.json's `layer_types`; without them, layer i has a window if `otherwise(i)`."""
     layers, types = source.num_layers, source.get("layer_types")

@@ -18,7 +18,7 @@ from twostroke.models.families.family import (
     mlp_of,
     model_of,
 )
-from twostroke.models.families.windows import windows_by_pattern
+from twostroke.models.families.windows import windows_by_pattern, windows_by_type
 
 
 class Olmo2(Family):
@@ -51,3 +51,14 @@ class Olmo2(Family):
             for window in windows
         ]
         return model_of(source, self, layers)
+
+
+class Olmo3(Olmo2):
+    """OLMo 3 in Hugging Face form: windows in three of four layers (OLMo Team 2025, arXiv:2512.13961)."""
+
+    name, gguf = "olmo3", None
+    model_types = ("olmo3",)
+    transformers = "Olmo3ForCausalLM"
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        return self.of(source, windows_by_type(source, lambda i: (i + 1) % 4 != 0), "full_attention")

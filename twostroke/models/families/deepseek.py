@@ -1,6 +1,7 @@
-"""DeepSeek-V2: latent attention (MLA), and experts beside shared ones behind the first layers (arXiv:2405.04434).
+"""DeepSeek-V2 and V3: latent attention (MLA), and experts beside shared ones behind the first layers.
 
-V2-Lite has no vector between a layer's input and its queries. GGUF files of the same form have V3's layers too.
+V2-Lite has no vector between a layer's input and its queries. GGUF files of the same form have V3's layers too, and
+those of GLM-4.7-Flash.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from twostroke.models.families.family import (
     GGUF_EXPERT_PARTS,
     GGUF_GUESSER,
     GGUF_PARTS,
+    GGUF_SHARED_PARTS,
+    HUGGINGFACE_EXPERT_PARTS,
     HUGGINGFACE_PARTS,
     MAX_HEAD_DIM,
+    MLP,
     Family,
     Transform,
     experts_of,
@@ -37,6 +41,8 @@ GLM_VOCAB = 154880
 
 
 class DeepSeekV2(Family):
+    """arXiv:2405.04434."""
+
     name, gguf = "deepseek_v2", "deepseek2"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v2",)
     transformers = "DeepseekV2ForCausalLM"
@@ -64,6 +70,7 @@ class DeepSeekV2(Family):
     gguf_parts: ClassVar = {
         **GGUF_PARTS,
         **GGUF_EXPERT_PARTS,
+        **GGUF_SHARED_PARTS,
         "q_down": "attn_q_a.weight",
         "q_down_norm": "attn_q_a_norm.weight",
         "q_up": "attn_q_b.weight",
@@ -72,10 +79,10 @@ class DeepSeekV2(Family):
         "heads.k_up": "attn_k_b.weight",
         "heads.v_up": "attn_v_b.weight",
         "selection_bias": "exp_probs_b.bias",
-        **{f"shared.{part}": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")},
     }
     huggingface_parts: ClassVar = {
         **HUGGINGFACE_PARTS,
+        **HUGGINGFACE_EXPERT_PARTS,
         "q_down": "self_attn.q_a_proj.weight",
         "q_down_norm": "self_attn.q_a_layernorm.weight",
         "q_up": "self_attn.q_b_proj.weight",
@@ -83,10 +90,8 @@ class DeepSeekV2(Family):
         "kv_norm": "self_attn.kv_a_layernorm.weight",
         "heads.k_up": "self_attn.kv_b_proj.{}.k.weight",
         "heads.v_up": "self_attn.kv_b_proj.{}.v.weight",
-        "router": "mlp.gate.weight",
         "selection_bias": "mlp.gate.e_score_correction_bias",
-        **{f"shared.{part}": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
-        **{f"experts.{part}": f"mlp.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down")},
+        **{f"shared.{part}": f"mlp.shared_experts.{part}_proj.weight" for part in MLP},
     }
 
     gguf_guesser: ClassVar = GGUF_GUESSER
@@ -172,6 +177,34 @@ class DeepSeekV2(Family):
             found[f"layers.{i}.{queries}"] = _apart(latent.plain, latent.rotated)
             found[f"layers.{i}.kv_down"] = _apart(latent.rank, latent.rotated)
         return found
+
+
+class DeepSeekV3(DeepSeekV2):
+    """Sigmoids of experts, with a bias for their choice (arXiv:2412.19437).
+
+    Files end with a layer that guesses further tokens, with copies of the embeddings and of the head.
+    """
+
+    name = "deepseek_v3"
+    gguf = None  # its files are those of `DeepSeekV2`
+    model_types = ("deepseek_v3", "kimi_k2")
+    transformers = "DeepseekV3ForCausalLM"
+    guess_layers = True
+    huggingface_guesser: ClassVar = {
+        "norm": "shared_head.norm.weight",
+        "join.projection": "eh_proj.weight",
+        "join.embed_norm": "enorm.weight",
+        "join.hidden_norm": "hnorm.weight",
+    }
+
+    def sigmoid(self, source: ConfigSource) -> bool:
+        return True
+
+
+class Glm4MoELite(DeepSeekV3):
+    name = "glm4_moe_lite"
+    model_types = ("glm4_moe_lite",)
+    transformers = "Glm4MoeLiteForCausalLM"
 
 
 def _apart(before: int, rotated: int) -> Callable[[RawTensor], RawTensor]:

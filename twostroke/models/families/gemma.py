@@ -1,7 +1,4 @@
-"""Gemma 3 (text). Sliding and global layers have different RoPEs; each layer has four norms.
-
-Gemma Team 2025, arXiv:2503.19786.
-"""
+"""Gemma 2 and 3 (text): windows in some layers, and four norms in each."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -25,9 +22,12 @@ from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.tensor_shapes import tensor_shapes
 
 PATTERN = 6  # five sliding layers, then a global one
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
 class Gemma3(Family):
+    """Sliding and global layers have different RoPEs (Gemma Team 2025, arXiv:2503.19786)."""
+
     name = gguf = "gemma3"
     model_types = ("gemma3_text", "gemma3")  # "gemma3" has vision; its config contains the text model's
     transformers = "Gemma3ForCausalLM"
@@ -90,6 +90,27 @@ class GemmaEmbedding(Gemma3):
     def both_ways(self, source: ConfigSource) -> bool:
         """Always."""
         return True
+
+
+class Gemma2(Gemma3):
+    """Scores of attention and logits are capped (Gemma Team 2024, arXiv:2408.00118)."""
+
+    name = gguf = "gemma2"
+    model_types = ("gemma2",)
+    transformers = "Gemma2ForCausalLM"
+    gguf_defaults: ClassVar = {**CAPS, "sliding_window_pattern": 2}
+    layers_of_27b = 46
+
+    def both_ways(self, source: ConfigSource) -> bool:
+        """Never: no file of it says so."""
+        if super().both_ways(source):
+            raise source.unsupported("use_bidirectional_attention")
+        return False
+
+    def describe(self, source: ConfigSource) -> ModelConfig:
+        score_cap, logit_cap = (None if source.get(key) is None else source.number(key) for key in CAPS)
+        attention = attention_of(source)
+        return self.of(source, attention, attention, score_cap=score_cap, logit_cap=logit_cap)
 
 
 def plus_one(tensor: RawTensor) -> RawTensor:

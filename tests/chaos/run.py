@@ -61,7 +61,7 @@ def draw(seed: int) -> tuple[Plan, list[Client]]:
             # Other kinds have pages for each group of layers, and for snapshots.
             pages=(6 if student else 1 if kind in ONE_GROUP else 5) * rng.choice((least, 2 * least, 6 * least)),
             page_size=page_size,
-            index=rng.choice(("radix", "hash", "off")),
+            index=rng.choice(("radix", "radix", "off")),
             max_step_tokens=rng.choice((8, 32, 128)),
             max_running=rng.choice((2, 8, 64)),
             in_flight=rng.random() < 0.5,

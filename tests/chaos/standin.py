@@ -25,12 +25,12 @@ from twostroke.backends.page_memory import HostMemory, PageMemory
 from twostroke.engine.clock import Clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.model import Model
-from twostroke.engine.model_loader import INDEXES
 from twostroke.engine.request import Request
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.kv import spans
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.methods import Method, Prompt
 from twostroke.models.checkpoints.tokenizer import Tokenizer
@@ -246,8 +246,7 @@ class Opened:
         self.engine.prefill_seconds = lambda model: lambda before, tokens: 1e-3 * tokens  # pyright: ignore
 
     def _model(self, weights: str, sizes: Sizes, pause: Pause) -> Model:
-        kind = INDEXES[sizes.index]
-        index = None if kind is None else kind(self.pool, weights)
+        index = None if sizes.index == "off" else PrefixIndex(self.pool, weights)
         backend, compiled = cast(Any, SimulatedBackend(asynchronous=False)), StandIn(weights, pause, sizes.kind)
         cost = CostModel(self.config, {}, self.pool.entry_bytes)
         return Model(weights, weights, backend, compiled, self.tokenizer, self.pool, index, cost)

@@ -91,8 +91,7 @@ def test_repetition_sends_its_last_copy_alone(
         assert often <= plain + page
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_router_knows_where_a_prefix_is(index: str, tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_router_knows_where_a_prefix_is(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
     def asked(question: str) -> int:
         """How many blocks of the prompt the router knows at the worker."""
         messages = [{"role": "user", "content": question}]
@@ -101,7 +100,7 @@ def test_a_router_knows_where_a_prefix_is(index: str, tiny_directory: Callable[[
         return int(re.findall(r"overlap_blocks=(\d+)", log)[-1])
 
     with LocalCluster(tmp_path, MODEL, router="kv", events="zmq") as cluster:
-        cluster.options = ["--model", str(tiny_directory("qwen3")), "--threads", "1", "--prefix-index", index]
+        cluster.options = ["--model", str(tiny_directory("qwen3")), "--threads", "1"]
         cluster.options += ["--kv-bytes", "512KiB"]  # some 50 pages: older prompts leave the index
         cluster.add()
         cluster.ready()

@@ -54,9 +54,8 @@ def agree(router: Router, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("host", [None, 1 << 16])
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_the_router_knows_what_the_index_holds(index: str, host: int | None, tiny_llm: TinyLLM) -> None:
-    llm = tiny_llm(prefix_index=index, kv_bytes=40 * 16 * 768, kv_host=host)
+def test_the_router_knows_what_the_index_holds(host: int | None, tiny_llm: TinyLLM) -> None:
+    llm = tiny_llm(kv_bytes=40 * 16 * 768, kv_host=host)
     router = Router()
     assert llm.model.index is not None
     events = IndexEvents(llm.model.index, router)

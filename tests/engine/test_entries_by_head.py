@@ -104,7 +104,7 @@ def check_schedules(any_schedule: AnySchedule, programs: list[Callable[[], Progr
     assert alone[0] == alone[-1] != alone[1]
     preempted = 0
     for chunk, index, pages, threads in (
-        (4096, "off", 1000, 1), (1, "radix", 1000, 2), (7, "hash", few, 2), (16, "radix", few, 1)
+        (4096, "off", 1000, 1), (1, "radix", 1000, 2), (7, "radix", few, 2), (16, "radix", few, 1)
     ):  # fmt: skip
         llm = any_schedule.model(index, pages, threads)
         before = llm.engine.preemptions

@@ -39,7 +39,7 @@ def nothing_leaks() -> Iterator[None]:
 @given(
     asked=asked_lists([1, 24, 64, 150]),
     chunk=st.sampled_from([1, 7, 16, 512]),
-    place=st.sampled_from([("off", 40, 2), ("radix", 40, 2), ("radix", 1000, 1), ("hash", 40, 1)]),
+    place=st.sampled_from([("off", 40, 2), ("radix", 40, 2), ("radix", 1000, 1), ("radix", 40, 1)]),
 )
 def test_any_schedule(family: str, asked: list[tuple[int, str]], chunk: int, place: tuple[str, int, int]) -> None:
     """Alone, in chunks, batched, behind a hit, and preempted where pages are few."""

@@ -9,12 +9,10 @@ import pytest
 from twostroke.api import open_engine
 from twostroke.api.llm import LLM
 from twostroke.backends import choose
-from twostroke.engine.model_loader import INDEXES
 from twostroke.engine.options import (
     BACKENDS,
     DTYPES,
     KV_DTYPES,
-    PREFIX_INDEXES,
     WEIGHTS,
     LLMOptions,
     companion_parts,
@@ -36,7 +34,6 @@ def test_the_signature_of_llm_is_the_declaration() -> None:
 def test_choices_are_what_there_is() -> None:
     assert (BACKENDS, DTYPES, KV_DTYPES) == (choose.BACKENDS, choose.DTYPES, choose.KV_DTYPES)
     assert ("stored", *FORMAT) == WEIGHTS
-    assert tuple(INDEXES) == PREFIX_INDEXES
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def joining(parts: list[list[int]], moves_again: bool = False) -> Callable[[], P
 
 PROGRAMS = [joining([FIRST, SECOND]), joining([SECOND, FIRST, FIRST]), joining([FIRST, SECOND], True)] * 2
 FEW = {"plain": 30, "windowed": 70, "recurrent": 90}  # pages for one or two of them
-SCHEDULES = [(4096, "off", False, 1), (3, "radix", False, 1), (7, "hash", True, 2), (16, "radix", True, 1)]
+SCHEDULES = [(4096, "off", False, 1), (3, "radix", False, 1), (7, "radix", True, 2), (16, "radix", True, 1)]
 
 
 def ask(llm: LLM, programs: list[Callable[[], Program]], chunk: int, steps: int = 0) -> list[Answer]:

@@ -75,7 +75,7 @@ class PlacementMachine(RuleBasedStateMachine):
     """Random arrivals, growth, cancels, pages in quarantine and values held by users."""
 
     @initialize(
-        index=st.sampled_from(["radix", "hash", "off"]),
+        index=st.sampled_from(["radix", "off"]),
         asynchronous=st.booleans(),
         budget=st.sampled_from([3, 16, 64]),
         running=st.sampled_from([1, 3, 64]),

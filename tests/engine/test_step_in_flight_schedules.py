@@ -129,7 +129,7 @@ def known_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 @given(
     asked=st.lists(ASKED, min_size=1, max_size=5),
     chunk=st.sampled_from([1, 7, 50, 512]),
-    place=st.sampled_from([("off", 16), ("off", 256), ("radix", 16), ("hash", 256)]),
+    place=st.sampled_from([("off", 16), ("off", 256), ("radix", 16), ("radix", 256)]),
     is_late=st.booleans(),
     apart=st.sampled_from([0, 0, 1, 3]),
 )

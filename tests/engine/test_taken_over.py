@@ -42,7 +42,7 @@ def answer(llm: LLM, asked: Request) -> list[Token]:
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
 def test_every_method_goes_on_at_every_place(chosen: Method, sampling: dict[str, Any], exact_llm: TinyLLM) -> None:
     open_tiny = partial(exact_llm, **dict.fromkeys(chosen.companions, "int8"))
-    first, second = open_tiny(), open_tiny(prefix_index="hash", max_step_tokens=7)
+    first, second = open_tiny(), open_tiny(max_step_tokens=7)
     whole = answer(first, request(first, chosen, **sampling))
     for cut in (1, 5, 19):
         rest = request(second, chosen, **sampling)

@@ -41,7 +41,7 @@ def test_a_stroke_brings_a_value_back(llm: LLM, cut: Callable[[KVCache], KVCache
     assert (longer.tier, host.tier) == ("pool", "host")
 
 
-@pytest.mark.parametrize("index", ["off", "radix", "hash"])
+@pytest.mark.parametrize("index", ["off", "radix"])
 def test_a_program_moves_its_values_as_it_likes(tiny_llm: Callable[..., LLM], index: str) -> None:
     llm = tiny_llm(prefix_index=index)
 

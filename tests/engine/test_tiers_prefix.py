@@ -58,17 +58,16 @@ def after_prompt(opener: Opener) -> MemoryStore:
     return MemoryStore("disk", pages)
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("tier", ["disk", "remote"])
-def test_a_restart(opener: Opener, index: str, tier: str) -> None:
+def test_a_restart(opener: Opener, tier: str) -> None:
     """Another process finds what this one has written, without a second touch where computing took long."""
     pages: Pages = {}
-    first = opener(over(tier, pages), index=index)
+    first = opener(over(tier, pages))
     assert found(first, 0) == {}
     assert first.tiers.flush()
     first.close()
     assert len(pages) == (130 + 6) // 16
-    second = opener(over(tier, pages), index=index)
+    second = opener(over(tier, pages))
     assert found(second, 0) == {tier: 128}
     assert found(second, 0) == {"pool": 128}
     assert found(second, 1) == {"pool": 64}
@@ -100,9 +99,8 @@ def test_the_nearest_tier_of_each_page(opener: Opener) -> None:
     assert found(second, 0) == {"disk": 48, "remote": 80}
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_the_host_keeps_what_the_pool_evicts(opener: Opener, index: str) -> None:
-    llm = opener(Tiers(host_bytes=64 * PAGE_BYTES), pages=10, index=index)
+def test_the_host_keeps_what_the_pool_evicts(opener: Opener) -> None:
+    llm = opener(Tiers(host_bytes=64 * PAGE_BYTES), pages=10)
     assert found(llm, 0) == {}
     assert found(llm, 1) == {"pool": 64} or llm.pool.num_copies
     before = llm.tiers.host_counters.read()
@@ -238,13 +236,12 @@ TECHNIQUES = {"plain": method("plain"), "repeat": method("repeat", sinks=3), "be
 
 
 @pytest.mark.thinned
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("technique", list(TECHNIQUES))
 @pytest.mark.parametrize("host", [0, 5, 100])
-def test_a_small_pool(opener: Opener, index: str, technique: str, host: int) -> None:
+def test_a_small_pool(opener: Opener, technique: str, host: int) -> None:
     """Everything is evicted, preempted and found again."""
     tiers = Tiers(host_bytes=host * PAGE_BYTES, disk=MemoryStore("disk"))
-    llm = opener(tiers, pages=26, index=index)
+    llm = opener(tiers, pages=26)
     for _ in range(2):
         one, two = expected(0, TECHNIQUES[technique]), expected(1, TECHNIQUES[technique])
         assert ask(llm, [0, 1, 0, 1], TECHNIQUES[technique]) == [one, two, one, two]
@@ -263,7 +260,6 @@ ASKED = st.tuples(st.sampled_from([0, 1]), st.sampled_from(list(TECHNIQUES)))
     stores=st.sampled_from(["", "disk", "remote", "disk remote"]),
     share=st.sampled_from([0.3, 1.0]),
     running=st.sampled_from([1, 256]),
-    index=st.sampled_from(["radix", "hash"]),
 )
 def test_any_schedule(
     opener: Opener,
@@ -274,14 +270,13 @@ def test_any_schedule(
     stores: str,
     share: float,
     running: int,
-    index: str,
 ) -> None:
     """Tokens, log-probabilities, keys and values do not depend on tiers, nor on what they give."""
     made = {tier: MemoryStore(tier) for tier in stores.split()}
     for store in made.values():
         store.share = share
     tiers = Tiers(host * PAGE_BYTES, made.get("disk"), made.get("remote"))
-    llm = opener(tiers, pages=pages, index=index)
+    llm = opener(tiers, pages=pages)
     config = SchedulerConfig(max_step_tokens=chunk, max_running=running)
     for _ in range(2):
         requests = [llm.request(PROMPTS[prompt], PARAMS, TECHNIQUES[name]) for prompt, name in asked]

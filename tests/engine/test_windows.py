@@ -52,7 +52,7 @@ def test_the_groups_of_the_model() -> None:
 @given(
     asked=asked_lists([1, 24, 25, 40, 90, 150]),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
-    place=st.sampled_from([("off", 70, 2), ("radix", 70, 2), ("radix", 1000, 1), ("hash", 60, 1), ("hash", 1000, 2)]),
+    place=st.sampled_from([("off", 70, 2), ("radix", 70, 2), ("radix", 1000, 1), ("radix", 60, 1), ("radix", 1000, 2)]),
 )
 def test_any_schedule(asked: list[Asked], chunk: int, place: tuple[str, int, int]) -> None:
     """Answers and the entries that are held do not depend on the schedule: chunks, hits, preemptions, threads."""
@@ -122,10 +122,9 @@ def test_what_cannot_be_computed_again_is_refused_before_work_starts() -> None:
     assert (llm.engine.report.prefill, llm.engine.report.decode) == (0, 0)
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_hit_ends_where_the_window_is_there(index: str) -> None:
+def test_a_hit_ends_where_the_window_is_there() -> None:
     """Prompts that part in the middle of one that is known find its beginning, as long as the index has its window."""
-    llm = model(index)
+    llm = model("radix")
     llm.engine.config = SchedulerConfig(max_step_tokens=16)
     assert llm.model.index is not None
     llm.model.index.clear()
@@ -140,10 +139,9 @@ def test_a_hit_ends_where_the_window_is_there(index: str) -> None:
     assert llm.model.index.num_pages == 0
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_a_window_that_left_the_index_is_no_hit(index: str) -> None:
+def test_a_window_that_left_the_index_is_no_hit() -> None:
     """One of several pages of a block, or the oldest of a window, is not enough (LMCache#4701)."""
-    llm = model(index)
+    llm = model("radix")
     llm.engine.config = SchedulerConfig(max_step_tokens=512)
     found = llm.model.index
     assert found is not None

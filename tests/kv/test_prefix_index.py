@@ -1,4 +1,4 @@
-"""One suite for both prefix indexes."""
+"""Prefixes in an index: what is found, what enters, and what leaves."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -8,17 +8,15 @@ import pytest
 from tests.kv.values import contents, make_pool, prefill
 from twostroke.backends.interface import PAGE
 from twostroke.errors import KVError, OutOfPages
-from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.radix_index import RadixIndex
 
 A, B, C, D = ([10 * i + j for j in range(4)] for i in range(1, 5))  # the tokens of four whole pages
 
 
-@pytest.fixture(params=[RadixIndex, HashIndex])
-def index(request: pytest.FixtureRequest, pool: PagePool) -> Iterator[PrefixIndex]:
-    index = request.param(pool, "m")
+@pytest.fixture
+def index(pool: PagePool) -> Iterator[PrefixIndex]:
+    index = PrefixIndex(pool, "m")
     yield index
     index.clear()
     assert index.num_pages == 0
@@ -156,7 +154,7 @@ def test_a_held_tail_leaves_the_index_so_that_the_unused_prefix_can_go(index: Pr
 
 def test_the_pool_asks_the_index_for_pages(new_pool: Callable[..., PagePool], index: PrefixIndex) -> None:
     pool = new_pool(num_pages=4)
-    small = type(index)(pool, "m")
+    small = PrefixIndex(pool, "m")
     pool.reclaim = small.evict  # pyright: ignore[reportAttributeAccessIssue]
     add(small, A, B, C)
     held = prefill(small.match(A), D * 2)  # two pages, where one was free
@@ -168,12 +166,9 @@ def test_the_pool_asks_the_index_for_pages(new_pool: Callable[..., PagePool], in
     small.clear()
 
 
-@pytest.mark.parametrize("kind", [RadixIndex, HashIndex])
-def test_unused_pages_leave_before_a_prefix_whose_end_is_in_use(
-    kind: type[PrefixIndex], new_pool: Callable[..., PagePool]
-) -> None:
+def test_unused_pages_leave_before_a_prefix_whose_end_is_in_use(new_pool: Callable[..., PagePool]) -> None:
     """However many: those that are looked at together are fewer."""
-    index = kind(new_pool(1100), "m")
+    index = PrefixIndex(new_pool(1100), "m")
     used = prefill(index.pool, range(12))
     index.insert(used)
     end = used[8:]  # whose page keeps the two before it

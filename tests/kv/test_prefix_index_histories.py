@@ -1,4 +1,4 @@
-"""Random histories of both prefix indexes at once, against a table of page prefixes.
+"""Random histories of a prefix index, against a table of page prefixes.
 
 Tokens are from a small alphabet and pages are short, so that prefixes often coincide. K and V depend on the whole
 history of an entry, so that the bits of a hit reveal any wrong entry.
@@ -17,10 +17,8 @@ from tests.kv.values import contents, make_pool, prefill
 from tests.thinning import examples
 from twostroke.backends.interface import PAGE
 from twostroke.kv.cache import KVCache
-from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.radix_index import RadixIndex
 
 SIZE = 2
 Prefix = tuple[int, ...]
@@ -80,11 +78,11 @@ class Table:
 
 
 class Side:
-    """One index with its own pool and values: the same history is played to both sides."""
+    """An index with its pool, values, and table."""
 
-    def __init__(self, kind: type[PrefixIndex]) -> None:
+    def __init__(self) -> None:
         self.pool: PagePool = make_pool(200, SIZE)
-        self.index, self.table = kind(self.pool, "m"), Table()
+        self.index, self.table = PrefixIndex(self.pool, "m"), Table()
         self.values: list[KVCache] = []
 
     def keep(self, kv: KVCache) -> None:
@@ -100,52 +98,49 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         gc.disable()
-        self.sides = [Side(RadixIndex), Side(HashIndex)]
+        self.side = Side()
 
     @rule(prompt=tokens, keep=st.booleans())
     def serve(self, prompt: list[int], keep: bool) -> None:
         """Match, compute the rest, insert, as an engine does."""
-        lengths = []
-        for side in self.sides:
-            queried, hits = side.index.queried_tokens, side.index.hit_tokens
-            hit = side.index.match(prompt)
-            assert hit.table[:, PAGE].tolist() == side.table.match(prompt)
-            assert side.index.queried_tokens - queried == len(prompt)
-            assert side.index.hit_tokens - hits == len(hit)
-            assert contents(hit) == contents(prefill(side.pool, prompt[: len(hit)]))
-            kv = prefill(hit, prompt[len(hit) :])
-            assert contents(kv) == contents(prefill(side.pool, prompt))
-            side.index.insert(kv)
-            side.table.insert(kv, len(kv))
-            lengths.append(len(hit))
-            if keep:
-                side.keep(kv)
-        assert lengths[0] == lengths[1]
+        side = self.side
+        queried, hits = side.index.queried_tokens, side.index.hit_tokens
+        hit = side.index.match(prompt)
+        assert hit.table[:, PAGE].tolist() == side.table.match(prompt)
+        assert side.index.queried_tokens - queried == len(prompt)
+        assert side.index.hit_tokens - hits == len(hit)
+        assert contents(hit) == contents(prefill(side.pool, prompt[: len(hit)]))
+        kv = prefill(hit, prompt[len(hit) :])
+        assert contents(kv) == contents(prefill(side.pool, prompt))
+        side.index.insert(kv)
+        side.table.insert(kv, len(kv))
+        if keep:
+            side.keep(kv)
 
     @rule(prompt=tokens, model=st.sampled_from(["m", "other"]))
     def compute_without_the_index(self, prompt: list[int], model: str) -> None:
-        for side in self.sides:
-            side.keep(prefill(side.pool, prompt, model=model))
+        side = self.side
+        side.keep(prefill(side.pool, prompt, model=model))
 
-    @precondition(lambda self: self.sides[0].values)
+    @precondition(lambda self: self.side.values)
     @rule(
         i=indices, j=indices, start=st.integers(0, 5), stop=st.integers(0, 9), more=tokens, model=st.sampled_from("mo")
     )
     def rearrange(self, i: int, j: int, start: int, stop: int, more: list[int], model: str) -> None:
         """A slice or a splice, optionally continued."""
-        for side in self.sides:
-            left, right = side.values[i % len(side.values)][:start], side.values[j % len(side.values)][stop:]
-            fits = not len(left) or not len(right) or left.positions[-1] < right.positions[0]
-            joined = left + right if fits else right
-            side.keep(prefill(joined, more[:3], model=model))
+        side = self.side
+        left, right = side.values[i % len(side.values)][:start], side.values[j % len(side.values)][stop:]
+        fits = not len(left) or not len(right) or left.positions[-1] < right.positions[0]
+        joined = left + right if fits else right
+        side.keep(prefill(joined, more[:3], model=model))
 
-    @precondition(lambda self: self.sides[0].values)
+    @precondition(lambda self: self.side.values)
     @rule(i=indices)
     def insert(self, i: int) -> None:
-        for side in self.sides:
-            kv = side.values[i % len(side.values)]
-            side.index.insert(kv)
-            side.table.insert(kv, self._trusted(side.pool, kv))
+        side = self.side
+        kv = side.values[i % len(side.values)]
+        side.index.insert(kv)
+        side.table.insert(kv, self._trusted(side.pool, kv))
 
     @staticmethod
     def _trusted(pool: PagePool, kv: KVCache) -> int:
@@ -153,40 +148,39 @@ class Histories(RuleBasedStateMachine):
         pairs: Any = zip(contents(kv), contents(prefill(pool, kv.tokens)), strict=True)
         return next((i for i, (one, other) in enumerate(pairs) if one != other), len(kv))
 
-    @precondition(lambda self: self.sides[0].values)
+    @precondition(lambda self: self.side.values)
     @rule(i=indices)
     def drop(self, i: int) -> None:
-        for side in self.sides:
-            del side.values[i % len(side.values)]
+        side = self.side
+        del side.values[i % len(side.values)]
 
     @rule(count=st.integers(0, 12))
     def evict(self, count: int) -> None:
-        for side in self.sides:
-            used = side.pool.num_used
-            freed = side.index.evict(count)
-            assert freed == used - side.pool.num_used
-            assert freed == side.table.evict(count, side.held)
+        side = self.side
+        used = side.pool.num_used
+        freed = side.index.evict(count)
+        assert freed == used - side.pool.num_used
+        assert freed == side.table.evict(count, side.held)
 
     @rule()
     def clear(self) -> None:
-        for side in self.sides:
-            side.index.clear()
-            side.table.pages.clear()
+        side = self.side
+        side.index.clear()
+        side.table.pages.clear()
 
     @invariant()
     def counts_are_exact(self) -> None:
-        for side in self.sides:
-            indexed = np.array(list(side.table.pages.values()), np.int64)
-            check_counts(side.pool, [*(kv.table[:, PAGE] for kv in side.values), indexed])
-            assert side.index.num_pages == len(indexed)
+        side = self.side
+        indexed = np.array(list(side.table.pages.values()), np.int64)
+        check_counts(side.pool, [*(kv.table[:, PAGE] for kv in side.values), indexed])
+        assert side.index.num_pages == len(indexed)
 
     def teardown(self) -> None:
-        for side in self.sides:
-            side.index.clear()
-            side.values.clear()
-        used = [side.pool.num_used for side in self.sides]
+        side = self.side
+        side.index.clear()
+        side.values.clear()
         gc.enable()
-        assert used == [0, 0]
+        assert side.pool.num_used == 0
 
 
 TestHistories = Histories.TestCase

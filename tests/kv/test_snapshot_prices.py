@@ -7,13 +7,10 @@ import pytest
 
 from tests.kv.values import RECURRENT, WINDOWED, prefill
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.radix_index import RadixIndex
 
 NewPool = Callable[..., PagePool]
-INDEXES = [RadixIndex, HashIndex]
 LONG = list(range(64))
 
 
@@ -31,34 +28,31 @@ def ask(index: PrefixIndex, tokens: list[int]) -> int:
     return len(found)
 
 
-def flooded(kind: type[PrefixIndex], new_pool: NewPool, shorts: int) -> PrefixIndex:
+def flooded(new_pool: NewPool, shorts: int) -> PrefixIndex:
     """A long prompt, and behind it so many short ones."""
-    index = kind(new_pool(150, geometry=RECURRENT), "m")
+    index = PrefixIndex(new_pool(150, geometry=RECURRENT), "m")
     ask(index, LONG)
     for number in range(shorts):
         ask(index, short(number))
     return index
 
 
-@pytest.mark.parametrize("kind", INDEXES)
-def test_many_short_prompts_do_not_drive_out_a_long_one(kind: type[PrefixIndex], new_pool: NewPool) -> None:
-    index = flooded(kind, new_pool, 40)
+def test_many_short_prompts_do_not_drive_out_a_long_one(new_pool: NewPool) -> None:
+    index = flooded(new_pool, 40)
     assert index.evicted_snapshots > 10
     assert len(index.match([*LONG, 7])) == 56  # the last snapshot saves no more than a short one
     index.clear()
 
 
-@pytest.mark.parametrize("kind", INDEXES)
-def test_what_is_not_used_leaves_in_the_end(kind: type[PrefixIndex], new_pool: NewPool) -> None:
-    index = flooded(kind, new_pool, 2000)
+def test_what_is_not_used_leaves_in_the_end(new_pool: NewPool) -> None:
+    index = flooded(new_pool, 2000)
     assert len(index.match([*LONG, 7])) == 0
     assert len(index.match(short(1999))) == 8
     index.clear()
 
 
-@pytest.mark.parametrize("kind", INDEXES)
-def test_what_is_used_again_stays(kind: type[PrefixIndex], new_pool: NewPool) -> None:
-    index = kind(new_pool(150, geometry=RECURRENT), "m")
+def test_what_is_used_again_stays(new_pool: NewPool) -> None:
+    index = PrefixIndex(new_pool(150, geometry=RECURRENT), "m")
     ask(index, short(0))
     for number in range(1, 200):
         ask(index, short(number))
@@ -68,9 +62,8 @@ def test_what_is_used_again_stays(kind: type[PrefixIndex], new_pool: NewPool) ->
 
 
 @pytest.mark.parametrize("geometry", [RECURRENT, WINDOWED])
-@pytest.mark.parametrize("kind", INDEXES)
-def test_credits_are_those_of_indexed_pages(kind: type[PrefixIndex], geometry: Geometry, new_pool: NewPool) -> None:
-    index, rng = kind(new_pool(200, geometry=geometry), "m"), np.random.default_rng(1)
+def test_credits_are_those_of_indexed_pages(geometry: Geometry, new_pool: NewPool) -> None:
+    index, rng = PrefixIndex(new_pool(200, geometry=geometry), "m"), np.random.default_rng(1)
     for _ in range(150):
         ask(index, LONG[: int(rng.integers(4, 64))] + short(int(rng.integers(30))))
     credits = index.prices.credits

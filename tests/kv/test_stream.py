@@ -22,11 +22,9 @@ from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import CorruptFile, GeometryMismatch, KVError, OutOfPages
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
-from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.page_contents import read_entries
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.radix_index import RadixIndex
 from twostroke.models.rope import NO_ROPE, Rope
 from twostroke.system.user_key import user_key
 
@@ -290,13 +288,11 @@ def test_what_this_user_saved_is_believed(tmp_path: Path, pool: PagePool) -> Non
     assert same_tail(loaded.tail, LOGITS)
 
 
-@pytest.mark.parametrize("kind", [RadixIndex, HashIndex])
 @pytest.mark.parametrize("tail", [LOGITS, Tail("m", pending=3), replace(LOGITS, pending=3)])
 @pytest.mark.parametrize("theirs", ["key", "no key", "unreadable", "open to others", "of another size"])
 def test_what_another_user_saved_is_used_and_believed_nothing(
     tmp_path: Path,
     pool: PagePool,
-    kind: type[PrefixIndex],
     tail: Tail,
     theirs: str,
     request: pytest.FixtureRequest,
@@ -321,7 +317,7 @@ def test_what_another_user_saved_is_used_and_believed_nothing(
     assert (loaded.tokens, loaded.positions, contents(loaded)) == (kv.tokens, kv.positions, contents(kv))
     assert loaded.pending == tail.pending
     assert loaded.tail is None or loaded.tail.logits is None
-    index = kind(pool, "m")
+    index = PrefixIndex(pool, "m")
     for value in (loaded, prefill(loaded, range(8)), prefill(loaded[:4], range(8)), loaded[:5] + kv[5:]):
         assert value.canonical_length("m") == 0
         index.insert(value)

@@ -13,10 +13,8 @@ from twostroke.backends.lazy_logits import StoredLogits
 from twostroke.errors import KVError, OutOfPages, PageLost
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import Tail
-from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.radix_index import RadixIndex
 from twostroke.kv.tier_moves import spill
 from twostroke.kv.writer import KVWriter
 
@@ -185,9 +183,8 @@ def test_without_room_nothing_changes(new_pool: NewPool, tier: str) -> None:
     assert contents(held + away[5:]) == contents(held) + bits[5:]
 
 
-@pytest.mark.parametrize("kind", [RadixIndex, HashIndex])
-def test_an_index_keeps_prefixes_whose_pages_have_left(pool: PagePool, kind: type[PrefixIndex]) -> None:
-    index = kind(pool, "m")
+def test_an_index_keeps_prefixes_whose_pages_have_left(pool: PagePool) -> None:
+    index = PrefixIndex(pool, "m")
     kv = prefill(pool, range(12))
     index.insert(kv)
     bits = contents(kv)

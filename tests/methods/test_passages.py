@@ -76,9 +76,8 @@ def test_all_mended_is_the_plain_request(native_llm: Native) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_passages_come_from_the_index_in_any_order(index: str, native_llm: Native) -> None:
-    llm = native_llm(prefix_index=index)
+def test_passages_come_from_the_index_in_any_order(native_llm: Native) -> None:
+    llm = native_llm(prefix_index="radix")
     technique, texts = Passages(first=2, least=4), [f"{one} " * 12 for one in WORDS]
     first = llm.generate([prompt(llm, *texts)], ASKED, method=technique)[0]
     again = prompt(llm, *texts[::-1])

@@ -116,7 +116,7 @@ def prompt(llm: LLM, length: int, chosen: Method) -> list[int]:
         max_size=5,
     ),
     chunk=st.sampled_from([1, 7, 16, 50, 512]),
-    place=st.sampled_from([("off", 24, 3), ("radix", 24, 2), ("radix", 256, 1), ("hash", 24, 1), ("hash", 256, 5)]),
+    place=st.sampled_from([("off", 24, 3), ("radix", 24, 2), ("radix", 256, 1), ("radix", 24, 1), ("radix", 256, 5)]),
 )
 def test_any_schedule(
     asked: list[Asked], chunk: int, place: tuple[str, int, int], models: Models, alone: Callable[[Asked], Answer]

@@ -25,11 +25,11 @@ from twostroke.sampling.params import SamplingParams
 PAGE_BYTES = 3 * 2 * 2 * 64 * 2 * 16
 PLACES = [  # index, pages in the pool, pages in the host, stores, share of the pages asked for that reads give
     ("radix", 24, 0, "disk", 1.0),
-    ("hash", 24, 5, "disk", 1.0),
+    ("radix", 24, 5, "disk", 1.0),
     ("radix", 24, 9, "remote", 0.5),
-    ("hash", 24, 0, "disk remote", 0.7),
+    ("radix", 24, 0, "disk remote", 0.7),
     ("radix", 30, 200, "", 1.0),
-    ("hash", 26, 60, "disk remote", 1.0),
+    ("radix", 26, 60, "disk remote", 1.0),
 ]
 Asked = tuple[int, Method, float, int | None]  # a prompt's length, a technique, temperature, log-probabilities
 

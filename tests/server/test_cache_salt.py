@@ -34,9 +34,9 @@ CALLS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], int]]] = [
 ]
 
 
-@pytest.fixture(params=["radix", "hash"])
-def running(request: pytest.FixtureRequest, open_tiny: Callable[..., LLM]) -> Iterator[Serving]:
-    with serving(open_tiny(prefix_index=request.param)) as one:
+@pytest.fixture
+def running(open_tiny: Callable[..., LLM]) -> Iterator[Serving]:
+    with serving(open_tiny()) as one:
         yield one
 
 

@@ -102,7 +102,7 @@ class LLM(RequestMaker):
                 at the peak. It has no effect on a GPU, where the pool is always taken at once.
             spare_bytes: memory to leave free for what else the process or its container does, when it is added up what
                 the engine will take.
-            prefix_index: "radix", "hash", or "off" (tiers then serve values only).
+            prefix_index: "radix" (also by the name "hash"), or "off" (tiers then serve values only).
             kv_host: bytes of ordinary memory for what the prefix index evicts from the pool. None: none.
             kv_disk: a directory for prefixes and values, which outlives the process. Several processes may share it.
                 With it or `kv_remote`, opening takes about a second longer, to measure what computing costs.

@@ -22,11 +22,9 @@ from twostroke.engine.options import FIRST_LAYERS, GUESSER, OWN_DRAFTS, companio
 from twostroke.errors import GeometryMismatch, InvalidRequest
 from twostroke.kv.backing_stores import BackingStores
 from twostroke.kv.geometry import Geometry
-from twostroke.kv.hash_index import HashIndex
 from twostroke.kv.host_budget import HostBudget
 from twostroke.kv.pool import PagePool
 from twostroke.kv.prefix_index import PrefixIndex
-from twostroke.kv.radix_index import RadixIndex
 from twostroke.kv.tiers.tiers import Tiers
 from twostroke.models.checkpoints.checkpoint import Checkpoint
 from twostroke.models.checkpoints.progress import Progress
@@ -43,7 +41,6 @@ from twostroke.models.rope import frequencies
 log = logging.getLogger(__name__)
 
 MIN_PAGES = 8  # of a pool whose size is chosen here: fewer hold no useful prompt
-INDEXES: dict[str, type[PrefixIndex] | None] = {"radix": RadixIndex, "hash": HashIndex, "off": None}
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class ModelLoader:
     """Opens the models of one engine, on one backend."""
 
     backend: Backend  # computes them
-    index: str  # the kind of their prefix indexes, a key of `INDEXES`
+    index: str  # whether they have prefix indexes: one of `options.PREFIX_INDEXES`
     tiers: Tiers = field(default_factory=Tiers)  # where their pages may be besides the pools
     # what the process may take; every model that is opened adds its part
     budget: MemoryBudget = field(default_factory=MemoryBudget.now)
@@ -123,7 +120,7 @@ class ModelLoader:
         identity = model_identity(checkpoint, backend, pool.page_size)
         # Entries do not follow from the tokens before them if it takes hidden states, or attends to those behind too.
         apart = checkpoint.config.takes_hidden or checkpoint.config.both_ways
-        made = None if apart else INDEXES[self.index]
+        indexed = self.index != "off" and not apart
         checkpoint.release()
         config, other = checkpoint.config, None if beside is None else beside.compiled
         if resident:
@@ -138,7 +135,7 @@ class ModelLoader:
             )  # fmt: skip
         _trim()
         pool.stores.update(self.tiers.by_name)  # a student shares the pool
-        prefixes, lower = None if made is None else made(pool, identity), None
+        prefixes, lower = PrefixIndex(pool, identity) if indexed else None, None
         if prefixes is not None:
             prefixes.host = self._host
             if self.tiers.stores:

@@ -5,6 +5,6 @@ frames (pages.py), copies outside of it (page_copies.py), pins (pins.py) and rel
 contents of pages (page_contents.py), their moves between tiers (swap_in.py, tier_moves.py), entries at
 other positions (other_positions.py), other entries for each head (entries_by_head.py), and a writer that extends a
 value (writer.py).
-Provenance says which entries are canonical (provenance.py), and prefix indexes find them again (prefix_index.py, as
-radix_index.py or hash_index.py) and evict them (evictable_pages.py). Values are saved as streams of bytes (stream.py).
+Provenance says which entries are canonical (provenance.py), and prefix indexes find them again (prefix_index.py,
+over page_tree.py) and evict them (evictable_pages.py). Values are saved as streams of bytes (stream.py).
 """

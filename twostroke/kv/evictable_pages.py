@@ -11,7 +11,6 @@ whose snapshots save little, drive out a long one. Their pages leave by price (`
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
@@ -20,6 +19,7 @@ import numpy as np
 from twostroke.errors import OutOfPages
 from twostroke.kv.block_pages import BlockPages
 from twostroke.kv.host_budget import HostBudget
+from twostroke.kv.page_tree import PageTree
 from twostroke.kv.pages import NOWHERE
 from twostroke.kv.pool import PagePool
 from twostroke.kv.snapshot_prices import SnapshotPrices
@@ -28,7 +28,7 @@ from twostroke.kv.tier_moves import spill
 SCAN_PAGES = 512  # pages that are looked at together for those that could leave
 
 
-class EvictablePages(ABC):
+class EvictablePages:
     """Blocks with one reference to each of their pages, by last use. The pool's lock guards them.
 
     Attributes:
@@ -41,6 +41,7 @@ class EvictablePages(ABC):
 
     def __init__(self, pool: PagePool) -> None:
         self.pool, self.blocks, self.host = pool, BlockPages(pool), HostBudget()
+        self._tree = PageTree()  # which pages come after which
         self.evicted_pages = self.evicted_snapshots = 0
         self.prices = SnapshotPrices(self.blocks, pool.snapshot_pages)
         self.on_remove: list[Callable[[Sequence[int]], None]] = []
@@ -116,14 +117,6 @@ class EvictablePages(ABC):
         starts = np.cumsum([0, *(len(self.blocks.behind(first)) for first in found[:-1])])
         free = np.logical_and.reduceat(self.pool.would_free(np.array(behind, np.int64)), starts)
         return [first for first, all_free in zip(found, free.tolist(), strict=True) if all_free]
-
-    @abstractmethod
-    def _is_leaf(self, page: int) -> bool:
-        """Whether no indexed page comes after this one."""
-
-    @abstractmethod
-    def _remove(self, page: int) -> list[int]:
-        """Forget a page and all after it, and return them."""
 
     def _retain(self, pages: list[int]) -> None:
         self.pool.retain(np.array(pages, np.int64))
@@ -229,7 +222,7 @@ class EvictablePages(ABC):
 
     def _goes_alone(self, first: int) -> bool:
         """Whether nothing else leaves the index with these pages."""
-        return self.blocks.is_windowed(first) or self._is_leaf(first)
+        return self.blocks.is_windowed(first) or self._tree.is_leaf(first)
 
     def _detach(self, first: int) -> list[int]:
         """Forget windowed pages of a block, or a block and all after it.
@@ -239,7 +232,7 @@ class EvictablePages(ABC):
         if self.blocks.is_windowed(first):
             firsts = self.blocks.part(first)
         else:
-            firsts = self.blocks.with_windowed(self._remove(first))
+            firsts = self.blocks.with_windowed(self._tree.remove(first))
         pages = self.blocks.behind_all(firsts)
         for leave in self.on_remove:
             leave(pages)

@@ -1,14 +1,11 @@
-"""Prefix reuse: the base class of all indexes of canonical pages.
+"""Prefix reuse: an index of canonical pages.
 
-An index holds one reference to each whole page it knows, in the pool or in the host, for one model. Only canonical
-entries are indexed (`kv.provenance`), so a hit has the bits that the model would have computed. There are two kinds: a
-radix tree (`radix_index`, after SGLang's RadixAttention, Zheng et al. 2024) and chained block hashes (`hash_index`,
-after vLLM's automatic prefix caching).
+It holds one reference to each whole page it knows, in the pool or in the host, for one model. Only canonical entries
+are indexed (`kv.provenance`), so a hit has the bits that the model would have computed.
 """
 
 import hashlib
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -53,7 +50,7 @@ class PrefixIndex(EvictablePages):
         array, size = np.array(tokens, np.int32), self.pool.page_size
         keys = self._keys(array, salt)
         with self.pool.lock:
-            blocks = self.blocks.usable(found := self._find(keys))
+            blocks = self.blocks.usable(found := self._tree.find(keys))
             self._touch(blocks)
             self.queried_tokens += len(array)
             self.hit_tokens += len(blocks) * size
@@ -67,7 +64,7 @@ class PrefixIndex(EvictablePages):
         """The longest indexed prefix of `tokens` if it is longer than `kv`, else `kv`. Not counted as a match."""
         keys, size = self._keys(tokens), self.pool.page_size
         with self.pool.lock:
-            blocks = self.blocks.usable(self._find(keys))
+            blocks = self.blocks.usable(self._tree.find(keys))
             if len(blocks) * size <= len(kv):
                 return kv
             self._touch(blocks)
@@ -80,7 +77,7 @@ class PrefixIndex(EvictablePages):
         """
         keys, step = self._keys(tokens, salt), math.lcm(self.pool.page_size, self.pool.geometry.chunk)
         with self.pool.lock:
-            return len(self._find(keys)) * self.pool.page_size // step * step
+            return len(self._tree.find(keys)) * self.pool.page_size // step * step
 
     def _value(self, tokens: np.ndarray, blocks: list[int]) -> KVCache:
         state = self.blocks.snapshot(blocks[-1]) if blocks and self.pool.geometry.states else []
@@ -119,7 +116,7 @@ class PrefixIndex(EvictablePages):
 
         `states`: the pages of snapshots, by the number of blocks before each.
         """
-        known = len(self._find(keys))
+        known = len(self._tree.find(keys))
         gone = np.flatnonzero(pages[known:, 0] == NO_PAGE)
         count = known + int(gone[0]) if len(gone) else len(keys)
         blocks = self._add(keys[:count], pages[:count, 0].tolist())
@@ -129,13 +126,11 @@ class PrefixIndex(EvictablePages):
             self._in_pool.update(dict.fromkeys(firsts))
         return blocks
 
-    @abstractmethod
-    def _find(self, keys: list[bytes]) -> list[int]:
-        """The pages along `keys`, from the first on, as far as they are known."""
-
-    @abstractmethod
     def _add(self, keys: list[bytes], pages: list[int]) -> list[int]:
-        """Know pages by their keys; `_hold` those that are new. Returns the pages along `keys`."""
+        """Know pages by their keys, and hold those that are new. Returns the pages along `keys`."""
+        known, new = self._tree.add(keys, pages)
+        self._retain(new)
+        return known
 
     def _keys(self, tokens: np.ndarray, salt: bytes = b"") -> list[bytes]:
         """The key of each whole page of `tokens`; the first has the salt, on which all others depend. No lock."""

@@ -87,18 +87,17 @@ def stored(llm: LLM, prompt: int) -> list[int]:
     return [at for at, names in every.items() if store.find(space, names) == len(names)]
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("tier", ["disk", "remote"])
-def test_a_restart(open_model: OpenModel, redis_server: Server, disk: Path, index: str, tier: str) -> None:
+def test_a_restart(open_model: OpenModel, redis_server: Server, disk: Path, tier: str) -> None:
     """Another process finds what this one has written, with the same tokens, log-probabilities, entries and states."""
     place = {"kv_disk": disk} if tier == "disk" else {"kv_remote": redis_server().url}
-    first = open_model(index=index, **place)
+    first = open_model(**place)
     assert [found(first, prompt) for prompt in range(3)] == [{}, {}, {}]
     counts = first.tiers.by_name[tier].counters.read()
     assert (counts.snapshots_out, counts.snapshots_in, counts.reasons) == (5, 0, {})
     assert stored(first, 0) == [128, 384]
     first.close()
-    second = open_model(index=index, **place)
+    second = open_model(**place)
     estimate = estimate_local(second.model, PROMPTS[0], lambda context, count: 1.0 * count)
     assert dict(estimate.tokens) == {tier: 384, "computed": 16}
     assert [found(second, prompt) for prompt in range(3)] == [{tier: 384}, {tier: 256}, {tier: 384}]
@@ -243,17 +242,16 @@ def test_a_snapshot_that_spares_less_than_it_takes_is_not_written(open_model: Op
     }
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("chunk", [50, 64, 512])
-def test_prompts_that_part(open_model: OpenModel, index: str, chunk: int) -> None:
+def test_prompts_that_part(open_model: OpenModel, chunk: int) -> None:
     """The second prompt of a beginning leaves a snapshot there: the third one finds it, also after a restart."""
     pages: Pages = {}
-    first = open_model(Tiers(disk=MemoryStore("disk", pages)), index=index)
+    first = open_model(Tiers(disk=MemoryStore("disk", pages)))
     lower(first).computing = lambda context, count: 0.001 * count  # less than a second: what comes once stays away
     assert (found(first, 0), stored(first, 0)) == ({}, [])
     assert (found(first, 1, chunk=chunk), stored(first, 1)) == ({}, [128])
     assert (found(first, 3), stored(first, 3)) == ({"pool": 128}, [128])
-    assert found(open_model(Tiers(disk=MemoryStore("disk", pages)), index=index), 3) == {"disk": 128}
+    assert found(open_model(Tiers(disk=MemoryStore("disk", pages))), 3) == {"disk": 128}
     assert first.pool.num_used == first.engine.cached_pages(first.pool)
 
 
@@ -303,7 +301,6 @@ ASKED = st.tuples(
     host=st.sampled_from([0, 30, 400]),
     stores=st.sampled_from(["", "disk", "remote", "disk remote"]),
     share=st.sampled_from([0.3, 1.0]),
-    index=st.sampled_from(["radix", "hash"]),
 )
 def test_any_schedule(
     open_model: OpenModel,
@@ -313,14 +310,13 @@ def test_any_schedule(
     host: int,
     stores: str,
     share: float,
-    index: str,
 ) -> None:
     """Tokens, log-probabilities, entries and states do not depend on tiers, nor on what they give."""
     made = {tier: MemoryStore(tier) for tier in stores.split()}
     for store in made.values():
         store.share = share
     tiers = Tiers(host * ANY.model().pool.page_bytes, made.get("disk"), made.get("remote"))
-    llm = open_model(tiers, pages, index)
+    llm = open_model(tiers, pages)
     for _ in range(2):
         requests = [llm.request(PROMPTS[one][:length], SAMPLING, METHODS[name]) for one, length, name in asked]
         right = [expected(*one) for one in asked]

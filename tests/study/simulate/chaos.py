@@ -52,7 +52,7 @@ def draw(seed: int) -> tuple[Fleet, Traffic]:
         costs=MeasuredCosts(StepPredictor(COST, PRICES), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-5])),
         pages=rng.choice([24, 40, 100, 1000]) * 16 // page_size,
         page_size=page_size,
-        index=rng.choice(["radix", "hash", "off"]),
+        index=rng.choice(["radix", "radix", "off"]),
         asynchronous=rng.random() < 0.5,
         scheduler=SchedulerConfig(rng.choice([16, 64, 512]), rng.choice([1, 4, 64]), rng.choice([None, None, 3.0])),
     )

@@ -87,7 +87,7 @@ def test_equal_pieces_are_equal_tokens() -> None:
 
 def test_events_report_what_an_index_holds() -> None:
     """At the end of a run, the router knows exactly the pages of all indexes."""
-    setup = machine_setup("llama-3-8b", "h100", kv_bytes=500 << 20, index="hash")
+    setup = machine_setup("llama-3-8b", "h100", kv_bytes=500 << 20)
     arrivals = [TrafficRequest(0.01 * i, (PromptPiece(i % 5, 300), PromptPiece(100 + i, 100)), 4) for i in range(40)]
     traffic = Traffic.replayed(arrivals)
     service = Simulation(Fleet(setup, 3, router="kv-aware"), traffic)

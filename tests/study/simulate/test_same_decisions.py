@@ -107,7 +107,7 @@ REQUESTS = st.tuples(
 ENGINES = st.fixed_dictionaries(
     {
         "pages": st.sampled_from([10, 14, 40, 400]),
-        "index": st.sampled_from(["radix", "hash", "off"]),
+        "index": st.sampled_from(["radix", "off"]),
         "asynchronous": st.booleans(),
         "scheduler": st.builds(
             SchedulerConfig,

@@ -7,11 +7,12 @@ from typing import Any, cast
 from twostroke.engine.engine import Engine
 from twostroke.engine.forecast import Forecast
 from twostroke.engine.model import Model
-from twostroke.engine.model_loader import INDEXES
+from twostroke.engine.options import PREFIX_INDEXES
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.errors import InvalidRequest
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool
+from twostroke.kv.prefix_index import PrefixIndex
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.models.config import ModelConfig
 from twostroke.models.cost import CostModel
@@ -46,8 +47,8 @@ class EngineSetup:
     def __post_init__(self) -> None:
         if self.technique.method.get("draft") == "lookup":
             raise InvalidRequest("prompt lookup cannot be simulated: its guesses come from texts, which are not there")
-        if self.index not in INDEXES:
-            raise InvalidRequest(f"the prefix index must be one of {', '.join(INDEXES)}, not {self.index!r}")
+        if self.index not in PREFIX_INDEXES:
+            raise InvalidRequest(f"the prefix index must be one of {', '.join(PREFIX_INDEXES)}, not {self.index!r}")
         if not 1 <= self.pages <= MAX_PAGES or self.page_size < 1:
             raise InvalidRequest(
                 f"there must be room for one page of KV, and for {MAX_PAGES:,} at most, not {self.pages:,} pages of "
@@ -99,7 +100,6 @@ def kv_geometry(model: ModelSpec) -> Geometry:
 
 def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: PagePool, tokenizer: Any) -> Engine:
     """The engine over a compiled model that moves this clock."""
-    kind = INDEXES[setup.index]
 
     def model_of(name: str, compiled: Any, pool: PagePool) -> Model:
         return Model(
@@ -109,7 +109,7 @@ def open_engine(setup: EngineSetup, clock: VirtualClock, compiled: Any, pool: Pa
             compiled=compiled,
             tokenizer=cast(Tokenizer, tokenizer),
             pool=pool,
-            index=None if kind is None or compiled.config.takes_hidden else kind(pool, name),
+            index=None if setup.index == "off" or compiled.config.takes_hidden else PrefixIndex(pool, name),
             cost=CostModel(compiled.config, {}, pool.entry_bytes),
         )
 

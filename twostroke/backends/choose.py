@@ -147,8 +147,8 @@ def follow_torchrun() -> None:
         group = RankGroup.of_torchrun(RANK_TIMEOUT_S)
         try:
             name, *setup = group.receive(limit=ANY_TIME)
-            module = next(candidate.follower for candidate in CANDIDATES if candidate.name == name)
-            import_module(f"twostroke.backends.{module}").follow(group, *setup)
+            module = "native.distributed_ranks" if name == "native" else "torch_follower"
+            import_module(f"twostroke.backends.{module}").follow(group, name, *setup)
         finally:
             group.close()
         raise SystemExit(0)
@@ -226,7 +226,6 @@ class BackendCandidate:
     kind: str  # the kind of device for which "auto" tries it; "" for any
     dtypes: tuple[str, ...]  # values of `dtype` with which "auto" tries it
     create: Callable[[BackendRequest], Backend | str]  # makes the backend, or says why it cannot be used
-    follower: str  # the module whose `follow` runs in the other ranks that `torchrun` has started
 
     def fits(self, wanted: BackendRequest) -> bool:
         """Whether it was asked for by name, or "auto" tries it."""
@@ -237,7 +236,7 @@ class BackendCandidate:
 
 # In the order in which "auto" tries them.
 CANDIDATES = (
-    BackendCandidate("native", "cpu", ("auto",), _create_native, "native.distributed_ranks"),
-    BackendCandidate("triton", "cuda", ("auto", "bfloat16"), _create_triton, "triton.follower"),
-    BackendCandidate("reference", "", DTYPES, _create_reference, "reference.follower"),
+    BackendCandidate("native", "cpu", ("auto",), _create_native),
+    BackendCandidate("triton", "cuda", ("auto", "bfloat16"), _create_triton),
+    BackendCandidate("reference", "", DTYPES, _create_reference),
 )

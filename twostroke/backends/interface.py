@@ -216,8 +216,13 @@ class Backend(Protocol):
         dtype, kv_dtype: dtypes of activations, and of K and V: "float32", "bfloat16".
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    exact: bool
+    asynchronous: bool
+    device: str
+    threads: int
+    formats: Collection[str] | None
+    dtype: str
 
     @property
     def label(self) -> str: ...
@@ -226,28 +231,10 @@ class Backend(Protocol):
     def arithmetic(self) -> str: ...
 
     @property
-    def exact(self) -> bool: ...
-
-    @property
-    def asynchronous(self) -> bool: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
     def takes_bias(self) -> bool: ...
 
     @property
-    def formats(self) -> Collection[str] | None: ...
-
-    @property
     def failure(self) -> EngineFailed | None: ...
-
-    @property
-    def dtype(self) -> str: ...
 
     @property
     def kv_dtype(self) -> str: ...

@@ -1,8 +1,9 @@
-"""The loop of a rank other than 0 that computes with PyTorch tensors: it obeys rank 0 (`torch_ranks.py`)."""
+"""A rank other than 0 that computes with PyTorch tensors: it obeys rank 0 (`torch_ranks.py`)."""
 
 import os
 import socket
 from collections.abc import Callable
+from importlib import import_module
 from typing import Protocol
 
 import numpy as np
@@ -10,13 +11,13 @@ import numpy as np
 from twostroke.backends.interface import RaggedBatch, Weights
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks import processes
-from twostroke.backends.ranks.collectives import Collectives
+from twostroke.backends.ranks.collectives import Collectives, device_of
 from twostroke.backends.ranks.processes import PipeChannel
 from twostroke.backends.ranks.rank_group import ANY_TIME, RankGroup, dist
 from twostroke.backends.reference.memory import device_kv_room
 from twostroke.backends.sharded_memory import PageShards, act_on_shard
 from twostroke.backends.torch_ranks import NewMemory, TorchRankSetup
-from twostroke.errors import OutOfPages, RankLost
+from twostroke.errors import InvalidRequest, OutOfPages, RankLost
 from twostroke.models.config import ModelConfig
 from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape
@@ -34,7 +35,10 @@ class FollowerModel(Protocol):
         ...
 
 
-def started(file: int, parent: int, follow: Callable[..., None]) -> None:
+FollowerParts = tuple[NewMemory, Callable[[ModelConfig, Weights], FollowerModel]]  # make pages, and a part of a model
+
+
+def main(file: int, parent: int) -> None:
     """Follow rank 0, which has started this process on its host, until it ends or a rank is lost."""
     processes.exit_with_parent(parent)
     facts: TorchRankSetup = PipeChannel(socket.socket(fileno=file)).wait()
@@ -47,15 +51,28 @@ def started(file: int, parent: int, follow: Callable[..., None]) -> None:
         os._exit(1)
 
 
+def follow(group: RankGroup, backend: str, device: str, staged: bool, *options: object) -> None:
+    """Do what rank 0 says until the end. Raises RankLost.
+
+    Args:
+        backend: whose module has `unavailable` and `rank_of`.
+        device, staged: as for `device_of`.
+        options: of `rank_of`.
+    """
+    own, module = device_of(group.rank, device, staged), import_module(f"twostroke.backends.{backend}.backend")
+    reason: str | None = module.unavailable(own)
+    group.send(reason and InvalidRequest(f"rank {group.rank} cannot compute: {reason}"), 0)
+    if not reason:
+        links = Collectives(group, own, staged)
+        Follower(links, module.rank_of(links, *options)).run()
+
+
 class Follower:
     """The models and the pages of one rank."""
 
-    def __init__(
-        self, links: Collectives, new_memory: NewMemory, compile: Callable[[ModelConfig, Weights], FollowerModel]
-    ) -> None:
-        """`compile` makes this rank's part of a model."""
+    def __init__(self, links: Collectives, parts: FollowerParts) -> None:
         self.links, self.group = links, links.group
-        self._new_memory, self._compile = new_memory, compile
+        self._new_memory, self._compile = parts
         self._models: list[FollowerModel] = []
         self._pools: dict[int, PageMemory] = {}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from twostroke.models.formats.tensor import RawTensor
 from twostroke.models.layer_groups import PageShape
 from twostroke.models.tensor_shapes import ROUTER
 
-FOLLOWER = "twostroke.backends.{}.follower"  # the module of a backend that runs in other ranks
+FOLLOWER = "twostroke.backends.torch_follower"  # the module that runs in other ranks
 NewMemory = Callable[[int, PageShape, str], PageMemory]  # of a number of pages, a shape, a device
 
 
@@ -67,14 +68,14 @@ def part_of(raw: RawTensor, name: str, config: ModelConfig, rank: int, size: int
 
 @dataclass(frozen=True)
 class TorchRankSetup:
-    """The first message to a rank on the same host. `options`: arguments of its backend's `follow`."""
+    """The first message to a rank on the same host. `options`: arguments of `torch_follower.follow`."""
 
     store: str
     rank: int
     size: int
     patience_s: float
     cores: list[int]
-    options: tuple[object, ...]
+    options: tuple[Any, ...]
 
 
 class TorchRanks:
@@ -93,18 +94,17 @@ class TorchRanks:
         Args:
             backend: "reference", "triton".
             device: of all ranks: "cpu", or "cuda" for a GPU each.
-            options: what else `follow` wants.
+            options: of the backend's `rank_of`.
         """
         self._new_memory = new_memory
-        self._module = FOLLOWER.format(backend)
         self._pools: dict[int, bool] = {}  # number -> whether it is in use
         self._models = 0
         self.followers: Followers | None = None  # those that it has started
         staged = collectives.ONE_GPU
-        own, options = device_of(0, device, staged), (device, staged, *options)
+        own, options = device_of(0, device, staged), (backend, device, staged, *options)
         if processes.under_torchrun():
             self.group = RankGroup.of_torchrun(processes.RANK_TIMEOUT_S, size)
-            self.group.send_all(backend, *options)
+            self.group.send_all(*options)
             self._meet(own, staged)
         else:
             self._start(size, own, staged, options)
@@ -124,7 +124,7 @@ class TorchRanks:
                 if group:
                     group[0].lose(f"rank {rank} of {size} has ended")
 
-            self.followers = Followers(self._module, facts, (), lose)
+            self.followers = Followers(FOLLOWER, facts, (), lose)
             try:
                 group.append(RankGroup(dist.FileStore(store, size), 0, size, patience_s))
                 self.group = group[0]

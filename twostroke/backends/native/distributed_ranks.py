@@ -170,7 +170,7 @@ def _end(group: RankGroup) -> None:
     group.close()
 
 
-def follow(group: RankGroup, variant: str, digest: str, threads: int) -> None:
+def follow(group: RankGroup, _: str, variant: str, digest: str, threads: int) -> None:
     """A rank other than 0: do what rank 0 says until the end. Raises RankLost."""
     if reason := library.unavailable(variant):
         group.send(InvalidRequest(f"rank {group.rank} cannot run native-{variant}, as rank 0 does: {reason}"), 0)

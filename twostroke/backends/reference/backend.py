@@ -26,6 +26,7 @@ from twostroke.backends.reference.memory import device_kv_room, new_memory
 from twostroke.backends.reference.operations import Operations
 from twostroke.backends.reference.sharded import ShardedOperations
 from twostroke.backends.sharded_memory import ShardedMemory
+from twostroke.backends.torch_follower import FollowerParts
 from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.errors import RankLost
 from twostroke.models.config import ModelConfig
@@ -102,6 +103,17 @@ class ReferenceBackend:
             return ShardedReferenceModel(
                 ReferenceDecoder(config, self.operations, parts), self.ranks.links, (self.ranks, number)
             )
+
+
+def unavailable(device: str) -> str | None:
+    """None: PyTorch computes on any of its devices."""
+    return None
+
+
+def rank_of(links: Collectives, dtype: str, threads: int, kv_dtype: str) -> FollowerParts:
+    """What a rank other than 0 makes."""
+    operations = ShardedOperations(links, dtype, threads, kv_dtype)
+    return new_memory, lambda config, parts: ShardedReferenceModel(ReferenceDecoder(config, operations, parts), links)
 
 
 def unsupported(config: ModelConfig, tp: int, kv_dtype: str) -> str | None:

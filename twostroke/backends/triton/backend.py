@@ -15,8 +15,9 @@ import triton
 from twostroke.backends.interface import ONE_RANK, CompiledModel, Weights
 from twostroke.backends.page_memory import PageMemory
 from twostroke.backends.ranks import collectives
-from twostroke.backends.ranks.collectives import device_of
+from twostroke.backends.ranks.collectives import Collectives, device_of
 from twostroke.backends.reference.memory import DeviceMemory, device_kv_room
+from twostroke.backends.torch_follower import FollowerParts
 from twostroke.backends.torch_ranks import TorchRanks
 from twostroke.backends.triton.kernels.numbers import INTERPRET
 from twostroke.backends.triton.model import TritonModel
@@ -110,6 +111,11 @@ def unavailable(device: str, ranks: int = 1) -> str | None:
             name, version = torch.cuda.get_device_name(one), ".".join(map(str, found))
             return f"its tiles and its bits are those of Hopper (H100, H200), and this is a {name} ({version})"
     return None
+
+
+def rank_of(links: Collectives, kv_dtype: str) -> FollowerParts:
+    """What a rank other than 0 makes."""
+    return DeviceMemory, lambda config, parts: ShardedTritonModel(config, links, parts, kv_dtype)
 
 
 def unsupported(config: ModelConfig, matrices: Mapping[str, RawTensor], kv_dtype: str = "bfloat16") -> str | None:

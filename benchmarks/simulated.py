@@ -198,7 +198,7 @@ class Comparison:
 def with_kernels(setup: EngineSetup, kernels: StepPredictor) -> EngineSetup:
     """The setup with other seconds of its kernels, and what Python and HTTP add as before."""
     assert isinstance(setup.costs, MeasuredCosts)
-    return replace(setup, costs=replace(setup.costs, predictor=kernels, known={}))
+    return replace(setup, costs=replace(setup.costs, predictor=kernels))
 
 
 def percentiles(facts: dict[str, Any]) -> dict[str, float]:

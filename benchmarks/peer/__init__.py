@@ -1,6 +1,6 @@
 """Comparison of engines in turn, in one session: the speed of a machine drifts, so only this gives valid comparisons.
 
-The command is `python benchmarks/peers.py`.
+The command is `python -m benchmarks.peer`.
 
     __main__      the command line            engines       all engines, and how each is installed
     turns         rounds, in rotating order   environments  a virtual environment for each

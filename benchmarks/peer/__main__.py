@@ -101,4 +101,4 @@ def run(
 
 
 if __name__ == "__main__":
-    app(prog_name="peers.py")
+    app(prog_name="benchmarks.peer")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.http_costs import probes
-from benchmarks.simulated import Comparison, figures, highest_rate
+from benchmarks.simulated import Comparison, figures, highest_rate, with_kernels
 from tests.study.simulate.chaos import draw
-from twostroke.models.cost import CostModel
+from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.step_costs import MeasuredCosts
@@ -60,6 +60,16 @@ def timed(times: float) -> EngineSetup:
 def test_slower_models_get_fewer_requests() -> None:
     for load in Comparison("m", options(), {}).loads:
         assert highest_rate(timed(3), load) == pytest.approx(highest_rate(timed(1), load) / 3, rel=0.01)
+
+
+def test_kernels_are_timed_anew_and_the_rest_stays() -> None:
+    one, kernels = timed(1), timed(3).costs
+    assert isinstance(kernels, MeasuredCosts)
+    made = with_kernels(one, kernels.predictor)
+    assert (made.costs.step([SequenceRows(3)]), made.costs.host_s) == (
+        kernels.step([SequenceRows(3)]),
+        one.costs.host_s,
+    )
 
 
 def test_a_server_that_is_probed_at_rest_is_at_rest() -> None:

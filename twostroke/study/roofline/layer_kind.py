@@ -49,37 +49,40 @@ class WeightMatrix(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerKind:
-    """`count` equal layers of a model of so many `hidden` numbers, each of which gets `inputs` numbers of a token."""
+    """`count` equal layers of a model of so many `hidden` numbers, each of which gets `inputs` numbers of a token.
+
+    Simulations ask for each row of each step, so what it is made of is kept.
+    """
 
     count: int
     layer: Layer
     hidden: int
     inputs: int = 0
 
-    @property
+    @cached_property
     def attention(self) -> Attention | None:
         """None for a layer that has a state in its place."""
         return self.layer.mixer if isinstance(self.layer.mixer, Attention) else None
 
-    @property
+    @cached_property
     def state(self) -> RecurrentMixer | None:
         return self.layer.mixer if isinstance(self.layer.mixer, RecurrentMixer) else None
 
-    @property
+    @cached_property
     def latent(self) -> Latent | None:
         return None if self.attention is None else self.attention.latent
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         return None if self.attention is None else self.attention.window
 
-    @property
+    @cached_property
     def heads(self) -> int:
         """Heads of queries, which devices divide; of a state, of its keys."""
         mixer = self.layer.mixer
         return mixer.num_heads if isinstance(mixer, Attention) else mixer.num_k_heads
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
         return self.heads if self.attention is None else self.attention.num_kv_heads
 

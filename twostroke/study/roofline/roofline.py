@@ -4,12 +4,12 @@ A step is a sequence of products: those of the layers' matrices, attention, and 
 FLOPs or its bytes, whichever is longer, and they follow each other. So a step is never predicted below its floor.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
-from twostroke.models.cost import SequenceRows
+from twostroke.models.cost import SequenceRows, attended
 from twostroke.models.kv_formats import KV_FORMATS
 from twostroke.study.roofline.layer_kind import WeightMatrix
 from twostroke.study.roofline.machines import MachineSpec
@@ -93,16 +93,32 @@ class Roofline:
         self.dtype = machine.dtype(weights.arithmetic)
         # On CPUs steps gain little with KV of 8 bits, and long prefills lose: no gain is planned (docs/kv-bits.md).
         self.kv_read = KV_FORMATS["bfloat16"] if machine.kind == "cpu" else model.stored
+        self._known: dict[tuple[int, int], StepTime] = {}
+        # Of layers with one window together: FLOPs of a pair, and bytes of an entry. Other layers count by themselves.
+        sums: defaultdict[int | None, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        self._other = [kind for kind in model.layers if kind.state is not None or kind.latent is not None]
+        for kind in (kind for kind in model.layers if kind not in self._other):
+            flops, read = sums[kind.window]
+            entry = kind.count * kind.entry_bytes(self.kv_read) / min(tp, kind.kv_heads)
+            sums[kind.window] = flops + kind.count * kind.pair_flops / tp, read + entry
+        self._windows = [(window, *both) for window, both in sums.items()]
 
     def step(self, rows: Sequence[SequenceRows] | Mapping[SequenceRows, int]) -> StepTime:
         """The step of the rows of several sequences; a mapping says how many sequences have the same."""
         rows = rows if isinstance(rows, Mapping) else Counter(rows)
         count, logits = (sum(getattr(one, name) * times for one, times in rows.items()) for name in ("count", "logits"))
-        matrices = [(layers, one, count) for layers, one in self.model.matrices]
-        matrices += [(1, self.model.head, logits)] if logits else []
-        names = dict.fromkeys(one.part for _, one, _ in matrices)
-        parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
-        return StepTime((*parts, self._attention(rows)), self._link(count))
+        products = self.products(count, logits)
+        return StepTime((*products.parts, self.attention(rows.items())), products.link_s)
+
+    def products(self, count: int, logits: int) -> StepTime:
+        """All of a step of so many rows but attention: steps of as many rows have the same."""
+        if (count, logits) not in self._known:
+            matrices = [(layers, one, count) for layers, one in self.model.matrices]
+            matrices += [(1, self.model.head, logits)] if logits else []
+            names = dict.fromkeys(one.part for _, one, _ in matrices)
+            parts = [self._products(name, [one for one in matrices if one[1].part == name]) for name in names]
+            self._known[count, logits] = StepTime(tuple(parts), self._link(count))
+        return self._known[count, logits]
 
     def _products(self, name: str, matrices: Sequence[tuple[int, WeightMatrix, int]]) -> RooflinePart:
         flops = sum(layers * one.row_flops * rows for layers, one, rows in matrices) / self.tp
@@ -112,14 +128,24 @@ class Roofline:
         )
         return self._part(name, flops, read / self.tp, self.dtype)
 
-    def _attention(self, rows: Mapping[SequenceRows, int]) -> RooflinePart:
-        """Scores and weighted values, and states, at the rate of attention or else of bf16.
+    def attention(self, rows: Iterable[tuple[SequenceRows, int]]) -> RooflinePart:
+        """Scores and weighted values, and states, at the rate of attention or else of bf16. `rows`: of how many
+        sequences each.
 
         KV heads are copied to all devices if there are fewer than devices.
         """
         flops = read = 0.0
-        for kind in self.model.layers:
-            for one, times in rows.items():
+        pairs = list(rows)
+        for window, pair_flops, entry_bytes in self._windows:
+            seen = held = 0
+            for one, times in pairs:
+                more, entries = attended(one, window)
+                seen += times * more
+                held += times * entries
+            flops += pair_flops * seen
+            read += entry_bytes * held
+        for kind in self._other:
+            for one, times in pairs:
                 work, size = kind.mixing(one, self.kv_read)
                 flops += times * kind.count * work / self.tp
                 read += times * kind.count * size / min(self.tp, kind.kv_heads)

@@ -6,7 +6,6 @@ simulated_model, step_costs  a compiled pass that takes time and computes nothin
 engine_setup                 the engine over these; `machine_setup` and `local_setup` make it for a machine
 prompts                      token ids of prompts whose pieces have names
 simulated_request, worker    a request as its user sees it; one engine on its own clock
-fleet_router                 which worker gets a request: a router of `engine/router.py`
 fleet, kv_transfers          workers, links and faults; KV on its way between workers
 simulation, figures          a fleet under traffic; percentiles, rates, and a timeline
 http_overhead                what a server adds on the way in and out

@@ -1,11 +1,10 @@
 """How long a simulated step takes: by a roofline of peaks, or at prices that were measured on a machine."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from twostroke.models.cost import SequenceRows, attended, recurrent
+from twostroke.models.cost import SequenceRows
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.roofline import Roofline
 
@@ -66,63 +65,23 @@ class MeasuredCosts:
 
 
 class RooflineCosts:
-    """Costs by a roofline: those of `Roofline.step`, counted faster.
-
-    Steps of as many rows have the same products, so these are looked up. What attention takes is a sum over rows.
-    """
+    """Costs by a roofline: those of `Roofline.step`."""
 
     stalls: Sequence[float] = ()
 
     def __init__(self, roofline: Roofline, host_s: float = 0.0, token_s: float = 0.0) -> None:
         self.roofline, self.host_s, self.token_s = roofline, host_s, token_s
-        self._products: dict[tuple[int, int], StepCost] = {}
-        flops: defaultdict[int | None, float] = defaultdict(float)
-        read: defaultdict[int | None, float] = defaultdict(float)
-        for kind in roofline.model.layers:
-            if kind.state is not None or kind.latent is not None:
-                continue
-            flops[kind.window] += kind.count * kind.pair_flops / roofline.tp
-            read[kind.window] += kind.count * kind.entry_bytes(roofline.kv_read) / min(roofline.tp, kind.kv_heads)
-        self._windows = [(window, flops[window], read[window]) for window in flops]
-        self._states = [
-            (state, layers / roofline.tp, layers / min(roofline.tp, state.num_k_heads))
-            for state, layers in roofline.model.states.items()
-        ]
-        self._latent = [one for one in roofline.model.layers if one.latent is not None]
-        machine = roofline.machine
-        self.peak = StepCost(1.0, machine.flops[roofline.dtype], machine.bandwidth)
-        self._rate = machine.flops[machine.dtype(("attention",))] * machine.compute
-        self._bandwidth = machine.bandwidth * machine.memory_share
+        self.peak = StepCost(1.0, roofline.machine.flops[roofline.dtype], roofline.machine.bandwidth)
+        self._products: dict[tuple[int, int], StepCost] = {}  # known sums: a million steps have few shapes
 
     def step(self, rows: Sequence[SequenceRows]) -> StepCost:
-        flops = read = 0.0
-        for window, pair_flops, entry_bytes in self._windows:
-            pairs, entries = map(sum, zip(*(attended(one, window) for one in rows), strict=True))
-            flops += pair_flops * pairs
-            read += entry_bytes * entries
-        for state, share, copies in self._states:
-            for work in (recurrent(one, state) for one in rows):
-                flops += share * work.flops
-                read += copies * work.bytes
-        for kind in self._latent:
-            for one in rows:
-                work, size = kind.mixing(one, self.roofline.kv_read)
-                flops += kind.count * work / self.roofline.tp
-                read += kind.count * size
-        products = self._of_products(sum(one.count for one in rows), sum(one.logits for one in rows))
-        seconds = max(flops / self._rate, read / self._bandwidth)
-        return StepCost(products.seconds + seconds, products.flops + flops, products.bytes + read)
-
-    def _of_products(self, count: int, logits: int) -> StepCost:
-        """What a step's matrices and links take."""
-        key = count, logits
-        if (known := self._products.get(key)) is None:
-            made = self.roofline.step([SequenceRows(count, 0, logits)])
-            parts = [one for one in made.parts if one.name != "scores"]
-            seconds = made.link_s + sum(one.seconds for one in parts)
-            known = StepCost(seconds, sum(one.flops for one in parts), sum(one.bytes for one in parts))
-            self._products[key] = known
-        return known
+        key = sum(one.count for one in rows), sum(one.logits for one in rows)
+        if (products := self._products.get(key)) is None:
+            made = self.roofline.products(*key)
+            self._products[key] = products = StepCost(made.seconds, made.flops, made.bytes)
+        scores = self.roofline.attention((one, 1) for one in rows)
+        seconds = products.seconds + scores.seconds
+        return StepCost(seconds, products.flops + scores.flops, products.bytes + scores.bytes)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Who asks what, and when: what a load generator sends, a planner counts and a simulator serves.
 
-arrivals      when requests come            workload      requests that are drawn
-lengths       how long they are             trace         requests read from a file, in Mooncake's format
-requests      their prompts, in pieces      objectives    what users are promised
+arrivals      when requests come              workload_sampler   requests that are drawn
+requests      their prompts, in pieces        trace              requests read from a file of somebody's trace
+objectives    what users are promised
 """

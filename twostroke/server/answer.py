@@ -70,10 +70,6 @@ class Answer(ABC):
     def body(self) -> dict[str, Any]:
         """The HTTP response's body, after every token was taken."""
 
-    def whole(self, more: dict[str, Any]) -> Any:
-        """The body with further fields."""
-        return self.body() | more
-
     @abstractmethod
     def add_token(self, prompt: int, token: Token) -> None:
         """Take a token of an answer that is not streamed."""

@@ -35,7 +35,7 @@ from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
 from twostroke.server.ollama.content_type import AnyContentType
-from twostroke.server.openai.routes import classes, embeddings, generate, models, ranking, responses, tokens
+from twostroke.server.openai.routes import generate, models, prefills, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
 from twostroke.server.page import api_docs, attention, explanation
 from twostroke.server.page import routes as page
@@ -47,7 +47,7 @@ from twostroke.server.tenants.tenant import LIMIT_HEADERS
 
 log = logging.getLogger(__name__)
 ROUTES = (
-    *(generate, responses, contexts, models, tokens, embeddings, ranking, classes, anthropic, ollama),
+    *(generate, responses, contexts, models, tokens, prefills, anthropic, ollama),
     *(ollama_models, ollama_embed, llamacpp, embedding, status, admin, page, attention, explanation, api_docs),
 )
 DEFAULT_CONTEXT_BYTES = 1 << 30

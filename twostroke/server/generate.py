@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -42,18 +42,10 @@ async def generate(
     A stream begins with the first token, so an error before it is answered with an HTTP status.
     """
     engine: AsyncEngine = http.app.state.engine
-    log, arrival = call_log(http.scope), time.perf_counter()
+    log = call_log(http.scope)
     with ExitStack() as ends:
         active_call = ends.enter_context(engine.reserve_call(options.choices))
-        prepared = await cancel_on_disconnect(http.receive, engine.run_in_thread(prepare))
-        log.warn(prepared.warnings)
-        log.leave_out(prepared.left_out)
-        name = http.headers.get("x-request-id", "")[:128]
-        for request in prepared.requests:
-            request.timings.arrival, request.priority, request.name = arrival, options.priority, name
-        tenant_call.get().reserve(prepared.requests, engine.llm.max_model_len)
-        log.requests = prepared.requests
-        engine.submit(active_call, prepared.requests, options.timeout_s)
+        prepared = await _begin(http, active_call, options, prepare)
         answer, updates = answer_for(prepared, active_call), active_call.updates()
         if prepared.receipt:
             answer.on_finish.append(lambda: receipts_of(engine, prepared, answer.tokens))
@@ -61,19 +53,36 @@ async def generate(
         active_call.trace.operation, active_call.trace.response_id = answer.operation, answer.id or None
         if not options.stream:
             await cancel_on_disconnect(http.receive, _collect(answer, updates))
-            return json_response(answer.whole(log.answer_fields))
+            return json_response(answer.body() | log.answer_fields)
         first = await cancel_on_disconnect(http.receive, anext(updates))
         ends.pop_all()  # the stream closes the call
         chunks = answer_stream(answer, first, updates, log.answer_fields)
         return StreamedResponse(chunks, answer.media_type, active_call.close)
 
 
-async def run_request(http: HttpRequest, active_call: ActiveCall, request: Request) -> Any:
-    """The result of a request that makes no answer. Raises ApiError or ClientDisconnected."""
-    engine: AsyncEngine = http.app.state.engine
-    engine.submit(active_call, [request], None)
+async def run_request(
+    http: HttpRequest, active_call: ActiveCall, options: CallOptions, prepare: Callable[[], Prepared]
+) -> Request:
+    """Run one request that makes no token to its end. Raises ApiError or ClientDisconnected."""
+    prepared = await _begin(http, active_call, options, prepare)
     await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
-    return request.result
+    return prepared.requests[0]
+
+
+async def _begin(http: HttpRequest, active_call: ActiveCall, options: CallOptions, prepare: Callable[[], P]) -> P:
+    """Prepare the requests of a call, and hand them to the engine."""
+    engine: AsyncEngine = http.app.state.engine
+    log, arrival = call_log(http.scope), time.perf_counter()
+    prepared = await cancel_on_disconnect(http.receive, engine.run_in_thread(prepare))
+    log.warn(prepared.warnings)
+    log.leave_out(prepared.left_out)
+    name = http.headers.get("x-request-id", "")[:128]
+    for request in prepared.requests:
+        request.timings.arrival, request.priority, request.name = arrival, options.priority, name
+    tenant_call.get().reserve(prepared.requests, engine.llm.max_model_len)
+    log.requests = prepared.requests
+    engine.submit(active_call, prepared.requests, options.timeout_s)
+    return prepared
 
 
 async def _collect(answer: Answer, updates: AsyncIterator[tuple[int, Update]]) -> None:

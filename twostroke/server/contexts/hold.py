@@ -18,9 +18,8 @@ from twostroke.server.contexts.held_kv import HeldKV, holding
 from twostroke.server.contexts.schemas import ContextBody
 from twostroke.server.engine_requests import check_length, check_size
 from twostroke.server.errors import ApiError
-from twostroke.server.generate import run_request
 from twostroke.server.http.call_log import call_log
-from twostroke.server.http.responses import cancel_on_disconnect
+from twostroke.server.http.responses import all_of, cancel_on_disconnect
 from twostroke.server.openai.prepare_chat import prompt_tokens
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.tenants.tenant import current_tenant, tenant_call
@@ -114,7 +113,8 @@ async def _compute(http: HttpRequest, active_call: ActiveCall, request: Request,
         raise ApiError(400, "this server holds no contexts: serve without --prefix-index off", code="no_contexts")
 
     with contexts.room(request.prompt_tokens // pool.page_size * pool.page_bytes + body_bytes):
-        kv: HeldKV | None = await run_request(http, active_call, request)
-    if kv is None:
+        engine.submit(active_call, [request], None)
+        await cancel_on_disconnect(http.receive, all_of(active_call.updates()))
+    if request.result is None:
         raise ApiError(413, "there is no memory left for the context: delete others", code="contexts_full")
-    return kv
+    return request.result

@@ -8,11 +8,10 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator
 
-from twostroke.server.embeddings import PrefillAnswer, embed
-from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.routes.embeddings import PrefillBody
+from twostroke.engine.request import Request
 from twostroke.server.openai.schemas.base_model import whole_number
 from twostroke.server.openai.schemas.completions import prompts
+from twostroke.server.prefills import PrefillBody, embed
 
 router = APIRouter()
 
@@ -29,9 +28,8 @@ class LlamaCppEmbeddingBody(PrefillBody):
 @router.post("/embeddings")
 async def embedding(body: LlamaCppEmbeddingBody, http: HttpRequest) -> Response:
     """A list of embeddings; each is in a list of its own, since other poolings give several."""
-    warn_of_fields(http, body)
 
-    def write(made: list[np.ndarray], _: PrefillAnswer) -> list[dict[str, Any]]:
+    def write(made: list[np.ndarray], _: Request) -> list[dict[str, Any]]:
         return [{"index": index, "embedding": [one.tolist()]} for index, one in enumerate(made)]
 
-    return await embed(http, body, body.content, write, body.call_options(), normalized=body.embd_normalize == 2)
+    return await embed(http, body, body.content, write, normalized=body.embd_normalize == 2)

@@ -7,23 +7,21 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from pydantic import BeforeValidator, Field
 
-from twostroke.server.embeddings import PrefillAnswer, embed
+from twostroke.engine.request import Request
 from twostroke.server.ollama.answers import nanoseconds
 from twostroke.server.ollama.schemas import OllamaOptions
-from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.schemas.base_model import LenientModel, listed, whole_number
-from twostroke.server.openai.schemas.common import CacheSalt
+from twostroke.server.openai.schemas.base_model import listed, whole_number
+from twostroke.server.prefills import PrefillBody, embed
 
 router = APIRouter(prefix="/api")
 
 
-class OllamaPrefillBody(LenientModel):
+class OllamaPrefillBody(PrefillBody):
     """The fields of both forms. A model stays loaded, whatever `keep_alive` says."""
 
     HARMLESS = frozenset({"keep_alive"})
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
     options: OllamaOptions = OllamaOptions()
-    cache_salt: CacheSalt = None
 
 
 class OllamaEmbedBody(OllamaPrefillBody):
@@ -43,16 +41,15 @@ class OllamaEmbeddingsBody(OllamaPrefillBody):
 @router.post("/embed")
 async def embed_texts(body: OllamaEmbedBody, http: HttpRequest) -> Response:
     """Embeddings of length 1."""
-    warn_of_fields(http, body)
 
-    def write(made: list[np.ndarray], answer: PrefillAnswer) -> dict[str, Any]:
-        times = answer.request.timings
+    def write(made: list[np.ndarray], request: Request) -> dict[str, Any]:
+        times = request.timings
         return {
-            "model": answer.model,
+            "model": body.model,
             "embeddings": [one.tolist() for one in made],
             "total_duration": nanoseconds((times.finished or times.arrival) - times.arrival),
             "load_duration": 0,
-            "prompt_eval_count": answer.request.prompt_tokens,
+            "prompt_eval_count": request.prompt_tokens,
         }
 
     return await embed(
@@ -63,9 +60,8 @@ async def embed_texts(body: OllamaEmbedBody, http: HttpRequest) -> Response:
 @router.post("/embeddings")
 async def embed_text(body: OllamaEmbeddingsBody, http: HttpRequest) -> Response:
     """The embedding of one text, as the model computes it."""
-    warn_of_fields(http, body)
 
-    def write(made: list[np.ndarray], _: PrefillAnswer) -> dict[str, Any]:
+    def write(made: list[np.ndarray], _: Request) -> dict[str, Any]:
         return {"embedding": made[0].tolist()}
 
     return await embed(http, body, [body.prompt], write, truncate=True)

@@ -11,14 +11,14 @@ from twostroke.api.llm import LLM
 from twostroke.engine.strokes import Prefilled
 from twostroke.kv.attention import Queries
 from twostroke.kv.cache import KVCache
+from twostroke.server.active_call import CallOptions
 from twostroke.server.async_engine import CurrentEngine
-from twostroke.server.engine_requests import check_length, choose_method
+from twostroke.server.engine_requests import Prepared, check_length, choose_method
 from twostroke.server.generate import run_request
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.schemas.base_model import LenientModel, TokenId, whole_number
-from twostroke.server.tenants.tenant import tenant_call
 from twostroke.study.explain.attention import TokenAttention, attention_request, check_index, chosen_layer
 
 router = APIRouter()
@@ -49,11 +49,13 @@ async def attention(body: AttentionBody, http: HttpRequest, engine: CurrentEngin
     if body.head is not None:
         check_index("head", body.head, config.num_heads)
     check_length(engine.llm, len(body.tokens) - 1 if body.position is None else body.position)
+
+    def prepare() -> Prepared:
+        return Prepared([attention_request(engine.llm, body.tokens, body.position)], [body.tokens])
+
     with engine.reserve_call(1) as active_call:
-        request = await engine.run_in_thread(lambda: attention_request(engine.llm, body.tokens, body.position))
-        tenant_call.get().reserve([request], engine.llm.max_model_len)
-        call_log(http.scope).requests = [request]
-        made: Prefilled = await run_request(http, active_call, request)
+        request = await run_request(http, active_call, CallOptions(1), prepare)
+        made: Prefilled = request.result
         found: TokenAttention = await engine.beside_steps(partial(_attention_of, kv=made.kv, queries=made.queries))
     tokenizer = engine.llm.tokenizer
     facts = {

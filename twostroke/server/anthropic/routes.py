@@ -9,7 +9,7 @@ from twostroke.server.anthropic.answer import MessageAnswer
 from twostroke.server.anthropic.schemas import MessagesBody, PromptBody
 from twostroke.server.anthropic.translate import chat_from_anthropic
 from twostroke.server.async_engine import CurrentEngine
-from twostroke.server.contexts.named import with_named
+from twostroke.server.contexts.hold import with_named
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response

@@ -1,9 +1,11 @@
-"""Making contexts: their KV is computed, or loaded from tiers, and held in the host."""
+"""Contexts in calls: their KV is computed, or loaded from tiers, and held in the host; a call finds them by name."""
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -15,14 +17,17 @@ from twostroke.server.async_engine import AsyncEngine
 from twostroke.server.contexts.context import Context
 from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.contexts.held_kv import HeldKV, holding
-from twostroke.server.contexts.schemas import ContextBody
+from twostroke.server.contexts.schemas import TTL_S, ContextBody
 from twostroke.server.engine_requests import check_length, check_size
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import all_of, cancel_on_disconnect
 from twostroke.server.openai.prepare_chat import prompt_tokens
+from twostroke.server.openai.schemas.chat import ChatBody, ChatMessage, ChatPrompt
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.tenants.tenant import current_tenant, tenant_call
+
+P = TypeVar("P", bound=ChatPrompt)
 
 
 async def find_context(http: HttpRequest, name: str) -> Context:
@@ -69,6 +74,59 @@ async def hold(
     context = replace(context, expires=time.time() + ttl)
     contexts.put(context)
     return context
+
+
+async def keep_answer(
+    http: HttpRequest, body: ChatBody, message: dict[str, Any], ids: Sequence[int], context: Context | None
+) -> dict[str, Any]:
+    """Hold the conversation of `body` with its answer. Returns fields of the response: its name, or why there is none.
+
+    The pages of the answer are found in the prefix index, so next to nothing is computed. `context` is the one that the
+    body goes on from. An answer that goes on with an assistant's message is one with it.
+    """
+    messages, before = [one.as_text() for one in body.messages], tuple[int, ...]()
+    content = message.get("content") or ""
+    if body.continue_final_message:
+        content = (messages.pop().content or "") + content
+        before = () if context is None else context.answer
+    last = ChatMessage(
+        role="assistant",
+        content=content,
+        tool_calls=message.get("tool_calls"),
+        reasoning_content=message.get("reasoning_content"),
+    )
+    kept = ContextBody(
+        messages=[*messages, last],
+        tools=body.tools,
+        chat_template_kwargs=body.variables,
+        cache_salt=body.cache_salt,
+        name=body.keep if isinstance(body.keep, str) else None,
+    )
+    try:
+        made = await hold(http, kept, TTL_S, context, (*before, *ids))
+    except ApiError as error:
+        return {"context": None, "context_error": error.message}
+    return {"context": made.name}
+
+
+async def with_named(http: HttpRequest, body: P) -> tuple[P, Sequence[Context]]:
+    """The body with the texts of the contexts that parts of its messages name, and these contexts. Raises ApiError.
+
+    A text is encoded by itself where it stands. So it has the tokens of the context, whose KV the technique `passages`
+    finds in the prefix index and moves to its place.
+    """
+    names = [name for message in body.messages for name in message.contexts]
+    if not names:
+        return body, ()
+    for field in ("passage_budget", "truncate_prompt_tokens"):
+        if getattr(body, field, None) is not None:
+            raise ApiError(400, f"{field} cannot be combined with parts of type context: leave it out", param=field)
+    engine: AsyncEngine = http.app.state.engine
+    found = {name: await find_context(http, name) for name in dict.fromkeys(names)}
+    texts = {name: context.text for name, context in found.items()}
+    check_length(engine.llm, sum(found[name].tokens for name in names))
+    messages = [message.with_contexts(texts) for message in body.messages]
+    return body.model_copy(update={"messages": messages}), list(found.values())
 
 
 async def _request(http: HttpRequest, body: ContextBody, parent: Context | None) -> Request:

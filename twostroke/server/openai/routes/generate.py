@@ -10,9 +10,7 @@ from twostroke.api.llm import LLM
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import CurrentEngine
-from twostroke.server.contexts.hold import find_context
-from twostroke.server.contexts.keep import keep_answer
-from twostroke.server.contexts.named import with_named
+from twostroke.server.contexts.hold import find_context, keep_answer, with_named
 from twostroke.server.engine_requests import (
     Prepared,
     check_length,

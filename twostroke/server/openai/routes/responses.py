@@ -9,8 +9,7 @@ from fastapi import Request as HttpRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
-from twostroke.server.contexts.hold import find_context
-from twostroke.server.contexts.named import with_named
+from twostroke.server.contexts.hold import find_context, with_named
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log

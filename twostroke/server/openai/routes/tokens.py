@@ -7,7 +7,7 @@ from fastapi import Request as HttpRequest
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
 from twostroke.server.async_engine import CurrentEngine
-from twostroke.server.contexts.named import with_named
+from twostroke.server.contexts.hold import with_named
 from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log

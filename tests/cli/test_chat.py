@@ -22,7 +22,7 @@ from tests.thinking import thinking_model, write
 from twostroke.api.conversation import Conversation
 from twostroke.api.llm import LLM
 from twostroke.cli.chat import UNSTATED, Session
-from twostroke.cli.thoughts import DIM, PLAIN
+from twostroke.cli.report import DIM, PLAIN
 from twostroke.engine.request import Request
 from twostroke.sampling.params import SamplingParams
 

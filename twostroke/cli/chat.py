@@ -14,8 +14,7 @@ import typer
 from twostroke.cli.chat_input import ChatInput, edited
 from twostroke.cli.options import ChatSamplingOptions, JsonFlag, PositionalModelOptions, choice_settings, spread
 from twostroke.cli.parsers import require_file
-from twostroke.cli.report import cut_text, note, pace_text, print_json, size
-from twostroke.cli.thoughts import AnswerWriter
+from twostroke.cli.report import AnswerWriter, cut_text, note, pace_text, print_json, size
 from twostroke.errors import InvalidRequest, TwostrokeError
 from twostroke.models.checkpoints.catalog import CATALOG
 

@@ -8,8 +8,7 @@ import typer
 from twostroke.cli.method_options import MethodOptions
 from twostroke.cli.options import JsonFlag, ModelOptions, SamplingOptions, option, spread
 from twostroke.cli.prompt import PromptOptions
-from twostroke.cli.report import cut_text, note, pace_text, print_json, size, tier_hits_text, write
-from twostroke.cli.thoughts import AnswerWriter
+from twostroke.cli.report import AnswerWriter, cut_text, note, pace_text, print_json, size, tier_hits_text, write
 from twostroke.fields import rules
 from twostroke.sampling.params import SamplingParams
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_LINE_S, LINE_INTERVAL_S = 2.0, 5.0  # seconds until the first line, and between lines
 
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 TIER_NAMES = {"pool": "the pool", "host": "the host", "disk": "disk", "remote": "the remote store"}
 
 
@@ -153,6 +154,26 @@ def cut_text(made: int, max_tokens: int | None) -> str:
     if max_tokens is not None and made >= max_tokens:
         return f"the answer is cut after {made:,} tokens: --max-tokens allows no more"
     return f"the answer is cut after {made:,} tokens: there is no room for more in the context or in --kv-bytes"
+
+
+class AnswerWriter:
+    """Writes one answer. Its thought is dim on a terminal, and left out elsewhere, where the answer is piped on."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out, self._thinking = out, False
+
+    def write(self, thought: str, answer: str) -> None:
+        """Write what is new of both, at once."""
+        if self._out is None:
+            return
+        if thought and self._out.isatty():
+            self._out.write(f"{DIM}{thought}{PLAIN}")
+            self._thinking = True
+        if answer and self._thinking:
+            self._out.write("\n\n")
+            self._thinking = False
+        self._out.write(answer)
+        self._out.flush()
 
 
 class ProgressDisplay:

@@ -26,18 +26,17 @@ from twostroke.server.errors import ApiError, from_validation, to_api_error
 from twostroke.server.http.middleware import CallMiddleware, Validator
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
-from twostroke.server.http.request_target import AbsoluteTargets
 from twostroke.server.http.responses import ClientDisconnected, gone
+from twostroke.server.http.rewriting import RewrittenCalls
 from twostroke.server.llamacpp import embedding, status
 from twostroke.server.llamacpp import generate as llamacpp
 from twostroke.server.observability.metrics import Metrics, ServerMetrics
 from twostroke.server.ollama import embed as ollama_embed
 from twostroke.server.ollama import generate as ollama
 from twostroke.server.ollama import models as ollama_models
-from twostroke.server.ollama.content_type import AnyContentType
 from twostroke.server.openai.routes import generate, models, prefills, responses, tokens
 from twostroke.server.openai.stored_responses import StoredResponses
-from twostroke.server.page import api_docs, attention, explanation
+from twostroke.server.page import api_docs, study
 from twostroke.server.page import routes as page
 from twostroke.server.page.feed import EngineFeed
 from twostroke.server.served_engine import LocalEngine, ServedEngine
@@ -48,7 +47,7 @@ from twostroke.server.tenants.tenant import LIMIT_HEADERS
 log = logging.getLogger(__name__)
 ROUTES = (
     *(generate, responses, contexts, models, tokens, prefills, anthropic, ollama),
-    *(ollama_models, ollama_embed, llamacpp, embedding, status, admin, page, attention, explanation, api_docs),
+    *(ollama_models, ollama_embed, llamacpp, embedding, status, admin, page, study, api_docs),
 )
 DEFAULT_CONTEXT_BYTES = 1 << 30
 CORS: dict[str, Any] = {
@@ -108,10 +107,9 @@ def surround(
         guard=guard,
         on_response=on_response,
     )
-    app.add_middleware(AnyContentType)
-    if settings.cors:  # outermost: a CORS preflight has no key, and a refusal must be readable too
+    if settings.cors:  # outside of keys: a CORS preflight has none, and a refusal must be readable too
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors, **CORS)
-    app.add_middleware(AbsoluteTargets)
+    app.add_middleware(RewrittenCalls)
 
 
 def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:

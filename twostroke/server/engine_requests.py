@@ -5,7 +5,7 @@ Runs off the event loop, since templates and tokenization take time.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.api.conversation.fitting import LeftOut
@@ -15,6 +15,7 @@ from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.methods import METHODS, Method, Plain, method
 from twostroke.models.checkpoints.chat_passages import encode_chat
 from twostroke.models.checkpoints.chat_tokens import ChatTokens
+from twostroke.models.checkpoints.infill import NO_INFILL
 from twostroke.sampling.params import SamplingParams
 from twostroke.server import tools
 from twostroke.server.contexts.context import Context
@@ -146,3 +147,26 @@ def truncated(llm: LLM, tokens: list[int], most: int | None) -> list[int]:
     if most is None or (most := llm.max_model_len - 1 if most < 0 else most) >= len(tokens):
         return tokens
     return tokens[len(tokens) - most :]
+
+
+def infill_prompt(
+    llm: LLM, prefix: str | Sequence[int], suffix: str, extra: Sequence[tuple[str, str]] = (), most: int | None = None
+) -> list[int]:
+    """The prompt for what stands between two texts (`Tokenizer.encode_infill`). Takes long: off the event loop.
+
+    Raises ApiError if the model has no tokens for it, or if the texts are certainly too long.
+    """
+    if llm.tokenizer.infill is None:
+        raise ApiError(400, NO_INFILL, param="suffix", code="no_infill")
+    for text in (prefix, suffix):
+        if isinstance(text, str):
+            check_size(llm, text)
+    return llm.tokenizer.encode_infill(prefix, suffix, extra, most)
+
+
+def infill_ends(llm: LLM, params: SamplingParams) -> SamplingParams:
+    """The parameters of an answer that the tokens of fill-in-the-middle end as well."""
+    infill = llm.tokenizer.infill
+    if infill is None or params.ignore_eos:
+        return params
+    return replace(params, stop_token_ids=(*params.stop_token_ids, *sorted(infill.ends)))

@@ -17,8 +17,7 @@ from twostroke.server.errors import ApiError
 from twostroke.server.generate import run_request
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
-from twostroke.server.openai.field_warnings import warn_of_fields
-from twostroke.server.openai.schemas.base_model import LenientModel, whole_number
+from twostroke.server.openai.schemas.base_model import LenientModel, warn_of_fields, whole_number
 from twostroke.server.openai.schemas.common import CacheSalt, salt_bytes
 from twostroke.server.openai.schemas.completions import MAX_PROMPTS
 

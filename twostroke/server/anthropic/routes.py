@@ -13,8 +13,8 @@ from twostroke.server.contexts.hold import with_named
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
-from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
+from twostroke.server.openai.schemas.base_model import warn_of_fields
 
 router = APIRouter(prefix="/v1/messages")
 

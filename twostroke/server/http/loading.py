@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from twostroke.server.errors import ModelLoading
-from twostroke.server.http.raw_response import raw_response
+from twostroke.server.http.responses import raw_response
 
 CONNECTION_TIMEOUT_S = 5  # seconds that a call may take
 END_TIMEOUT_S = 1  # for calls that have come when the model is loaded

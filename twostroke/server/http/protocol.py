@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twostroke.server.errors import ApiError
-from twostroke.server.http.raw_response import raw_response
+from twostroke.server.http.responses import raw_response
 from twostroke.server.http.write_deadline import WriteDeadline
 
 if TYPE_CHECKING:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -27,6 +28,17 @@ class ClientDisconnected(Exception):
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Compact JSON."""
     return Response(to_json(content, inf_nan_mode="null"), status, headers, "application/json")
+
+
+def raw_response(
+    status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, *, with_body: bool = True
+) -> bytes:
+    """An HTTP/1.1 response, after which the connection is closed; a HEAD is answered without body."""
+    content = to_json(body)
+    named = {**(headers or {}), "content-type": "application/json", "content-length": str(len(content))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}connection: close\r\n\r\n"
+    return head.encode() + (content if with_body else b"")
 
 
 async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:

@@ -9,14 +9,20 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
-from twostroke.server.engine_requests import Prepared, check_size, choose_method, engine_requests
+from twostroke.server.engine_requests import (
+    Prepared,
+    check_size,
+    choose_method,
+    engine_requests,
+    infill_ends,
+    infill_prompt,
+)
 from twostroke.server.generate import generate
-from twostroke.server.infill import infill_ends, infill_prompt
 from twostroke.server.llamacpp.answers import LlamaCppAnswer
 from twostroke.server.llamacpp.schemas import DEFAULTS, InfillBody, LlamaCppBody, LlamaCppCompletionBody
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.routes.generate import refuse
+from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.receipts import with_receipt
 

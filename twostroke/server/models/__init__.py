@@ -7,7 +7,6 @@ served_models.py all of them: loading, room for the next one, unloading
 asked_model.py  which model a call names, and for how long it should stay
 dispatcher.py   from a call to the routes of its model
 downloads.py    models that are fetched and removed while the server runs
-routes.py       the routes that belong to no model
-metrics.py      the numbers of all models, with the model's name
+routes.py       the routes that belong to no model, and the numbers of all models
 app.py          the application
 """

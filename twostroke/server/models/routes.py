@@ -1,18 +1,20 @@
 """The routes that belong to no model: the lists, what is loaded, health, and metrics."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 from fastapi import Request as HttpRequest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from twostroke.server import admin
 from twostroke.server.http.responses import StreamedResponse, all_of, cancel_on_disconnect, json_response
 from twostroke.server.models.downloads import ModelDownloads
-from twostroke.server.models.metrics import ModelsCollector
 from twostroke.server.models.served_model import ServedModel
 from twostroke.server.models.served_models import ServedModels
-from twostroke.server.observability.metrics import ServerMetrics
+from twostroke.server.observability.metrics import ServerMetrics, join_families
 from twostroke.server.ollama.models import NamedBody, change, model_facts
 from twostroke.server.ollama.models import version as ollama_version
 from twostroke.server.openai.routes.models import described, listed
@@ -126,3 +128,29 @@ async def metrics(http: HttpRequest, models: Models) -> Response:
             engine.metrics.families = await engine.families() if model.loaded else engine.metrics.families or ()
     server: ServerMetrics = http.app.state.metrics
     return server.exposition(ModelsCollector(models), http.headers.get("accept", ""))
+
+
+class ModelsCollector(Collector):
+    """The families of all models, joined by name, each with the label `model`.
+
+    It has as many values as the server has models. Series of a model exist once it was loaded, and stay.
+    """
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        loaded = GaugeMetricFamily("twostroke_model_loaded", "Whether a model is loaded", labels=["model"])
+        loads = CounterMetricFamily("twostroke_model_loads", "How often a model was loaded", labels=["model"])
+        running = GaugeMetricFamily("twostroke_model_calls", "Calls of a model", labels=["model", "state"])
+        joined: dict[str, Metric] = {}
+        for model in self._models.all.values():
+            loaded.add_metric([model.name], model.loaded)
+            loads.add_metric([model.name], model.loads)
+            running.add_metric([model.name, "running"], model.running)
+            running.add_metric([model.name, "waiting"], len(model.waiting))
+            if model.engine is not None:
+                for family in model.engine.metrics.exported.collect():
+                    own = {} if family.name.startswith("vllm:") else {"model": model.name}  # vLLM's have model_name
+                    join_families(joined, [family], own)
+        yield from (loaded, loads, running, *joined.values())

@@ -9,16 +9,15 @@ from fastapi import Request as HttpRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.async_engine import AsyncEngine, CurrentEngine
-from twostroke.server.engine_requests import choose_method
+from twostroke.server.engine_requests import choose_method, infill_prompt
 from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
-from twostroke.server.infill import infill_prompt
 from twostroke.server.ollama import translate
 from twostroke.server.ollama.answers import OllamaAnswer
 from twostroke.server.ollama.schemas import OllamaBody, OllamaChatBody, OllamaGenerateBody
-from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
+from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.chat import ChatBody
 
 router = APIRouter(prefix="/api")

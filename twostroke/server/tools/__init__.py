@@ -2,13 +2,10 @@
 
 prompt          renders a conversation with tools for the model's chat template
 dialects        how model families write calls: a table of formats, and which of them a model uses
-call_format     the interface of a format; its implementations are
-                json_calls      objects with a name and arguments
-                named_json      a name in markup, then an object
+text_buffer     the text that has arrived, and the interface of a format that reads it; there are
+                json_calls      objects with a name and arguments, or behind a name in markup
                 pythonic        Python's calls
-                tagged          parameters between tags
-                ignored_markup  markup that is neither call nor text
-text_buffer     the text that has arrived, as formats read it
+                tagged          parameters between tags, and markup that is neither call nor text
 pieces          what a parsed answer is made of
 parser          parses calls out of a text, in the formats of its model
 choice_parser   parses one choice's tokens

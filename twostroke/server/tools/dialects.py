@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from twostroke.server.tools.call_format import CallFormat
-from twostroke.server.tools.ignored_markup import IgnoredMarkup
 from twostroke.server.tools.json_calls import FENCE, JsonCalls, NamedJson
 from twostroke.server.tools.pythonic import Pythonic
-from twostroke.server.tools.tagged import Tagged
+from twostroke.server.tools.tagged import IgnoredMarkup, Tagged
+from twostroke.server.tools.text_buffer import CallFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"  # as Hermes and Qwen write it; also what is asked of any other model
 _TAGS = ("</tool_call>", "</tools>", "</tool_calls>", "</function_call>", "</function_calls>", "</TOOLCALL>")

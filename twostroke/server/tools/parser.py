@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
-from twostroke.server.tools.call_format import CallFormat
 from twostroke.server.tools.dialects import ANY, OPEN, formats_of, markup_of
 from twostroke.server.tools.json_calls import JsonCalls
 from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
-from twostroke.server.tools.text_buffer import ArgumentsText, FunctionName, NotACall, Offered, Reading, TextBuffer
+from twostroke.server.tools.text_buffer import (
+    ArgumentsText,
+    CallFormat,
+    FunctionName,
+    NotACall,
+    Offered,
+    Reading,
+    TextBuffer,
+)
 
 THOUGHT = "</think>"  # an answer begins anew behind it
 _ID_LETTERS = string.ascii_letters + string.digits

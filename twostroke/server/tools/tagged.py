@@ -1,4 +1,4 @@
-"""Calls whose parameters stand between tags, as text: the schema says what each of them is."""
+"""Markup: calls whose parameters stand between tags, and what is neither text nor a call."""
 
 import ast
 import json
@@ -11,6 +11,7 @@ from twostroke.server.tools.text_buffer import (
     ArgumentsText,
     FunctionName,
     Incomplete,
+    NotACall,
     Offered,
     Reading,
     TextBuffer,
@@ -20,7 +21,7 @@ from twostroke.server.tools.text_buffer import (
 
 @dataclass(frozen=True)
 class Tagged:
-    """`opener`, a head that names the function, parameters, and `end`."""
+    """`opener`, a head that names the function, parameters as text, whose schema says what each is, and `end`."""
 
     opener: str  # how it begins
     head: str  # a pattern of all that comes before the first parameter; its group is the name
@@ -54,6 +55,28 @@ class Tagged:
         yield ArgumentsText(arguments, last=True)
         source.take(size)
         yield from source.close(self.closers)
+
+
+@dataclass(frozen=True)
+class IgnoredMarkup:
+    """`opener` alone, or with all text up to `end`, is left out."""
+
+    opener: str
+    end: str | None = None
+    loose: bool = False
+
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
+        def size(text: str) -> int:
+            if not text.startswith(self.opener):
+                raise Incomplete if self.opener.startswith(text) else NotACall
+            return len(self.opener)
+
+        source.take((yield from source.when_certain(size)))
+        while self.end is not None:
+            if (at := source.text.find(self.end)) >= 0 or source.ended:
+                source.take(at + len(self.end) if at >= 0 else len(source.text))
+                return
+            yield None
 
 
 def typed(text: str, schema: Any) -> Any:

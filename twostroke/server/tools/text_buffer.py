@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 MAX_HEAD = 300  # characters of markup and a name
 T = TypeVar("T")
@@ -85,6 +85,29 @@ class TextBuffer:
                 return
             else:
                 yield None
+
+
+class CallFormat(Protocol):
+    """One way in which models write calls. Formats have no state: `read` is a generator over one text.
+
+    Attributes:
+        opener: the text that may begin calls of this format.
+        loose: the opener is common in other text too. So it begins a call only where an answer, or another call's end,
+            is right before it; elsewhere it is a quotation.
+    """
+
+    @property
+    def opener(self) -> str: ...
+
+    @property
+    def loose(self) -> bool: ...
+
+    def read(self, source: TextBuffer, offered: Offered) -> Reading[None]:
+        """Read one or several calls. `source.text` begins with the opener.
+
+        Raises NotACall before anything is taken, if there is no call.
+        """
+        ...
 
 
 def named_head(pattern: re.Pattern[str], text: str, offered: Offered) -> tuple[str, int]:

@@ -17,16 +17,17 @@ from twostroke.server.engine_requests import (
     check_size,
     choose_method,
     engine_requests,
+    infill_ends,
+    infill_prompt,
     truncated,
 )
 from twostroke.server.errors import ApiError
 from twostroke.server.generate import generate
-from twostroke.server.infill import infill_ends, infill_prompt
 from twostroke.server.openai.answers.chat import ChatAnswer
 from twostroke.server.openai.answers.completions import CompletionAnswer, Echo
 from twostroke.server.openai.constraints import constraint
-from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, unused_variables
+from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.openai.schemas.common import salt_bytes
 from twostroke.server.openai.schemas.completions import CompletionBody

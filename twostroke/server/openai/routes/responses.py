@@ -15,10 +15,10 @@ from twostroke.server.generate import generate
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
 from twostroke.server.openai.answers.responses import ResponsesAnswer
-from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import PreparedChat, prepare_chat, prompt_ids, unused_variables
 from twostroke.server.openai.response_items import chat_from_items, offered_tools
 from twostroke.server.openai.routes.generate import refuse
+from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.openai.stored_responses import StoredResponse, StoredResponses
 

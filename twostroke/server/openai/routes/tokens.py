@@ -12,8 +12,8 @@ from twostroke.server.engine_requests import choose_method
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import call_log
 from twostroke.server.http.responses import json_response
-from twostroke.server.openai.field_warnings import warn_of_fields
 from twostroke.server.openai.prepare_chat import prompt_tokens, unused_variables
+from twostroke.server.openai.schemas.base_model import warn_of_fields
 from twostroke.server.openai.schemas.tokens import DetokenizeBody, TokenizeBody
 
 router = APIRouter()

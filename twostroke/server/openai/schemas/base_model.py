@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from fastapi import Request as HttpRequest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from twostroke.server.errors import ApiError
+from twostroke.server.http.call_log import call_log
 
 MAX_WARNINGS = 20  # warnings of one body
 Neutral = dict[str, tuple[Any, ...]]  # fields, with the values that ask for nothing
@@ -96,6 +98,19 @@ def set_alias(given: dict[str, Any], name: str, value: Any, alias: str) -> None:
     """Give a field what was sent under another name. Raises ValueError if it was sent as well, and differs."""
     if given.setdefault(name, value) != value:
         raise ValueError(f"{alias}: the same as {name}, which is also given: leave one of them out")
+
+
+def warn_of_fields(http: HttpRequest, body: LenientModel, *more: str) -> None:
+    """Tell the caller of each field of the body that has no effect, and `more`. Call it before the work begins.
+
+    Raises ApiError for a field that must not be passed over: one that this server lacks and that would change the
+    answer, an unknown one that looks like a constraint, and with --strict-fields every field without effect.
+    """
+    strict = http.app.state.engine.settings.strict_fields
+    told = [*undeclared_warnings(body, strict), *more]
+    if strict and more:
+        raise ApiError(400, more[0], param=more[0].split()[0])
+    call_log(http.scope).warn(told)
 
 
 def undeclared_warnings(body: LenientModel, strict: bool) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Self
 
 from twostroke.engine.engine_thread import Update
 from twostroke.engine.request import Request
-from twostroke.server.errors import ApiError, ClientGone, DeadlineExceeded, to_api_error
+from twostroke.server.errors import ApiError, to_api_error
 from twostroke.server.observability.tracing import CallTrace
 from twostroke.server.served_engine import ServedEngine
 from twostroke.server.tenants.tenant import current_tenant
@@ -55,7 +55,8 @@ class ActiveCall:
             request.priority = max(request.priority, tenant.limits.priority)
             engine.submit(request, self)
         if timeout_s is not None:
-            expired = DeadlineExceeded(timeout_s)
+            message = f"the request did not end within its timeout of {timeout_s:g} s"
+            expired = ApiError(504, message, param="timeout", code="timeout")
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort, expired)
 
     def report(self, update: Update) -> None:
@@ -85,7 +86,9 @@ class ActiveCall:
         """Cancel what is not done, and give back the places in the queue. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self.abort_reason = self.abort_reason or ClientGone()
+            # Nobody reads it: it is for logs and spans (nginx's status 499).
+            gone = ApiError(499, "the client closed the connection", code="client_closed_request")
+            self.abort_reason = self.abort_reason or gone
             self._cancel()
             self._on_close(self)
 

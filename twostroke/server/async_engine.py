@@ -21,7 +21,7 @@ from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.body_validation.supervisor import BodyValidator, WorkerState
-from twostroke.server.errors import ApiError, Overloaded, ShuttingDown, to_api_error
+from twostroke.server.errors import ApiError, ShuttingDown, to_api_error
 from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.observability.metrics import Metrics, engine_families, join_families
 from twostroke.server.observability.tracing import Tracer
@@ -155,7 +155,9 @@ class AsyncEngine:
             raise ApiError(400, f"n must be such that all prompts together ask for at most {most} answers", param="n")
         if self._choices_in_flight + choices > room:
             self.metrics.rejected("queue_full")
-            raise Overloaded(self._retry_after())
+            wait = self._retry_after()
+            message = f"the server is busy: try again in {wait} s"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": str(wait)})
         active_call = ActiveCall(choices, self._closed)
         self._active_calls.add(active_call)
         self._choices_in_flight += choices

@@ -49,43 +49,11 @@ class ApiError(Exception):
         return {"error": error}
 
 
-class Overloaded(ApiError):
-    """The queue is full."""
-
-    def __init__(self, retry_after_s: int) -> None:
-        message = f"the server is busy: try again in {retry_after_s} s"
-        super().__init__(429, message, code="queue_full", headers={"retry-after": str(retry_after_s)})
-
-
 class ShuttingDown(ApiError):
     """The server accepts no new work; requests that outlast the grace time are cancelled."""
 
     def __init__(self) -> None:
         super().__init__(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
-
-
-class ClientGone(ApiError):
-    """The client closed the connection. Nobody reads it: it is for logs and spans (nginx's status 499)."""
-
-    def __init__(self) -> None:
-        super().__init__(499, "the client closed the connection", code="client_closed_request")
-
-
-class ModelLoading(ApiError):
-    """The model is not there yet."""
-
-    def __init__(self) -> None:
-        message = "the model is being loaded: try again in 2 s"
-        super().__init__(503, message, code="loading", headers={"retry-after": "2"})
-
-
-class DeadlineExceeded(ApiError):
-    """The request did not end before its deadline."""
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(
-            504, f"the request did not end within its timeout of {timeout_s:g} s", param="timeout", code="timeout"
-        )
 
 
 def to_api_error(error: Exception) -> ApiError:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from twostroke.server.errors import ModelLoading
+from twostroke.server.errors import ApiError
 from twostroke.server.http.responses import raw_response
 
 CONNECTION_TIMEOUT_S = 5  # seconds that a call may take
@@ -75,7 +75,8 @@ def _response(head: bytes) -> bytes:
     path, with_body = rest.split(b" ")[0].partition(b"?")[0], method != b"HEAD"
     if path == b"/health/live" and method in (b"GET", b"HEAD"):
         return raw_response(200, LIVE, with_body=with_body)
-    error = ModelLoading()
+    message = "the model is being loaded: try again in 2 s"
+    error = ApiError(503, message, code="loading", headers={"retry-after": "2"})
     return raw_response(error.status, error.body(), error.headers, with_body=with_body)
 
 

@@ -160,8 +160,8 @@ def test_the_engines_thread_wakes(llm: LLM) -> None:
         if any(update.done for update in updates):
             done.set()
 
-    thread = EngineThread(llm.engine, publish, lambda seconds, report: None)
-    thread.start()
+    thread = EngineThread(llm.engine)
+    thread.start(publish)
     thread.submit(request(llm, [future], seen), None)
     threading.Timer(0.05, future.set_result, [1]).start()
     assert done.wait(PATIENCE_S)

@@ -36,8 +36,8 @@ class AsyncLLM:
             raise InvalidRequest(f"this model is open already: give it {', '.join(options)} when it is opened")
         self._owns = not isinstance(model, LLM)
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._thread = EngineThread(self.llm.engine, publish, lambda *_: None)
-        self._thread.start()
+        self._thread = EngineThread(self.llm.engine)
+        self._thread.start(publish)
 
     @classmethod
     async def open(cls, model: str | Checkpoint = DEFAULT_MODEL, **options: Any) -> "AsyncLLM":

@@ -84,7 +84,7 @@ class DynamoWorker(LLMEngine):
         WorkerMetrics(self._prefilling, self._answering, self._mismatches, self._metrics.registry)
         self.failed = False  # whether it has ended of itself, so that it is to be started again
         self.refused: WorkerRefused | None = None  # why it may not join the workers that are there; None: it may
-        self._thread = EngineThread(llm.engine, publish, self._stepped)
+        self._thread = EngineThread(llm.engine)
         self._snapshots: Any = None
         self._router_events: RouterEvents | None = None
 
@@ -114,7 +114,7 @@ class DynamoWorker(LLMEngine):
         except WorkerRefused as refused:
             self.refused = refused
             raise
-        self._thread.start()
+        self._thread.start(publish, self._stepped)
         self._registration.watch(worker_id, self._fail)
         return EngineConfig(
             model=str(self._card),

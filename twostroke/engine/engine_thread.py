@@ -34,6 +34,10 @@ class Update:
     error: Exception | None = None  # why it failed, on the last update
 
 
+Publish = Callable[[list[Update]], None]
+OnStep = Callable[[float, StepReport], None]
+
+
 def _look() -> None:
     """The command that wakes the thread: pages have come."""
 
@@ -46,12 +50,11 @@ class EngineThread:
     says why.
     """
 
-    def __init__(
-        self, engine: Engine, publish: Callable[[list[Update]], None], on_step: Callable[[float, StepReport], None]
-    ) -> None:
-        """`publish` gets the updates of a step in one list; `on_step` its duration in seconds and its tokens."""
+    def __init__(self, engine: Engine) -> None:
         self.failure: EngineFailed | None = None
-        self._engine, self._publish, self._on_step = engine, publish, on_step
+        self._engine = engine
+        self._publish: Publish = lambda updates: None
+        self._on_step: OnStep = lambda seconds, report: None
         self._owners: dict[Request, Any] = {}  # of every request that is not done
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gate = threading.Lock()
@@ -59,14 +62,17 @@ class EngineThread:
         self._between_steps_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
+    def start(self, publish: Publish, on_step: OnStep | None = None) -> None:
+        """Begin. `publish` gets the updates of a step in one list; `on_step` its duration in seconds and its tokens."""
+        self._publish, self._on_step = publish, on_step or self._on_step
         self._engine.on_arrival = lambda: self._commands.put(_look)
         self._thread.start()
 
     def stop(self) -> None:
         """End the loop; what runs is cancelled. Returns once the thread has ended."""
         self._commands.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def alive(self) -> bool:

@@ -6,13 +6,9 @@ from typing import Any, Protocol
 
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
-from twostroke.engine.engine_thread import EngineThread, Update
+from twostroke.engine.engine_thread import EngineThread, OnStep, Publish
 from twostroke.engine.request import Request
-from twostroke.engine.step import StepReport
 from twostroke.errors import EngineFailed, EngineStopped
-
-Publish = Callable[[list[Update]], None]
-OnStep = Callable[[float, StepReport], None]
 
 
 class ServedEngine(Protocol):
@@ -76,58 +72,26 @@ class ServedEngine(Protocol):
         ...
 
 
-class LocalEngine:
+class LocalEngine(EngineThread):
     """An `LLM` of this process, whose engine runs in a thread."""
 
     restarting = False
 
     def __init__(self, llm: LLM) -> None:
+        super().__init__(llm.engine)
         self.llm = llm
-        self._thread: EngineThread | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="beside steps")
 
     @property
     def parts(self) -> "Sequence[LocalEngine]":
         return (self,)
 
-    @property
-    def failure(self) -> EngineFailed | None:
-        return None if self._thread is None else self._thread.failure
-
-    @property
-    def alive(self) -> bool:
-        return self._thread is not None and self._thread.alive
-
-    @property
-    def step_age_s(self) -> float:
-        return 0.0 if self._thread is None else self._thread.step_age_s
-
-    def start(self, publish: Publish, on_step: OnStep) -> None:
-        self._thread = EngineThread(self.llm.engine, publish, on_step)
-        self._thread.start()
-
     def stop(self) -> None:
-        if self._thread is not None:
-            self._thread.stop()
+        super().stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def submit(self, request: Request, owner: Any) -> None:
-        self._running.submit(request, owner)
-
-    def cancel(self, request: Request) -> None:
-        self._running.cancel(request)
-
-    def call(self, action: Callable[[Engine], Any]) -> "Future[Any]":
-        return self._running.call(action)
 
     def beside_steps(self, action: Callable[[LLM], Any]) -> "Future[Any]":
         try:
             return self._pool.submit(action, self.llm)
         except RuntimeError:  # it has been stopped
             raise EngineStopped("the engine was stopped") from None
-
-    @property
-    def _running(self) -> EngineThread:
-        if self._thread is None:
-            raise EngineStopped("the engine has not begun")
-        return self._thread

@@ -178,8 +178,8 @@ def test_serve(path: Path) -> None:
 def test_a_rank_that_ends_while_nothing_is_computed(path: Path) -> None:
     """A server's thread finds out."""
     with LLM(str(path), backend="native", threads=1, tp=2, kv_bytes=16 << 20) as llm:
-        thread = EngineThread(llm.engine, lambda _: None, lambda *_: None)
-        thread.start()
+        thread = EngineThread(llm.engine)
+        thread.start(lambda _: None)
         os.kill(pids_of(llm)[0], signal.SIGKILL)
         eventually(lambda: thread.failure is not None)
         thread.stop()

@@ -10,7 +10,6 @@ spare.py        the next one, which has its imports done
 link.py         the server's connection to one process
 remote.py       the server's side: an engine that is elsewhere, with its requests, which outlive it
 replicas.py     several processes of one model, and which one gets a request
-asks.py         what the process was asked to run, until it answers
 in_flight.py    the server's record of each request, and what becomes of it when the process dies
 rest.py         a time without a process, since nobody uses the model
 watchdog.py     whether it hangs

@@ -4,25 +4,24 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import count
 from typing import Any
 
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
-from twostroke.engine.engine_thread import Update
+from twostroke.engine.engine_thread import OnStep, Publish, Update
 from twostroke.engine.request import Request
 from twostroke.errors import EngineFailed, EngineRestarting, EngineStopped, InvalidRequest, TwostrokeError
 from twostroke.kv.kv_events import Change
-from twostroke.server.engine_process.asks import PendingAsks, refuse_all
 from twostroke.server.engine_process.in_flight import InFlight, Roster
 from twostroke.server.engine_process.launch import STOP_S
 from twostroke.server.engine_process.link import END_S, LinkOpener, ModelChanged, ProcessLink
 from twostroke.server.engine_process.messages import Ask, AskReply, Beat, Cancel, Failed, News, Stop
 from twostroke.server.engine_process.rest import Rest
 from twostroke.server.engine_process.watchdog import Watchdog
-from twostroke.server.served_engine import OnStep, Publish
 from twostroke.system.futures import settle
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,9 @@ class RemoteEngine:
         self._publish: Publish = lambda updates: None
         self._on_step: OnStep = lambda seconds, report: None
         self._lock = threading.Lock()
-        self._roster, self._asks = Roster(), PendingAsks()
+        self._roster = Roster()
+        self._asks: dict[int, tuple[Ask, Future[Any]]] = {}  # what the process was asked to run, until it answers
+        self._numbers = count()
         self._deaths, self._beat = 0, time.monotonic()
         self._stopped, self._rest = threading.Event(), Rest()
         self._thread = threading.Thread(target=self._run, args=(self._link,), name="engine reader", daemon=True)
@@ -154,13 +155,15 @@ class RemoteEngine:
         return self._ask(action, between_steps=False)
 
     def _ask(self, action: Callable[[Any], Any], *, between_steps: bool) -> "Future[Any]":
+        result = Future[Any]()
         with self._lock:
-            if not self.alive:
-                refuse_all([refused := Future[Any]()], self._reason)
-                return refused
-            ask, result = self._asks.add(action, between_steps=between_steps)
-            if self._link is not None:
-                self._link.outbox.put(ask)
+            if self.alive:
+                ask = Ask(next(self._numbers), action, between_steps)
+                self._asks[ask.id] = ask, result
+                if self._link is not None:
+                    self._link.outbox.put(ask)
+                return result
+        settle(result, None, self._reason)
         return result
 
     @property
@@ -189,8 +192,8 @@ class RemoteEngine:
             self.failure = EngineFailed(f"the server has lost its engine ({error}): start it again")
         self._give_up()
         with self._lock:
-            asks = self._asks.clear()
-        refuse_all(asks, self._reason)
+            asks, self._asks = self._asks, {}
+        _refuse(asks, self._reason)
 
     def _give_up(self) -> None:
         """There is no process for its requests."""
@@ -250,7 +253,7 @@ class RemoteEngine:
 
     def _answer(self, reply: AskReply) -> None:
         with self._lock:
-            result = self._asks.pop(reply)
+            _, result = self._asks.pop(reply.id, (None, None))
         if result is not None:
             settle(result, reply.result, reply.error)
 
@@ -262,11 +265,11 @@ class RemoteEngine:
             link.codec.generation = -1  # its values are lost
             link.outbox.put(None)
             told = self._stopped.is_set() or bool(self._rest)
-            asks = [] if self._rest else self._asks.clear()  # those of a rest wait for its end
+            asks, self._asks = ({}, self._asks) if self._rest else (self._asks, {})  # those of a rest wait for its end
         self._siblings.went(self)
         accused = link.process.note.read()
         how = link.process.end(STOP_S if told else END_S)
-        refuse_all(asks, EngineRestarting("the engine's process has died and is started again: try again"))
+        _refuse(asks, EngineRestarting("the engine's process has died and is started again: try again"))
         if told:
             return
         log.error("the engine's process %d has ended %s%s", link.process.pid, how, f": {failed}" if failed else "")
@@ -300,10 +303,16 @@ class RemoteEngine:
             self._beat = time.monotonic()
             self._link = link
             going_on = list(self._roster.to_begin())
-            for message in (*going_on, *self._asks):
+            for message in (*going_on, *(ask for ask, _ in self._asks.values())):
                 link.outbox.put(message)
             if self._stopped.is_set():
                 link.outbox.put(Stop())
         self._siblings.came(self)
         log.log(level, "the engine is there again (process %d); %d requests go on", link.process.pid, len(going_on))
         return link
+
+
+def _refuse(asks: "Mapping[int, tuple[Ask, Future[Any]]]", error: Exception) -> None:
+    """End asks that will have no answer."""
+    for _, result in asks.values():
+        settle(result, None, error)

@@ -14,7 +14,7 @@ from typing import Any
 
 from twostroke.api.llm import LLM
 from twostroke.engine.engine import Engine
-from twostroke.engine.engine_thread import Update
+from twostroke.engine.engine_thread import OnStep, Publish, Update
 from twostroke.engine.request import Request
 from twostroke.engine.router import KvAware, RoutedCall
 from twostroke.errors import EngineFailed
@@ -24,7 +24,6 @@ from twostroke.server.engine_process.in_flight import InFlight
 from twostroke.server.engine_process.launch import Launch
 from twostroke.server.engine_process.link import LinkOpener
 from twostroke.server.engine_process.remote import RemoteEngine, Siblings
-from twostroke.server.served_engine import OnStep, Publish
 
 log = logging.getLogger(__name__)
 

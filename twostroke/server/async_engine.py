@@ -21,6 +21,7 @@ from twostroke.engine.request import Request
 from twostroke.errors import EngineStopped, InvalidRequest
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.body_validation.supervisor import BodyValidator, WorkerState
+from twostroke.server.engine_process.hollow import HollowState
 from twostroke.server.errors import ApiError, ShuttingDown, to_api_error
 from twostroke.server.grammar import Grammars, json_schema
 from twostroke.server.observability.metrics import Metrics, engine_families, join_families
@@ -54,7 +55,7 @@ class AsyncEngine:
         self.grammars = Grammars(llm.tokenizer, llm.config.vocab_size)
         self.reasoning = Reasoning.of(llm.tokenizer, llm.config.vocab_size, settings.reasoning_parser)
         self.body_validator = BodyValidator(
-            lambda: WorkerState.of(llm, settings, self.name, self.created, self.max_running)
+            lambda: WorkerState(HollowState.of(llm), settings, self.name, self.created, self.max_running)
         )
         self.leaving = self.draining = False
         self.output_tokens = 0  # how many were made so far

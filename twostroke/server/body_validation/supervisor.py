@@ -11,21 +11,20 @@ import asyncio
 import itertools
 import logging
 import pickle
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from multiprocessing.connection import Connection
 from queue import PriorityQueue
 from typing import Any
 
-from twostroke.api.llm import LLM
+from starlette.types import Message
+
 from twostroke.methods import METHODS
 from twostroke.server.engine_process.hollow import HollowState
+from twostroke.server.engine_process.launch import ChildProcess
 from twostroke.server.errors import ApiError
 from twostroke.server.settings import Settings
 from twostroke.system.futures import fulfil
@@ -34,10 +33,9 @@ log = logging.getLogger(__name__)
 
 LONG_BODY_BYTES = 16 << 10  # bytes; a shorter body takes the lock for a few milliseconds
 HUGE_BODY_BYTES = 1 << 20  # bytes
+Reply = list[Message]  # a complete response, as ASGI has it
 MAX_SECONDS = 10  # that one body may take
-START_CODE = (
-    "import sys; sys.path[:] = {path!r}; from twostroke.server.body_validation.worker import main; main({file})"
-)
+START_CODE = "from twostroke.server.body_validation.worker import main; main({file})"
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,6 @@ class HttpCall:
 
 
 @dataclass(frozen=True)
-class HttpReply:
-    """A complete response."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-
-@dataclass(frozen=True)
 class WorkerState:
     """The server's state that decides about a request, without weights."""
 
@@ -67,10 +56,6 @@ class WorkerState:
     name: str
     created: int
     max_running: int
-
-    @classmethod
-    def of(cls, llm: LLM, settings: Settings, name: str, created: int, max_running: int) -> "WorkerState":
-        return cls(HollowState.of(llm), settings, name, created, max_running)
 
 
 class BodyValidator:
@@ -84,7 +69,7 @@ class BodyValidator:
         """Start the process for long bodies now, so that the first of them does not wait for it."""
         self._long.send(0, None)
 
-    async def validate(self, call: HttpCall) -> HttpReply | None:
+    async def validate(self, call: HttpCall) -> Reply | None:
         """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
         lane = self._huge if len(call.body) > HUGE_BODY_BYTES else self._long
         return await asyncio.wrap_future(lane.send(len(call.body), call))
@@ -105,7 +90,7 @@ class _WorkerQueue:
     def __init__(self, state: Callable[[], bytes]) -> None:
         self._state = state
         self._order = itertools.count()
-        self._waiting: PriorityQueue[tuple[int, int, HttpCall | None, Future[HttpReply | None]]] = PriorityQueue()
+        self._waiting: PriorityQueue[tuple[int, int, HttpCall | None, Future[Reply | None]]] = PriorityQueue()
         self._worker: _WorkerProcess | None = None
         self._thread: threading.Thread | None = None
 
@@ -116,12 +101,12 @@ class _WorkerQueue:
             self._thread.join()
             self._thread = None  # the next call begins anew
 
-    def send(self, priority: int, call: HttpCall | None) -> "Future[HttpReply | None]":
+    def send(self, priority: int, call: HttpCall | None) -> "Future[Reply | None]":
         """Queue a call, lower priorities first; None only starts the process."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="body validation", daemon=True)
             self._thread.start()
-        result: Future[HttpReply | None] = Future()
+        result: Future[Reply | None] = Future()
         self._waiting.put((priority, next(self._order), call, result))
         return result
 
@@ -133,12 +118,12 @@ class _WorkerQueue:
             fulfil(result, partial(self._ask, call))
             del call, result  # a long body is not kept while nothing happens
         if self._worker is not None:
-            self._worker.end()
+            self._worker.end(0)
             self._worker = None
 
-    def _ask(self, call: HttpCall | None) -> HttpReply | None:
+    def _ask(self, call: HttpCall | None) -> Reply | None:
         if self._worker is not None and not self._worker.alive:
-            self._worker.end()
+            self._worker.end(0)
             self._worker = None
         if self._worker is None:
             try:
@@ -152,7 +137,7 @@ class _WorkerQueue:
         try:
             return self._worker.ask(call)
         except (EOFError, OSError):
-            self._worker.end()
+            self._worker.end(0)
             self._worker = None
             log.warning("a body of %d bytes took too much memory or time to read", len(call.body))
             raise ApiError(
@@ -160,42 +145,23 @@ class _WorkerQueue:
             ) from None
 
 
-class _WorkerProcess:
+class _WorkerProcess(ChildProcess):
     """One process, which answers one call after another."""
 
     def __init__(self, state: bytes) -> None:
         """Raises EOFError or OSError if it does not start."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # A new session, so that Ctrl-C in a terminal reaches the server alone.
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", START_CODE.format(path=sys.path, file=theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._pipe = Connection(ours.detach())
+        super().__init__(START_CODE, stdout=subprocess.DEVNULL)
         try:
-            self._pipe.send_bytes(state)
-            self._pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
+            self.pipe.send_bytes(state)
+            self.pipe.recv_bytes()  # it is ready; EOFError if it failed, with the reason on stderr
         except (EOFError, OSError):
-            self.end()
+            self.end(0)
             raise
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, call: HttpCall) -> HttpReply | None:
+    def ask(self, call: HttpCall) -> Reply | None:
         """Raises EOFError or OSError if the process has died or takes too long."""
-        self._pipe.send_bytes(pickle.dumps(replace(call, body=b"")))
-        self._pipe.send_bytes(call.body)  # not copied
-        if not self._pipe.poll(MAX_SECONDS):
+        self.pipe.send_bytes(pickle.dumps(replace(call, body=b"")))
+        self.pipe.send_bytes(call.body)  # not copied
+        if not self.pipe.poll(MAX_SECONDS):
             raise EOFError
-        return pickle.loads(self._pipe.recv_bytes())
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._pipe.close()
+        return pickle.loads(self.pipe.recv_bytes())

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from starlette.types import Message
 
 from twostroke.api.llm import LLM
 from twostroke.api.reasoning.reasoning import Reasoning
@@ -23,7 +24,7 @@ from twostroke.methods import METHODS, Method, load_installed
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.app import routes_app
 from twostroke.server.async_engine import AsyncEngine
-from twostroke.server.body_validation.supervisor import HttpCall, HttpReply, WorkerState
+from twostroke.server.body_validation.supervisor import HttpCall, Reply, WorkerState
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammars
@@ -130,35 +131,29 @@ async def _mark_for_engine(http: HttpRequest, _: Exception) -> Response:
     return Response()
 
 
-async def answer(app: FastAPI, call: HttpCall) -> HttpReply | None:
+async def answer(app: FastAPI, call: HttpCall) -> Reply | None:
     """The response of the application; None if the call is one for the engine, or if the server must say why not."""
-    try:
-        _refuse_oversized(call.body)
-    except ApiError as error:
-        refusal = error_response(call.scope["path"], error)
-        return HttpReply(refusal.status_code, refusal.raw_headers, bytes(refusal.body))
     for name in call.methods - METHODS.keys():
         METHODS[name] = _unknown_method  # pyright: ignore[reportArgumentType]
     messages = [{"type": "http.request", "body": call.body, "more_body": False}]
-    passed, headers, body, status = [False], [], bytearray(), 500
+    passed, reply = [False], Reply()
 
     async def receive() -> Any:
         return messages.pop() if messages else await asyncio.Event().wait()
 
-    async def send(message: Any) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], list(message["headers"])
-        else:
-            body.extend(message.get("body", b""))
+    async def send(message: Message) -> None:
+        reply.append(message)
 
     try:
+        _refuse_oversized(call.body)
         await app({**call.scope, "call_log": CallLog("", ""), "passed": passed}, receive, send)
     except MemoryError:
         raise
+    except ApiError as error:
+        await error_response(call.scope["path"], error)(call.scope, receive, send)
     except Exception:
         return None
-    return None if passed[0] or status >= 500 else HttpReply(status, headers, bytes(body))
+    return reply if reply and not passed[0] and reply[0]["status"] < 500 else None
 
 
 def _refuse_oversized(body: bytes) -> None:

@@ -21,9 +21,8 @@ from twostroke.server.engine_process.step_note import StepNote
 if TYPE_CHECKING:
     from twostroke.server.engine_process.messages import OpenOptions
 
+PATH_CODE = "import sys; sys.path[:] = {path!r}\n"
 START_CODE = """
-import sys
-sys.path[:] = {path!r}
 try:
     from twostroke.server.engine_process.main import main
     __import__({opener!r})
@@ -61,23 +60,22 @@ class Launch(Protocol):
     def __call__(self, generation: int, kv_bytes: int | None = None) -> Launched: ...
 
 
-class EngineProcess:
-    """One process. It imports what it needs, and waits for `open`."""
+class ChildProcess:
+    """A process that runs some Python, and a connection to it."""
 
-    def __init__(self, opener: str = __name__) -> None:
-        """`opener`: the module that will open the model, to be imported now."""
-        self.note = StepNote()
+    def __init__(self, code: str, *files: int, stdout: int | None = None, **names: object) -> None:
+        """`code` has a place for `file`, its end of the connection, and for `names`; `files` are open there too."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         with theirs:
-            files = {"file": theirs.fileno(), "note": self.note.file}
-            code = START_CODE.format(path=sys.path, parent=os.getpid(), opener=opener, **files)
+            code = (PATH_CODE + code).format(path=sys.path, file=theirs.fileno(), **names)
             # A new session, so that Ctrl-C in a terminal reaches the server alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                pass_fds=(theirs.fileno(), self.note.file),
+                pass_fds=(theirs.fileno(), *files),
                 stdin=subprocess.DEVNULL,
+                stdout=stdout,
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -86,11 +84,6 @@ class EngineProcess:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
-
-    def open(self, options: "OpenOptions") -> None:
-        """Let it open its model."""
-        with suppress(OSError):  # it has ended already, which whoever reads will see
-            self.send(pickle.dumps(options))
 
     def send(self, data: bytes) -> None:
         with self._sending:
@@ -106,8 +99,27 @@ class EngineProcess:
         code = self._process.wait()
         with self._sending:  # else what another thread sends could reach a file that gets the number of this one
             self.pipe.close()
-        os.close(self.note.file)
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+
+
+class EngineProcess(ChildProcess):
+    """One process. It imports what it needs, and waits for `open`."""
+
+    def __init__(self, opener: str = __name__) -> None:
+        """`opener`: the module that will open the model, to be imported now."""
+        self.note = StepNote()
+        note = self.note.file
+        super().__init__(START_CODE, note, note=note, parent=os.getpid(), opener=opener)
+
+    def open(self, options: "OpenOptions") -> None:
+        """Let it open its model."""
+        with suppress(OSError):  # it has ended already, which whoever reads will see
+            self.send(pickle.dumps(options))
+
+    def end(self, patience_s: float) -> str:
+        how = super().end(patience_s)
+        os.close(self.note.file)
+        return how
 
 
 def launch_of(options: "OpenOptions", take: Callable[[], EngineProcess] = EngineProcess) -> Launch:

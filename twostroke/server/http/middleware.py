@@ -5,15 +5,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Protocol
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twostroke.server.body_validation.supervisor import HUGE_BODY_BYTES, LONG_BODY_BYTES, HttpCall, HttpReply
+from twostroke.server.body_validation.supervisor import HUGE_BODY_BYTES, LONG_BODY_BYTES, HttpCall, Reply
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError
 from twostroke.server.http.call_log import CallLog
@@ -56,7 +55,7 @@ def needs_no_key(path: str, headers: Headers) -> bool:
 class Validator(Protocol):
     """Validates long bodies in another process."""
 
-    async def validate(self, call: HttpCall) -> HttpReply | None:
+    async def validate(self, call: HttpCall) -> Reply | None:
         """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
         ...
 
@@ -164,7 +163,8 @@ class CallMiddleware:
                 call = HttpCall(sent, whole)
                 reply = await cancel_on_disconnect(receive, self._body_validator.validate(call))
                 if reply is not None:
-                    await Response(reply.body, reply.status, dict(_texts(reply.headers)))(scope, receive, send)
+                    for message in reply:
+                        await send(message)
                     return
         messages: list[Message] = [{"type": "http.request", "body": whole, "more_body": False}]
 
@@ -199,10 +199,6 @@ class CallMiddleware:
                 waited = loop.time()
                 await memory.enter_async_context(self._huge)
                 held, began = True, began + loop.time() - waited
-
-
-def _texts(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
-    return ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
 
 
 def _level(record: CallLog) -> int:

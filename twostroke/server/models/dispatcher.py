@@ -2,7 +2,7 @@
 
 from starlette.types import Message, Receive, Scope, Send
 
-from twostroke.server.body_validation.supervisor import HttpCall, HttpReply
+from twostroke.server.body_validation.supervisor import HttpCall, Reply
 from twostroke.server.http.paths import RouteTable
 from twostroke.server.http.responses import cancel_on_disconnect
 from twostroke.server.models.asked_model import AskedModel
@@ -54,7 +54,7 @@ class ModelBodyValidator:
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
-    async def validate(self, call: HttpCall) -> HttpReply | None:
+    async def validate(self, call: HttpCall) -> Reply | None:
         """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
         model = self._models.find((await AskedModel.of(call.scope, call.body)).name)
         async with self._models.using(model):

@@ -27,23 +27,24 @@ async def ready(engine: CurrentEngine) -> Response:
 @router.get("/health/live")
 async def live(engine: CurrentEngine) -> Response:
     """200 while the engine lives; 503 once it has failed and the process must be restarted."""
-    return _health(engine, engine.alive)
+    return _health(engine, engine.served.alive)
 
 
 def _health(engine: AsyncEngine, fine: bool) -> Response:
+    served = engine.served
     body: dict[str, Any] = {
-        "live": engine.alive,
-        "restarting": engine.restarting,
+        "live": served.alive,
+        "restarting": served.restarting,
         "ready": engine.ready,
         "draining": engine.leaving or engine.draining,
-        "step_age_s": round(engine.step_age_s, 3),
+        "step_age_s": round(served.step_age_s, 3),
         "in_flight": engine.in_flight,
         "failure": None if engine.failure is None else engine.failure.message,
     }
-    if len(engine.parts) > 1:
+    if len(served.parts) > 1:
         body["replicas"] = [
             {"live": one.alive, "restarting": one.restarting, "step_age_s": round(one.step_age_s, 3)}
-            for one in engine.parts
+            for one in served.parts
         ]
     return json_response(body, 200 if fine else 503)
 

@@ -23,7 +23,7 @@ from twostroke.server.contexts.contexts import Contexts
 from twostroke.server.contexts.saved import SavedContexts
 from twostroke.server.error_responses import error_response
 from twostroke.server.errors import ApiError, from_validation, to_api_error
-from twostroke.server.http.middleware import CallMiddleware, Validator
+from twostroke.server.http.middleware import CallMiddleware, Validate
 from twostroke.server.http.origin_guard import OriginGuard
 from twostroke.server.http.paths import HeadMiddleware, RouteTable
 from twostroke.server.http.responses import ClientDisconnected, gone
@@ -84,7 +84,7 @@ def create_app(model: LLM | ServedEngine, settings: Settings | None = None, host
 
     app = routes_app(engine, lifespan)
     app.state.metrics = metrics
-    surround(app, settings, keys, engine.body_validator, host, metrics.responded)
+    surround(app, settings, keys, engine.body_validator.validate, host, metrics.responded)
     return app
 
 
@@ -92,7 +92,7 @@ def surround(
     app: FastAPI,
     settings: Settings,
     keys: ApiKeys,
-    body_validator: Validator,
+    validate: Validate,
     host: str | None,
     on_response: Callable[[int], None],
 ) -> None:
@@ -103,7 +103,7 @@ def surround(
         CallMiddleware,
         settings=settings,
         keys=keys,
-        body_validator=body_validator,
+        validate=validate,
         guard=guard,
         on_response=on_response,
     )
@@ -119,7 +119,7 @@ def routes_app(engine: AsyncEngine, lifespan: Any = None) -> FastAPI:
     app.state.stored_responses = StoredResponses(engine.settings.max_stored, engine.settings.max_stored_bytes)
     most = engine.settings.max_context_bytes
     app.state.contexts = Contexts(DEFAULT_CONTEXT_BYTES if most is None else most)
-    app.state.feeds = [EngineFeed(engine, i) for i in range(len(engine.parts))]
+    app.state.feeds = [EngineFeed(engine, i) for i in range(len(engine.served.parts))]
     app.state.paths = RouteTable(routes.router for routes in ROUTES)
     for routes in ROUTES:
         app.include_router(routes.router)

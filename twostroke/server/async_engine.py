@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Annotated, Any, TypeVar
@@ -39,6 +39,7 @@ class AsyncEngine:
     grammars) runs in a small pool of threads, by `run_in_thread`.
 
     Attributes:
+        served: the engine itself, with its replicas.
         reasoning: how the model writes thoughts before its answers; None if it does not set them apart.
         body_validator: validates long bodies in another process.
         leaving: new work is still taken, but should be sent elsewhere: the server drains soon.
@@ -48,7 +49,7 @@ class AsyncEngine:
 
     def __init__(self, served: ServedEngine, settings: Settings, metrics: Metrics) -> None:
         llm = served.llm
-        self.llm, self.settings, self.metrics = llm, settings, metrics
+        self.served, self.llm, self.settings, self.metrics = served, llm, settings, metrics
         self.name = settings.model_name or llm.name  # what clients call the model
         self.created = int(time.time())  # when serving began, in seconds since 1970
         self.max_running = len(served.parts) * llm.engine.config.max_running
@@ -63,7 +64,6 @@ class AsyncEngine:
         self._active_calls: set[ActiveCall] = set()
         self._choices_in_flight = 0  # choices in flight
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="server")
-        self._served = served
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mean_request_s = 1.0  # mean duration of a request, updated with each one
         self._families: dict[int, list[Metric]] = {}  # of each replica
@@ -73,8 +73,8 @@ class AsyncEngine:
     def start(self) -> None:
         """Called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._served.start(self._publish, self.metrics.step)
-        self.metrics.watch_steps(lambda: self.step_age_s)
+        self.served.start(self._publish, self.metrics.step)
+        self.metrics.watch_steps(lambda: self.served.step_age_s)
 
     def warm_up(self) -> None:
         """Prepare what the first calls would wait for: the tokenizer's form for grammars and
@@ -95,47 +95,29 @@ class AsyncEngine:
         """Cancel everything and end the engine's thread."""
         self.draining = True
         self._abort_all()
-        await asyncio.to_thread(self._served.stop)
+        await asyncio.to_thread(self.served.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.body_validator.stop)
 
     @property
-    def parts(self) -> Sequence[ServedEngine]:
-        """Its replicas."""
-        return self._served.parts
-
-    @property
-    def alive(self) -> bool:
-        return self._served.alive
-
-    @property
     def failure(self) -> ApiError | None:
-        return None if self._served.failure is None else to_api_error(self._served.failure)
+        return None if self.served.failure is None else to_api_error(self.served.failure)
 
     @property
     def lost(self) -> bool:
         """Whether the engine has failed, as where a rank is lost, so that only another process can serve the model."""
-        return self._served.failure is not None
-
-    @property
-    def step_age_s(self) -> float:
-        """Seconds since the engine was last between two steps; an engine that rests looks about every second."""
-        return self._served.step_age_s
+        return self.served.failure is not None
 
     @property
     def hung(self) -> bool:
         """Whether a step takes so long that no new work should be sent here."""
-        return self.alive and not self.restarting and self.step_age_s > self.settings.step_timeout_s
-
-    @property
-    def restarting(self) -> bool:
-        """Whether the engine's process has died and the next one is not there yet. Calls wait for it."""
-        return self._served.restarting
+        served = self.served
+        return served.alive and not served.restarting and served.step_age_s > self.settings.step_timeout_s
 
     @property
     def ready(self) -> bool:
         """Whether new work should be sent here."""
-        return self.alive and not (self.leaving or self.draining or self.hung or self.restarting)
+        return self.served.alive and not (self.leaving or self.draining or self.hung or self.served.restarting)
 
     @property
     def in_flight(self) -> int:
@@ -166,7 +148,7 @@ class AsyncEngine:
 
     def submit(self, active_call: ActiveCall, requests: list[Request], timeout_s: float | None) -> None:
         """Start what was reserved."""
-        active_call.start(self._served, requests, timeout_s or self.settings.timeout_s)
+        active_call.start(self.served, requests, timeout_s or self.settings.timeout_s)
 
     async def run_in_thread(self, action: Callable[[], T]) -> T:
         """Run what needs no engine in another thread than the event loop's, as a part of the same call."""
@@ -186,17 +168,18 @@ class AsyncEngine:
     async def everywhere(self, action: Callable[[Any], Any], *, between_steps: bool = False) -> list[Any]:
         """Run such a function at each replica that is there. Returns all results."""
         run = self.between_steps if between_steps else self.beside_steps
-        there = [i for i, one in enumerate(self.parts) if len(self.parts) == 1 or (one.alive and not one.restarting)]
+        parts = self.served.parts
+        there = [i for i, one in enumerate(parts) if len(parts) == 1 or (one.alive and not one.restarting)]
         return [await run(action, i) for i in there]
 
     async def families(self) -> list[Metric]:
         """What is measured where the engine is, with the label `replica` if there are several; of one that is not
         there, what was read last."""
-        for i, one in enumerate(self.parts):
+        for i, one in enumerate(self.served.parts):
             if one.alive and not one.restarting:
                 with contextlib.suppress(ApiError):
                     self._families[i] = await self.beside_steps(engine_families, i)
-        if len(self.parts) == 1:
+        if len(self.served.parts) == 1:
             return self._families.get(0, [])
         joined: dict[str, Metric] = {}
         for i, families in sorted(self._families.items()):
@@ -204,7 +187,7 @@ class AsyncEngine:
         return list(joined.values())
 
     def _part(self, replica: int | None) -> ServedEngine:
-        return self._served if replica is None else self.parts[replica]
+        return self.served if replica is None else self.served.parts[replica]
 
     async def _outcome(self, begin: "Callable[[], Future[Any]]") -> Any:
         try:

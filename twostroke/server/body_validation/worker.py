@@ -5,7 +5,7 @@ import contextlib
 import gc
 import pickle
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +30,6 @@ from twostroke.server.errors import ApiError
 from twostroke.server.grammar import Grammars
 from twostroke.server.http.call_log import CallLog
 from twostroke.server.http.surrogates import refuse_lone_surrogates
-from twostroke.server.served_engine import ServedEngine
 from twostroke.system.priority import yield_cpu
 
 T = TypeVar("T")
@@ -49,6 +48,7 @@ class DryEngine(AsyncEngine):
 
     def __init__(self, state: WorkerState) -> None:  # the base class would start an engine
         self.llm = state.llm.llm_of()
+        self.served: Any = SimpleNamespace(parts=(), failure=None)
         self.settings, self.name, self.created = state.settings, state.name, state.created
         self.metrics: Any = SimpleNamespace(rejected=lambda reason: None)
         self.grammars = Grammars(self.llm.tokenizer, self.llm.config.vocab_size)
@@ -56,18 +56,6 @@ class DryEngine(AsyncEngine):
         self.leaving = self.draining = False
         self._choices_in_flight, self._active_calls = 0, set()
         self.max_running = state.max_running
-
-    @property
-    def parts(self) -> Sequence[ServedEngine]:
-        return ()
-
-    @property
-    def alive(self) -> bool:
-        return True
-
-    @property
-    def failure(self) -> None:
-        return None
 
     def submit(self, active_call: ActiveCall, requests: list[Request], timeout_s: float | None) -> None:
         raise NeedsEngine
@@ -83,10 +71,6 @@ class DryEngine(AsyncEngine):
 
     async def everywhere(self, action: Callable[[Any], Any], *, between_steps: bool = False) -> list[Any]:
         raise NeedsEngine
-
-    @property
-    def restarting(self) -> bool:
-        return False
 
     def require_engine_process(self) -> None:
         raise NeedsEngine

@@ -5,9 +5,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +28,8 @@ log = logging.getLogger(__name__)
 PATHS_WITHOUT_KEY = {"/health", "/health/ready", "/health/live", "/metrics", "/version"}  # for probes and scrapers
 MIN_BODY_RATE = 16 << 10  # bytes per second of a body, once its time is over
 MAX_HUGE_BODIES = 8  # huge bodies in memory at once
+# The response to send, or None for a call that the engine has to serve. Raises ApiError.
+Validate = Callable[[HttpCall], Awaitable[Reply | None]]
 _FORWARDED_SCOPE = (
     "type",
     "asgi",
@@ -52,14 +53,6 @@ def needs_no_key(path: str, headers: Headers) -> bool:
     )
 
 
-class Validator(Protocol):
-    """Validates long bodies in another process."""
-
-    async def validate(self, call: HttpCall) -> Reply | None:
-        """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
-        ...
-
-
 class CallMiddleware:
     """Puts a `CallLog` into the ASGI scope: handlers add to it, and it is logged at the end."""
 
@@ -68,12 +61,12 @@ class CallMiddleware:
         app: ASGIApp,  # serves the calls
         settings: Settings,  # limits of bodies
         keys: ApiKeys | None = None,  # those that are accepted; None for the settings' own
-        body_validator: Validator | None = None,  # long bodies are validated by it first
+        validate: Validate | None = None,  # long bodies are validated by it first, in another process
         guard: OriginGuard | None = None,  # decides about calls where there is no key
         on_response: Callable[[int], None] = lambda status: None,  # is told the status of every response
     ) -> None:
         """Around `app`."""
-        self._app, self._settings, self._body_validator = app, settings, body_validator
+        self._app, self._settings, self._validate = app, settings, validate
         self._keys = ApiKeys(settings.api_key, settings.api_key_file) if keys is None else keys
         self._guard, self._on_response = guard, on_response
         self._huge = asyncio.Semaphore(MAX_HUGE_BODIES)
@@ -156,12 +149,12 @@ class CallMiddleware:
             await self._read(receive, body, memory)
             whole = bytes(body)
             del body
-            if len(whole) <= LONG_BODY_BYTES or self._body_validator is None:
+            if len(whole) <= LONG_BODY_BYTES or self._validate is None:
                 refuse_lone_surrogates(whole)  # of a long body, the worker does it
-            if self._body_validator is not None and len(whole) > LONG_BODY_BYTES:
+            if self._validate is not None and len(whole) > LONG_BODY_BYTES:
                 sent = {key: scope[key] for key in _FORWARDED_SCOPE if key in scope}
                 call = HttpCall(sent, whole)
-                reply = await cancel_on_disconnect(receive, self._body_validator.validate(call))
+                reply = await cancel_on_disconnect(receive, self._validate(call))
                 if reply is not None:
                     for message in reply:
                         await send(message)

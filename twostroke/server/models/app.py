@@ -18,7 +18,7 @@ from twostroke.server.engine_process.remote import RemoteEngine
 from twostroke.server.errors import ApiError
 from twostroke.server.http.paths import RouteTable
 from twostroke.server.models import routes
-from twostroke.server.models.dispatcher import ModelBodyValidator, ModelDispatcher
+from twostroke.server.models.dispatcher import ModelDispatcher
 from twostroke.server.models.downloads import ModelDownloads, OpenModel
 from twostroke.server.models.served_models import ServedModels
 from twostroke.server.models.settings import SharingSettings
@@ -73,9 +73,9 @@ def create_models_app(
     app.state.paths = RouteTable(one.router for one in (*ROUTES, routes))
     for one in (routes, api_docs):
         app.include_router(one.router)
-    app.router.default = ModelDispatcher(models, app.state.paths)
+    app.router.default = dispatcher = ModelDispatcher(models, app.state.paths)
     add_error_handlers(app)
-    surround(app, settings, keys, ModelBodyValidator(models), host, metrics.responded)
+    surround(app, settings, keys, dispatcher.validate, host, metrics.responded)
     return app
 
 

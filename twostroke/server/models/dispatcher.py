@@ -47,15 +47,8 @@ class ModelDispatcher:
         assert model.app is not None
         await model.app(scope, replayed, send)
 
-
-class ModelBodyValidator:
-    """Validates long bodies by the routes of the model that they name."""
-
-    def __init__(self, models: ServedModels) -> None:
-        self._models = models
-
     async def validate(self, call: HttpCall) -> Reply | None:
-        """The response to send, or None for a call that the engine has to serve. Raises ApiError."""
+        """What the routes of the model that a long body names say of it, see `BodyValidator`. Raises ApiError."""
         model = self._models.find((await AskedModel.of(call.scope, call.body)).name)
         async with self._models.using(model):
             assert model.engine is not None

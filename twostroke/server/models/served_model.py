@@ -58,7 +58,7 @@ class ServedModel:
         if self.lost:
             return "failed"
         if self.loaded and self.engine is not None:
-            return "loading" if self.engine.restarting else "loaded"
+            return "loading" if self.engine.served.restarting else "loaded"
         return "loading" if self.waiting else "unloaded"
 
     @property

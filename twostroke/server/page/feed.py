@@ -68,7 +68,7 @@ class EngineFeed:
     def _hello(self) -> dict[str, Any]:
         """The first message: facts that do not change while the server runs."""
         itl_ms = self._engine.llm.engine.config.itl_ms
-        of = {"replica": self._replica, "replicas": len(self._engine.parts)}
+        of = {"replica": self._replica, "replicas": len(self._engine.served.parts)}
         return {"fields": StepRecord._fields, "pools": self._pools, "itl_ms": itl_ms, **of}
 
     async def _run(self) -> None:
@@ -78,7 +78,7 @@ class EngineFeed:
         quiet = silent = 0.0  # seconds since there was news, and since there was a message
         look: asyncio.Task[None] | None = None
         try:
-            while self._watchers and engine.parts[self._replica].alive and not engine.draining:
+            while self._watchers and engine.served.parts[self._replica].alive and not engine.draining:
                 seen = await self._seen()
                 before, counts = counts, seen.counts or counts
                 news = bool(seen.steps) or counts != before  # a choice that is cancelled makes no step

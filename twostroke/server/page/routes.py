@@ -116,10 +116,10 @@ async def watch(
     engine.require_engine_process()
     feeds: list[EngineFeed] = http.app.state.feeds
     if replica is None:  # the first that is not lost
-        replica = next((i for i, one in enumerate(engine.parts) if one.alive), 0)
+        replica = next((i for i, one in enumerate(engine.served.parts) if one.alive), 0)
     if replica >= len(feeds):
         raise ApiError(404, f"there is no replica {replica}: there are {len(feeds)}, from 0 on", param="replica")
-    if (failure := engine.parts[replica].failure) is not None:
+    if (failure := engine.served.parts[replica].failure) is not None:
         raise to_api_error(failure)
     return StreamedResponse(feeds[replica].messages(), "text/event-stream")
 

@@ -22,11 +22,11 @@ def test_a_step_that_hangs(open_tiny: Callable[..., LLM]) -> None:
             hangs.set()
             released.wait()
 
-        engine = running.state.engine._served
+        engine = running.state.engine.served
         engine.call(hang)
         try:
             assert hangs.wait(PATIENCE_S)
-            engine._thread._between_steps_at -= 1000
+            engine._between_steps_at -= 1000
             assert http.get("/health/ready").status_code == 503
             hung = http.get("/health/live")
             assert hung.status_code == 200
@@ -42,8 +42,8 @@ def test_a_step_that_hangs(open_tiny: Callable[..., LLM]) -> None:
 def test_an_idle_engine_is_young(open_tiny: Callable[..., LLM]) -> None:
     """It looks about every second, so that the age can be alarmed on without knowing whether there is work."""
     with serving(open_tiny()) as running, running.http() as http:
-        engine = running.state.engine._served
-        engine._thread._between_steps_at -= 1000
+        engine = running.state.engine.served
+        engine._between_steps_at -= 1000
         assert http.get("/health").json()["step_age_s"] > 0
         eventually(lambda: http.get("/health").json()["step_age_s"] < 1000)
         assert http.get("/health/ready").status_code == 200

@@ -15,12 +15,13 @@ from tests.thinking import TEMPLATES, Preferring, thinking_model, write
 from twostroke.api.conversation import Conversation
 from twostroke.api.llm import LLM
 from twostroke.api.reasoning.forms import FORMS, form_name
-from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader, ReasoningSpan
+from twostroke.api.reasoning.reader import HarmonyReader, MarkedReader, Phase, ReasoningReader
 from twostroke.api.reasoning.reasoning import Reasoning
 from twostroke.engine.output import ChoiceOutput
 from twostroke.engine.request import Request
 from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import PlainText, ThoughtText
 from twostroke.sampling.constraint import ConstraintFactory
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
@@ -59,8 +60,10 @@ def read(reader: ReasoningReader, parts: Sequence[str]) -> tuple[str, str]:
     spans = [span for part in parts for span in reader.spans(part)]
     spans += reader.spans("", ended=True)
     assert "".join(span.written for span in spans) == "".join(parts)
-    told = [span for span in spans if isinstance(span, ReasoningSpan)]
-    return "".join(s.text for s in told if not s.plain), "".join(s.text for s in told if s.plain)
+    pieces = [(span, piece) for span in spans for piece in span.pieces]
+    assert all(isinstance(piece, PlainText if span.plain else ThoughtText) for span, piece in pieces)
+    thought = "".join(piece.text for _, piece in pieces if isinstance(piece, ThoughtText))
+    return thought, "".join(piece.text for _, piece in pieces if isinstance(piece, PlainText))
 
 
 # Forms ----------------------------------------------------------------------------------------------------------------

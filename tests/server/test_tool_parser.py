@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twostroke.sampling.answer_reader import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.tools.dialects import DIALECTS, formats_of
 from twostroke.server.tools.parser import ToolParser, ToolParserFactory, new_id
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",

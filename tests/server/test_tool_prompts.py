@@ -12,11 +12,11 @@ from twostroke.errors import InvalidRequest
 from twostroke.models.checkpoints.chat_templates import ChatTemplates
 from twostroke.models.checkpoints.checkpoint import HfTokenizerSource
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import CallArguments, CallStart
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.params import SamplingParams
 from twostroke.server.tools import describe_tools, prompt_messages
 from twostroke.server.tools.parser import parser_factory
-from twostroke.server.tools.pieces import CallArguments, CallStart
 
 FUNCTIONS: list[dict[str, Any]] = [{"name": "weather", "parameters": {"type": "object", "properties": {}}}]
 USER = {"role": "user", "content": "Is it raining?"}

@@ -1,21 +1,51 @@
-"""Readers of an answer's text while it is made. They tell where stop strings do not apply, such as in tool calls."""
+"""Readers of an answer's text while it is made: its thought, text and calls, and where stop strings do not apply."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
-class AnswerSpan(Protocol):
+@dataclass(frozen=True)
+class ThoughtText:
+    """Text of a thought."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Text outside of calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """A call begins. `index` counts the answer's calls."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of a call's arguments; joined, they are a JSON text."""
+
+    index: int
+    text: str
+
+
+Piece = ThoughtText | PlainText | CallStart | CallArguments
+
+
+@dataclass(frozen=True)
+class AnswerSpan:
     """A stretch of an answer's text."""
 
-    @property
-    def written(self) -> str:
-        """The text."""
-        ...
-
-    @property
-    def plain(self) -> bool:
-        """Whether a stop string in it ends the answer."""
-        ...
+    written: str  # the text as the model wrote it
+    plain: bool = False  # whether a stop string in it ends the answer
+    pieces: tuple[Piece, ...] = ()  # what is shown of it: nothing of markup
 
 
 class AnswerReader(Protocol):

@@ -2,11 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from twostroke.api.reasoning.forms import ReasoningForm
-from twostroke.sampling.answer_reader import AnswerReader, AnswerSpan
+from twostroke.sampling.answer_reader import AnswerReader, AnswerSpan, PlainText, ThoughtText
 
 MAX_HEADER = 300  # characters of a message's header in harmony
 
@@ -17,15 +16,6 @@ class Phase(Enum):
     UNDECIDED = "undecided"
     THOUGHT = "thought"
     ANSWER = "answer"
-
-
-@dataclass(frozen=True)
-class ReasoningSpan:
-    """A stretch of a text."""
-
-    written: str  # its text as the model wrote it
-    text: str = ""  # what is shown of it; nothing of marks and of white space around a thought
-    plain: bool = False  # whether it is of the answer. Stop strings apply there alone.
 
 
 class ReasoningReader(ABC):
@@ -44,7 +34,7 @@ class ReasoningReader(ABC):
     def spans(self, text: str, ended: bool = False, cut: bool = False) -> Sequence[AnswerSpan]:
         """The stretches that are certain after this text; those of the answer as its reader tells them."""
         self._text += text
-        found: list[ReasoningSpan] = []
+        found: list[AnswerSpan] = []
         while self._step(found, ended):
             pass
         if self.answer is None:
@@ -60,7 +50,7 @@ class ReasoningReader(ABC):
         return [*told, *(self._flush(cut) if ended else ())]
 
     @abstractmethod
-    def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _step(self, found: list[AnswerSpan], ended: bool) -> bool:
         """Tell one more stretch. Returns whether there may be another."""
 
     def _flush(self, cut: bool) -> Sequence[AnswerSpan]:
@@ -82,12 +72,12 @@ class MarkedReader(ReasoningReader):
         self._fresh = phase is not Phase.ANSWER  # nothing but white space since a part began
         self._ends_with = ""  # the mark behind the answer, once one has come before it
 
-    def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _step(self, found: list[AnswerSpan], ended: bool) -> bool:
         if self._fresh:
             return self._begin(found, ended)
         return self._speak(found, ended) if self.phase is Phase.ANSWER else self._think(found, ended)
 
-    def _begin(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _begin(self, found: list[AnswerSpan], ended: bool) -> bool:
         """Read the mark before a part, and white space, which is not shown."""
         body = self._text.lstrip()
         space = len(self._text) - len(body)
@@ -96,7 +86,7 @@ class MarkedReader(ReasoningReader):
             mark, after = self._form.around or ("", "")
             self._ends_with = after if mark and body.startswith(mark) else self._ends_with
         if mark and body.startswith(mark):
-            found.append(ReasoningSpan(self._take(space + len(mark))))
+            _tell(found, self._take(space + len(mark)))
             self.phase = Phase.THOUGHT if self.phase is Phase.UNDECIDED else self.phase
             return True
         if not ended and (not body or mark.startswith(body)):
@@ -105,28 +95,28 @@ class MarkedReader(ReasoningReader):
         if self.phase is Phase.UNDECIDED:  # no thought: the answer keeps its white space
             self.phase = Phase.ANSWER
         else:
-            _tell(found, ReasoningSpan(self._take(space)))
+            _tell(found, self._take(space))
         return True
 
-    def _speak(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _speak(self, found: list[AnswerSpan], ended: bool) -> bool:
         end = self._text.rstrip()
         held = len(self._ends_with) if end.endswith(self._ends_with) else arriving(end, self._ends_with)
         text = self._take(len(end) - held if held else len(self._text))
-        _tell(found, ReasoningSpan(text, text, plain=True))
+        _tell(found, text, answer=text)
         if ended and held:
-            found.append(ReasoningSpan(self._take(len(self._text))))
+            _tell(found, self._take(len(self._text)))
         return False
 
-    def _think(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _think(self, found: list[AnswerSpan], ended: bool) -> bool:
         closer, text = self._form.closer, self._text
         at = text.find(closer)
         shown = text[: at if at >= 0 else len(text) - arriving(text, closer)].rstrip()
-        _tell(found, ReasoningSpan(self._take(len(shown)), shown))
+        _tell(found, self._take(len(shown)), shown)
         if at >= 0:
-            found.append(ReasoningSpan(self._take(at + len(closer) - len(shown))))
+            _tell(found, self._take(at + len(closer) - len(shown)))
             self.phase, self._fresh = Phase.ANSWER, True
         elif ended:  # cut within a mark, perhaps
-            _tell(found, ReasoningSpan(self._take(len(self._text))))
+            _tell(found, self._take(len(self._text)))
         return at >= 0
 
 
@@ -141,26 +131,27 @@ class HarmonyReader(ReasoningReader):
         super().__init__(phase, answer)
         self._thoughts = 0  # messages
 
-    def _step(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _step(self, found: list[AnswerSpan], ended: bool) -> bool:
         if self.phase is Phase.UNDECIDED:
             return self._header(found, ended)
         text = self._text
         ends = [at for mark in (*_BEGINS, _END) if (at := text.find(mark)) >= 0]
         size = min(ends) if ends else len(text) - (0 if ended else max(arriving(text, m) for m in (*_BEGINS, _END)))
         shown = self._take(size)
-        _tell(found, ReasoningSpan(shown, shown, plain=self.phase is Phase.ANSWER))
+        plain = self.phase is Phase.ANSWER
+        _tell(found, shown, "" if plain else shown, shown if plain else "")
         if not ends:
             return False
         if self._text.startswith(_END):
-            found.append(ReasoningSpan(self._take(len(_END))))
+            _tell(found, self._take(len(_END)))
         self.phase = Phase.UNDECIDED
         return True
 
-    def _header(self, found: list[ReasoningSpan], ended: bool) -> bool:
+    def _header(self, found: list[AnswerSpan], ended: bool) -> bool:
         text = self._text
         begins = any(text.startswith(mark) or mark.startswith(text) for mark in (*_BEGINS, " to=", _END))
         if text.startswith(_END):
-            found.append(ReasoningSpan(self._take(len(_END))))
+            _tell(found, self._take(len(_END)))
             return True
         at = text.find(_MESSAGE)
         if not begins or (at < 0 and len(text) > MAX_HEADER):
@@ -168,20 +159,19 @@ class HarmonyReader(ReasoningReader):
             return bool(text)
         if at < 0:
             if ended:  # cut within a header
-                _tell(found, ReasoningSpan(self._take(len(text))))
+                _tell(found, self._take(len(text)))
             return False
         header = self._take(at + len(_MESSAGE))
         if " to=" in header:
             self.phase = Phase.ANSWER
-            calls = self.answer is not None
-            found.append(ReasoningSpan(header, header if calls else "", plain=calls))
+            _tell(found, header, answer="" if self.answer is None else header)
         elif "<|channel|>analysis" in header:
             self.phase = Phase.THOUGHT
-            found.append(ReasoningSpan(header, "\n\n" if self._thoughts else ""))
+            _tell(found, header, "\n\n" if self._thoughts else "")
             self._thoughts += 1
         else:
             self.phase = Phase.ANSWER
-            found.append(ReasoningSpan(header))
+            _tell(found, header)
         return True
 
 
@@ -194,13 +184,15 @@ def arriving(text: str, mark: str) -> int:
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
 
 
-def _tell(found: list[ReasoningSpan], span: ReasoningSpan) -> None:
-    if span.written:
-        found.append(span)
+def _tell(found: list[AnswerSpan], written: str, thought: str = "", answer: str = "") -> None:
+    """Tell a stretch, unless it is empty, and what is shown of it."""
+    pieces = (*([ThoughtText(thought)] if thought else ()), *([PlainText(answer)] if answer else ()))
+    if written:
+        found.append(AnswerSpan(written, bool(answer), pieces))
 
 
 def parts_of(spans: Iterable[AnswerSpan]) -> tuple[str, str]:
     """What is shown of the thought and of the answer in these stretches."""
-    told = [span for span in spans if isinstance(span, ReasoningSpan)]
-    thought = "".join(span.text for span in told if not span.plain)
-    return thought, "".join(span.text for span in told if span.plain)
+    pieces = [piece for span in spans for piece in span.pieces]
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, ThoughtText))
+    return thought, "".join(piece.text for piece in pieces if isinstance(piece, PlainText))

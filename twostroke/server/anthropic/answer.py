@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from twostroke.engine.output import Token
+from twostroke.sampling.answer_reader import CallArguments, CallStart, Piece, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, counted
 from twostroke.server.error_responses import anthropic_body
 from twostroke.server.errors import ApiError
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -9,13 +9,13 @@ from pydantic_core import to_json
 
 from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import CallArguments, CallStart, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer
 from twostroke.server.error_responses import ollama_body
 from twostroke.server.errors import ApiError
 from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, PlainText, ThoughtText
 
 
 class OllamaAnswer(Answer):

@@ -1,13 +1,10 @@
 """Parses one choice's tokens into what an API shows: thoughts, text, calls, and why the turn ended."""
 
-from collections.abc import Iterator
-
-from twostroke.api.reasoning.reader import Phase, ReasoningReader, ReasoningSpan
+from twostroke.api.reasoning.reader import Phase, ReasoningReader
 from twostroke.engine.output import Token
 from twostroke.engine.request import Request
-from twostroke.sampling.answer_reader import AnswerSpan
-from twostroke.server.tools.parser import TextSpan, ToolParser
-from twostroke.server.tools.pieces import Piece, PlainText, ThoughtText
+from twostroke.sampling.answer_reader import Piece, PlainText
+from twostroke.server.tools.parser import ToolParser
 
 
 class ChoiceParser:
@@ -30,7 +27,7 @@ class ChoiceParser:
         if token.finish_reason is not None:
             spans += self._reader.spans("", ended=True, cut=token.finish_reason == "length")
         self._count(before, self._phase)
-        return [piece for span in spans for piece in _pieces(span)]
+        return [piece for span in spans for piece in span.pieces]
 
     def reason(self, token: Token) -> str | None:
         """Why the turn ended with this token, once it is read: "stop", "length" or "tool_calls"; None if it goes on."""
@@ -45,13 +42,3 @@ class ChoiceParser:
         if Phase.THOUGHT in (before, after):
             self.reasoning_tokens += self._undecided + 1
         self._undecided = self._undecided + 1 if after is before is Phase.UNDECIDED else 0
-
-
-def _pieces(span: AnswerSpan) -> Iterator[Piece]:
-    match span:
-        case TextSpan(pieces=pieces):
-            yield from pieces
-        case ReasoningSpan(text=text, plain=plain) if text:
-            yield PlainText(text) if plain else ThoughtText(text)
-        case _:
-            pass

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import AnswerSpan, CallArguments, CallStart, Piece, PlainText
 from twostroke.server.tools.dialects import ANY, OPEN, formats_of, markup_of
 from twostroke.server.tools.json_calls import JsonCalls
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText
 from twostroke.server.tools.text_buffer import (
     ArgumentsText,
     CallFormat,
@@ -22,15 +22,6 @@ from twostroke.server.tools.text_buffer import (
 
 THOUGHT = "</think>"  # an answer begins anew behind it
 _ID_LETTERS = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True)
-class TextSpan:
-    """A stretch of the answer as the model wrote it."""
-
-    written: str  # its text
-    plain: bool  # whether it is outside of calls
-    pieces: tuple[Piece, ...] = ()  # what an API shows of it
 
 
 class ToolParser:
@@ -59,19 +50,19 @@ class ToolParser:
         self._reading: Reading[None] | None = None
         self._openers = {one.opener for one in formats if not one.loose} | {THOUGHT}
 
-    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[TextSpan]:
+    def spans(self, text: str, ended: bool = False, cut: bool = False) -> list[AnswerSpan]:
         """The stretches that are certain after this text; all that is held back, once the text has `ended`.
 
         The beginning of a call, without a complete name, is plain text; if the text was `cut` off, it is left out.
         """
         self._source.text += text
         self._source.ended = ended
-        spans: list[TextSpan] = []
+        spans: list[AnswerSpan] = []
         while self._pass_text(spans) if self._reading is None else self._read(spans, cut):
             pass
         return spans
 
-    def _pass_text(self, spans: list[TextSpan]) -> bool:
+    def _pass_text(self, spans: list[AnswerSpan]) -> bool:
         """Pass text on up to where a call may begin. Returns whether there is more to do."""
         source = self._source
         if self._fresh:
@@ -95,7 +86,7 @@ class ToolParser:
         self._emit_text(spans, at)
         return self._try_formats([one for one in self._formats if source.text.startswith(one.opener) and not one.loose])
 
-    def _emit_text(self, spans: list[TextSpan], count: int) -> None:
+    def _emit_text(self, spans: list[AnswerSpan], count: int) -> None:
         """Pass on the white space held back, and text from the source's beginning."""
         text, space = self._source.take(count), self._space
         self._space = ""
@@ -107,7 +98,7 @@ class ToolParser:
             text = before.written + text
             told = "".join(piece.text for piece in before.pieces if isinstance(piece, PlainText)) + told
         if space + text:
-            spans.append(TextSpan(space + text, True, (PlainText(told),) if told else ()))
+            spans.append(AnswerSpan(space + text, True, (PlainText(told),) if told else ()))
         self._fresh = False
 
     def _try_formats(self, formats: list[CallFormat]) -> bool:
@@ -115,7 +106,7 @@ class ToolParser:
         self._reading = formats[0].read(self._source, self._offered) if formats else _no_call()
         return True
 
-    def _read(self, spans: list[TextSpan], cut: bool) -> bool:
+    def _read(self, spans: list[AnswerSpan], cut: bool) -> bool:
         """Go on with a format. Returns whether there is more to do."""
         assert self._reading is not None
         source, before = self._source, self._source.text
@@ -128,11 +119,11 @@ class ToolParser:
         taken = before[: len(before) - len(source.text)]
         pieces = self._pieces(event)
         if taken or pieces or self._reading is None:
-            spans.append(TextSpan(self._space + taken, False, pieces))
+            spans.append(AnswerSpan(self._space + taken, False, pieces))
             self._space = ""
         return event is not None or self._reading is None
 
-    def _try_next_format(self, spans: list[TextSpan], cut: bool) -> bool:
+    def _try_next_format(self, spans: list[AnswerSpan], cut: bool) -> bool:
         """The format reads no call here: try the next one. Without any, the text is plain."""
         tried, *others = self._candidates or [None]
         if others:
@@ -140,7 +131,7 @@ class ToolParser:
         self._reading = None
         source = self._source
         if cut and source.ended and tried is not None and self._may_be_call():
-            spans.append(TextSpan(self._space + source.take(len(source.text)), False))
+            spans.append(AnswerSpan(self._space + source.take(len(source.text)), False))
             self._space = ""
             return False
         self._emit_text(spans, 1)

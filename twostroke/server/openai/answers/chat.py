@@ -5,12 +5,12 @@ from typing import Any
 
 from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import CallArguments, CallStart, Piece, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, own_fields
 from twostroke.server.openai.answers.logprobs import entry, prompt_logprobs
 from twostroke.server.openai.schemas.chat import ChatBody
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
 _THOUGHT = ("reasoning_content", "reasoning")  # its names: DeepSeek's and vLLM's, and OpenRouter's
 

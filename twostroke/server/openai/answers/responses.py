@@ -8,6 +8,7 @@ from typing import Any
 
 from twostroke.engine.output import Token
 from twostroke.models.checkpoints.tokenizer import Tokenizer
+from twostroke.sampling.answer_reader import CallArguments, CallStart, Piece, PlainText, ThoughtText
 from twostroke.server.active_call import ActiveCall
 from twostroke.server.answer import Answer, own_fields
 from twostroke.server.errors import ApiError
@@ -15,7 +16,6 @@ from twostroke.server.openai.answers.logprobs import entry
 from twostroke.server.openai.response_items import OfferedTool
 from twostroke.server.openai.schemas.responses import ResponsesBody
 from twostroke.server.tools.choice_parser import ChoiceParser
-from twostroke.server.tools.pieces import CallArguments, CallStart, Piece, PlainText, ThoughtText
 
 Event = dict[str, Any]
 _PLAIN = OfferedTool({})

@@ -29,7 +29,7 @@ from twostroke.sampling.params import SamplingParams
 from twostroke.sampling.statistics import log_softmax
 from twostroke.study.explain.attention_maps import CELLS
 from twostroke.study.explain.explanation import ExplainOptions, Explanation, as_json, explain
-from twostroke.study.explain.lens import settled_after
+from twostroke.study.explain.observation import settled_after
 from twostroke.study.explain.prefill import LayerTensor, StoredKV, stored_kv
 from twostroke.study.explain.terminal import print_explanation
 from twostroke.system import strict_json

@@ -42,12 +42,7 @@ class CacheComparison:
     largest_difference: float  # between the two ways' K and V, over all entries; 0 if all bits are the same
 
 
-@dataclass(frozen=True)
-class TimedRun:
-    """A run of the plain request, and its final KV value."""
-
-    way: AnswerRun
-    kv: KVCache
+TimedRun = tuple[AnswerRun, KVCache]  # a run of the plain request, and its final KV value
 
 
 def run_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams, cache_salt: bytes = b"") -> TimedRun:
@@ -87,25 +82,25 @@ def _timed(
     made = tuple(token.id for token in request.events)
     decoded = len(kv) - prompt if prefilled == prompt else 0
     gaps = tuple(b - a for a, b in itertools.pairwise([times.arrival, *times.tokens]))
-    return TimedRun(AnswerRun(made, prefilled + decoded, gaps), kv)
+    return AnswerRun(made, prefilled + decoded, gaps), kv
 
 
 def compare_with_cache(llm: LLM, tokens: Sequence[int], params: SamplingParams, steps: int) -> CacheComparison:
     """Make the first `steps` tokens of an answer both ways. `params` has a seed, so that both draw alike."""
     few = replace(params, max_tokens=steps)
-    cached, naive = run_with_cache(llm, tokens, few), run_without_cache(llm, tokens, few)
-    p, g = len(tokens), len(naive.way.tokens)
+    (cached, cached_kv), (naive, naive_kv) = run_with_cache(llm, tokens, few), run_without_cache(llm, tokens, few)
+    p, g = len(tokens), len(naive.tokens)
     return CacheComparison(
         p,
         g,
-        naive.way,
-        cached.way,
+        naive,
+        cached,
         g * p + g * (g - 1) // 2,
         p + g - 1,
-        naive.way.computed / cached.way.computed,
+        naive.computed / cached.computed,
         (g * p + g * g / 2) / (p + g),
-        naive.way.tokens == cached.way.tokens,
-        largest_difference(naive.kv, cached.kv),
+        naive.tokens == cached.tokens,
+        largest_difference(naive_kv, cached_kv),
     )
 
 

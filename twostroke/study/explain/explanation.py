@@ -21,9 +21,7 @@ from twostroke.study.explain.attention import check_index, chosen_layer
 from twostroke.study.explain.attention_maps import PromptAttention
 from twostroke.study.explain.cache_comparison import CacheComparison, compare_with_cache, run_with_cache
 from twostroke.study.explain.cache_map import CacheMap, cache_map
-from twostroke.study.explain.decode import DecodeStep
-from twostroke.study.explain.lens import LensLayer
-from twostroke.study.explain.observation import observe
+from twostroke.study.explain.observation import DecodeStep, LensLayer, observe
 from twostroke.study.explain.prefill import PrefillExplanation, attended_pairs, layer_shapes
 from twostroke.study.explain.shown_tokens import Embedding, ShownToken, shown_tokens
 from twostroke.study.explain.step_work import prefill_steps, step_work
@@ -134,7 +132,7 @@ def explain(
     predictor = aspects.predictor or calibrate(llm.model)
     seen = observe(llm, predictor, tokens, params, layer, aspects.head, CANDIDATES, aspects.cache_salt)
     made = (seen.first.token.id, *(step.token_out.id for step in seen.steps))
-    timed = run_with_cache(llm, tokens, params, aspects.cache_salt).way
+    timed, _ = run_with_cache(llm, tokens, params, aspects.cache_salt)
     seconds = [*timed.seconds[1:], *[None] * len(made)]
     steps = tuple(replace(step, seconds=taken) for step, taken in zip(seen.steps, seconds, strict=False))
     turn = Prompt(tokens, tokenizer).turn

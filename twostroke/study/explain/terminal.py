@@ -9,9 +9,8 @@ from rich.text import Text
 
 from twostroke.study.explain.attention_maps import PromptAttention
 from twostroke.study.explain.cache_comparison import CacheComparison
-from twostroke.study.explain.decode import DecodeStep
 from twostroke.study.explain.explanation import Explanation
-from twostroke.study.explain.lens import LensLayer, layer_name, settled_after
+from twostroke.study.explain.observation import DecodeStep, LensLayer, layer_name, settled_after
 from twostroke.study.explain.prefill import StoredLayers
 from twostroke.study.explain.shown_tokens import Candidate
 from twostroke.study.explain.step_work import StepWork

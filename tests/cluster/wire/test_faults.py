@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
 
@@ -19,10 +20,12 @@ from tests.kv.values import make_pool, prefill
 from twostroke.cluster.wire import checksum, incoming_transfer, outgoing_transfer, remote_reads
 from twostroke.cluster.wire.channel import Channel, WireError
 from twostroke.cluster.wire.lease import Lease
-from twostroke.cluster.wire.receiver import ExtendedValue, IncomingValue, Receiver
+from twostroke.cluster.wire.receiver import ReceivedValue, Receiver
 from twostroke.cluster.wire.runtime import SYSTEM
 from twostroke.cluster.wire.sender import Sender
+from twostroke.cluster.wire.split_programs import student_program
 from twostroke.cluster.wire.transport import Tcp
+from twostroke.engine.strokes import Prefill, Program
 from twostroke.errors import KVError, OutOfPages
 
 
@@ -112,12 +115,18 @@ def test_nobody_wants_it_any_more(ends: Ends) -> None:
 
 def test_entries_that_nobody_wants_any_more_keep_no_page() -> None:
     """The pages before them are free at once, not when the transfer has ended."""
-    pool, incoming = make_pool(), IncomingValue()
-    extended = ExtendedValue(prefill(pool, range(8)), incoming)
-    assert incoming.set_running_or_notify_cancel()
+    pool, coming = make_pool(), Future[ReceivedValue]()
+
+    def technique() -> Program:
+        yield Prefill([8], prefill(pool, range(8)))
+
+    program = student_program(technique(), lambda _: coming)
+    asked: Any = next(program)
+    assert asked.start() is coming
     assert pool.num_used == 2
-    assert extended.cancel()
-    assert (pool.num_used, incoming.done()) == (0, False)
+    del asked
+    program.close()
+    assert (pool.num_used, coming.done()) == (0, False)
 
 
 def test_no_room_is_refused_in_one_line_and_hurts_nobody(ends: Ends) -> None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,52 +43,14 @@ class ReceivedValue:
 class IncomingValue(Future[ReceivedValue]):
     """A value on its way. `result` waits for it and raises what kept it from coming; `cancel` never waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, transfer: IncomingTransfer) -> None:
         super().__init__()
-        self._transfer: IncomingTransfer | None = None
-        self._cancelled = False
-
-    def begin(self, transfer: IncomingTransfer) -> None:
-        """Name the transfer that `cancel` ends. Raises WireError: it was cancelled before."""
         self._transfer = transfer
-        if self._cancelled:
-            raise WireError("nobody wants it any more")
 
     def cancel(self) -> bool:
         """Give it up. Its pages are freed as soon as nothing is under way to them."""
-        self._cancelled = True
-        if (transfer := self._transfer) is not None:
-            transfer.cancel()
+        self._transfer.cancel()
         return super().cancel()
-
-
-class ExtendedValue(Future[KVCache]):
-    """A value whose last entries are on their way. `cancel` lets go of the others at once."""
-
-    def __init__(self, kv: KVCache, incoming: IncomingValue) -> None:
-        super().__init__()
-        # Let go of in the end: the incoming future refers to this one, and a cycle would keep pages until the garbage
-        # collector runs.
-        self._waits_for: tuple[KVCache, IncomingValue] | None = kv, incoming
-        incoming.add_done_callback(self._join)
-
-    def cancel(self) -> bool:
-        if (waits_for := self._waits_for) is not None:
-            waits_for[1].cancel()
-        if cancelled := super().cancel():
-            self._waits_for = None
-        return cancelled
-
-    def _join(self, incoming: Future[ReceivedValue]) -> None:
-        """The entries have come, or not."""
-        if not self.set_running_or_notify_cancel():
-            return
-        waits_for, self._waits_for = self._waits_for, None
-        assert waits_for is not None
-        try:
-            self.set_result(waits_for[0] + incoming.result().kv)
-        except (TwostrokeError, CancelledError) as error:
-            self.set_exception(error.with_traceback(None))
 
 
 class Receiver:
@@ -137,7 +99,7 @@ class Receiver:
 
     def extend(
         self, handle: ValueHandle, kv: KVCache, tokens: Sequence[int], logits: str, limit_s: float = LIMIT_S
-    ) -> Future[KVCache]:
+    ) -> IncomingValue:
         """Let the sender prefill tokens after a value that both sides hold, and fetch the new entries.
 
         Args:
@@ -146,18 +108,20 @@ class Receiver:
             tokens: at least one.
             logits: as in `Prefill`: "last" or "none".
 
-        Returns a future of the longer value, which shares its pages with `kv`. It raises the errors of `receive`.
+        The longer value is `kv` + what comes. The future raises the errors of `receive`.
         """
         if not tokens or kv.pending is not None:
             raise InvalidRequest("a sender extends a value without a pending token, by at least one token")
         asked = {"length": len(kv), "digest": digest_of(kv), "tokens": list(tokens), "logits": logits}
-        return ExtendedValue(kv, self._start(handle, limit_s, True, asked))
+        return self._start(handle, limit_s, True, asked)
 
     def _start(
         self, handle: ValueHandle, limit_s: float, release: bool, extend: dict[str, Any] | None
     ) -> IncomingValue:
-        incoming = IncomingValue()
-        self._workers.submit(lambda: self._run(incoming, handle, limit_s, release, extend))
+        began = self._runtime.now()
+        transfer = IncomingTransfer(self.pool, self._transport, self._digesting, began + limit_s, self._runtime)
+        incoming = IncomingValue(transfer)
+        self._workers.submit(lambda: self._run(incoming, transfer, handle, began, release, extend))
         return incoming
 
     def release(self, handle: ValueHandle) -> bool:
@@ -197,16 +161,25 @@ class Receiver:
             channel.close()
 
     def _run(
-        self, incoming: IncomingValue, handle: ValueHandle, limit_s: float, release: bool, extend: dict[str, Any] | None
+        self,
+        incoming: IncomingValue,
+        transfer: IncomingTransfer,
+        handle: ValueHandle,
+        began: float,
+        release: bool,
+        extend: dict[str, Any] | None,
     ) -> None:
         if not incoming.set_running_or_notify_cancel():
             return
-        until = self._runtime.now() + limit_s
-        transfer = IncomingTransfer(self.pool, self._transport, self._digesting, until, self._runtime)
         with self._lock:
             self.transfers[transfer] = None
+        demanded = self.identity if self._same_identity else None
         try:
-            outcome = self._receive(transfer, incoming, handle, release, extend)
+            transfer.open(handle, self._secrets, extend, demanded)
+            transfer.accept_terms(demanded, self._convert)
+            came, canonical = transfer.take(release), transfer.identity == self.identity
+            took = transfer.bytes_received, self._runtime.now() - began, transfer.moving_s
+            outcome = ReceivedValue(*came, transfer.identity, canonical, *took)
         except TwostrokeError as error:
             self.num_mismatched += isinstance(error, IdentityMismatch)
             outcome = error.with_traceback(None)  # it would keep pages
@@ -218,24 +191,6 @@ class Receiver:
             incoming.set_result(outcome)
         else:
             incoming.set_exception(outcome)
-
-    def _receive(
-        self,
-        transfer: IncomingTransfer,
-        incoming: IncomingValue,
-        handle: ValueHandle,
-        release: bool,
-        extend: dict[str, Any] | None,
-    ) -> ReceivedValue:
-        began = self._runtime.now()
-        incoming.begin(transfer)
-        demanded = self.identity if self._same_identity else None
-        transfer.open(handle, self._secrets, extend, demanded)
-        transfer.accept_terms(demanded, self._convert)
-        kv, queries, state = transfer.take(release)
-        identity, seconds = transfer.identity, self._runtime.now() - began
-        canonical, took = identity == self.identity, (transfer.bytes_received, seconds, transfer.moving_s)
-        return ReceivedValue(kv, queries, state, identity, canonical, *took)
 
     def _forget(self, transfer: IncomingTransfer) -> None:
         with self._lock:

@@ -95,10 +95,10 @@ def or_recompute(program: Program, method: Method, prompt: Prompt) -> Program:
     return (yield from method.program(prompt))
 
 
-def student_program(program: Program, prefill: Callable[[Prefill], Future[KVCache]]) -> Program:
+def student_program(program: Program, prefill: Callable[[Prefill], Future[ReceivedValue]]) -> Program:
     """A technique's strokes in an engine that has the student only, as its own model.
 
-    Prefills of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`remote_prefill`).
+    Entries of the technique's own model, the teacher, are what `prefill` brings from elsewhere (`remote_prefill`).
     """
 
     def here(stroke: Stroke) -> Stroke:
@@ -109,18 +109,28 @@ def student_program(program: Program, prefill: Callable[[Prefill], Future[KVCach
         return stroke
 
     def answer(asked: Any) -> Program:
-        return (yield [here(one) for one in asked] if isinstance(asked, list) else here(asked))
+        if isinstance(asked, list):
+            results = yield [here(one) for one in asked]
+            return [_joined(*two) for two in zip(asked, results, strict=True)]
+        return _joined(asked, (yield here(asked)))
 
     return driven(program, answer)
 
 
-def remote_prefill(receiver: Receiver, handle: ValueHandle) -> Callable[[Prefill], Future[KVCache]]:
+def _joined(stroke: Any, result: Any) -> Any:
+    """A stroke's result: of a prefill that was computed elsewhere, the value that it goes on from and what came."""
+    if isinstance(stroke, Prefill) and isinstance(result, ReceivedValue) and stroke.after is not None:
+        return stroke.after + result.kv
+    return result
+
+
+def remote_prefill(receiver: Receiver, handle: ValueHandle) -> Callable[[Prefill], Future[ReceivedValue]]:
     """Prefills after a value that its sender holds too: the sender computes them, and the new entries come here.
 
-    It is for `across`. Raises InvalidRequest for a prefill whose result is more than a value.
+    Raises InvalidRequest for a prefill whose result is more than a value.
     """
 
-    def prefill(stroke: Prefill) -> Future[KVCache]:
+    def prefill(stroke: Prefill) -> Future[ReceivedValue]:
         if stroke.after is None or stroke.queries is not None or not _makes_a_value(stroke):
             raise InvalidRequest(NEEDS_MORE)
         return receiver.extend(handle, stroke.after, stroke.tokens, stroke.logits)

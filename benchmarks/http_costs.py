@@ -17,8 +17,7 @@ import numpy as np
 
 from twostroke.models.cost import SequenceRows
 from twostroke.models.step_predictor import nonnegative_least_squares
-from twostroke.study.simulate.engine_setup import EngineSetup
-from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead
 from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts, StepCostModel
 
 SHORT, LONG, ANSWER, STREAMS = 48, 448, 48, 8

@@ -31,9 +31,8 @@ from twostroke.study.roofline.named_models import specifications
 from twostroke.study.roofline.weight_formats import weight_format
 from twostroke.study.simulate.simulation import BegunRequest
 from twostroke.study.simulate.trial import try_load
-from twostroke.study.traffic.arrivals import Replay
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import PromptPiece, Replay, Traffic, TrafficRequest
 
 BUDGET, MAX_RUNNING = 8192, 2048  # TensorRT-LLM's own defaults: max_num_tokens, max_batch_size
 # 8 bits of KV as these engines have them: a scale for a tensor, not for an entry and head as this engine's int8.

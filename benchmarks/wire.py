@@ -28,11 +28,11 @@ from twostroke.backends.interface import PAGE
 from twostroke.backends.page_memory import HostMemory
 from twostroke.cluster.wire import checksum
 from twostroke.cluster.wire.channel import Channel
-from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.incoming_transfer import IncomingTransfer
 from twostroke.cluster.wire.nixl import NixlPendingRead, NixlReader, unavailable
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.sender import Sender
+from twostroke.cluster.wire.transport import open_transport
 from twostroke.kv.cache import KVCache
 from twostroke.kv.entries import EntryTable
 from twostroke.kv.geometry import Geometry

@@ -11,7 +11,7 @@ from benchmarks.http_costs import ANSWER, LONG, SHORT, STREAMS, Pace, Stream, wi
 from tests.study.simulate.chaos import draw
 from twostroke.models.cost import CostModel, SequenceRows
 from twostroke.models.step_predictor import StepPredictor
-from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.engine_setup import HttpOverhead
 from twostroke.study.simulate.step_costs import HostInclusiveSeconds, MeasuredCosts
 
 STEP = 0.003

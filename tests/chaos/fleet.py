@@ -18,7 +18,7 @@ from tests.chaos.tasks import Task, Tasks
 from tests.chaos.worker import Worker
 from twostroke.cluster.wire.transport import Tcp, Transport
 from twostroke.engine.router import LeastLoaded, RoundRobin, Router
-from twostroke.study.simulate.event_queue import EventQueue
+from twostroke.study.simulate.virtual_time import EventQueue
 
 ROLES = ("prefill", "decode")
 AWAITED = 0.8  # share of faults that wait for a moment of a client

@@ -13,7 +13,7 @@ from typing import Any
 
 import greenlet
 
-from twostroke.study.simulate.event_queue import EventQueue
+from twostroke.study.simulate.virtual_time import EventQueue
 
 
 class Killed(BaseException):

@@ -32,7 +32,7 @@ from twostroke.engine.request import Request
 from twostroke.kv import stream_header
 from twostroke.kv.open_windows import OpenWindow
 from twostroke.kv.states import OpenStates
-from twostroke.study.simulate.event_queue import EventQueue
+from twostroke.study.simulate.virtual_time import EventQueue
 
 # In RICH, all happens that must; FOUND have found faults (docs/log.md). Any change of the engine moves events to other
 # seeds, so more follow until all has happened. The long form is `python -m tests.chaos`.

@@ -24,9 +24,9 @@ from twostroke.errors import ContextLengthExceeded, OutOfPages
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.sampling.params import SamplingParams
 from twostroke.study.roofline.model_spec import ModelSpec
-from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.step_costs import MeasuredCosts
+from twostroke.study.simulate.virtual_time import VirtualClock
 
 PAGE, PAGES = 4, 24
 IDLE_S = 0.01

@@ -8,9 +8,8 @@ import pytest
 
 from twostroke.engine.timings import Timings
 from twostroke.errors import InvalidRequest
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import PromptPiece, Traffic
+from twostroke.study.traffic.requests import ClosedLoop, OpenLoop, PromptPiece, Traffic, arrivals
 from twostroke.study.traffic.trace import read_trace
 from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 

@@ -89,8 +89,7 @@ def measure(
     from twostroke.study.bench.serving.client import Client
     from twostroke.study.bench.serving.drive import drive
     from twostroke.study.bench.serving.target import inspect
-    from twostroke.study.traffic.arrivals import ClosedLoop
-    from twostroke.study.traffic.requests import WARMUP
+    from twostroke.study.traffic.requests import WARMUP, ClosedLoop
 
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     base = url.rstrip("/").removesuffix("/v1")

@@ -111,7 +111,7 @@ class WorkloadOptions:
     def traffic(self) -> "Traffic | None":
         """The requests, if a load is asked for. Raises InvalidRequest."""
         from twostroke.study.plan.loads import drawn_traffic
-        from twostroke.study.traffic.arrivals import ClosedLoop
+        from twostroke.study.traffic.requests import ClosedLoop
         from twostroke.study.traffic.trace import read_trace
 
         rate, users = self.rate, self.users

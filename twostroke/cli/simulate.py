@@ -83,7 +83,7 @@ class EngineOptions:
     def setup(self, name: str) -> "EngineSetup":
         """Raises InvalidRequest, UnknownModel."""
         from twostroke.engine.scheduler import SchedulerConfig
-        from twostroke.study.simulate.machine_setup import machine_setup
+        from twostroke.study.simulate.engine_setup import machine_setup
 
         shared: dict[str, Any] = {name: getattr(self, name) for name in ("weights", "kv_bits", "kv_bytes", "page_size")}
         shared["index"] = self.prefix_index

@@ -104,7 +104,7 @@ class TrafficOptions:
 
     def traffic(self) -> "Traffic":
         """The requests. Raises InvalidRequest for a trace that is none."""
-        from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
+        from twostroke.study.traffic.requests import ClosedLoop, OpenLoop
         from twostroke.study.traffic.trace import read_trace
         from twostroke.study.traffic.workload_sampler import WorkloadSampler
 

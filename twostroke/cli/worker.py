@@ -58,7 +58,7 @@ def worker(
     """Serve a model as a worker of an NVIDIA Dynamo cluster, until SIGTERM."""
     model_options.validate()
     from twostroke.cluster.environment import set_environment
-    from twostroke.cluster.wire.choose_transport import Choice, open_transport
+    from twostroke.cluster.wire.transport import Choice, open_transport
 
     set_environment(os.environ, host)  # before Dynamo is imported, which reads it
     with requires_extra("dynamo", "a worker (docs/cluster.md tells of one more package)"):

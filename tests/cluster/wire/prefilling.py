@@ -9,9 +9,9 @@ import json
 import sys
 
 from twostroke.api.llm import LLM
-from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.sender import Sender
 from twostroke.cluster.wire.split_programs import prefill_program
+from twostroke.cluster.wire.transport import open_transport
 from twostroke.engine.request import Request
 from twostroke.methods import Plain
 from twostroke.methods.method import Prompt

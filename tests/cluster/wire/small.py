@@ -11,12 +11,11 @@ import pytest
 from tests.cluster.wire.pairs import SECRET, SOON_S
 from tests.kv.counts import check_counts
 from tests.kv.values import GEOMETRY, make_pool, same_tail
-from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.nixl import unavailable
 from twostroke.cluster.wire.offer import ValueOffer
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.sender import Sender
-from twostroke.cluster.wire.transport import Transport
+from twostroke.cluster.wire.transport import Transport, open_transport
 from twostroke.kv.cache import KVCache
 from twostroke.kv.geometry import Geometry
 from twostroke.kv.pool import PagePool

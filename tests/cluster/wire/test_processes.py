@@ -15,10 +15,10 @@ from tests.cluster.wire.small import TRANSPORTS, nothing_is_held, soon
 from twostroke.api.llm import LLM
 from twostroke.cluster.wire import incoming_transfer
 from twostroke.cluster.wire.channel import WireError
-from twostroke.cluster.wire.choose_transport import open_transport
 from twostroke.cluster.wire.handle import ValueHandle
 from twostroke.cluster.wire.receiver import Receiver
 from twostroke.cluster.wire.split_programs import SharedArrival, decode_program
+from twostroke.cluster.wire.transport import open_transport
 from twostroke.engine.request import Request
 from twostroke.methods import Plain
 from twostroke.methods.method import Prompt

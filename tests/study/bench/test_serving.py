@@ -13,9 +13,8 @@ from twostroke.study.bench.serving.client import INTERRUPTED, Client, Outcome
 from twostroke.study.bench.serving.drive import LoadTest, drive
 from twostroke.study.bench.serving.figures import summarize
 from twostroke.study.bench.serving.target import Target, inspect
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, arrivals
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import MEASURED, WARMUP, TokenRequest
+from twostroke.study.traffic.requests import MEASURED, WARMUP, ClosedLoop, OpenLoop, TokenRequest, arrivals
 from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 
 

@@ -22,8 +22,7 @@ from twostroke.study.simulate.engine_setup import EngineSetup
 from twostroke.study.simulate.fleet import ROUTERS, Fleet, FleetFaults, KvLink
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import MeasuredCosts
-from twostroke.study.traffic.arrivals import ClosedLoop
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import ClosedLoop, PromptPiece, Traffic, TrafficRequest
 
 LAYER = Layer(Attention(4, 2, 16, 1.0, Rope(10_000.0)), GatedMLP(96))
 CONFIG = ModelConfig("tiny", 384, 64, 2048, 1e-6, (LAYER,) * 2, tied=True)

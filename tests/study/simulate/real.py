@@ -14,9 +14,9 @@ from twostroke.engine.model import Model
 from twostroke.engine.model_loader import new_pool
 from twostroke.sampling.draw import Draw, Sampled
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import EngineSetup, open_engine
 from twostroke.study.simulate.simulated_model import PassObserver, PendingTokens, SimulatedModel
+from twostroke.study.simulate.virtual_time import VirtualClock
 
 
 class Timed:

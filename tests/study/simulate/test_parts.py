@@ -15,15 +15,14 @@ from twostroke.study.roofline.machines import find_machine
 from twostroke.study.roofline.named_models import find_model
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.weight_formats import weight_format
+from twostroke.study.simulate.engine_setup import machine_setup
 from twostroke.study.simulate.figures import QuantileSketch
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
-from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import RooflineCosts
 from twostroke.study.simulate.timeline import MAX_INTERVALS, Timeline, TimelineInterval
-from twostroke.study.traffic.arrivals import Replay
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import PromptPiece, Replay, Traffic, TrafficRequest
 
 ROWS = st.builds(SequenceRows, st.integers(1, 600), st.integers(0, 9000), st.integers(0, 1))
 

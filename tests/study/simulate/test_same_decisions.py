@@ -20,14 +20,12 @@ from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import CostModel
 from twostroke.models.step_predictor import StepPredictor
 from twostroke.study.roofline.model_spec import ModelSpec
-from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
-from twostroke.study.simulate.http_overhead import HttpOverhead
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import MeasuredCosts
 from twostroke.study.simulate.worker import SimulatedWorker
-from twostroke.study.traffic.arrivals import ClosedLoop, Replay
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import ClosedLoop, PromptPiece, Replay, Traffic, TrafficRequest
 
 PRICES = (1e-9, 5e-9, 2e-9, 3e-9, 2e-9, 1e-9, 4e-9, 1e-9, 5e-9)  # any that make steps of different lengths
 LONGEST = 150  # tokens of a request

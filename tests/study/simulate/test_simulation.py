@@ -8,17 +8,14 @@ from typing import Any
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.models.cost import SequenceRows
 from twostroke.study.roofline.named_models import find_model
-from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead, machine_setup
 from twostroke.study.simulate.figures import SimulationFigures
 from twostroke.study.simulate.fleet import Fleet, KvLink
-from twostroke.study.simulate.http_overhead import HttpOverhead
-from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.simulation import Simulation
 from twostroke.study.simulate.step_costs import StepCost
 from twostroke.study.simulate.timeline import Timeline, TimelineInterval
-from twostroke.study.traffic.arrivals import OpenLoop, Replay
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import OpenLoop, PromptPiece, Replay, Traffic, TrafficRequest
 from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 
 LLAMA = find_model("llama-3-8b").model

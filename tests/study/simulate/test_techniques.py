@@ -15,12 +15,10 @@ from twostroke.study.roofline.named_models import find_model
 from twostroke.study.roofline.roofline import Roofline
 from twostroke.study.roofline.techniques import techniques
 from twostroke.study.roofline.weight_formats import FORMATS, weight_format
-from twostroke.study.simulate.engine_setup import EngineSetup
+from twostroke.study.simulate.engine_setup import EngineSetup, machine_setup
 from twostroke.study.simulate.fleet import Fleet, FleetFaults, KvLink
-from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.simulation import Simulation
-from twostroke.study.traffic.arrivals import Replay
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import PromptPiece, Replay, Traffic, TrafficRequest
 
 PROMPT, OUTPUT = 1500, 6
 MODEL = find_model("llama-3-8b").model

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.page_audit import leaked
+from twostroke.study.simulate.engine_setup import machine_setup
 from twostroke.study.simulate.fleet import Fleet
-from twostroke.study.simulate.machine_setup import machine_setup
 from twostroke.study.simulate.simulation import BegunRequest, Simulation
 from twostroke.study.simulate.trial import Trial, try_load
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import ClosedLoop, OpenLoop, PromptPiece, Replay, Traffic, TrafficRequest
 from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 
 SETUP = machine_setup("llama-3-8b", "h100")

@@ -4,10 +4,17 @@ The receiver fetches them: with the channel's bytes, or from the sender's memory
 pool's own process writes into it, and a sender that dies or is slow can never reach a page there.
 """
 
+import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from twostroke.cluster.wire import nixl
 from twostroke.cluster.wire.channel import WireError
+from twostroke.kv.pool import PagePool
+
+log = logging.getLogger(__name__)
+
+Choice = Literal["auto", "nixl", "tcp"]
 
 
 class PendingRead(Protocol):
@@ -58,3 +65,22 @@ class Tcp:
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+def open_transport(choice: Choice, pool: PagePool) -> Transport:
+    """The transport of a pool: NIXL where it is installed, else TCP, which it says once in the log.
+
+    Args:
+        choice: "auto", "nixl" or "tcp".
+        pool: whose pages move.
+
+    Raises WireError: NIXL was asked for, and cannot be used.
+    """
+    if choice == "tcp":
+        return Tcp()
+    if (reason := nixl.unavailable(pool)) is None:
+        return nixl.Nixl(pool)
+    if choice == "nixl":
+        raise WireError(f"NIXL cannot be used: {reason}")
+    log.warning("pages go over plain TCP: %s", reason)
+    return Tcp()

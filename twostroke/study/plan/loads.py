@@ -12,8 +12,7 @@ from twostroke.study.plan.capacity import WorkerPace
 from twostroke.study.plan.plan import RequestProfile
 from twostroke.study.roofline.model_spec import ModelSpec
 from twostroke.study.roofline.techniques import PLAIN, RepeatedPrompt, Technique
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.requests import Traffic, TrafficRequest
+from twostroke.study.traffic.requests import ClosedLoop, OpenLoop, Traffic, TrafficRequest
 from twostroke.study.traffic.workload_sampler import TokenRange, WorkloadSampler
 
 DRAWN = 4000  # requests that are drawn, of which trials take parts

@@ -13,13 +13,12 @@ from twostroke.engine.timings import percentile
 from twostroke.study.plan.capacity import WorkerPace, in_flight, pace
 from twostroke.study.plan.loads import SEED, BusyStretch, busy_stretch, part_at_rate, part_of, some_of, times_at_rate
 from twostroke.study.plan.plan import Plan
+from twostroke.study.simulate.engine_setup import roofline_setup
 from twostroke.study.simulate.fleet import Fleet, KvLink
-from twostroke.study.simulate.machine_setup import roofline_setup
 from twostroke.study.simulate.simulation import BegunRequest
 from twostroke.study.simulate.trial import Trial, try_load
-from twostroke.study.traffic.arrivals import ClosedLoop, Replay
 from twostroke.study.traffic.objectives import Objectives
-from twostroke.study.traffic.requests import Traffic, TrafficRequest
+from twostroke.study.traffic.requests import ClosedLoop, Replay, Traffic, TrafficRequest
 
 SEEDS = 3  # draws of requests whose spread tells how sure a percentile is
 TOLERANCE = 1.12  # ratio of rates at which a search for the highest one ends

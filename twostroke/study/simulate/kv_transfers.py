@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from twostroke.kv.cache import KVCache
-from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.fleet import Fleet
 from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.virtual_time import EventQueue
 from twostroke.study.simulate.worker import SimulatedWorker
 
 

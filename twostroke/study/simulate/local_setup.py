@@ -5,8 +5,7 @@ from collections.abc import Callable
 from twostroke.api.llm import LLM
 from twostroke.engine.scheduler import SchedulerConfig
 from twostroke.study.roofline.model_spec import ModelSpec, kv_format_of
-from twostroke.study.simulate.engine_setup import EngineSetup
-from twostroke.study.simulate.http_overhead import HttpOverhead
+from twostroke.study.simulate.engine_setup import EngineSetup, HttpOverhead
 from twostroke.study.simulate.model_timing import LatencyModel, time_model
 from twostroke.study.simulate.step_costs import MeasuredCosts
 

@@ -14,8 +14,8 @@ from twostroke.models.config import ModelConfig
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.draw import Sampled
 from twostroke.sampling.scores import TokenScore
-from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.step_costs import StepCost, StepCostModel
+from twostroke.study.simulate.virtual_time import VirtualClock
 
 HIDDEN = 1  # numbers of a hidden state, which are all 0
 PassObserver = Callable[

@@ -13,10 +13,10 @@ from twostroke.engine.request import Request
 from twostroke.engine.router import LeastLoaded, RoundRobin, Router
 from twostroke.errors import InvalidRequest
 from twostroke.kv.cache import KVCache
-from twostroke.study.simulate.event_queue import EventQueue
 from twostroke.study.simulate.fleet import Fleet, make_router, routed
 from twostroke.study.simulate.kv_transfers import KvTransfers
 from twostroke.study.simulate.simulated_request import SimulatedRequest
+from twostroke.study.simulate.virtual_time import EventQueue
 from twostroke.study.simulate.worker import SimulatedWorker, StepObserver, failed, made_in_no_time
 from twostroke.study.traffic.requests import Traffic, TrafficRequest
 

@@ -15,14 +15,13 @@ from twostroke.kv.writer import KVWriter
 from twostroke.methods import Prompt, method
 from twostroke.models.cost import SequenceRows
 from twostroke.sampling.params import SamplingParams
-from twostroke.study.simulate.clock import VirtualClock
 from twostroke.study.simulate.engine_setup import ROLE, EngineSetup
-from twostroke.study.simulate.event_queue import STEP_RANK, EventQueue
 from twostroke.study.simulate.prompts import prompt_tokens
 from twostroke.study.simulate.simulated_model import NullLogits
 from twostroke.study.simulate.simulated_request import SimulatedRequest
 from twostroke.study.simulate.step_costs import StepCost
 from twostroke.study.simulate.timeline import TimelineInterval
+from twostroke.study.simulate.virtual_time import STEP_RANK, EventQueue, VirtualClock
 
 IDLE_S = 0.01  # pause after a step without work while there are requests
 MAX_IDLE_STEPS = 10_000  # such steps in a row: more mean that a request waits for what never comes

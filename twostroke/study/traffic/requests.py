@@ -2,20 +2,70 @@
 
 A prompt is a row of named pieces, and pieces of one name are the same tokens. So two prompts share a prefix as far as
 their pieces are the same, and no token id is needed to know it.
+
+They come in open loop, however slow the server is, or in closed loop, each after another's end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import cycle, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from twostroke.errors import InvalidRequest
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
 
 MEASURED, WARMUP = 1, 2  # streams of random numbers: prompts of the warm-up are not measured again
+
+
+def arrivals(count: int, rate: float, burstiness: float, seed: int) -> np.ndarray:
+    """[count] seconds from the start, the first at 0.
+
+    Gaps are gamma-distributed with mean 1 / `rate` and shape `burstiness`, so their coefficient of variation is
+    burstiness ** -0.5: 1 is a Poisson process, below it requests come in bursts, above it more evenly.
+    """
+    gaps = np.random.default_rng([seed, 0]).gamma(burstiness, 1 / (rate * burstiness), max(0, count - 1))
+    return np.concatenate([np.zeros(min(count, 1)), np.cumsum(gaps)])
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """`rate` requests per second; `burstiness` as in `arrivals`."""
+
+    rate: float
+    burstiness: float = 1.0
+
+    def times(self, count: int, seed: int) -> list[float]:
+        """Seconds from the start, one for each request."""
+        return arrivals(count, self.rate, self.burstiness, seed).tolist()
+
+    def describe(self) -> dict[str, Any]:
+        return {"loop": "OpenLoop"} | asdict(self)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An open loop at given times: seconds from the start, ascending."""
+
+    seconds: tuple[float, ...]
+
+    def times(self, count: int, seed: int) -> list[float]:
+        """The first `count` of them; nothing is drawn."""
+        return list(self.seconds[:count])
+
+    def describe(self) -> dict[str, Any]:
+        return {"loop": "Replay", "seconds": self.seconds[-1] if self.seconds else 0.0}
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """`concurrency` requests in flight at any time."""
+
+    concurrency: int
+
+    def describe(self) -> dict[str, Any]:
+        return {"loop": "ClosedLoop"} | asdict(self)
 
 
 @dataclass(frozen=True)

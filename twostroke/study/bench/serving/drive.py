@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from twostroke.study.bench.serving.client import Client, Outcome
-from twostroke.study.traffic.arrivals import ClosedLoop, OpenLoop, Replay
-from twostroke.study.traffic.requests import TokenRequest
+from twostroke.study.traffic.requests import ClosedLoop, OpenLoop, Replay, TokenRequest
 
 
 @dataclass(frozen=True)

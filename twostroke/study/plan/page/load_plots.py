@@ -7,7 +7,7 @@ from twostroke.study.plan.page.plots import ADVISED, DECODE, LIMIT, OTHER, PREFI
 from twostroke.study.plan.plan import Plan
 from twostroke.study.plan.search import Advice
 from twostroke.study.plan.service import LoadSimulator, Service
-from twostroke.study.traffic.arrivals import ClosedLoop
+from twostroke.study.traffic.requests import ClosedLoop
 
 SHARES = (0.2, 0.5, 0.8, 0.95)  # of the highest rate, or of the users
 

@@ -1,9 +1,31 @@
-"""Planned events in order of time. One thread runs them, so a simulation with the same seed is the same."""
+"""Virtual time: clocks that stand still, and planned events in order.
+
+One thread runs the events, so a simulation with the same seed is the same.
+"""
 
 import heapq
 from collections.abc import Callable
 
 STEP_RANK = 1 << 30  # from this rank on: steps of engines
+
+
+class VirtualClock:
+    """A clock that stands still unless it is moved. Calling it reads it, like `time.perf_counter`."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now  # seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def until(self, moment: float) -> None:
+        """Wait until a moment; nothing if it has passed."""
+        self.now = max(self.now, moment)
 
 
 class EventQueue:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tiny import write_model
 from twostroke.api.llm import LLM
 from twostroke.engine import shortages
 from twostroke.engine.request import Request
@@ -79,6 +81,71 @@ def test_an_answer_that_outgrows_the_pool_ends_with_length(chosen: Method, tiny_
     assert {answer.finish_reason for answer in answers} == {"length"}
     assert llm.engine.preemptions > 0 or chosen.name == "reread", "whose prompt takes most of the pool"
     assert llm.pool.num_used == 0
+
+
+@pytest.mark.parametrize("chosen", CASES, ids=repr)
+def test_neither_hits_nor_preemptions_shorten_it(chosen: Method, tiny_llm: TinyLLM) -> None:
+    """An answer that fills the pool has the length that it has alone in a cold engine."""
+    companions: dict[str, Any] = dict.fromkeys(chosen.companions, "int8")
+    sampling: dict[str, Any] = {"method": chosen, "temperature": 1.0, "seed": 5}
+    wanted = ids(small(tiny_llm, FEW, **companions), PROMPT, **sampling)
+    llm = small(tiny_llm, FEW, prefix_index="radix", **companions)
+    llm.generate([PROMPT], max_tokens=9, ignore_eos=True)
+    assert ids(llm, PROMPT, **sampling) == wanted, "behind a hit"
+    assert [[token.id for token in llm.stream(PROMPT, **LONG, **sampling)]] == wanted, "behind all of its own pages"
+    cold = small(tiny_llm, FEW, **companions)
+    held = [one.prefill([3] * 20) for one in (llm, cold)]  # no second beginning brings these two pages back
+    assert ids(llm, PROMPT, **sampling) == ids(cold, PROMPT, **sampling), "beside a value of two pages"
+    del held
+    for most in (12, 30, 60):  # when the other ends, more or less of what it had computed is still indexed
+        llm = small(tiny_llm, FEW, prefix_index="radix", **companions)
+        params = SamplingParams(max_tokens=None, ignore_eos=True, temperature=1.0, seed=5)
+        other, mine = (
+            llm.request([8] * 20, SamplingParams(max_tokens=most, ignore_eos=True)),
+            llm.request(PROMPT, params, chosen),
+        )
+        llm.engine.run([other, mine])
+        assert [mine.choices[0].output.ids] == wanted, f"beside an answer of {most} tokens"
+
+
+@pytest.mark.parametrize("family", ["gemma3", "lfm2", AT_NIGHT("mistral"), AT_NIGHT("qwen3_5"), AT_NIGHT("granite4")])
+def test_windows_and_states_do_not_shorten_it(family: str, tmp_path: Path) -> None:
+    """What a prompt's value keeps of them is not why an answer ends, nor where chunks of it ended."""
+    path = str(write_model(family, tmp_path))
+    with LLM(path, threads=1) as large:
+        geometry, size, page_bytes = large.pool.geometry, large.pool.page_size, large.pool.page_bytes
+    pages = next(n for n in range(200) if geometry.max_entries(n, size) > len(PROMPT) + 80)
+    room = geometry.max_entries(pages, size)
+    every: list[dict[str, Any]] = [{"prefix_index": "off"}, {}, {"max_step_tokens": 7}]
+    for options in every:
+        with LLM(path, threads=1, kv_bytes=pages * page_bytes, **options) as llm:
+            (made,) = ids(llm, PROMPT)
+            assert len(made) == room - len(PROMPT)
+            assert ids(llm, PROMPT) == [made]
+            assert ids(llm, PROMPT, method=method("speculative", adaptive=False)) == [made]
+            other = llm.request([8] * 20, SamplingParams(max_tokens=40, ignore_eos=True))
+            mine = llm.request(PROMPT, SamplingParams(**LONG))
+            llm.engine.run([other, mine])
+            assert mine.choices[0].output.ids == made
+
+
+def test_a_candidate_behind_a_hit_ends_where_it_ends_cold(tiny_llm: TinyLLM) -> None:
+    """It is entered again without the hit, and its last token still finds no page."""
+
+    def program() -> Program:
+        kv = yield Prefill(PROMPT)
+        run = yield Decode(kv, emit=False)
+        yield Emit(run.sampled, run.finish_reason)
+
+    llm, answers = small(tiny_llm, FEW, prefix_index="radix"), list[list[int]]()
+    held = llm.prefill([3] * 20)
+    for _ in range(2):
+        request = Request(program, SamplingParams(**LONG), llm.tokenizer)
+        llm.engine.run([request])
+        answers.append([token.id for token in request.events])
+    assert len(answers[0]) > 60
+    assert answers[1] == answers[0]
+    del held
 
 
 def test_several_choices(tiny_llm: TinyLLM) -> None:

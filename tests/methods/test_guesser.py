@@ -139,15 +139,16 @@ def test_bit_for_bit_the_plain_answer(directory: Path, sampling: dict[str, Any])
 @needs_native
 def test_preempted(directory: Path) -> None:
     prompts, llm = [PROMPT, PROMPT[:7] * 3, PROMPT * 2, PROMPT[3:]], opened(directory)
-    room = (50 if llm.config.state_layers else 20) * llm.pool.page_bytes
+    geometry, size = llm.pool.geometry, llm.pool.page_size
+    pages = next(n for n in range(200) if geometry.max_entries(n, size) >= len(PROMPT) * 2 + 60)
 
     def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
         made = llm.generate(prompts, method=CHOSEN, max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
         return [(one.outputs[0].tokens, one.facts) for one in made]
 
     alone = [answers(llm, [prompt])[0] for prompt in prompts]
-    small = opened(directory, kv_bytes=room, max_step_tokens=9, prefix_index="off")
-    assert answers(small, prompts) == alone
+    small = opened(directory, kv_bytes=pages * llm.pool.page_bytes, max_step_tokens=9, prefix_index="off")
+    assert answers(small, prompts * 3) == alone * 3
     assert small.engine.preemptions
     no_page_is_lost(small)
 

@@ -38,6 +38,7 @@ class DecodeLane(Lane[Decode]):
         record: "DecodeRecord",
         models: Mapping[str, Model],
         salt: bytes = b"",
+        fresh: bool = False,  # compute every token, as `Prefill.fresh`
     ) -> None:
         """`models` are the engine's models by identity: any of them may have computed the logits in the tail."""
         base, tail = stroke.kv, stroke.kv.tail
@@ -76,7 +77,7 @@ class DecodeLane(Lane[Decode]):
         todo = todo + (self.guesses or known[: -1 if record.complete else None])
         missing = None
         after_preemption = known and not self.guesses and len(todo) > 1
-        if (after_preemption or again) and model.index is not None:
+        if (after_preemption or again) and model.index is not None and not fresh:
             longer, todo, missing = match_prefix(model, base, todo, max(1, stroke.queries, stroke.states), salt)
             base = longer
         super().__init__(slot, model, stroke, base, todo, missing=missing, again=again)

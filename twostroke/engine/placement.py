@@ -159,6 +159,9 @@ class Placement:
                     continue
                 if isinstance(lane, DecodeLane) and lane.drop_guesses():
                     continue
+                if isinstance(lane, DecodeLane) and count > 1:  # of known tokens only the last may lack a page
+                    count = max(1, count - lane.model.pool.page_size)
+                    continue
                 if any(chunk.tokens[-1] < 0 for chunk in chunks):  # whose pages may come back: try again then
                     self._without_placeholders = True
                     return None

@@ -17,7 +17,7 @@ from twostroke.sampling.scores import TokenScore
 class PrefillLane(Lane[Prefill]):
     """Done when all tokens are entered."""
 
-    def __init__(self, slot: int, model: Model, stroke: Prefill, salt: bytes = b"") -> None:
+    def __init__(self, slot: int, model: Model, stroke: Prefill, salt: bytes = b"", fresh: bool = False) -> None:
         base = stroke.after if stroke.after is not None else KVCache.empty(model.pool)
         if stroke.hidden and (stroke.logits == "all" or stroke.logprobs is not None):
             raise InvalidRequest("a prefill returns hidden states, or logits and log-probabilities: leave one out")
@@ -56,7 +56,7 @@ class PrefillLane(Lane[Prefill]):
         # The tokens to score, each by the row before it: the last ones of `todo`.
         self._targets = [] if first is None else todo[max(1, first) :]
         known, missing, parting = base, None, 0
-        found_before = stroke.logits != "all" and stroke.dropout is None and not stroke.fresh
+        found_before = stroke.logits != "all" and stroke.dropout is None and not (stroke.fresh or fresh)
         if model.index is not None and found_before and todo:
             needed = max(1, stroke.queries or 0, stroke.states or 0, stroke.hidden or 0, 1 + len(self._targets))
             known, todo, missing = match_prefix(model, base, todo, needed, salt)

@@ -137,12 +137,13 @@ class ProgramRunner:
             return
         model = self._model(stroke.model)
         seed = choice.seed(stroke.stream)
-        salt, kind = choice.request.cache_salt, DecodeLane if stroke.lookup is None else LookupLane
-        if stroke.lookup is not None and record.lookup is None:
-            record.lookup = self._judge.lookup(stroke.lookup, salt)
+        salt, lookup = choice.request.cache_salt, None if choice.spares else stroke.lookup
+        if lookup is not None and record.lookup is None:
+            record.lookup = self._judge.lookup(lookup, salt)
             pending = () if stroke.kv.pending is None else (stroke.kv.pending,)
             record.lookup.begin([*stroke.kv.tokens, *pending, *(one.id for one in record.sampled)])
-        choice.lanes.append(kind(slot, model, stroke, output, seed, record, self._by_identity, salt))
+        kind = DecodeLane if lookup is None else LookupLane
+        choice.lanes.append(kind(slot, model, stroke, output, seed, record, self._by_identity, salt, choice.spares))
 
     def _guess(self, choice: Choice, stroke: Guess) -> Guesses:
         """The same as before after a preemption, so that its strokes are the same."""
@@ -184,7 +185,7 @@ class ProgramRunner:
                 return
             if not request.preemptions:
                 request.shared_prefills[key] = shared = SharedPrefill(len(request.choices) - 1)
-        lane = PrefillLane(slot, self._model(stroke.model), stroke, request.cache_salt)
+        lane = PrefillLane(slot, self._model(stroke.model), stroke, request.cache_salt, choice.spares)
         if shared is not None:
             choice.sharing[slot] = shared
         request.prefilled_tokens += lane.cached.total() + len(lane.todo)

@@ -49,6 +49,7 @@ class Choice:
         self.num_decodes = self.num_emits = self.emits_done = self.num_guesses = 0
         self.guesses: DraftGuesses | None = None  # since its program has asked for some
         self.given: Sequence[int] = ()  # its first tokens, which another engine has made and delivered
+        self.spares = False  # whether it does without guesses and prefix hits (`spare_pages`)
         self.held_token: Token | None = None  # the last token, while it is not certain that another can follow it
         self.sharing: dict[int, SharedPrefill] = {}  # by slot: prefills that siblings wait for or may take
         self.state = NEW  # changed by `Queues.move` alone
@@ -134,17 +135,25 @@ class Choice:
         if record.sampled and ended:
             record.complete, record.finish_reason = True, self.output.finish_reason
 
-    def give_up_guesses(self) -> bool:
-        """Let its program start again without guesses, behind the tokens that it has made; the caller preempts it.
+    def spare_pages(self) -> bool:
+        """Let its program start again without guesses and prefix hits; the caller preempts it.
 
-        A draft's values take pages, and they must not be why an answer ends. Returns False for a choice without guesses
-        (those of lookups take none), or one that has begun again already.
+        A draft's values take pages. So do entries kept behind a window for wrong guesses, and pages of a hit that the
+        program's own values have too. They must not be why an answer ends: it has the length that it has alone, cold.
+        Returns False for a choice without any of these, or one that has begun again already, and for strokes side by
+        side, of which the first to go on would take the pages of the others.
         """
-        if self.guesses is None or self.guesses.given_up or self.emits_done:
+        request = self.request
+        drafts, lookups = self.guesses is not None, any(record.lookup is not None for record in self.records)
+        if not (drafts or lookups or self.given or request.preemptions or request.cached_by_tier):
             return False
-        self.guesses.given_up, self.guesses.told = True, []
-        self.given, self.records = tuple(self.output.ids), []
-        self.output = ChoiceOutput(self.request.params, self.request.tokenizer, self.index)
+        if self.spares or (self.side_by_side and len(self.results) > 1):
+            return False
+        self.spares = True
+        if self.guesses is not None and not self.emits_done:
+            self.guesses.given_up, self.guesses.told = True, []
+            self.given, self.records = tuple(self.output.ids), []
+            self.output = ChoiceOutput(request.params, request.tokenizer, self.index)
         return True
 
     def _was_given(self, token: Token) -> bool:

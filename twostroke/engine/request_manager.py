@@ -149,8 +149,8 @@ class RequestManager:
                 self._retire(choice)
 
     def _end_with_length(self, choice: Choice, lane: Lane | None = None) -> bool:
-        """See `ProgramRunner`. A choice with a draft, which holds pages too, goes on without first."""
-        if choice.give_up_guesses():
+        """See `ProgramRunner`. A choice that could do with fewer pages starts again first."""
+        if choice.spare_pages():
             self._placement.preempt(choice)
             return True
         return self._programs.end_with_length(choice, lane)

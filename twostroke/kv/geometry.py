@@ -1,6 +1,7 @@
 """The properties that must agree to join two KV values, or to use a value with a model."""
 
 import hashlib
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
@@ -97,11 +98,17 @@ class Geometry(StableRepr):
         A windowed group keeps what the next entries see. Of rows and inputs of states, a value has those that are
         needed behind the last entry, and of states two snapshots.
         """
+        pages = self.windows.count(None) * -(-entries // page_size)
+        return pages + self._bounded_pages(entries, page_size, at_once)
+
+    def _bounded_pages(self, entries: int, page_size: int, at_once: int = 1) -> int:
+        """Those of them in windowed groups and in snapshots, of which long values have no more than shorter ones."""
         every, pages = -(-entries // page_size), 0
         for group in self.groups:
-            # A run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages.
-            reach = (at_once if group.kind == "kv" else 1) + page_size - 2
-            pages += every if group.window is None else min(every, (group.window + reach) // page_size + 1)
+            if group.window is not None:
+                # A run of n entries lies in at most (n + page_size - 2) // page_size + 1 pages.
+                reach = (at_once if group.kind == "kv" else 1) + page_size - 2
+                pages += min(every, (group.window + reach) // page_size + 1)
         return pages + (self.snapshot_pages(page_size) * min(2, entries // self.chunk) if self.states else 0)
 
     @property
@@ -183,9 +190,17 @@ class Geometry(StableRepr):
         return position - reach[group.kind]
 
     def max_entries(self, pages: int, page_size: int) -> int:
-        """The most entries that a value has in so many pages."""
-        lengths = range(pages * page_size + 1)
-        return bisect_right(lengths, pages, key=lambda entries: self.num_pages(entries, page_size)) - 1
+        """The most entries of a value in so many pages, beside what the value that it continues keeps.
+
+        That may be as much again in windowed groups and in snapshots. So every way to an answer has room for as many
+        tokens: whole or in chunks, cold or behind a hit, and entered again after a preemption.
+        """
+        lengths, left = range(pages * page_size + 1), pages - self._bounded_pages(sys.maxsize, page_size)
+        return max(0, bisect_right(lengths, left, key=lambda entries: self.num_pages(entries, page_size)) - 1)
+
+    def min_pages(self, page_size: int) -> int:
+        """The fewest pages that hold a page of entries in each group, so that there is room for an answer."""
+        return self.num_pages(page_size, page_size) + self._bounded_pages(sys.maxsize, page_size)
 
     def value_bytes(self, entries: int) -> int:
         """Bytes of a value of so many entries, of which windowed groups have those that the next one attends to."""

@@ -193,7 +193,7 @@ def test_any_schedule(
     compare(llm, traffic_of(requests, concurrency), engine | {"http": front}, fleet, stalls)
 
 
-@pytest.mark.parametrize("pages", [90, 150, 1000])  # one sequence has room, a few, or all with every snapshot
+@pytest.mark.parametrize("pages", [110, 150, 1000])  # one sequence has room, a few, or all with every snapshot
 @pytest.mark.parametrize(("sizes", "budget"), [((1, 0, 0), 50), ((1, 0, 0), 512), ((0, 1, 1), 50)])
 def test_snapshots_of_states(
     tmp_path_factory: pytest.TempPathFactory, pages: int, sizes: tuple[int, int, int], budget: int

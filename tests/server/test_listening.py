@@ -106,9 +106,23 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
         (tmp_path, "something else than a socket"),
         ("a\0b", "null (byte|character)"),
     ):
-        with pytest.raises(InvalidRequest, match=message):
-            Place("", 0, str(path)).open()
+        for act in (Place.open, Place.check):
+            with pytest.raises(InvalidRequest, match=message):
+                act(Place("", 0, str(path)))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_place_is_checked_beside_a_server(tmp_path: Path) -> None:
+    """As before a restart: what another server has taken is fine, what cannot be is not."""
+    with contextlib.ExitStack() as closing:
+        for place in (Place("127.0.0.1", 0), Place("", 0, str(tmp_path / "door"))):
+            listener = place.open()
+            closing.callback(listener.close)
+            port = listener.sockets[0].getsockname()[1] if place.uds is None else 0
+            Place(place.host, port, place.uds).check()
+    for host, message in (("192.0.2.1", "at 192.0.2.1:80: the address is not one"), ("no host", "no such host")):
+        with pytest.raises(InvalidRequest, match=message):
+            Place(host, 80).check()
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -60,9 +60,18 @@ class Place:
     certificate: str | None = None
     key: str | None = None
 
-    def check(self) -> ssl.SSLContext | None:
-        """What serves TLS. Raises InvalidRequest for files that cannot be used."""
-        return tls_context(self.certificate, self.key)
+    def check(self) -> None:
+        """Raise InvalidRequest for what no server could listen at, or with. One may listen there now."""
+        tls_context(self.certificate, self.key)
+        if self.uds is not None:
+            _require_path(Path(self.uds).expanduser(), self.uds)
+            return
+        try:
+            sockets = listen(self.host, 0)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error).replace(_address(self.host, 0), _address(self.host, self.port))) from None
+        for sock in sockets:
+            sock.close()
 
     def text(self, port: int | None = None) -> str:
         """The URL, without a path; `port` is the one that was found, if any was to be."""
@@ -72,7 +81,7 @@ class Place:
 
     def open(self) -> Listener:
         """Listen. Raises InvalidRequest, one line, if that cannot be."""
-        tls = self.check()
+        tls = tls_context(self.certificate, self.key)
         if self.uds is not None:
             path = Path(self.uds).expanduser()
             return Listener([_listen_at_path(path, self.uds, self.mode)], self.text(), None, path, tls)
@@ -120,12 +129,14 @@ def _listen_at_path(path: Path, named: str, mode: int) -> socket.socket:
 
     Raises InvalidRequest, one line: somebody listens there, something else is there, or it cannot be made.
     """
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise _refusal(named, f"a path of a socket has at most {MAX_PATH_BYTES} bytes: choose a shorter one")
+    _require_path(path, named)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o777)  # nobody connects until its permissions are set
     try:
-        _remove_stale(path, named)
+        if path.exists():
+            if _answers(path):
+                raise _refusal(named, "another server listens there: stop it, or choose another path with --uds")
+            path.unlink()
         sock.bind(str(path))
         sock.listen(MAX_PENDING_CONNECTIONS)
         path.chmod(mode)
@@ -140,16 +151,22 @@ def _listen_at_path(path: Path, named: str, mode: int) -> socket.socket:
     return sock
 
 
-def _remove_stale(path: Path, named: str) -> None:
+def _require_path(path: Path, named: str) -> None:
+    """Raise InvalidRequest where no socket could be."""
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise _refusal(named, f"a path of a socket has at most {MAX_PATH_BYTES} bytes: choose a shorter one")
+    taken = False
     try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(found.st_mode):
+        if not stat.S_ISDIR(path.parent.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with contextlib.suppress(FileNotFoundError):
+            taken = not stat.S_ISSOCK(path.lstat().st_mode)
+    except (OSError, ValueError) as error:
+        raise _refusal(named, _reason(error, PATH_REASONS)) from None
+    if taken:
         raise _refusal(named, "there is something else than a socket: remove it, or choose another path with --uds")
-    if _answers(path):
-        raise _refusal(named, "another server listens there: stop it, or choose another path with --uds")
-    path.unlink()
 
 
 def _answers(path: Path) -> bool:

@@ -96,6 +96,8 @@ def require_tiers(
     """Raise InvalidRequest for arguments of `open_tiers` that cannot be."""
     if kv_host is not None and kv_host < 0:
         raise InvalidRequest(f"kv_host is a number of bytes, not {kv_host:,}")
+    if kv_disk is not None and Path(kv_disk).exists() and not Path(kv_disk).is_dir():
+        raise InvalidRequest(f"{kv_disk} is no directory: a disk tier needs one (kv_disk)")
     if kv_disk_bytes is not None and kv_disk is None:
         raise InvalidRequest("kv_disk_bytes limits a disk tier: give its directory too (kv_disk)")
     if kv_disk_bytes is not None and kv_disk_bytes < MIN_DISK_BYTES:
